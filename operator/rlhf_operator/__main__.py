@@ -1,7 +1,7 @@
 """`python -m rlhf_operator`: the operator process.
 
-Killed at any moment, it leaves jobs running; the next one lists what exists and goes on. Exit code 0 after SIGTERM, 1
-when its lease is lost or something that must not end has ended, 2 when it cannot start as asked.
+It can be killed at any moment: jobs keep running, and the next process lists what exists and continues. Exit codes: 0
+after SIGTERM, 1 when the lease is lost or an essential task ends, 2 when the process cannot start.
 """
 
 import argparse
@@ -49,23 +49,24 @@ log = logging.getLogger("rlhf_operator")
 RESOURCES: Final = {**CORE_RESOURCES, **GANG_RESOURCES}
 """The kinds that the operator reads and writes."""
 CONCURRENCY: Final = 16
-"""Reconciles at once; they mostly wait for the API server."""
+"""Reconciles that run at the same time; most of their time is waiting for the API server."""
 USER_MAX: Final = 2**31 - 1
-"""Largest user id that the API server takes."""
+"""Largest user id that the API server accepts."""
 SHORTEST_CERTIFICATE: Final = 30
-"""Seconds; of use to tests alone."""
+"""Shortest certificate lifetime in seconds; used by tests."""
 GC_THRESHOLDS: Final = (10_000, 10, 10)
-"""Of Python's collector of cycles: parsed objects come and go by the thousand and hold few, so looking through them as
-often as Python does by default is a fifth of the cost of an event. Old objects are still looked at: more seldom lets
-memory grow."""
+"""Thresholds of Python's garbage collector. Thousands of parsed objects come and go and few contain cycles. With the
+default thresholds, collection takes a fifth of the time of an event. Rarer collection of old objects would let memory
+grow.
+"""
 NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 END_SECONDS: Final = 10
-"""Time a task gets to end when the operator is asked to: well under the pod's 30 s of grace."""
+"""Seconds that a task has to end after the operator is asked to stop; well under the pod's grace period of 30 s."""
 
 
 @dataclass(frozen=True)
 class OperatorOptions:
-    """The command line."""
+    """The parsed command line."""
 
     namespaces: tuple[str, ...]
     images: Images
@@ -73,23 +74,23 @@ class OperatorOptions:
     metrics: str
     lease_namespace: str
     home: str
-    """The namespace of its pod; empty outside of a cluster."""
+    """Namespace of the operator's pod; empty outside a cluster."""
     leader_election: bool
     concurrency: int
     json_logs: bool
     certificate_lifetime: timedelta
     operator_class: str = ""
-    """Jobs of this spec.operatorClass are reconciled; empty: those that name none."""
+    """Jobs with this spec.operatorClass are reconciled; if empty, the jobs without one."""
     trace_share: float = 1.0
-    """Of the reconciles, those that have spans, where OTEL_EXPORTER_OTLP_ENDPOINT is set."""
+    """Share of reconciles that are traced, if OTEL_EXPORTER_OTLP_ENDPOINT is set."""
     scheduling: tuple[str, ...] = MODES
-    """Backends of gangs and queues that may be used."""
+    """Gang backends and queues that may be used."""
     ignore_queue_labels: bool = False
-    """Whether jobs start without the queue that their labels name, where it cannot be used."""
+    """Whether a job starts outside its queue if the queue that its labels name cannot be used."""
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Return what reads the command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m rlhf_operator", description="Reconciles RLHFJobs into pods.")
     default = Images()
     parser.add_argument("--namespace", action="append", default=[], help="watch this namespace only; may be repeated")
@@ -125,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def options(arguments: Sequence[str]) -> OperatorOptions:
-    """Return the command line, parsed; ends the process with 2 when it is wrong."""
+    """Parse the command line; exit the process with code 2 if it is wrong."""
     parser = _parser()
     given = parser.parse_args(arguments)
     if given.concurrency < 1:
@@ -241,7 +242,7 @@ async def work(
     apis: ServedApis,
     definition: Definition,
 ) -> int:
-    """Watch and reconcile until asked to stop, or until something ends that should not; return the exit code."""
+    """Watch and reconcile until asked to stop or until an essential task ends; return the exit code."""
     listings = watches.first_listings(options.namespaces, resync.watched)
     handler = WatchEventHandler(index, queue, metrics, listings, resync.soon)
     watching = watches.watch(client.transport, handler, metrics, options.namespaces, resync.watched, definition.served)
@@ -259,13 +260,13 @@ async def work(
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         await ended(tasks)
-        # Nothing writes any more, so a successor may begin.
+        # No task writes any more, so a successor may begin.
         await leader.release()
     return verdict(done)
 
 
 def verdict(done: set[asyncio.Task[None]]) -> int:
-    """Return the exit code that follows from what ended first."""
+    """Return the exit code for the task that ended first."""
     for task in done:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, LeaseLostError | discovery.ApisChangedError | RestoredError):
@@ -279,7 +280,10 @@ def verdict(done: set[asyncio.Task[None]]) -> int:
 
 
 async def ended(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel tasks until they are over, once a second: a library may lose one cancellation. Give up after a while."""
+    """Cancel the tasks once per second until all have ended, for at most END_SECONDS.
+
+    Cancellation is repeated because a library may swallow one.
+    """
     pending = set(tasks)
     for _ in range(END_SECONDS):
         for task in pending:
@@ -293,7 +297,7 @@ async def ended(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def asked_to_stop() -> None:
-    """Return on SIGTERM or SIGINT."""
+    """Wait for SIGTERM or SIGINT."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -304,7 +308,7 @@ async def run(options: OperatorOptions) -> NoReturn:
     """Connect and operate until SIGTERM or SIGINT, then end the process."""
     client = await connect(resources=RESOURCES)
     task = asyncio.create_task(operate(options, client))
-    # Until it works; see asked_to_stop.
+    # These handlers apply until asked_to_stop() installs its own.
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     code = int(ExitCode.OK)
@@ -320,12 +324,12 @@ async def run(options: OperatorOptions) -> NoReturn:
         code = ExitCode.FAILED
     await client.close()
     logging.shutdown()
-    # Streams and kopf's thread are ended politely, one by one, when they are asked to; nothing of them needs an end.
+    # An orderly end would close streams and kopf's thread one by one; none of them needs it.
     os._exit(code)
 
 
 def main() -> int:
-    """Run the process; return its exit code when it could not begin."""
+    """Run the process; return its exit code if it could not start."""
     given = options(sys.argv[1:])
     gc.set_threshold(*GC_THRESHOLDS)
     operator_logs.configure(json_lines=given.json_logs)

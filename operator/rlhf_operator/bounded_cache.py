@@ -1,7 +1,7 @@
-"""Results of pure functions of long texts, remembered within bounds that no text can break.
+"""Caches results of pure functions of long texts within a limit of entries and of characters.
 
-Rule: bounded by what is kept, not only by how many: a manifest may have a million characters, whoever writes one may
-edit it every second, and a thousand of those would be all of the operator's memory. Owns no clock and no object.
+Rule: the number of entries alone is not a bound. A manifest may have a million characters, and its author may edit it
+every second; a thousand of those would fill the operator's memory.
 """
 
 from collections import OrderedDict
@@ -13,14 +13,17 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 CHARACTERS: Final = 8_000_000
-"""Characters of all texts that one function remembers: those of two thousand jobs of 4,000; what is made of a text
-takes up to ten times its size."""
+"""Characters of all texts in the cache of one function: two thousand jobs of 4,000. A result can take ten times the
+size of its text.
+"""
 LONGEST: Final = CHARACTERS // 16
-"""Of one result; a longer text is worked on again each time, at some milliseconds, rather than drive the others out."""
+"""Characters of the longest text that is cached. A longer one is computed each time, in milliseconds, rather than evict
+the others.
+"""
 
 
 class BoundedCache(Generic[Given, Result]):
-    """A function with its last results."""
+    """A function with its latest results."""
 
     def __init__(self, function: Callable[Given, Result], most: int) -> None:
         self._function, self._most = function, most
@@ -29,7 +32,7 @@ class BoundedCache(Generic[Given, Result]):
         update_wrapper(self, function)
 
     def __call__(self, *given: Given.args, **named: Given.kwargs) -> Result:
-        """Return the function's result. Only positional arguments are remembered by; they are texts or hold texts."""
+        """Return the function's result. Positional arguments are the key; each is a text or contains texts."""
         if given in self._kept:
             self._kept.move_to_end(given)
             return self._kept[given][1]
@@ -42,18 +45,18 @@ class BoundedCache(Generic[Given, Result]):
         return result
 
     def cache_clear(self) -> None:
-        """Forget all results."""
+        """Remove all results."""
         self._kept.clear()
         self._held = 0
 
 
 def cached(most: int) -> Callable[[Callable[Given, Result]], BoundedCache[Given, Result]]:
-    """Return a decorator as functools.lru_cache is one, for `most` results, and for no more text than CHARACTERS."""
+    """Return a decorator like functools.lru_cache, for at most `most` results and CHARACTERS characters."""
     return lambda function: BoundedCache(function, most)
 
 
 def _weight(value: Any) -> int:
-    """Return the characters of a text, or of those that a record is made of."""
+    """Return the number of characters in a text, or in all texts of a record."""
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, tuple | frozenset):

@@ -1,8 +1,8 @@
-"""Certificates of one job: its own authority, and one certificate that all its processes present (ECDSA P-256).
+"""Issues the certificates of one job: its own authority, and one certificate for all its processes (ECDSA P-256).
 
-Rule: a job trusts its own authority only, so a process of another job is refused; peers are verified by
-`channels.SERVER_NAME`, not by pod names, which change. The authority's key leaves this module only in `Authority`: its
-holder must never mount it into a pod (user code runs there); `Certificates` is what pods get. Must never read a clock.
+Rule: a job trusts its own authority only, so it refuses processes of other jobs. Peers are verified by
+`channels.SERVER_NAME` rather than by pod names, which change. The authority's key is in `Authority`, which must never
+be mounted into a pod because user code runs there; pods get `Certificates`. Must never read a clock.
 """
 
 import os
@@ -21,18 +21,18 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from rlhf_common.channels import SERVER_NAME
 
 LIFETIME: Final = timedelta(days=365)
-"""Of a certificate: longer than any training run we know of, so that a running job rarely rotates."""
+"""Lifetime of a certificate; longer than any training run we know of, so that a running job rarely rotates."""
 AUTHORITY_LIFETIME: Final = timedelta(days=3650)
-"""Of the authority: it must outlive every certificate it issues."""
+"""Lifetime of the authority; it must outlive every certificate it issues."""
 CLOCK_SKEW: Final = timedelta(minutes=5)
-"""Certificates are valid from a little before now: nodes' clocks differ."""
+"""Time before now from which a certificate is valid, because nodes' clocks differ."""
 ROTATE_BEFORE: Final = 1 / 3
-"""Rotated when this share of the lifetime is left: weeks of failed attempts before anybody notices."""
+"""Share of the lifetime that is left when a certificate is rotated; leaves weeks for failed attempts."""
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """What a process of the job is given, as PEM."""
+    """The certificate files of a process of the job, as PEM."""
 
     authority: bytes
     certificate: bytes
@@ -40,15 +40,15 @@ class Certificates:
 
     @property
     def expires(self) -> datetime:
-        """When the certificate ends, in UTC."""
+        """Return the end of the certificate's validity in UTC."""
         return x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc
 
     def data(self) -> dict[str, bytes]:
-        """File name -> content, as `channels` reads them and as the job's Secret holds them."""
+        """Return file name -> content, as `channels` reads them and as the job's Secret stores them."""
         return {"ca.crt": self.authority, "tls.crt": self.certificate, "tls.key": self.key}
 
     def write(self, folder: Path) -> None:
-        """Writes the three files (0600) into `folder` (0700), each atomically: a reader never sees half a key."""
+        """Write the three files (0600) into `folder` (0700), each atomically, so that no reader sees half a key."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         for name, content in self.data().items():
@@ -61,13 +61,13 @@ class Certificates:
 
 @dataclass(frozen=True)
 class Authority:
-    """The job's own certificate authority, as PEM, private key included."""
+    """The job's certificate authority as PEM, including the private key."""
 
     certificate: bytes
     key: bytes
 
     def issue(self, names: Sequence[str], now: datetime, lifetime: timedelta = LIFETIME) -> Certificates:
-        """A server and client certificate for SERVER_NAME, `names` (DNS names or IP addresses)."""
+        """Issue a server and client certificate for SERVER_NAME and `names` (DNS names or IP addresses)."""
         authority = x509.load_pem_x509_certificate(self.certificate)
         authority_key = serialization.load_pem_private_key(self.key, password=None)
         assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
@@ -89,7 +89,7 @@ class Authority:
 
 
 def new_authority(job: str, now: datetime, lifetime: timedelta = AUTHORITY_LIFETIME) -> Authority:
-    """A fresh authority for one job; it can sign certificates of processes and nothing below."""
+    """Create an authority for one job; it can sign certificates of processes but no further authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _common_name(f"{job} authority"[:64])
     certificate = (
@@ -103,7 +103,7 @@ def new_authority(job: str, now: datetime, lifetime: timedelta = AUTHORITY_LIFET
 
 
 def due(certificates: Certificates) -> datetime:
-    """When a third of the certificate's life is left."""
+    """Return the time when a third of the certificate's lifetime is left."""
     certificate = x509.load_pem_x509_certificate(certificates.certificate)
     lifetime = certificate.not_valid_after_utc - (certificate.not_valid_before_utc + CLOCK_SKEW)
     return certificate.not_valid_after_utc - lifetime * ROTATE_BEFORE

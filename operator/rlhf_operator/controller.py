@@ -1,9 +1,8 @@
-"""One reconcile of one job: gather what is observed, decide, carry out the plan, say when the next one is needed.
+"""Runs one reconcile of one job: observe, decide, carry out the plan, and return when the next one is due.
 
-Rule: decides nothing; `reconcile` does. The status is written first, under the version of the job that it was made
-from, or a later one that differs in nothing that reconcile reads, such as a label of somebody else. When somebody was
-faster nothing else of the plan is done, and the job is reconciled again with the newer version. A reconcile may die at
-any line: the next one sees what was done and goes on from there.
+Rule: `reconcile` makes the decisions. The status is written first, and only if the job has not changed in anything that
+reconcile reads. On a conflict the rest of the plan is dropped, and the job is reconciled again with its newer version.
+A reconcile may die at any line; the next one observes what was done and continues.
 """
 
 import logging
@@ -43,13 +42,13 @@ log = logging.getLogger(__name__)
 Json = dict[str, Any]
 
 CONFLICT_RETRY_SECONDS: Final = 1.0
-"""After a conflict: the newer version comes by the watch, this is if it does not."""
+"""Seconds until the next reconcile after a conflict, if the watch does not deliver the newer version earlier."""
 STATUS_ATTEMPTS: Final = 8
-"""Times in a row that a status is written while somebody else writes the job many times per second."""
+"""Attempts to write a status while others write the job many times per second."""
 
 
 class Controller:
-    """Reconciles jobs, for the work queue."""
+    """Reconciles jobs for the work queue."""
 
     def __init__(
         self,
@@ -77,11 +76,11 @@ class Controller:
         self._traces = traces or ReconcileTraces()
 
     def use(self, served: ServedApis) -> None:
-        """Let jobs use these APIs of gangs and queues from now on; none before."""
+        """Let jobs use these APIs of gangs and queues from now on; before the first call they can use none."""
         self._queueing.served = served
 
     async def reconcile(self, key: str) -> float | None:
-        """Reconcile one job; return the seconds until it is needed again, None: only when something happens.
+        """Reconcile one job; return the seconds until the next reconcile, or None to wait for a change.
 
         Raises ApiError.
         """
@@ -98,7 +97,7 @@ class Controller:
         except ConflictError:
             requeue_after, result, failure = CONFLICT_RETRY_SECONDS, "conflict", ""
         except ApiError as error:
-            # Dashboards know missing rights as refusals.
+            # Dashboards count missing rights as refusals.
             kind = RefusedError if isinstance(error, ForbiddenError) else type(error)
             self._metrics.errors.labels(kind.__name__).inc()
             failure = f"{kind.__name__}: {error}"
@@ -113,7 +112,7 @@ class Controller:
             raise
         else:
             if self._failing.succeed(key):
-                requeue_after = 0.0  # to say that it is over
+                requeue_after = 0.0  # to report that it is over
         finally:
             self._metrics.reconciles.labels(result).observe(time.perf_counter() - begun)
             trace.end(result, failure)
@@ -155,7 +154,7 @@ class Controller:
             kept = await self._revisions.current(key, uid, applied, job.get("status") or {}, pods)
             mounting = any(pod.phase == "Pending" and pod.scheduled is not None for pod in pods.values())
             needed = mounting or bool(self._coordinators.latest(key)[1])
-            # The status is written before certificates are issued, so a job without one has none to read.
+            # The status is written before certificates are issued, so a job without a status has no certificates.
             held = await self._certificates.current(key, uid, now, needed=needed) if job.get("status") else None
             expire = held.due if held else None
             coordinator = next((pod for pod in pods.values() if pod.group == Group.COORDINATOR), None)
@@ -215,9 +214,9 @@ class Controller:
         return min((delay for delay in delays if delay is not None), default=None)
 
     async def _write_status(self, key: str, job: Json, plan: ReconcilePlan) -> None:
-        """Write the status under a version of the job that differs from `job` in nothing that reconcile reads.
+        """Write the status to a version of the job that differs from `job` in nothing that reconcile reads.
 
-        Raises ConflictError when there is none, and other ApiErrors.
+        Raises ConflictError if the job has changed, and other ApiErrors.
         """
         meta, version = job["metadata"], str(job["metadata"]["resourceVersion"])
         for attempt in range(STATUS_ATTEMPTS):
@@ -240,7 +239,7 @@ class Controller:
                 return
 
     async def _later_version(self, key: str, job: Json) -> str:
-        """Return the resourceVersion of the job as it is now. Raises ConflictError when the plan may be another."""
+        """Return the current resourceVersion of the job. Raises ConflictError if the plan may have changed."""
         meta = job["metadata"]
         body = await self._client.get(names.KIND, meta["namespace"], meta["name"])
         if body is not None:
@@ -251,7 +250,7 @@ class Controller:
         return str(newest["metadata"]["resourceVersion"])
 
     async def _tell_failure(self, key: str, error: ApiError) -> None:
-        """Say in the job's status that its reconciles fail, or in an event where the status cannot be written."""
+        """Report in the job's status that its reconciles fail, or in an event if the status cannot be written."""
         job = self._index.job(key)
         if job is None:
             return
@@ -263,7 +262,7 @@ class Controller:
                 if plan.status is not None:
                     await self._write_status(key, job, plan)
             except ConflictError:
-                return  # whoever was faster is followed by another reconcile
+                return  # another reconcile follows the newer version
             except ApiError as refusal:
                 error = refusal
         if failing_jobs.is_status_write(error) and (event := self._failing.event(key, error)):
@@ -271,7 +270,7 @@ class Controller:
 
 
 def _at_work(job: Json, pods: Mapping[str, ObservedPod]) -> bool:
-    """Return whether a job is neither finished nor suspended to the end, nor somebody else's."""
+    """Return whether this operator manages the job and the job is neither finished nor fully suspended."""
     if managed_elsewhere(job):
         return False
     status = job.get("status") or {}

@@ -1,9 +1,9 @@
-"""Speaks to coordinators over mutual TLS, in the background, so that a slow one never holds up a reconcile.
+"""Reads coordinators over mutual TLS in the background, so that a slow one never delays a reconcile.
 
-Rule: a reading is data with the time it was taken; what could not be read is said in words. A coordinator runs in a
-pod of its user's, so a reply may hold anything that its message can: `reading_of` takes from it what has its type and
-bounds, and leaves the rest. All that it is sent is how many workers there are; a job is stopped by deleting
-its coordinator's pod, which needs no connection.
+Rule: a reading is data with its time; a failed reading gives the reason as text. A coordinator runs in its user's pod,
+so a reply may contain anything that the message type allows. `reading_of` accepts values of the right type within
+bounds and drops the rest. The operator sends a coordinator the sizes of its groups. To stop a job it deletes the
+coordinator's pod, which needs no connection.
 """
 
 import asyncio
@@ -31,35 +31,37 @@ from rlhf_operator.untrusted import clean
 log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS: Final = 3.0
-"""A coordinator answers in milliseconds; its loop never blocks for seconds."""
+"""Time-out of a call in seconds; a coordinator answers in milliseconds and its loop never blocks for seconds."""
 READ_EVERY_SECONDS: Final = 9.0
-"""Between two readings of a job; a little less than between two writes of progress. One costs half a millisecond."""
+"""Seconds between two readings of a job, a little less than between two writes of progress. A reading costs 0.5 ms."""
 LONGEST_PAUSE_SECONDS: Final = 72.0
-"""Between two attempts at a coordinator that never answers, each of which holds a place among AT_ONCE for seconds."""
+"""Longest pause in seconds between attempts at a silent coordinator. Each attempt uses one of AT_ONCE slots for
+seconds.
+"""
 AT_ONCE: Final = 64
 """Readings in flight."""
 DOUBT_MAX: Final = 300
-"""Characters of a sentence about the journal's lock that are kept."""
+"""Characters stored of the sentence about the journal's lock."""
 ENGINE_MAX: Final = 300
-"""Characters of what a worker says of its engine that are kept."""
+"""Characters stored of a worker's description of its engine."""
 SILENT_MAX_SECONDS: Final = 1e8
-"""Three years; what is longer, or no number, is no silence."""
+"""Longest accepted silence of a worker in seconds: three years."""
 REPLY_BYTES: Final = 4 * 1024 * 1024
-"""Of a status: a worker is a hundred bytes. Of larger ones, AT_ONCE would fill the operator's memory."""
+"""Largest status in bytes; a worker takes about a hundred. AT_ONCE larger ones would fill the operator's memory."""
 WORKING: Final = frozenset({"Ready", "Busy"})
 LOST: Final = "Lost"
 AWAY: Final = frozenset({"Missing", LOST})
-"""States of workers that have no session."""
+"""States of workers without a session."""
 UNKNOWN: Final = "Unknown"
-"""Stands for a phase of a newer coordinator."""
+"""Stands for a phase that only a newer coordinator knows."""
 LONGEST_SECONDS: Final = 10 * 365 * 24 * 3600.0
-"""Of an estimate: ten years."""
+"""Longest accepted estimate in seconds: ten years."""
 WAITS_KEPT: Final = 16
-"""Sentences on what a job waits for; one or two are shown."""
+"""Sentences stored about what a job waits for; users see one or two."""
 SUMMARY_MAX: Final = 300
-"""Characters of each."""
+"""Characters of each sentence."""
 POOL_MAX: Final = 5000
-"""Workers of a migration pool; a job has fewer."""
+"""Workers of a migration pool; larger than that of any job."""
 _RECEIVED: Final = "grpc.max_receive_message_length"
 _GROUPS: Final = frozenset(group.value for group in Group)
 _WORKER: Final = re.compile(r"[a-z]{1,32}-[0-9]{1,9}")
@@ -70,26 +72,26 @@ class _Known:
     address: str
     certificates: Certificates
     channel: grpc.aio.Channel | None = None
-    """None before the first attempt, and after one that failed: a channel connects again and again, asked or not."""
+    """Connection; None before the first attempt and after a failed one, because a channel reconnects by itself."""
     before: CoordinatorReading | None = None
-    """Last reading of the coordinator that was at another address."""
+    """Last reading of the coordinator at the previous address."""
     reading: CoordinatorReading | None = None
     problem: str = ""
     failures: int = 0
-    """Attempts in a row without an answer."""
+    """Consecutive attempts without an answer."""
     sign: object = None
     sizes: pb.ResizeRequest | None = None
-    """Sizes that it has not been told yet."""
+    """Sizes that are not yet sent."""
     woken: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
-    """Set when it is worth asking at once."""
+    """Set when the next attempt should start at once."""
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
 class Coordinators:
-    """Latest readings by job key, each read again and again until it is forgotten.
+    """The latest reading for each job key; each coordinator is read regularly until `forget`.
 
-    `on_change(key)` is called when a reading says something else than the one before, or when there is a new reason
-    for none: a job that goes on as it was costs no reconcile.
+    `on_change(key)` is called when a reading differs from the previous one, or when it fails for a new reason. A job
+    without news causes no reconcile.
     """
 
     def __init__(self, on_change: Callable[[str], None], port: int = COORDINATOR_PORT) -> None:
@@ -100,14 +102,14 @@ class Coordinators:
         self._closing: set[asyncio.Task[None]] = set()
 
     def latest(self, key: str) -> tuple[CoordinatorReading | None, str]:
-        """Return (last reading, why there is no newer one)."""
+        """Return (last reading, reason why there is no newer one)."""
         known = self._known.get(key)
         return (None, "") if known is None else (known.reading or known.before, known.problem)
 
     def refresh(self, key: str, address: str, certificates: Certificates, sign: object = None) -> None:
-        """Read the coordinator at this address from now on; ever less often while there is no answer.
+        """Read the coordinator at this address from now on, and less often while it does not answer.
 
-        `sign` is what is seen of the coordinator's pod: when it is another than before, asking is worth it again.
+        `sign` is the observed state of the coordinator's pod. When it changes, the next attempt starts at once.
         """
         known = self._known.get(key)
         if known is None or known.address != address or known.certificates != certificates:
@@ -120,14 +122,14 @@ class Coordinators:
             known.woken.set()
 
     def resize(self, key: str, replicas: Mapping[str, int]) -> None:
-        """Tell it the sizes of its groups, then read again; sizes that it does not take are told again later."""
+        """Send the sizes of the groups, then read again; retry sizes that the coordinator does not accept."""
         known, sizes = self._known.get(key), pb.ResizeRequest(replicas=replicas)
         if known is not None and known.sizes != sizes:
             known.sizes = sizes
             known.woken.set()
 
     def forget(self, key: str) -> None:
-        """Forget a job that runs no more."""
+        """Stop reading a job."""
         known = self._known.pop(key, None)
         if known is not None:
             if known.task is not None:
@@ -135,7 +137,7 @@ class Coordinators:
             self._disconnect(known)
 
     async def close(self) -> None:
-        """End all channels."""
+        """Close all channels."""
         for key in list(self._known):
             self.forget(key)
         await asyncio.gather(*self._closing, return_exceptions=True)
@@ -165,7 +167,7 @@ class Coordinators:
                 stub: Any = CoordinatorStub(known.channel)
                 if (sizes := known.sizes) is not None:
                     await stub.Resize(sizes, timeout=TIMEOUT_SECONDS)
-                    # Others may have been asked for meanwhile.
+                    # The caller may have changed the sizes meanwhile.
                     known.sizes = None if known.sizes is sizes else known.sizes
                 answer = await stub.GetStatus(pb.GetStatusRequest(), timeout=TIMEOUT_SECONDS)
             known.reading = reading_of(answer, datetime.now(UTC))
@@ -190,7 +192,7 @@ class Coordinators:
 
 
 def pause(failures: int) -> float:
-    """Return the seconds between two attempts after so many in a row without an answer."""
+    """Return the seconds between two attempts after a number of consecutive failures."""
     return min(READ_EVERY_SECONDS * 2.0 ** min(failures, 16), LONGEST_PAUSE_SECONDS)
 
 
@@ -237,5 +239,5 @@ def _count(value: int) -> int:
 
 
 def _seconds(value: float, most: float) -> float:
-    """Return 0 for what is no such time, NaN included."""
+    """Return the value, or 0 if it is outside the bounds or NaN."""
     return value if 0 <= value <= most else 0.0

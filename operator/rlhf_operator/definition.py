@@ -1,8 +1,8 @@
-"""Whether the API server serves RLHFJobs: waits while it does not, and says so to the readiness probe.
+"""Waits until the API server serves RLHFJobs, and reports the problem to the readiness probe.
 
-Rule: a definition that is missing ends nothing. The operator may be started before it is installed, and goes on when
-it was deleted and is there again; meanwhile one request is sent per RETRY_SECONDS at most, and a line is logged when
-something changes.
+Rule: a missing definition never ends the operator. The operator may start before the definition is installed, and
+continues after it was deleted and restored. While it waits it sends at most one request per RETRY_SECONDS, after a
+short start, and logs a line when the problem changes.
 """
 
 import asyncio
@@ -17,24 +17,24 @@ from rlhf_operator.api_client.errors import ApiError, MissingError
 log = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS: Final = 1.0
-"""Until the second request; each following delay is twice as long."""
+"""Seconds until the second request; each following delay is twice as long."""
 RETRY_SECONDS: Final = 15.0
-"""Longest delay between two requests: an administrator who has installed the definition waits for us."""
+"""Longest delay in seconds between two requests, because an administrator waits after installing the definition."""
 INSTALL: Final = f"kubectl apply --server-side -f crds/{names.PLURAL}.yaml"
-"""Command that installs the definition, or brings it up to the operator's version."""
+"""Command that installs the definition or upgrades it to the operator's version."""
 
 
 class Definition:
     """The definition of RLHFJobs in the cluster."""
 
     def __init__(self, client: KubernetesClient, namespaces: Sequence[str]) -> None:
-        """RLHFJobs are looked for in the first namespace; in all of them when none is named."""
+        """Look for RLHFJobs in the first namespace, or in all if none is named."""
         self._client, self._namespace = client, namespaces[0] if namespaces else None
         self.problem = ""
-        """Why no RLHFJob can be read; empty: they can, as far as is known."""
+        """Reason why RLHFJobs cannot be read; empty if no reason is known."""
 
     async def served(self) -> None:
-        """Return when the API server serves RLHFJobs."""
+        """Wait until the API server serves RLHFJobs."""
         delay = FIRST_RETRY_SECONDS
         while problem := await self._problem():
             if problem != self.problem:

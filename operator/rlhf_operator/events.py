@@ -1,7 +1,7 @@
-"""Posts events on RLHFJobs, in the background.
+"""Posts events on RLHFJobs in the background.
 
-Rule: an event is a courtesy: posting never delays a reconcile, and one that cannot be posted is dropped and logged.
-Reconcile says each transition once, so nothing is aggregated here.
+Rule: posting never delays a reconcile. An event that cannot be posted is dropped and logged. Reconcile reports each
+transition once, so this module aggregates nothing.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from rlhf_operator.reconcile.reconcile_plan import JobEvent
 log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 4
-"""Posts in flight: an eighth of all requests, so that a thousand events do not stand before the work they tell of."""
+"""Posts in flight: an eighth of all requests, so that a thousand events do not delay the work they describe."""
 MAX_WAITING: Final = 1000
-"""Posts under way; beyond, events are dropped rather than kept in memory."""
+"""Posts in progress; further events are dropped to bound memory."""
 NOTE_MAX: Final = 1024
-"""Bytes the API server takes."""
+"""Bytes of a note that the API server accepts."""
 REPORTER: Final = f"{names.GROUP}/operator"
 
 
@@ -38,7 +38,7 @@ class EventPoster:
         self._last = 0
 
     def post(self, job: dict[str, Any], event: JobEvent) -> None:
-        """Post an event soon, and log it at once."""
+        """Log an event now and post it in the background."""
         kind = logging.WARNING if event.warning else logging.INFO
         meta = job["metadata"]
         key = f"{meta['namespace']}/{meta['name']}"
@@ -73,7 +73,7 @@ class EventPoster:
         }
 
     def _number(self) -> int:
-        """Return the nanoseconds since 1970, each number once: kubectl lists events by their names."""
+        """Return a unique number, about the nanoseconds since 1970; kubectl sorts events by name."""
         self._last = max(self._last + 1, time.time_ns())
         return self._last
 
@@ -85,5 +85,5 @@ class EventPoster:
             log.warning("the event %s could not be posted: %s", manifest["reason"], error)
 
     async def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the posts in progress."""
         await asyncio.gather(*self._tasks, return_exceptions=True)

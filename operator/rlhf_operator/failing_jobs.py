@@ -1,7 +1,8 @@
-"""Remembers which jobs' reconciles the API server ends, how often in a row, and what their users were told.
+"""Counts consecutive failed reconciles of each job and remembers what its user was shown.
 
-Rule: decides nothing and sends nothing. One failure is no news, as an API server is upgraded or busy; several in a row
-are told in the job's status, or in an event where the status is what cannot be written. Lost with the process.
+Rule: decides nothing and sends nothing. A single failure is not reported, because an API server may be upgraded or
+busy. Several in a row are reported in the job's status, or in an event if the status cannot be written. The counts are
+lost with the process.
 """
 
 import time
@@ -16,9 +17,9 @@ from rlhf_operator.reconcile.api_failure import NOT_DECLARED, describe_failure
 from rlhf_operator.reconcile.reconcile_plan import JobEvent
 
 ATTEMPTS: Final = 3
-"""Reconciles in a row that fail before a user is told: about two seconds."""
+"""Consecutive failed reconciles before a user is informed: about two seconds."""
 EVENT_SECONDS: Final = 1800.0
-"""Until the same event is posted again; the API server keeps one for an hour."""
+"""Seconds until the same event is posted again; the API server stores an event for an hour."""
 
 
 _OLD: Final = (
@@ -33,15 +34,15 @@ class _Failures:
     count: int = 0
     words: str = ""
     event: str = ""
-    """Reason of the event that was posted last."""
+    """Reason of the latest event."""
     posted: float = 0.0
 
 
 class FailingJobs:
-    """Failures in a row by job key."""
+    """Consecutive failures for each job key."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` returns seconds of a monotonic clock."""
+        """`clock` returns the seconds of a monotonic clock."""
         self._clock = clock
         self._failures: dict[str, _Failures] = {}
 
@@ -52,19 +53,19 @@ class FailingJobs:
         failures.words = str(error)
 
     def succeed(self, key: str) -> bool:
-        """Forget the failures of a job; return whether a user was told of them."""
+        """Reset the failures of a job; return whether its user was informed of them."""
         failures = self._failures.pop(key, None)
         return failures is not None and failures.count >= ATTEMPTS
 
     def message(self, key: str) -> str:
-        """Return what is said of a job's failures; empty when it is too early, or there are none."""
+        """Return the message about a job's failures; empty if there are none or too few."""
         failures = self._failures.get(key)
         if failures is None or failures.count < ATTEMPTS:
             return ""
         return describe_failure(failures.words, key.partition("/")[0])
 
     def event(self, key: str, error: ApiError) -> JobEvent | None:
-        """Return the event about a status that cannot be written; None when it is too early, or was posted lately."""
+        """Return the event about a status that cannot be written; None if it is too early or was posted recently."""
         failures = self._failures.setdefault(key, _Failures())
         old = isinstance(error, InvalidError) or NOT_DECLARED in str(error)
         if not old and failures.count < ATTEMPTS:

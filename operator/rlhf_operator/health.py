@@ -1,8 +1,8 @@
-"""Health and metrics over HTTP: /healthz, /readyz, /metrics.
+"""Serves health and metrics over HTTP: /healthz, /readyz, /metrics.
 
-Rule: tells the truth about the work, not about the process: alive means that jobs are served and changes arrive. It is
-answered from the same event loop that does the work, so a loop that hangs does not answer. An API server that cannot be
-reached is no reason to be restarted, nor is a definition of RLHFJobs that is not there: the operator is not ready then.
+Rule: health describes the work rather than the process: jobs are reconciled and changes arrive. The event loop of the
+work also answers the probes, so a blocked loop does not answer. An API server that cannot be reached, or a missing
+definition of RLHFJobs, makes the operator unready but is no reason for a restart.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.workqueue import QueueSnapshot
 
 MAX_WAIT_SECONDS: Final = 180.0
-"""A job that waits longer for a reconcile is not being served."""
+"""Longest wait of a job for a reconcile in seconds; beyond it the operator is unhealthy."""
 MAX_RECONCILE_SECONDS: Final = 300.0
-"""A reconcile that takes longer hangs: every request in it has a time-out."""
+"""Longest reconcile in seconds; a longer one hangs, because every request in it has a time-out."""
 SILENT_ROUNDS: Final = 2
-"""Comparisons with the cluster in a row that found changes no watch had delivered."""
+"""Consecutive comparisons with the cluster that found changes no watch had delivered."""
 
 
 def ailment(queue: QueueSnapshot, silent_rounds: int) -> str:
-    """Return what is wrong, in words; empty when nothing is."""
+    """Return the problem as a sentence; empty if there is none."""
     if queue.oldest_age_seconds > MAX_WAIT_SECONDS:
         return f"a job has waited {queue.oldest_age_seconds:.0f} s for a reconcile"
     if queue.longest_active_seconds > MAX_RECONCILE_SECONDS:
@@ -42,7 +42,7 @@ async def serve(
     metrics: OperatorMetrics,
     unready: Callable[[], str] = lambda: "",
 ) -> web.AppRunner:
-    """Serve on every `host:port`; return what `cleanup` ends. `unready` returns what the operator waits for."""
+    """Serve on every `host:port`; return the runner to clean up. `unready` returns what the operator waits for."""
 
     async def healthz(_: web.Request) -> web.Response:
         wrong = ailment(snapshot(), silent_rounds())
@@ -54,7 +54,7 @@ async def serve(
 
     async def metrics_page(_: web.Request) -> web.Response:
         metrics.queue(snapshot())
-        # Ten thousand jobs take some tenths of a second to write down; meanwhile the work goes on.
+        # Writing ten thousand jobs takes some tenths of a second; a thread keeps the event loop free.
         body = await asyncio.to_thread(metrics.page)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 

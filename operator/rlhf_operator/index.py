@@ -1,10 +1,10 @@
-"""What the operator remembers of the cluster: the newest version of every job, and small records of its objects.
+"""The operator's memory of the cluster: the newest version of every job, and small records of its objects.
 
-Rule: filled from watches and from the answers to our own writes; of two versions of an object the newer stays,
-whichever arrives last. An object is a job's when its controller is the RLHFJob of that uid, whatever its labels say; of
-others only the name counts, which is taken. One that cannot be read is kept as that, and told once by its kind: to
-forget it would let it be made again and again. Lost with the process and filled again from the first listing. Owns no
-decision, sends nothing, and raises for no body.
+Rule: filled from watches and from the answers to our own writes. The newer version of an object wins, even if
+it arrives first. An object belongs to a job if its controller is the RLHFJob of that uid; labels do not count. An
+object of somebody else only occupies its name. An object that cannot be read stays recorded, because otherwise it would
+be created repeatedly; it is reported once for each kind of problem. The first listing fills a new index. Owns no
+decision and sends nothing.
 """
 
 import json
@@ -37,17 +37,17 @@ from rlhf_operator.untrusted import (
 Json = dict[str, Any]
 
 GONE_REMEMBERED: Final = 10_000
-"""Deleted objects whose late events are still recognised."""
+"""Number of deleted objects whose late events are still recognised."""
 
 
 MAX_FINGERPRINT: Final = 64
 """Characters of a fingerprint; ours have 16."""
 MAX_UNREADABLE_NAMED: Final = 64
-"""Objects of a job that cannot be read and are told; of more, those that were seen first."""
+"""Number of unreadable objects of a job that are reported, in the order they were seen."""
 
 
 def key_of(body: Mapping[str, Any]) -> str | None:
-    """Return `namespace/name` of a job's stored object; None when it has none."""
+    """Return `namespace/name` of a stored job; None if it cannot be read."""
     try:
         return f"{_name(body['metadata']['namespace'])}/{_name(body['metadata']['name'])}"
     except (KeyError, TypeError, UnreadableError):
@@ -55,7 +55,7 @@ def key_of(body: Mapping[str, Any]) -> str | None:
 
 
 def owner_key(body: Mapping[str, Any]) -> str | None:
-    """Return `namespace/name` of the job an object belongs to, by its label; None when it has none."""
+    """Return `namespace/name` of the job in an object's label; None if it has none."""
     try:
         meta = body["metadata"]
         name = (meta.get("labels") or {}).get(names.LABEL_JOB_NAME)
@@ -70,18 +70,18 @@ def _name(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OwnedObject:
-    """Another object of a job: its metadata, as far as it matters."""
+    """Metadata that matters of an object of a job that is not a pod."""
 
     version: int
     uid: str
     owner: str
     """uid of the object that controls it."""
     fingerprint: str
-    """Fingerprint of what was applied; empty: it is being deleted, or is not of our making."""
+    """Fingerprint of the applied manifest; empty if it is being deleted or was not created by us."""
     deleted: datetime | None = None
-    """When its deletion was asked for, where finalizers keep it; None otherwise."""
+    """Time of the deletion request if finalizers delay it; else None."""
     finalizers: tuple[str, ...] = ()
-    """Names that keep it after that."""
+    """Finalizers that delay the deletion."""
 
 
 class Index:
@@ -90,20 +90,20 @@ class Index:
     def __init__(
         self, on_unreadable: Callable[[str, str, UnreadableObject], None] | None = None, operator_class: str = ""
     ) -> None:
-        """`on_unreadable(kind, key, what)` is told of an object that cannot be read, once for each reason.
+        """`on_unreadable(kind, key, what)` is called for an object that cannot be read, once for each reason.
 
-        Jobs of another class than `operator_class` are not there to anybody who asks.
+        Jobs with another class than `operator_class` are hidden from callers.
         """
         self._class = operator_class
         self._on_unreadable = on_unreadable or (lambda kind, key, what: None)
         self._jobs: dict[str, tuple[int, str, bytes]] = {}
-        """Job -> (version, uid, body); of one of another class the body is empty."""
+        """Job -> (version, uid, body); the body is empty for a job of another class."""
         self._pods: dict[str, dict[str, ObservedPod | UnreadableObject]] = {}
         self._others: dict[str, dict[tuple[str, str], OwnedObject]] = {}
         self._queue_objects: dict[str, dict[str, QueueObject]] = {}
-        """Job -> name -> object by which a queue knows it."""
+        """Job -> name -> object that represents it in a queue."""
         self._strange: dict[str, dict[str, tuple[str, UnreadableObject]]] = {}
-        """Job -> uid -> (kind, what): objects beside pods whose newest version cannot be read."""
+        """Job -> uid -> (kind, what): objects other than pods whose newest version cannot be read."""
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._ended: dict[str, dict[str, ObservedPod]] = {}
         """Job -> uid -> last version of deleted pods that no reconcile has accounted for."""
@@ -113,11 +113,11 @@ class Index:
         return iter([key for key, (_, _, body) in self._jobs.items() if body])
 
     def version(self, key: str) -> int:
-        """Return the resourceVersion of the job as it is known; 0 when it is not."""
+        """Return the resourceVersion of the job; 0 if it is unknown."""
         return self._jobs.get(key, (0, "", b""))[0]
 
     def job(self, key: str) -> Json | None:
-        """Return the stored RLHFJob; None when it is not known."""
+        """Return the stored RLHFJob; None if it is unknown."""
         known = self._jobs.get(key)
         if known is None or not known[2]:
             return None
@@ -125,7 +125,7 @@ class Index:
         return body
 
     def put_job(self, body: Mapping[str, Any]) -> bool:
-        """Take a version of a job; return whether it is a newer one than was known."""
+        """Store a version of a job; return whether it is newer than the stored one."""
         key = key_of(body)
         try:
             stored = stored_of(body)
@@ -135,7 +135,8 @@ class Index:
         if key is None or stored.version <= self.version(key) or stored.uid in self._gone:
             return False
         if stored.operator_class != self._class:
-            # Its version is remembered, as a listing tells no more of it and would find it missing.
+            # The version is stored so that a comparison with a listing, which has no class, does not report the job as
+            # missing.
             ours = self.job(key) is not None
             self._jobs[key] = stored.version, stored.uid, b""
             return ours
@@ -146,7 +147,7 @@ class Index:
         return True
 
     def drop_job(self, key: str, uid: str) -> None:
-        """Drop a job that is gone; its objects follow one by one."""
+        """Drop a deleted job; its objects follow one by one."""
         self._bury(uid)
         known = self._jobs.get(key)
         if known is not None and known[1] == uid:
@@ -154,24 +155,24 @@ class Index:
             self._ended.pop(key, None)
 
     def pods(self, key: str, uid: str) -> tuple[dict[str, ObservedPod], frozenset[str]]:
-        """Return the pods of the job of that uid by name, and the names that are taken by others.
+        """Return the pods of the job of that uid by name, and the names that other pods occupy.
 
-        Others are pods of an earlier job of its name, those of somebody else, and those that cannot be read.
+        Other pods belong to an earlier job of the same name or to somebody else, or cannot be read.
         """
         result = self._pods.get(key, {})
         ours = {name: pod for name, pod in result.items() if isinstance(pod, ObservedPod) and pod.owner == uid}
         return ours, frozenset(result.keys() - ours.keys())
 
     def unreadable(self, key: str, uid: str) -> tuple[tuple[str, UnreadableObject], ...]:
-        """Return (kind, what) of the objects of the job of that uid that cannot be read."""
+        """Return (kind, what) of the unreadable objects of the job of that uid."""
         pods = (("Pod", item) for item in self._pods.get(key, {}).values() if isinstance(item, UnreadableObject))
         result = [*pods, *self._strange.get(key, {}).values()]
         return tuple((kind, each) for kind, each in result if each.owner == uid)[:MAX_UNREADABLE_NAMED]
 
     def put_pod(self, key: str, body: Mapping[str, Any]) -> bool:
-        """Take a version of a pod; return whether anything that decisions read is another than was known.
+        """Store a version of a pod; return whether anything that decisions read has changed.
 
-        The answer to its creation is metadata alone: the watch brings the rest of the same version.
+        The answer to a pod's creation is metadata only; the watch then delivers the whole pod with the same version.
         """
         pod = pod_of(body)
         if isinstance(pod, UnreadableObject) and not pod.uid:
@@ -189,9 +190,11 @@ class Index:
         return known != pod
 
     def drop_pod(self, key: str, name: str, uid: str, last: Mapping[str, Any] | None = None) -> None:
-        """Drop a pod that is gone. `last`: its last version; one that was being deleted stays to be accounted for.
+        """Drop a deleted pod. `last`: its last version; a pod with a deletion time is recorded until it is accounted
+        for.
 
-        The deletion may have been asked for and done between two reconciles, so that none saw the pod go.
+        The deletion may be requested and completed between two reconciles, so that none of them sees the pod
+        terminating.
         """
         pod = pod_of(last) if last is not None and uid not in self._gone else None
         if isinstance(pod, ObservedPod) and pod.deletion is not None and self.job(key) is not None:
@@ -204,7 +207,7 @@ class Index:
                 del self._pods[key]
 
     def ended(self, key: str, uid: str) -> tuple[ObservedPod, ...]:
-        """Return the pods of the job of that uid that were deleted since they were last settled."""
+        """Return the pods of the job of that uid that were deleted since the last `settle`."""
         return tuple(pod for pod in self._ended.get(key, {}).values() if pod.owner == uid)
 
     def settle(self, key: str, pods: Iterable[ObservedPod]) -> None:
@@ -220,7 +223,7 @@ class Index:
         return {place: other.fingerprint for place, other in self._others.get(key, {}).items() if other.owner == uid}
 
     def deleted(self, key: str, uid: str) -> tuple[DeletedObject, ...]:
-        """Return the other objects of the job of that uid that finalizers keep; of gangs, those of earlier jobs too."""
+        """Return the other objects of the job of that uid that finalizers delay; for gangs, of earlier jobs too."""
         others = self._others.get(key, {}).items()
         return tuple(
             DeletedObject(kind.rpartition("/")[2], name, other.deleted, other.finalizers)
@@ -229,7 +232,7 @@ class Index:
         )
 
     def put_other(self, key: str, kind: str, meta: Mapping[str, Any]) -> bool:
-        """Take the metadata of a version of another object of a job; return whether decisions may be others."""
+        """Store the metadata of another object of a job; return whether decisions may change."""
         try:
             name, result = _other(meta)
         except UnreadableError as error:
@@ -245,7 +248,7 @@ class Index:
         return known is None or known != replace(result, version=known.version)
 
     def drop_other(self, key: str, kind: str, name: str, uid: str) -> None:
-        """Drop another object of a job that is gone."""
+        """Drop a deleted object of a job that is not a pod."""
         self._bury(uid)
         if queue_api_of(kind) is not None:
             self._drop_queue_object(key, name, uid)
@@ -256,13 +259,14 @@ class Index:
                 del self._others[key]
 
     def other(self, key: str, uid: str, kind: str, name: str) -> str | None:
-        """Return the uid of another object of the job of that uid; None when there is none."""
+        """Return the uid of another object of the job of that uid; None if there is none."""
         known = self._others.get(key, {}).get((kind, name))
         return known.uid if known and known.owner == uid else None
 
     def queue_object(self, key: str, uid: str) -> QueueObject | None:
-        """Return the object by which a queue knows the job of that uid; one of an earlier job of its name is on its
-        way out."""
+        """Return the object that represents the job of that uid in a queue; one of an earlier job counts as being
+        deleted.
+        """
         known = self._queue_objects.get(key, {})
         ours = [queued for queued in known.values() if queued.owner == uid]
         for _, api in queue_apis():
@@ -273,9 +277,9 @@ class Index:
         return None
 
     def put_queue_object(self, key: str, kind: str, api: QueueApi, body: Mapping[str, Any]) -> bool:
-        """Remember a version of such an object, with its status. Return whether decisions may be others by it.
+        """Store a version of a queue's object with its status; return whether decisions may change.
 
-        Of one that cannot be read any more the last version that could stays: what was admitted goes on.
+        If the new version cannot be read, the last readable one stays, so that an admitted job continues.
         """
         try:
             queued = api.parse(body)
@@ -290,7 +294,7 @@ class Index:
         return known is None or known != queued.at_version(known.version)
 
     def _cannot_read(self, key: str, kind: str, meta: Any, why: str) -> bool:
-        """An object cannot be read, and is kept as no other record; whether that is news."""
+        """Record an object that cannot be read; return whether that is news."""
         try:
             result = identity_of(meta)
         except UnreadableError:
@@ -312,7 +316,7 @@ class Index:
                 del kept[key]
 
     def known(self, kind: str) -> dict[str, tuple[str, str, int]]:
-        """Return uid -> (job key, name, resourceVersion) of everything of a kind, to compare with a listing."""
+        """Return uid -> (job key, name, resourceVersion) of all objects of a kind, to compare with a listing."""
         result = {}
         if kind == names.KIND:
             for key, (version, uid, _) in self._jobs.items():
@@ -327,7 +331,7 @@ class Index:
         return result
 
     def drop(self, kind: str, key: str, name: str, uid: str, last: Mapping[str, Any] | None = None) -> None:
-        """Drop an object of any kind that is gone; `last`: its last version, where that is known."""
+        """Drop a deleted object of any kind; `last`: its last version, if known."""
         if kind == names.KIND:
             self.drop_job(key, uid)
         elif kind == "Pod":
@@ -336,7 +340,7 @@ class Index:
             self.drop_other(key, kind, name, uid)
 
     def put(self, kind: str, key: str, body: Mapping[str, Any]) -> bool:
-        """Take a version of an object of any kind; return whether a decision may be another now."""
+        """Store a version of an object of any kind; return whether decisions may change."""
         if kind == names.KIND:
             return self.put_job(body)
         if kind == "Pod":
@@ -346,11 +350,11 @@ class Index:
         return self.put_other(key, kind, body["metadata"]) or news
 
     def gone(self) -> frozenset[str]:
-        """Return the uids of what is remembered as deleted."""
+        """Return the uids of the deleted objects that are remembered."""
         return frozenset(self._gone)
 
     def unlearn(self, kind: str, key: str, name: str, uid: str) -> None:
-        """Forget an object, even that it is gone: the cluster's history is another one."""
+        """Forget an object and its deletion, because the cluster was restored from a backup."""
         self.drop(kind, key, name, uid)
         self._gone.pop(uid, None)
 

@@ -1,10 +1,10 @@
-"""The certificates of jobs as the cluster holds them: read, judged, issued and renewed.
+"""Reads, issues and renews the certificates of jobs in the cluster.
 
-Two Secrets a job: one that its pods mount, one with the authority's key that none does. Owns a memory of what was
-read: good while all pods are up and the coordinator answers, as pods keep what they have mounted. Rule: an existing
-authority is never replaced, as processes that run trust it alone; creating and not overwriting decides when two
-operators issue at once. Dying between the two writes leaves an authority without a certificate, which the next visit
-issues. A Secret that the job does not control is neither read nor written.
+A job has two Secrets: its pods mount one, and no pod mounts the other, which has the authority's key. Certificates that
+were read are cached while all pods run and the coordinator answers, because pods keep what they mounted. Rule: an
+existing authority is never replaced, because running processes trust it alone. The authority is created and never
+overwritten, which settles the case of two operators that issue at once. If the operator dies between the two writes,
+the next reconcile issues the missing certificate. A Secret that the job does not control is neither used nor written.
 """
 
 import base64
@@ -25,7 +25,7 @@ from rlhf_operator.manifests.configuration import secret
 from rlhf_operator.untrusted import owner_of
 
 REREAD_INTERVAL: Final = timedelta(seconds=10)
-"""How long a Secret is taken to be as it was read, while somebody needs it or it may be another one."""
+"""Time for which a read Secret is used while a pod needs it or it may have changed."""
 KEY: Final = "ca.key"
 
 
@@ -36,7 +36,7 @@ class StoredCertificates:
     uid: str
     certificates: Certificates
     due: datetime
-    """When they are to be renewed."""
+    """Time of their renewal."""
     read: datetime
 
 
@@ -48,17 +48,18 @@ class JobCertificates:
         self._client, self._lifetime = client, lifetime
         self._certificates: dict[str, StoredCertificates] = {}
         self._doubted: set[str] = set()
-        """Jobs whose Secret is needed, and was read too lately to be read again."""
+        """Jobs that need their Secret, which was read too recently to be read again."""
 
     def forget(self, key: str) -> None:
-        """Drop what is remembered of a job that is gone."""
+        """Drop the cached certificates of a deleted job."""
         self._certificates.pop(key, None)
         self._doubted.discard(key)
 
     async def current(self, key: str, uid: str, now: datetime, *, needed: bool) -> StoredCertificates | None:
-        """Return what the job's Secret holds; None when there is none that can be used.
+        """Return the certificates in the job's Secret; None if there are no usable ones.
 
-        `needed`: a pod starts and hangs when the Secret is gone, or the coordinator does not answer by what was read.
+        `needed`: a starting pod would hang without the Secret, or the coordinator does not answer with the cached
+        certificates.
         """
         if needed:
             self._doubted.add(key)
@@ -76,7 +77,7 @@ class JobCertificates:
         return held
 
     def seconds_to_reread(self, key: str, now: datetime) -> float | None:
-        """Return the seconds until a Secret that is needed is read again; None: none is."""
+        """Return the seconds until a needed Secret is read again; None if no Secret is needed."""
         held = self._certificates.get(key)
         if held is None or key not in self._doubted:
             return None
@@ -102,7 +103,7 @@ class JobCertificates:
                 KEY: base64.b64encode(made.key).decode(),
             },
         }
-        # Most jobs have none yet, so creating comes first.
+        # Most jobs have none yet, so the first attempt is to create it.
         for _ in range(2):
             with contextlib.suppress(ConflictError):
                 await self._client.create(manifest)
@@ -129,7 +130,7 @@ def _usable(body: Mapping[str, Any] | None, uid: str) -> Certificates | None:
 
 
 def _read(body: Mapping[str, Any], made: Mapping[str, Any]) -> Authority:
-    """Return the authority of a stored Secret. Raises RefusedError when somebody has broken it."""
+    """Return the authority of a stored Secret. Raises RefusedError if the Secret is damaged."""
     try:
         data = _decoded(body)
         return Authority(data["ca.crt"], data[KEY])

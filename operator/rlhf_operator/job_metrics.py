@@ -1,8 +1,8 @@
-"""What Prometheus is told of every job: made when it asks, from one small tuple a job.
+"""Prometheus metrics of every job, produced on each scrape from one small tuple per job.
 
-Rule: nothing of a job is kept as a metric object, of which each costs a kilobyte: a job has some forty series, and a
-cluster thousands of jobs. Jobs in the same state share one tuple; times and progress, which no two jobs share, are kept
-apart. Gone when the job goes. Labels and help come from the catalogue (`rlhf_common.metrics.operator`).
+Rule: no metric objects are stored, because each takes a kilobyte: a job has some forty series, and a cluster thousands
+of jobs. Jobs in the same state share one tuple; times and progress, which differ, are stored separately. A job's
+metrics end with the job. Labels and help come from the catalogue (`rlhf_common.metrics.operator`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,11 +19,11 @@ from rlhf_common.metrics.labels import JOB
 from rlhf_common.metrics.metric import Metric
 
 JobValues = Mapping[Metric, Values]
-"""By metric: values of the labels after namespace and rlhf_job -> value."""
+"""Metric -> values of the labels after namespace and rlhf_job -> value."""
 _Series = tuple[tuple[str, tuple[tuple[tuple[str, ...], float], ...]], ...]
 
 JOB_METRICS: Final = tuple(metric for metric in declared_in(operator) if metric.labels[: len(JOB)] == JOB)
-"""Those that every job has."""
+"""The metrics that every job has."""
 
 
 class JobSeries(Collector):
@@ -33,12 +33,13 @@ class JobSeries(Collector):
         self._jobs: dict[str, tuple[_Series, _Series]] = {}
 
     def show(self, key: str, shared: JobValues, own: JobValues) -> None:
-        """Set what is true of the job `namespace/name` now. `shared`: what other jobs may have as well; `own`: what is
-        this one's alone."""
+        """Set the current values of the job `namespace/name`. `shared`: values that other jobs can have too; `own`: the
+        rest.
+        """
         self._jobs[key] = _same(_series(shared)), _series(own)
 
     def forget(self, key: str) -> None:
-        """Drop the series of a job that is gone."""
+        """Drop the series of a deleted job."""
         self._jobs.pop(key, None)
 
     def describe(self) -> Iterable[Family]:
@@ -46,7 +47,7 @@ class JobSeries(Collector):
         return [family(metric, {}) for metric in JOB_METRICS]
 
     def collect(self) -> Iterator[Family]:
-        """Yield all of it; may run in another thread than `show`."""
+        """Yield all metrics; may run in another thread than `show`."""
         values: dict[str, dict[tuple[str, ...], float]] = {metric.name: {} for metric in JOB_METRICS}
         for key, parts in list(self._jobs.items()):
             namespace, _, name = key.partition("/")
@@ -59,8 +60,10 @@ class JobSeries(Collector):
             yield family(served, values[served.name])
 
     def page(self) -> bytes:
-        """Return the same as text for Prometheus. The client's writer takes several times as long, most of it to check
-        again what the catalogue has checked."""
+        """Return the metrics as Prometheus text.
+
+        The client library's writer takes several times as long, mostly to repeat checks of the catalogue.
+        """
         lines = {metric.name: [_head(metric)] for metric in JOB_METRICS}
         for key, parts in list(self._jobs.items()):
             namespace, _, name = key.partition("/")
@@ -78,7 +81,7 @@ def _head(metric: Metric) -> str:
 
 @lru_cache(maxsize=4096)
 def _labels(metric: str, values: tuple[str, ...]) -> str:
-    """The labels after namespace and rlhf_job, as text."""
+    """Return the labels after namespace and rlhf_job as text."""
     names = BY_NAME[metric].label_names[len(JOB) :]
     return "".join(f',{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True))
 

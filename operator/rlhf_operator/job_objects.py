@@ -1,10 +1,10 @@
-"""The objects of jobs as they are written: created, changed, labelled, deleted, and never those of anybody else.
+"""Creates, changes, labels and deletes the objects of jobs, and leaves objects of others alone.
 
-Rule: creating comes first. What exists is changed only when the job, by its uid, is the controller in its
-ownerReferences, and the change names the uid of the object that was seen, so that it fails when it is another by now.
-Labels make nothing ours. What has a name that the job needs and is not the job's is left as it is, and told; while one
-of those stands in the way no pod is made, as it would run with what somebody else wrote, or behind no NetworkPolicy.
-Remembers what was refused, until the next attempt, which comes ever later while the plan is the same.
+Rule: the first attempt is to create. An existing object is changed only if the job's uid is that of the controller in
+its ownerReferences; labels do not count. The change names the uid that was seen, so that it fails if the object was
+replaced. An object of somebody else with a name that the job needs is reported and left unchanged. Meanwhile no pod is
+created, because it could run with foreign content or without a NetworkPolicy. Refused writes are remembered and retried
+with growing pauses while the plan stays the same.
 """
 
 import asyncio
@@ -33,22 +33,25 @@ Json = dict[str, Any]
 Issue = Callable[[], Awaitable[object]]
 
 AT_ONCE: Final = CONCURRENCY // 2
-"""Requests of one job at once: a job of thousands of pods leaves slots to a small one that comes beside it, and an API
-server that answers it before long."""
+"""Requests of one job at once. A job with thousands of pods leaves slots for a small one, and does not overload the API
+server.
+"""
 SETTLE_SECONDS: Final = 0.2
-"""After a reconcile that wrote something: what its own writes changed is seen without an event of a watch."""
+"""Seconds until the reconcile after a write; it observes its own writes without waiting for a watch."""
 DELETE_AGAIN_SECONDS: Final = 60.0
-"""Until the deletion of a pod that is still there is asked for again: a finalizer may keep it for days."""
+"""Seconds until the deletion of a remaining pod is requested again; a finalizer may delay it for days."""
 LEAVING_SECONDS: Final = 2.0
-"""Until an object of an earlier job of this name is looked at again: the garbage collector takes about a second."""
+"""Seconds until an object of an earlier job of this name is checked again; the garbage collector takes about a second.
+"""
 LONGEST_PAUSE_SECONDS: Final = 300.0
-"""Between two attempts at what the API server keeps refusing; the first pause is REFUSED_RETRY_SECONDS, and each one
-twice as long as the one before. A plan that asks for something else is carried out at once."""
+"""Longest pause in seconds between attempts at a write that the API server keeps refusing. The first pause is
+REFUSED_RETRY_SECONDS, and each further one is twice as long. A changed plan is carried out at once.
+"""
 clock: Callable[[], float] = time.monotonic
 
 
 class OccupiedError(RefusedError):
-    """An object that is not the job's has a name that the job needs."""
+    """An object of somebody else has a name that the job needs."""
 
     def __init__(self, manifest: Mapping[str, Any]) -> None:
         kind, name = str(manifest["kind"]), str(manifest["metadata"]["name"])
@@ -59,50 +62,50 @@ class OccupiedError(RefusedError):
 
 
 class LeavingError(RefusedError):
-    """The object is being deleted, or is of an earlier job of this name and goes with it."""
+    """The object is being deleted, or belongs to an earlier job of this name and is deleted with it."""
 
 
 class KeptError(RefusedError):
-    """The object is being deleted, and finalizers of others keep it."""
+    """The object is being deleted, and finalizers of others delay that."""
 
 
 @dataclass
 class WriteResult:
-    """What became of the writes of one reconcile."""
+    """The result of the writes of one reconcile."""
 
     refused: dict[str, str] = field(default_factory=dict)
     """Object name -> why the API server refused it."""
     kept: dict[str, str] = field(default_factory=dict)
-    """Object name -> why it is not written: it is being deleted, and serves the job until it is gone."""
+    """Object name -> why it is not written: it is being deleted, and serves the job until then."""
     occupied: dict[str, str] = field(default_factory=dict)
-    """`Service job` -> how kubectl names it; of others."""
+    """Objects of others: `Service job` -> its name for kubectl."""
     leaving: bool = False
-    """One of them is of an earlier job of this name."""
+    """Whether one of them belongs to an earlier job of this name."""
     written: bool = False
-    """Anything was."""
+    """Whether any object was written."""
     planned: frozenset[tuple[str, str]] = frozenset()
-    """(name, fingerprint) of everything that was to be written."""
+    """(name, fingerprint) of all objects in the plan."""
     attempts: int = 0
-    """Attempts in a row that the API server refused."""
+    """Consecutive attempts that the API server refused."""
     again: float = 0.0
-    """When what was refused may be tried again, by `clock`."""
+    """Time of the next attempt at refused writes, by `clock`."""
 
     @property
     def unwritten(self) -> dict[str, str]:
-        """Return why objects were not written."""
+        """Return object name -> reason for objects that were not written."""
         return self.kept | self.refused
 
     @property
     def held_up(self) -> bool:
-        """Something that pods need was not written."""
+        """Whether an object that pods need was not written."""
         return bool(self.refused or self.occupied)
 
 
 async def write(client: KubernetesClient, manifest: Json, *, known: bool = False) -> Json:
-    """Create an object of a job, or change the one that the same job controls; return its metadata.
+    """Create an object of a job, or change it if the job controls it; return its metadata.
 
-    `known`: it is taken to exist; a quota that is used up lets nobody create, and does not mind a change.
-    Raises OccupiedError, LeavingError, and ConflictError when it comes and goes.
+    `known`: the object is assumed to exist; an exhausted quota refuses a creation but allows a change. Raises
+    OccupiedError, LeavingError, and ConflictError if the object repeatedly appears and disappears.
     """
     kind, meta = kind_of(manifest), manifest["metadata"]
     there = await client.get(kind, meta["namespace"], meta["name"]) if known else None
@@ -122,7 +125,7 @@ async def write(client: KubernetesClient, manifest: Json, *, known: bool = False
 
 
 def ensure_ours(manifest: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-    """Raise OccupiedError or LeavingError when what has the metadata `there` is not of the job of `manifest`."""
+    """Raise OccupiedError or LeavingError if the object with metadata `there` is not of the job of `manifest`."""
     [ours] = manifest["metadata"]["ownerReferences"]
     if owner_of(there) == ours["uid"]:
         return
@@ -135,7 +138,7 @@ def ensure_ours(manifest: Mapping[str, Any], there: Mapping[str, Any]) -> None:
 
 
 def ensure_stays(manifest: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-    """Raise LeavingError or KeptError when what has the metadata `there` is being deleted: no write changes that."""
+    """Raise LeavingError or KeptError if the object with metadata `there` is being deleted."""
     if not there.get("deletionTimestamp"):
         return
     if finalizers := finalizers_of(there):
@@ -148,27 +151,27 @@ def _title(manifest: Mapping[str, Any]) -> str:
 
 
 class JobObjects:
-    """What the controller has written."""
+    """Writes the controller's objects and remembers the results."""
 
     def __init__(self, client: KubernetesClient, index: Index) -> None:
         self._client, self._index = client, index
         self._rounds: dict[str, WriteResult] = {}
         self._deletions: dict[str, dict[PodDeletion, float]] = {}
-        """Job -> deletions that were sent -> when, by a monotonic clock."""
+        """Job -> deletions that were sent -> time on a monotonic clock."""
 
     def last(self, key: str) -> WriteResult:
-        """Return what was held up the last time."""
+        """Return the last result with unwritten objects."""
         return self._rounds.get(key, WriteResult())
 
     def forget(self, key: str) -> None:
-        """Drop what is remembered of a job that is gone."""
+        """Drop the results of a deleted job."""
         self._rounds.pop(key, None)
         self._deletions.pop(key, None)
 
     async def apply(self, key: str, manifests: Sequence[Json], issue: Issue | None = None) -> float | None:
-        """Write objects, pods last, and issue certificates; return the seconds until a reconcile is to follow, or None.
+        """Write objects, pods last, and issue certificates; return the seconds until the next reconcile, or None.
 
-        Raises ApiError of anything but a refusal.
+        Raises ApiError for failures other than refusals.
         """
         before, write_result = self.last(key), WriteResult(planned=frozenset(map(_identity, manifests)))
         waits = bool(before.refused) and clock() < before.again and before.planned == write_result.planned
@@ -181,7 +184,7 @@ class JobObjects:
         await all_of([*first, *(partial(self._write, key, other, write_result) for other in others)])
         pods, lacking = await given(self._client, pods)
         writes = [partial(self._write, key, pod, write_result) for pod in pods]
-        # What was refused for one is refused for the next; after a refusal one pod finds out whether it still is.
+        # A refusal of one pod applies to the next. After a refusal, a single pod tests whether it still holds.
         alone = 1 if before.attempts else 0
         await all_of(writes[:alone], lambda: not write_result.held_up)
         await all_of(writes[alone:], lambda: not write_result.held_up)
@@ -232,14 +235,14 @@ class JobObjects:
             log.warning("%s: not written: %s", key, error, extra={"job": key})
 
     async def hold(self, key: str, job: Json, *, hold: bool) -> None:
-        """Set or take away our finalizer of the job; those of others are not ours."""
+        """Add or remove our finalizer of the job; finalizers of others stay."""
         meta = {item: job["metadata"][item] for item in ("name", "namespace", "uid")}
         if hold:
             meta["finalizers"] = [names.FINALIZER]
         await self._patch(key, {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": meta})
 
     async def label(self, key: str, labels: Sequence[PoolLabel]) -> None:
-        """Apply one label on the server: taking it out of what we apply takes it away."""
+        """Apply one label on the server; omitting it from the manifest removes it."""
         namespace = key.partition("/")[0]
         manifests = [
             {
@@ -253,7 +256,7 @@ class JobObjects:
         await all_of([partial(self._patch, key, manifest) for manifest in manifests])
 
     async def _patch(self, key: str, manifest: Json) -> None:
-        """Apply to an object that exists; one that is gone or another by now is no news."""
+        """Apply to an existing object; ignore one that is gone or was replaced."""
         try:
             await self._client.apply(manifest)
         except (ConflictError, MissingError):
@@ -263,9 +266,10 @@ class JobObjects:
             log.warning("%s: %s is not changed: %s", key, name, error, extra={"job": key})
 
     async def delete(self, key: str, pods: Sequence[PodDeletion]) -> float | None:
-        """Delete pods that are still those that were observed; return the seconds until a reconcile is to follow.
+        """Delete pods that have not been replaced since they were observed; return the seconds until the next
+        reconcile.
 
-        What was asked for a moment ago is not asked for again: whatever keeps the pod has heard it.
+        A deletion that was requested recently is not repeated.
         """
         now = clock()
         recent = {item: at for item, at in self._deletions.get(key, {}).items() if now - at < DELETE_AGAIN_SECONDS}
@@ -289,7 +293,7 @@ def _identity(manifest: Json) -> tuple[str, str]:
 
 
 def _plan_retry(write_result: WriteResult, before: WriteResult, *, waits: bool) -> None:
-    """Set when what was refused is tried again; `waits`: it was not tried now."""
+    """Set the time of the next attempt at refused writes; `waits`: there was no attempt now."""
     if waits:
         write_result.attempts, write_result.again = before.attempts, before.again
         write_result.leaving = before.leaving
@@ -304,9 +308,10 @@ def _plan_retry(write_result: WriteResult, before: WriteResult, *, waits: bool) 
 async def all_of(
     requests: Sequence[Callable[[], Awaitable[object]]], wanted: Callable[[], bool] = lambda: True
 ) -> None:
-    """Carry out requests, AT_ONCE at a time, while they are `wanted`.
+    """Run requests, AT_ONCE at a time, while they are `wanted`.
 
-    After an error no more are begun; those under way are waited for, as they may succeed. Raises the first error.
+    After an error no further request starts, but requests in flight are awaited because they may succeed. Raises the
+    first error.
     """
     waiting, errors = iter(requests), list[ApiError]()
 

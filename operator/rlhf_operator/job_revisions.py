@@ -1,9 +1,8 @@
-"""What jobs run by, as the cluster holds it: read when it is news, and remembered.
+"""Reads and caches the stored revisions of jobs.
 
-A job's ConfigMap is read once, and again when the fingerprint that a watch delivers is another; so a job that nothing
-happens to costs no request.
-Owns a memory of what was read. Rule: judges nothing (`reconcile.revisions` does) but whether it was there: what this
-process has read is still known when the ConfigMap is gone. Lost with the process.
+A job's ConfigMap is read once, and again when a watch delivers another fingerprint. A job without changes therefore
+costs no request. Rule: `reconcile.revisions` judges the content; this module decides only whether to read. A cached
+revision remains valid when the ConfigMap is gone. The cache is lost with the process.
 """
 
 from collections.abc import Mapping
@@ -35,7 +34,7 @@ class JobRevisions:
         self._read: dict[str, _Read] = {}
 
     def forget(self, key: str) -> None:
-        """The job is gone, or needs none for now."""
+        """Forget the revision of a job that is deleted or does not need it for now."""
         self._read.pop(key, None)
 
     async def current(
@@ -46,8 +45,10 @@ class JobRevisions:
         status: Mapping[str, object],
         pods: Mapping[str, ObservedPod],
     ) -> StoredRevision:
-        """What is known of the revision of the job of that uid; `applied`: fingerprints of the objects that exist.
-        Raises ApiError."""
+        """Return the revision of the job of that uid; `applied`: fingerprints of the existing objects.
+
+        Raises ApiError.
+        """
         namespace, _, job = key.partition("/")
         name = identity.configuration_of(job)
         known, fingerprint = self._read.get(key), applied.get(("ConfigMap", name))
@@ -61,6 +62,6 @@ class JobRevisions:
         if digest(kept.data) in digests(status):
             self._read[key] = _Read(uid, fingerprint or "", kept)
             return kept
-        # Written for another job of its name, or by somebody else: looked at each time.
+        # Somebody else or an earlier job of the same name wrote it, so it is read each time.
         self._read.pop(key, None)
         return kept

@@ -1,7 +1,7 @@
-"""What is true of a job, as values of the metrics that every job has.
+"""Computes the values of the metrics that every job has.
 
-Rule: pure; the time is an argument. It reads the stored job and its status, which somebody may have written by hand: a
-number that is none counts as 0, a word that we do not know has no series.
+Rule: pure; the time is an argument. The stored job and its status may have been edited by hand: an invalid number
+counts as 0, and an unknown label value has no series.
 """
 
 from collections import Counter as Tally
@@ -22,23 +22,23 @@ _PHASES: Final = frozenset(labels.JOB_PHASE.values)
 _POD_PHASES: Final = frozenset(labels.POD_PHASE.values)
 _GROUPS: Final = frozenset(labels.POD_GROUP.values)
 MAX_QUEUE_CHARACTERS: Final = 253
-"""Of the name of a queue."""
+"""Characters of the name of a queue."""
 
 
 class JobPhase(NamedTuple):
-    """The phase that a job is in, and since when."""
+    """The phase of a job and its start."""
 
     name: str
-    """Empty: it has none yet."""
+    """Name of the phase; empty if there is none yet."""
     since: float
-    """Seconds since 1970."""
+    """Start of the phase in seconds since 1970."""
 
 
 def phase_of(before: JobPhase | None, status: Mapping[str, Any], now: float) -> JobPhase:
-    """Return the phase of a job, and since when it is in it. `before`: what this process knew last.
+    """Return the phase of a job and its start. `before`: the phase that this process knew last.
 
-    The condition says when it last became True or False, not when its reason changed; where another process wrote the
-    reason that is the best there is for a job that runs, and now for others, which are waited for.
+    A condition has the time when its status changed, not the time when its reason changed. If another process wrote the
+    reason, a running job starts at that time, and any other phase starts now.
     """
     running = next((item for item in status.get("conditions") or [] if item["type"] == ConditionType.RUNNING), None)
     reason = str(running["reason"]) if running is not None else ""
@@ -54,7 +54,7 @@ def phase_of(before: JobPhase | None, status: Mapping[str, Any], now: float) -> 
 def shared_values(
     job: Mapping[str, Any], observed: ObservedJob, status: Mapping[str, Any], phase: JobPhase
 ) -> JobValues:
-    """Return what jobs in the same state have in common."""
+    """Return the values that jobs in the same state share."""
     listed = (condition for condition in status.get("conditions") or [] if condition["type"] in _CONDITIONS)
     tally = Tally(
         (str(pod.group), pod.phase if pod.phase in _POD_PHASES else "Unknown") for pod in observed.pods.values()
@@ -79,7 +79,7 @@ def shared_values(
 
 
 def own_values(job: Mapping[str, Any], status: Mapping[str, Any], phase: JobPhase) -> JobValues:
-    """Return what is a job's own: its times and its progress."""
+    """Return the values that differ between jobs: times and progress."""
     values: dict[Metric, Any] = {operator.PHASE_SINCE: {(): phase.since}}
     created = time_of(job["metadata"].get("creationTimestamp"))
     if created is not None:
@@ -123,7 +123,7 @@ def _sizes(observed: ObservedJob, status: Mapping[str, Any]) -> dict[Metric, Any
 
 
 def _queue(job: Mapping[str, Any]) -> str:
-    """The queue that admits a job: Kueue's by its label, Volcano's by the manifest."""
+    """Return the queue that admits a job: Kueue's from its label, or Volcano's from the manifest."""
     named = _mapping(job["metadata"].get("labels")).get(QUEUE_LABEL)
     gang = _mapping(_mapping(_mapping(job.get("spec")).get("scheduling")).get("gang"))
     return str(named or gang.get("queue") or "")[:MAX_QUEUE_CHARACTERS]

@@ -1,9 +1,9 @@
-"""Leadership by a Lease: of several operators one reconciles, the others wait.
+"""Leader election by a Lease: one of several operators reconciles, the others wait.
 
-Rule: whoever cannot renew in time stops working before anybody else may begin: RENEW_DEADLINE < LEASE_SECONDS, both
-measured on this process's own monotonic clock; another's lease counts as expired when it has not *changed* for its
-duration as seen from here, so clocks of machines are never compared. A leader that loses its lease ends the process. A
-leader that stops gives the lease back, so that its successor need not wait.
+Rule: an operator that cannot renew in time stops before another may start: RENEW_DEADLINE < LEASE_SECONDS, both on its
+own monotonic clock. Another operator's lease has expired if it has not *changed* for its duration on this process's
+clock, so clocks of machines are never compared. A leader that loses its lease ends the process. A leader that stops
+releases the lease, so that its successor need not wait.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 LEASE_SECONDS: Final = 15
 RENEW_DEADLINE: Final = 10.0
 ATTEMPT_SECONDS: Final = 5.0
-"""One attempt: a request that hangs leaves time for another one."""
+"""Time-out of one attempt; leaves time for a second one before the deadline."""
 RETRY_SECONDS: Final = 2.0
-"""These four are client-go's."""
+"""Seconds between attempts. These four values are client-go's."""
 
 
 class LeaseLostError(Exception):
@@ -42,20 +42,20 @@ class Leader:
         clock: Callable[[], float] = time.monotonic,
         operator_class: str = "",
     ) -> None:
-        """Operators of two classes are no rivals: each class has a Lease of its own."""
+        """Each operator class has its own Lease, so operators of different classes do not compete."""
         self._client, self._namespace, self._identity, self._clock = client, namespace, identity, clock
         self._name = names.lease_name(operator_class)
         self._seen: tuple[str, float] = ("", float("-inf"))
         self._lease: dict[str, Any] | None = None
 
     async def acquire(self) -> None:
-        """Return when this process is the leader."""
+        """Wait until this process is the leader."""
         while not await self._attempt():  # noqa: ASYNC110 what is waited for happens in another process
             await asyncio.sleep(RETRY_SECONDS)
         log.info("leads as %s", self._identity)
 
     async def hold(self) -> None:
-        """Renew until that fails for too long. Raises LeaseLostError."""
+        """Renew until renewal fails for too long. Raises LeaseLostError."""
         renewed = self._clock()
         while self._clock() - renewed < RENEW_DEADLINE:
             await asyncio.sleep(RETRY_SECONDS)
@@ -72,7 +72,7 @@ class Leader:
         )
 
     async def release(self) -> None:
-        """Give the lease back."""
+        """Release the lease."""
         if self._lease is None:
             return
         self._lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}

@@ -1,8 +1,7 @@
-"""Log lines of the operator on stderr: one JSON object per line, or plain lines.
+"""Configures the operator's log on stderr: one JSON object per line, or plain lines.
 
-Rule: what is said during a reconcile names its job, the iteration that the job is in, and the trace, by itself
-(`reconciling`); whoever speaks of a job elsewhere puts its key into `extra={"job": key}`, so that lines are found by
-job.
+Rule: during a reconcile every line has the job, its iteration and the trace (`reconciling`). Other code that logs about
+a job passes its key as `extra={"job": key}`, so that lines can be found by job.
 """
 
 import logging
@@ -29,32 +28,31 @@ def configure(*, json_lines: bool) -> None:
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # kopf tells every step of its own; what it cannot do is all that matters. Signals are for us to take.
+    # kopf logs each of its steps; only its problems matter. The operator handles signals itself.
     logging.getLogger("kopf").setLevel(logging.WARNING)
     handler.addFilter(_of_kopf)
 
 
 def _of_kopf(record: logging.LogRecord) -> bool:
-    """Return whether a line is worth logging; take the traceback from what kopf says, as its error says it all."""
+    """Return whether to log a line; remove the traceback of kopf's lines, whose message is sufficient."""
     if record.name.partition(".")[0] == "kopf":
         record.exc_info = record.exc_text = None
     return not record.getMessage().startswith("OS signals are ignored")
 
 
 def json_formatter() -> JsonLogFormatter:
-    """Return what formats a line as JSON."""
+    """Return the formatter of JSON lines."""
     return JsonLogFormatter(extras=_EXTRAS, context=_CONTEXT)
 
 
 def present() -> Mapping[str, Any]:
-    """Return what lines of this task say of a job now."""
+    """Return the job fields of log lines in this task."""
     return _CONTEXT.fields()
 
 
 @contextmanager
 def reconciling(key: str, job: Mapping[str, Any] | None, trace_id: str = "") -> Iterator[None]:
-    """Inside, every line of this task says the job, the iteration that its status has, and the trace if there is
-    one."""
+    """Add the job, the iteration in its status and the trace, if any, to every log line of this task."""
     token = _RECONCILED.set({"job": key, "iteration": _iteration(job), "trace_id": trace_id})
     try:
         yield
@@ -63,7 +61,7 @@ def reconciling(key: str, job: Mapping[str, Any] | None, trace_id: str = "") -> 
 
 
 def _iteration(job: Mapping[str, Any] | None) -> int | None:
-    """Return the iteration in a stored object, which anybody may have written."""
+    """Return the iteration in a stored job, whose content is untrusted."""
     status = (job or {}).get("status")
     progress = status.get("progress") if isinstance(status, dict) else None
     iteration = progress.get("iteration") if isinstance(progress, dict) else None

@@ -1,7 +1,7 @@
-"""Prometheus metrics of the operator, as the catalogue declares them (`rlhf_common.metrics.operator`).
+"""Prometheus metrics of the operator, as declared in the catalogue (`rlhf_common.metrics.operator`).
 
-Rule: labels are bounded by what exists: the series of a job go when the job goes. Setting them is the only thing done
-here; nothing reads them back.
+Rule: the number of series is bounded by the existing jobs: a job's series end with the job. This module only sets
+values and never reads them back.
 """
 
 import time
@@ -25,7 +25,7 @@ from rlhf_operator.workqueue import QueueSnapshot
 
 
 class OperatorMetrics:
-    """All metrics, in a registry of their own."""
+    """All metrics, in a separate registry."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         """`clock`: seconds since 1970."""
@@ -33,10 +33,10 @@ class OperatorMetrics:
         self._phases: dict[str, JobPhase] = {}
         self.jobs = JobSeries()
         self.traces = ReconcileTraces()
-        """Those of this process; replaced once they are open."""
+        """Traces of this process; replaced when they are open."""
         self._own = registry_of([_TraceSpans(self)])
         self.registry = CollectorRegistry()
-        """All of it, as the client of Prometheus reads it."""
+        """Registry with all metrics, for the Prometheus client library."""
         self.registry.register(self._own)
         self.registry.register(self.jobs)
         self.reconciles = self._histogram(operator.RECONCILE_SECONDS)
@@ -62,11 +62,11 @@ class OperatorMetrics:
         return Histogram(metric.name, metric.meaning, metric.label_names, registry=self._own, buckets=metric.buckets)
 
     def page(self) -> bytes:
-        """Return all of it as text; may run in another thread than the rest."""
+        """Return all metrics as text; may run in another thread than the rest."""
         return generate_latest(self._own) + self.jobs.page()
 
     def answered(self, verb: str, resource: str, code: int) -> None:
-        """Count an answer of the API server; code 0 is none."""
+        """Count an answer of the API server; code 0 means no answer."""
         self.requests.labels(verb, resource, str(code)).inc()
 
     def queue(self, snapshot: QueueSnapshot) -> None:
@@ -75,7 +75,7 @@ class OperatorMetrics:
         self.oldest.set(snapshot.oldest_age_seconds)
 
     def see(self, job: Mapping[str, Any], observed: ObservedJob, plan: ReconcilePlan) -> None:
-        """Set what a reconcile of a job saw and decided."""
+        """Set the values that a reconcile of a job observed and decided."""
         meta = job["metadata"]
         key = f"{meta['namespace']}/{meta['name']}"
         before = job.get("status") or {}
@@ -90,24 +90,24 @@ class OperatorMetrics:
             self.ready_after.observe(seconds)
 
     def forget(self, key: str) -> None:
-        """Drop the series of a job that is gone."""
+        """Drop the series of a deleted job."""
         self.jobs.forget(key)
         self._phases.pop(key, None)
 
 
 class _TraceSpans(Collector):
-    """What became of spans, read at a scrape."""
+    """Results of spans, read on each scrape."""
 
     def __init__(self, metrics: OperatorMetrics) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterator[Family]:
-        """Yield the one series."""
+        """Yield the single series."""
         yield family(storage.TRACE_SPANS, {(outcome,): n for outcome, n in self._metrics.traces.counts().items()})
 
 
 def _ready_after(meta: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
-    """Seconds from a job's creation until it ran for the first time, which it has just begun to do."""
+    """Return the seconds from a job's creation to its first run, if that has just started; else None."""
     running = _condition(after, ConditionType.RUNNING)
     if running is None or running["status"] != "True" or (before.get("progress") or {}).get("iteration"):
         return None
@@ -119,7 +119,7 @@ def _ready_after(meta: Mapping[str, Any], before: Mapping[str, Any], after: Mapp
 
 
 def _resized(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
-    """Seconds that a resize took which has just ended."""
+    """Return the seconds that a resize took, if it has just ended; else None."""
     was, now = _condition(before, ConditionType.RESIZING), _condition(after, ConditionType.RESIZING)
     if was is None or now is None or (was["status"], now["status"]) != ("True", "False"):
         return None

@@ -1,9 +1,8 @@
-"""Asks the API server for its verdict on a job's pods before any is made: a dry run of one pod of each template.
+"""Asks the API server for a dry run of one pod of each template before any pod is created.
 
-Rule: decides nothing about the job; what the API server says becomes its condition Planned. It is asked once for a
-template in a namespace and a life of this process, and not at all for one that pods of the job were made from. No
-answer is no verdict: what the API server cannot say now it says when pods are made. A refused template is tried again
-after a while, as an administrator may have changed what refuses it.
+Rule: decides nothing about the job; the API server's answer becomes its condition Planned. Each template in a namespace
+is tried once per process, and not at all if the job has pods of it. No answer is no verdict: a problem is then reported
+when pods are created. A refused template is tried again later, because an administrator may have changed the reason.
 """
 
 import hashlib
@@ -33,13 +32,13 @@ log = logging.getLogger(__name__)
 Json = dict[str, Any]
 
 REMEMBERED: Final = 4096
-"""Templates that were taken: those of thousands of jobs, 64 bytes each."""
+"""Accepted templates that are remembered: those of thousands of jobs, 64 bytes each."""
 WORDS_MAX: Final = 600
-"""Characters of the API server's words on one template that are told."""
+"""Characters of the API server's message about one template that are shown."""
 _NO_DRY_RUN: Final = "does not support dry run"
-"""What the API server says where a webhook has not declared that it can be asked; it says nothing about the pod."""
+"""The API server's message if a webhook does not support dry runs; it says nothing about the pod."""
 _SAMPLE: Final = {"name": "sample", "uid": "sample"}
-"""Metadata under which pods of different jobs that differ in nothing else are the same."""
+"""Metadata that makes the pods of jobs with equal templates equal."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +58,11 @@ class Trials:
         self._taken: OrderedDict[str, None] = OrderedDict()
 
     def forget(self, key: str) -> None:
-        """Drop what is remembered of a job that is gone."""
+        """Drop the verdict on a deleted job."""
         self._verdicts.pop(key, None)
 
     async def verdict(self, key: str, body: Json, pods: Mapping[str, ObservedPod]) -> str:
-        """Return why the API server takes no pods of a stored job; empty when it does, or cannot say now."""
+        """Return why the API server refuses pods of a stored job; empty if it accepts them or cannot answer now."""
         meta = body["metadata"]
         of = (str(meta["uid"]), int(meta.get("generation") or 0))
         known = self._verdicts.get(key)
@@ -89,7 +88,7 @@ class Trials:
         return words
 
     async def _refusal(self, job: RLHFJob, group: Group) -> str:
-        """Return the API server's words on a template that it refuses; empty when it does not.
+        """Return the API server's message if it refuses a template, else an empty text.
 
         Raises UnavailableError.
         """
@@ -103,9 +102,9 @@ class Trials:
             if _NO_DRY_RUN not in str(error):
                 return str(error)
         except ConflictError:
-            pass  # a pod of that name exists, which is looked for last
+            pass  # a pod of that name exists; the API server checks that last
         except RefusedError:
-            return ""  # a quota, or rights: told when pods are made
+            return ""  # a quota or missing rights, reported when pods are created
         self._taken[digest] = None
         if len(self._taken) > REMEMBERED:
             self._taken.popitem(last=False)
@@ -119,7 +118,7 @@ class Trials:
 
 
 def _described(job: RLHFJob, refused: Mapping[Group, str]) -> str:
-    """Return a message for the templates that are refused; one for all that are refused in the same words."""
+    """Return a message for the refused templates; templates that are refused with the same message share one."""
     alike: dict[str, list[Group]] = {}
     for group, words in refused.items():
         alike.setdefault(same_words(identity.pod_name(job, group, 0), words), []).append(group)

@@ -1,7 +1,7 @@
-"""The edge to queues: what a queue says of a job, what it is told, gang objects that go.
+"""Exchanges state with queues: reads it for a job, writes reports, and deletes gang objects.
 
-Rule: decides nothing. A report is written under the version of the object that was read, so that nothing the queue
-writes meanwhile is lost; whoever was slower reconciles again. Nothing here is remembered that a restart would miss.
+Rule: decides nothing. A report is written to the version of the object that was read, so that no change of the queue is
+lost; on a conflict the job is reconciled again. The module stores nothing that a restart could not read again.
 """
 
 import logging
@@ -26,11 +26,11 @@ Record = TypeVar("Record")
 log = logging.getLogger(__name__)
 
 READ_SECONDS: Final = 60.0
-"""A flavor or a class is read again after that: they change by an administrator's hand."""
+"""Seconds until a flavor or a class is read again; administrators change them by hand."""
 
 
 class Queueing:
-    """What the controller asks of queues."""
+    """Reads and writes the objects of queues for the controller."""
 
     def __init__(self, client: KubernetesClient) -> None:
         self._client = client
@@ -38,7 +38,7 @@ class Queueing:
         self._read_at: dict[tuple[str, str], tuple[float, Json]] = {}
 
     async def state(self, index: Index, key: str, job: Json) -> QueueState | None:
-        """Return what the queue says of a stored job; None where no backend has a queue."""
+        """Return the queue's state for a stored job; None if no backend has a queue."""
         for mode, api in queue_apis():
             known, version = index.queue_object(key, str(job["metadata"]["uid"])), self.served.version(mode)
             references = () if version is None else api.references(version, job, known)
@@ -47,12 +47,12 @@ class Queueing:
         return None
 
     async def _record(self, api: QueueApi, kind: str, name: str) -> object:
-        """Return the record of an object without a namespace; None when it cannot be read."""
+        """Return the record of an object without a namespace; None if it cannot be read."""
         body = await self._read(kind, name)
         return _read_as(lambda body: api.parse_reference(kind, body), kind.rpartition("/")[2], name, body)
 
     async def _read(self, kind: str, name: str) -> Json | None:
-        """An object without a namespace, not older than READ_SECONDS; None when it is not there or may not be read."""
+        """Return an object without a namespace, at most READ_SECONDS old; None if it is missing or may not be read."""
         read_at, body = self._read_at.get((kind, name), (0.0, {}))
         if body and time.monotonic() - read_at < READ_SECONDS:
             return body
@@ -65,16 +65,16 @@ class Queueing:
         return result
 
     async def withdraw(self, index: Index, key: str, uid: str, places: Sequence[tuple[str, str]]) -> None:
-        """Deletes objects of the gang of the job of that uid."""
+        """Delete objects of the gang of the job of that uid."""
         for kind, name in places:
             there = index.other(key, uid, kind, name)
             if there is not None:
                 await self._client.delete(kind, key.partition("/")[0], name, there)
 
     async def report(self, index: Index, key: str, uid: str, report: WorkloadReport, now: datetime) -> None:
-        """Write the report into the status of the object by which a queue knows the job.
+        """Write the report into the status of the job's object in the queue.
 
-        Raises ConflictError when it is another by now.
+        Raises ConflictError if the object has changed since it was read.
         """
         namespace = key.partition("/")[0]
         for kind, name in index.applied(key, uid):
@@ -88,7 +88,7 @@ class Queueing:
 
 
 def _read_as(reader: Callable[[Json], Record], kind: str, name: str, body: Json | None) -> Record | None:
-    """The record of an object; None, said in the log, when it cannot be read, as when it may not be."""
+    """Return the record of an object; log it and return None if it cannot be read."""
     try:
         return None if body is None else reader(body)
     except UnreadableError as error:

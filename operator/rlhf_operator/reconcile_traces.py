@@ -1,7 +1,7 @@
-"""Traces of reconciles for OpenTelemetry: one trace each, with its steps.
+"""Traces of reconciles for OpenTelemetry: one trace per reconcile, with its steps.
 
-Rule: nothing waits for it and nothing is decided by it; where no endpoint is set there are no ids, and nothing is kept.
-A share of reconciles is traced, one by one at random; one that fails is traced always, as far as it came.
+Rule: no work waits for traces and no decision depends on them. Without an endpoint there are no ids, and nothing is
+stored. A random share of reconciles is traced; a failed one is always traced as far as it came.
 """
 
 import os
@@ -15,13 +15,13 @@ from rlhf_common.tracing.export import SpanExport, open_export, open_where_set
 from rlhf_common.tracing.span import SPAN_BYTES, TRACE_BYTES, Attribute, TraceSpan, trace_words
 
 SERVICE: Final = "rlhf-operator"
-"""service.name, unless OTEL_SERVICE_NAME says otherwise."""
+"""service.name, unless OTEL_SERVICE_NAME is set."""
 MAX_FAILURE: Final = 500
-"""Characters of why one failed."""
+"""Characters of the reason of a failure."""
 
 
 class ReconcileTrace:
-    """One reconcile under way."""
+    """One reconcile in progress."""
 
     def __init__(self, export: SpanExport | None, key: str, *, traced: bool) -> None:
         self._export, self._key, self._traced = export, key, traced
@@ -31,12 +31,12 @@ class ReconcileTrace:
 
     @property
     def id(self) -> str:
-        """Return its trace id, as log lines have it; empty where there are no traces."""
+        """Return its trace id, as in log lines; empty without traces."""
         return trace_words(self._trace) if self._export else ""
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Inside, it does this."""
+        """Record the duration of a step."""
         start = time.time_ns()
         try:
             yield
@@ -44,7 +44,7 @@ class ReconcileTrace:
             self._steps.append((name, start, time.time_ns()))
 
     def end(self, result: str, failure: str = "") -> None:
-        """Send it."""
+        """End the trace and send it."""
         if self._export is None or not (self._traced or failure):
             return
         root, end = _random(SPAN_BYTES), time.time_ns()
@@ -56,29 +56,29 @@ class ReconcileTrace:
 
 
 class ReconcileTraces:
-    """Those of one operator."""
+    """The traces of one operator."""
 
     def __init__(self, export: SpanExport | None = None, share: float = 1.0) -> None:
-        """`share`: of the reconciles, from 0 to 1."""
+        """`share`: share of traced reconciles, from 0 to 1."""
         self._export, self._share = export, share
 
     def begin(self, key: str) -> ReconcileTrace:
-        """Begin a reconcile of a job."""
+        """Begin the trace of a reconcile of a job."""
         traced = self._export is not None and random.random() < self._share  # noqa: S311 no secret
         return ReconcileTrace(self._export, key, traced=traced)
 
     def counts(self) -> dict[str, int]:
-        """Return outcome -> spans; empty where there are no traces."""
+        """Return outcome -> spans; empty without traces."""
         return self._export.counts() if self._export else {}
 
     def close(self) -> None:
-        """Send what is left, for a bounded time."""
+        """Send the remaining spans, for a bounded time."""
         if self._export is not None:
             self._export.close()
 
 
 def open_reconcile_traces(share: float, environ: Mapping[str, str] | None = None) -> ReconcileTraces:
-    """Return those of this process, by the endpoint in its environment."""
+    """Return the traces of this process for the endpoint in its environment."""
     known = os.environ if environ is None else environ
 
     def opened(url: str) -> ReconcileTraces:

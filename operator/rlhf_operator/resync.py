@@ -1,15 +1,14 @@
-"""The slow backstop behind the watches: lists what exists, compares it with what is remembered, puts the index right.
+"""The slow backstop of the watches: lists all objects, compares them with the index, and corrects the index.
 
-Rule: costs reads only, and no more than a listing of metadata every RESYNC_SECONDS, and one when a watch had to list
-anew or broke off. Finds what a watch can miss: an object that was deleted while a watch was being reopened, and a watch
-that has gone silent. The second is what liveness is about, so it is told to the health check; a healthy operator finds
-nothing here.
+Rule: only reads, at most one listing of metadata every RESYNC_SECONDS and one after a watch listed again or broke off.
+It finds what a watch can miss: an object that was deleted while a watch was reopened, and a watch that has gone silent.
+A silent watch is reported to the health check. In a healthy operator the comparison finds nothing.
 
-And it finds that etcd was restored from a backup: a listing asks etcd itself, so neither its own version nor that of an
-object in it is ever lower than what was known before it began. Where one is, what is remembered is of a history that is
-no more, and watches wait for versions that may not come for hours, without a word. So that ends the process, as other
-components are restarted after a restore, and the next one begins with nothing; jobs do not notice. What was gone and is
-back, which a label that was taken away and put back looks like as well, is read anew and no more.
+It also detects that etcd was restored from a backup. A listing reads etcd itself, so neither its version nor that of an
+object in it is ever lower than a version known before. If one is lower, the index belongs to a lost history, and
+watches silently wait for versions that may not come for hours. The process then ends, as other components are restarted
+after a restore, and the next one starts with an empty index; jobs keep running. An object that was gone and reappears
+is read again; a label that was removed and restored looks the same.
 """
 
 import asyncio
@@ -30,15 +29,17 @@ from rlhf_operator.workqueue import WorkQueue
 log = logging.getLogger(__name__)
 
 RESYNC_SECONDS: Final = 300.0
-"""Between two comparisons."""
+"""Seconds between two comparisons."""
 FULL_EVERY: Final = 12
-"""Comparisons after which every job is reconciled. A job whose objects are remembered as they are needs none: what time
-alone changes, its last reconcile has planned. An hour, in case that is wrong; five thousand take ten seconds."""
+"""Comparisons after which every job is reconciled, about an hour. Unchanged jobs do not need it, because their last
+reconcile has planned for the passage of time; this covers errors. Five thousand jobs take ten seconds.
+"""
 SOON_SECONDS: Final = 15.0
-"""From a reason to compare to the comparison: one for all streams that list anew together, and no more than four a
-minute of an API server that is short of breath."""
+"""Seconds from a request to the comparison: one comparison for all streams that list again together, and at most four
+per minute against an overloaded API server.
+"""
 ECHO_SECONDS: Final = 20.0
-"""A watch that lives has delivered a change by then."""
+"""Seconds within which a working watch has delivered a change."""
 
 
 class RestoredError(Exception):
@@ -57,17 +58,17 @@ class Resync:
     ) -> None:
         self._client, self._index, self._queue = client, index, queue
         self.watched: ResourceTable = WATCHED
-        """What is compared."""
+        """The kinds that are compared."""
         self._places: list[str | None] = list(namespaces) or [None]
         self._rounds = 0
         self._listed: dict[str, int] = {}
         """Kind -> version of the last listing."""
         self._asked = asyncio.Event()
         self.silent_rounds = 0
-        """Comparisons in a row that found a change no watch had delivered."""
+        """Consecutive comparisons that found a change no watch had delivered."""
 
     async def run(self) -> None:
-        """Compare for ever. Raises RestoredError."""
+        """Compare repeatedly. Raises RestoredError."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RESYNC_SECONDS):
@@ -81,18 +82,18 @@ class Resync:
             except RestoredError:
                 raise
             except Exception:
-                # What it compares was written by others; without it the watches still work.
+                # Others wrote the compared objects; without the comparison the watches still work.
                 log.exception("the backstop could not compare")
 
     def soon(self) -> None:
-        """Compare soon: a watch listed anew or broke off, or a request had no answer.
+        """Request a comparison: a watch listed again or broke off, or a request had no answer.
 
-        What was deleted meanwhile no stream tells, and an API server that comes back may have another history.
+        No stream reports deletions that happened meanwhile, and an API server that returns may have another history.
         """
         self._asked.set()
 
     async def compare(self) -> None:
-        """Compare once; put right whatever was missed, and enqueue its job."""
+        """Compare once; correct the index and enqueue the jobs concerned."""
         late = 0
         for kind in self.watched:
             before, gone = self._index.known(kind), self._index.gone()
@@ -123,9 +124,9 @@ class Resync:
         listed: Mapping[str, dict[str, Any]],
         versions: Sequence[int],
     ) -> None:
-        """Raise RestoredError when the listing is older than what was known.
+        """Raise RestoredError if the listing is older than what was known.
 
-        `before`: known when the listing began; `versions`: of the listing.
+        `before`: known objects when the listing began; `versions`: versions of the listing.
         """
         known = {uid: version for uid, (_, _, version) in before.items()}
         older = any(0 <= _version(meta) < known.get(uid, 0) for uid, meta in listed.items())
@@ -135,7 +136,7 @@ class Resync:
         self._listed[kind] = min(versions, default=0)
 
     async def _back(self, kind: str, listed: Mapping[str, dict[str, Any]], gone: frozenset[str]) -> None:
-        """Read anew what was known to be gone before it was listed."""
+        """Read objects again that were known to be gone before the listing."""
         for uid in gone & listed.keys():
             meta = listed[uid]
             key = str(_key(kind, meta))
@@ -146,9 +147,9 @@ class Resync:
             self._queue.add(key)
 
     async def _missed(self, kind: str, listed: dict[str, dict[str, Any]]) -> int:
-        """Return how many objects' newest version had not come by the watch, even after a while.
+        """Return the number of objects whose newest version the watch has not delivered even after a while.
 
-        What the index does not take has not been missed: it would be no other after another round.
+        Objects that the index does not accept are not counted, because the next comparison would give the same result.
         """
 
         def behind() -> list[str]:
@@ -173,7 +174,7 @@ class Resync:
         return result
 
     def _taken(self, kind: str, key: str, uid: str, body: dict[str, Any]) -> bool:
-        """Put a body into the index; return whether it is there in a newer version now."""
+        """Put a body into the index; return whether that changed the known version."""
         before = self._index.known(kind).get(uid)
         self._index.put(kind, key, body)
         return self._index.known(kind).get(uid) != before
@@ -185,7 +186,7 @@ def _key(kind: str, meta: dict[str, Any]) -> str | None:
 
 
 def _version(meta: dict[str, Any]) -> int:
-    """-1 when it has none."""
+    """Return the resourceVersion, or -1 if it cannot be read."""
     try:
         return identity_of(meta).version
     except UnreadableError:

@@ -1,9 +1,9 @@
-"""A stored RLHFJob as it is remembered: what is read of it, and what of it cannot be read.
+"""The remembered form of a stored RLHFJob: the parts that are read, and the problems of unreadable ones.
 
-Rule: pure and total. Metadata is cut down to what is read. A manifest that is nested too deeply or is too large is not
-kept; the job then says so, as of any other manifest that is wrong. The status was written by an operator, but maybe by
-one of another version, or by somebody with the right to: what breaks the status' own model is left out, entry by entry,
-so that a finished job stays finished; the next write puts it right.
+Rule: pure and total. Metadata is reduced to what is read. A manifest that is nested too deeply or is too large is
+dropped, and the job reports that like any other invalid manifest. The status may come from another version of the
+operator or from a user with permission. Entries that violate the status' model are dropped one by one, so that a
+finished job stays finished; the next write corrects the status.
 """
 
 import json
@@ -22,17 +22,17 @@ from rlhf_operator.untrusted import NAME_MAX, identity_of, shown, text, whole
 Json = dict[str, Any]
 
 SPEC_MAX: Final = 1_000_000
-"""Characters of a manifest as JSON: it has to fit a ConfigMap, which the API server limits to 1 MiB."""
+"""Characters of a manifest as JSON: it must fit a ConfigMap, which the API server limits to 1 MiB."""
 UNREADABLE: Final = "unreadable"
-"""Field of a remembered job: what is wrong with its manifest, in place of the manifest."""
+"""Field of a remembered job with the problem of its manifest, in place of the manifest."""
 _QUEUE_LABELS: Final = f"{QUEUE_LABEL.partition('/')[0]}/"
-"""Prefix of the labels that say through which queue, and in which order, a job is admitted."""
+"""Prefix of the labels that determine the queue of a job and its order there."""
 _KEPT: Final = ("creationTimestamp", "deletionTimestamp")
 _SCALARS: Final = (str, int, float, bool)
 _ROUNDS: Final = 64
-"""Entries that are left out of a status before all of it is."""
+"""Entries that are dropped from a status before all of it is."""
 _ENTRIES: Final = ("conditions", "groups")
-"""Lists of a status of which single entries are left out."""
+"""Lists of a status from which single entries are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,15 @@ class StoredJob:
     version: int
     uid: str
     body: bytes
-    """As JSON: a sixth of the size of the same thing as Python objects."""
+    """The job as JSON, a sixth of the size of the equivalent Python objects."""
     wrong: str
-    """What of it could not be read; empty: all could."""
+    """Problem of the unreadable part; empty if there is none."""
     operator_class: str = ""
-    """Which operators reconcile it."""
+    """Class of the operators that reconcile it."""
 
 
 def stored_of(body: Mapping[str, Any]) -> StoredJob:
-    """Return the job to remember, from the API server's object. Raises UnreadableError when it cannot even be said
-    which job it is.
-    """
+    """Return the job to remember from the API server's object. Raises UnreadableError if it has no identity."""
     meta = body.get("metadata")
     identity = identity_of(meta)
     assert isinstance(meta, dict)
@@ -73,9 +71,9 @@ def stored_of(body: Mapping[str, Any]) -> StoredJob:
 
 
 def read_part(job: Mapping[str, Any]) -> Json:
-    """Return what reconcile reads of a remembered job: two versions that agree in it have the same plan.
+    """Return the part of a remembered job that reconcile reads; two versions with equal parts have the same plan.
 
-    Labels of others and annotations are written many times a minute by some tools, and say nothing to us.
+    Other labels and annotations, which some tools write many times per minute, are ignored.
     """
     meta = job["metadata"]
     labels = {name: value for name, value in meta.get("labels", {}).items() if name.startswith(_QUEUE_LABELS)}
@@ -100,20 +98,20 @@ def _metadata(meta: Mapping[str, Any]) -> Json:
 
 
 def _spec(spec: Any) -> tuple[Any, str]:
-    """Return what is kept of a manifest, and what is wrong with it."""
+    """Return the remembered part of a manifest, and its problem."""
     if place := too_deep(spec):
         wrong = f"spec.{place[:NAME_MAX]}: it is nested more than {MAX_DEPTH} levels deep"
     elif len(json.dumps(spec)) > SPEC_MAX:
         wrong = f"spec: it is larger than {SPEC_MAX} characters of JSON"
     else:
         return spec, ""
-    # Whose job it is, and whether it is to rest, is said by fields beside what cannot be read.
+    # Scalar fields are kept, because they say whether another controller manages the job and whether it is suspended.
     said = spec.items() if isinstance(spec, dict) else ()
     return {name: value for name, value in said if isinstance(value, _SCALARS)}, wrong
 
 
 def status_of(status: Any) -> tuple[Json | None, str]:
-    """Return what is kept of a status, and what is wrong with it."""
+    """Return the remembered part of a status, and its problem."""
     if status is None:
         return None, ""
     if not isinstance(status, dict):
@@ -134,7 +132,7 @@ def status_of(status: Any) -> tuple[Json | None, str]:
 
 
 def _leave_out(status: Json, place: tuple[int | str, ...]) -> None:
-    """Leave out of `status` the entry, or the whole field, that an error is in."""
+    """Drop the entry, or the whole field, with an error from `status`."""
     field = next((name for name in status if name == place[0]), None) if place else None
     if field is None:
         status.clear()

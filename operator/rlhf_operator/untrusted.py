@@ -1,8 +1,7 @@
-"""Reading what others wrote: objects of the cluster, logs of processes, replies of coordinators.
+"""Parses untrusted input: objects of the cluster, logs of processes, replies of coordinators.
 
-Rule: whatever comes from outside becomes a value of its type and within its bounds, or an `UnreadableError` that names
-the field, what is there, and what would be right. A reader built on these answers a record, or says why there is none;
-it raises nothing else. Pure; nothing here knows what an object means.
+Rule: input becomes a value of its type and within its bounds, or raises an `UnreadableError` with the field, the found
+value and the expected one. Pure; this module does not know the meaning of objects.
 """
 
 import json
@@ -22,55 +21,56 @@ NAME_MAX: Final = 253
 LISTED_MAX: Final = 256
 """Entries of a list in a pod's status; the API server sets no limit, and no pod has as many containers."""
 NUMBER_MAX: Final = 2**63 - 1
-"""Of an integer in the API server's objects."""
+"""Largest integer in the API server's objects."""
 PARSER_LEVELS: Final = 11_000
-"""Levels that the parser of the API server's answers takes. The API server stores objects of up to 10,000 levels, and
-what cannot be parsed cannot be told from the objects beside it; 2 MB of stack are enough for these."""
+"""Levels that the parser of the API server's answers accepts. The API server stores objects of up to 10,000 levels, and
+an unparsable object cannot be separated from the others in its answer. A stack of 2 MB is sufficient.
+"""
 FINALIZERS_KEPT: Final = 8
-"""Finalizers of an object that are kept and told."""
+"""Finalizers of an object that are stored and shown."""
 SHOWN_MAX: Final = 60
 """Characters of a wrong value that are shown."""
 _WHOLE: Final = re.compile(r"[0-9]{1,18}")
-"""Digits of other scripts are digits to Python, and 5,000 of any kind are an error."""
+"""ASCII digits: Python also accepts digits of other scripts, and raises for 5,000 of any kind."""
 _NEVER: Final = "1970-01-01T00:00:00Z"
 _FIRST_YEAR: Final = 1970
 _LAST_YEAR: Final = 2999
-"""Years of a time; beyond, arithmetic with a grace or a time zone overflows."""
+"""First (exclusive) and last year of a time; beyond, arithmetic with a grace period or a time zone overflows."""
 
 
 class UnreadableError(ValueError):
-    """What is there is not what should be; says so in a sentence."""
+    """A value is not of the expected form; the message is a sentence."""
 
 
 def wrong(field: str, value: Any, wanted: str) -> UnreadableError:
-    """Return the error that a field holds something else than it should."""
+    """Return the error that a field has an unexpected value."""
     return UnreadableError(f"{field} is {shown(value)}, must be {wanted}")
 
 
 def bounded(body: Any) -> None:
-    """Raises UnreadableError for what is nested too deeply, of which nothing is read that recurses."""
+    """Raise UnreadableError if a body is nested too deeply for code that recurses."""
     if place := too_deep(body):
         raise UnreadableError(f"{place[:NAME_MAX]}: it is nested more than {MAX_DEPTH} levels deep")
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableObject:
-    """An object of which no more can be read than which one it is."""
+    """An object that can be identified but not read."""
 
     name: str
     uid: str
     version: int = field(compare=False)
-    """resourceVersion; two that differ in nothing else are the same to every decision."""
+    """resourceVersion; ignored in comparisons."""
     owner: str
-    """uid of the object that controls it; empty: none does."""
+    """uid of the object that controls it; empty if there is none."""
     why: str
     going: bool = False
-    """Its deletion is asked for."""
+    """Whether its deletion is requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectIdentity:
-    """Which object it is; of one that is kept, this can always be read."""
+    """Identity of an object; readable for every remembered object."""
 
     name: str
     uid: str
@@ -79,7 +79,7 @@ class ObjectIdentity:
 
 
 def identity_of(meta: Any) -> ObjectIdentity:
-    """Return which object it is, from its `metadata`. Raises UnreadableError."""
+    """Return the identity of an object from its `metadata`. Raises UnreadableError."""
     metadata = mapping(meta, "metadata")
     return ObjectIdentity(
         text(metadata.get("name"), "metadata.name", NAME_MAX, empty=False),
@@ -90,8 +90,9 @@ def identity_of(meta: Any) -> ObjectIdentity:
 
 
 def owner_of(meta: Json) -> str:
-    """Return the uid of the object that controls this one, by its ownerReferences: a label may be anybody's. Empty:
-    none does.
+    """Return the uid of the object that controls this one from its ownerReferences, as anybody may set a label.
+
+    Empty if there is none.
     """
     owners = meta.get("ownerReferences")
     if type(owners) is list:
@@ -104,12 +105,12 @@ def owner_of(meta: Json) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeletedObject:
-    """An object whose deletion is asked for, and which finalizers keep."""
+    """An object under deletion that finalizers delay."""
 
     kind: str
     name: str
     deleted: datetime
-    """When its deletion was asked for."""
+    """Time of the deletion request."""
     finalizers: tuple[str, ...]
 
 
@@ -122,7 +123,7 @@ def finalizers_of(meta: Json) -> tuple[str, ...]:
 
 
 def describe_finalizers(finalizers: Sequence[str]) -> str:
-    """Return that finalizers of others keep an object whose deletion is asked for, and what to do."""
+    """Return that finalizers of others delay the deletion of an object, with a remedy."""
     names = ", ".join(finalizers)
     noun, pronoun = ("finalizer", "it") if len(finalizers) == 1 else ("finalizers", "them")
     return (
@@ -132,7 +133,9 @@ def describe_finalizers(finalizers: Sequence[str]) -> str:
 
 
 def text(value: Any, field: str, most: int, *, empty: bool = True) -> str:
-    """Return at most `most` characters of a text, none for None; `empty`: it may be. Raises UnreadableError."""
+    """Return at most `most` characters of a text, "" for None; `empty`: whether it may be empty. Raises
+    UnreadableError.
+    """
     if value is None and empty:
         return ""
     if type(value) is not str or not (value or empty):
@@ -141,15 +144,13 @@ def text(value: Any, field: str, most: int, *, empty: bool = True) -> str:
 
 
 def clean(value: str) -> str:
-    """Return the text without halves of pairs of surrogates, which no encoding takes."""
+    """Return the text without unpaired surrogates, which no encoding accepts."""
     return value.encode(errors="replace").decode()
 
 
 @lru_cache(maxsize=4096)
 def _digits(value: str) -> int:
-    """Return the number that a text is, -1 for no number. Numbers are texts in labels, and few are seen again and
-    again.
-    """
+    """Return the number in a text, -1 if it is none. Cached, because labels repeat the same few numbers."""
     return int(value) if _WHOLE.fullmatch(value) else -1
 
 
@@ -186,9 +187,10 @@ def listed(value: Any, field: str, most: int = LISTED_MAX) -> Sequence[Json]:
 
 
 def moment(value: Any, field: str) -> datetime | None:
-    """Return a time of the API server, which is RFC 3339; None for none. Raises UnreadableError.
+    """Return a time of the API server, RFC 3339; None if there is none. Raises UnreadableError.
 
-    A kubelet writes the beginning of 1970 for none, as the start of a container whose command cannot be run.
+    A kubelet writes the start of 1970 for a missing time, such as the start of a container whose command does not
+    exist.
     """
     if not value or value == _NEVER:
         return None
@@ -202,7 +204,7 @@ def moment(value: Any, field: str) -> datetime | None:
 
 
 def loads(line: str) -> Any:
-    """Return a JSON document; None for what is none, or has more levels or digits than can be read."""
+    """Return a JSON document; None if it is invalid, or has too many levels or digits."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -210,7 +212,7 @@ def loads(line: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Return a wrong value, in a few characters."""
+    """Return a wrong value, shortened."""
     if isinstance(value, str):
         quoted = json.dumps(clean(value[:SHOWN_MAX]), ensure_ascii=False)
         return quoted if len(value) <= SHOWN_MAX else f"{quoted[:-1]}..."

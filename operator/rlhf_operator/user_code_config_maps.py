@@ -1,7 +1,7 @@
-"""Reads the ConfigMaps of reward functions and environments when pods are made that mount them, and at no other time.
+"""Reads the ConfigMaps of reward functions and environments when pods that mount them are created.
 
-Rule: a pod whose code is not there is not made, and the reason is given in words; every other pod is made. Keeps
-nothing: the next reconcile asks again.
+Rule: a pod whose code is missing is not created, and the reason is returned; all other pods are created. Nothing is
+cached: the next reconcile reads again.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 async def given(client: KubernetesClient, pods: Sequence[Json]) -> tuple[list[Json], dict[str, str]]:
-    """Return the pods that can be made, and pod name -> why not of the others. Raises ApiError."""
+    """Return the pods that can be created, and pod name -> reason for the others. Raises ApiError."""
     ready: list[Json] = []
     lacking: dict[str, str] = {}
     read: dict[tuple[str, str], Json | None] = {}

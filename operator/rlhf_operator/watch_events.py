@@ -1,8 +1,8 @@
-"""What a watch event leads to: the index is brought up to date, and the job's key is enqueued when that was news.
+"""Handles watch events: updates the index and enqueues the job's key if that was news.
 
-Rule: nothing is decided here and nothing is written. No job is enqueued before the first listings of all its objects'
-kinds are complete: none is ever reconciled against half of its pods. Whoever may write an object may write nonsense, so
-a watch survives every event: one that cannot be taken in is counted and costs its object alone.
+Rule: decides and writes nothing. No job is enqueued before the first listings of all its objects' kinds are complete,
+so that it is never reconciled with only some of its pods. Anybody with permission may write malformed objects, so a
+watch survives every event: one that cannot be processed is counted and affects its own object only.
 """
 
 import logging
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 WATCHED: Final[ResourceTable] = {
     kind: CORE_RESOURCES[kind] for kind in (names.KIND, "Pod", "Service", "ConfigMap", "NetworkPolicy")
 }
-"""The kinds that are watched, and beside them those of gangs and queues. Secrets are read by name and never listed."""
+"""The watched kinds, besides those of gangs and queues. Secrets are read by name and never listed."""
 
 
 def unreadable_reporter(metrics: OperatorMetrics) -> Callable[[str, str, UnreadableObject], None]:
-    """Return what an index calls for an object that cannot be read: it becomes a metric and a line of the log."""
+    """Return the index's callback for an unreadable object, which counts and logs it."""
 
     def report(kind: str, key: str, what: UnreadableObject) -> None:
         metrics.unreadable.labels(kind.rpartition("/")[2]).inc()
@@ -36,7 +36,7 @@ def unreadable_reporter(metrics: OperatorMetrics) -> Callable[[str, str, Unreada
 
 
 class WatchEventHandler:
-    """Takes events into the index, and enqueues their jobs when a decision about them may be another now."""
+    """Puts events into the index, and enqueues their jobs if decisions may change."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class WatchEventHandler:
         first_listings: int = 0,
         on_relist: Callable[[], None] = lambda: None,
     ) -> None:
-        """`first_listings`: so many are to come; `on_relist` is called when a watch could not go on and lists anew."""
+        """`first_listings`: expected number of first listings; `on_relist` is called when a watch must list again."""
         self._index, self._queue, self._metrics = index, queue, metrics
         self._first_listings, self._on_relist = first_listings, on_relist
         self._early: set[str] = set()
 
     def first_listed(self) -> None:
-        """Note that the first listing of a stream is complete; with the last of them the work begins."""
+        """Note that the first listing of a stream is complete; reconciling starts after the last one."""
         self._first_listings -= 1
         if self._first_listings == 0:
             for key in self._early:
@@ -60,12 +60,12 @@ class WatchEventHandler:
             self._early.clear()
 
     def relisted(self, resource: Resource) -> None:
-        """Note that a watch has listed anew: what was deleted meanwhile, no event tells."""
+        """Note that a watch has listed again; no event reports deletions that happened meanwhile."""
         self._metrics.relists.labels(resource.plural).inc()
         self._on_relist()
 
     def take(self, kind: str, event: Mapping[str, Any]) -> None:
-        """Take one object of a listing (`type` is None), or one event. Never raises."""
+        """Process one object of a listing (`type` is None) or one event. Never raises."""
         try:
             self._take(kind, event)
         except UnreadableError as error:
@@ -92,7 +92,7 @@ class WatchEventHandler:
 
 
 class ResourceConsumer:
-    """What one reflector hands its objects to."""
+    """Receiver of the objects of one reflector."""
 
     def __init__(self, handler: WatchEventHandler, metrics: OperatorMetrics, kind: str, resource: Resource) -> None:
         self._handler, self._kind, self._resource = handler, kind, resource
@@ -101,13 +101,13 @@ class ResourceConsumer:
         self._listed = False
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take one object or event."""
+        """Process one object or event."""
         if event["type"] is not None:
             self._last_event.set(time.time())
         self._handler.take(self._kind, event)
 
     def listed(self) -> None:
-        """Note that a listing is complete; the watch after it may say nothing for minutes, as nothing happens."""
+        """Note that a listing is complete; the watch after it may be silent for minutes if nothing changes."""
         self.alive()
         if self._listed:
             self._handler.relisted(self._resource)
@@ -116,5 +116,5 @@ class ResourceConsumer:
             self._handler.first_listed()
 
     def alive(self) -> None:
-        """Note that the API server has said something."""
+        """Note that the API server has sent something."""
         self._watch_alive.labels(self._resource.plural).set(time.time())

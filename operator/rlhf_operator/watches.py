@@ -1,11 +1,11 @@
-"""The watches of the operator: RLHFJobs by kopf, the many objects of jobs by reflectors on the shared client.
+"""The operator's watches: RLHFJobs with kopf, the objects of jobs with reflectors on the shared client.
 
-kopf is used by its public interface alone: it logs in, finds the resource, lists, watches, and calls one
-`@kopf.on.event` handler. It runs in a thread with an event loop of its own, because it takes the signal handlers and,
-when it ends, cancels every task of the loop that it runs on. Its storages are ones that keep nothing, so it copies no
-object, and no finalizer, annotation or status of it is ever written.
+Only kopf's public interface is used: it logs in, finds the resource, lists, watches, and calls one `@kopf.on.event`
+handler. kopf runs in a thread with its own event loop, because it installs signal handlers and, when it ends, cancels
+every task of its loop. Its storages store nothing, so it copies no object and writes no finalizer, annotation or
+status.
 
-Rule: a watch hands over objects, and no more. What a stream misses is found by `resync`.
+Rule: a watch hands over objects and does nothing else. `resync` finds what a stream misses.
 """
 
 import asyncio
@@ -29,13 +29,14 @@ from rlhf_operator.watch_events import ResourceConsumer, WatchEventHandler
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 5.0
-"""Until kopf is started again that gave up, as when RLHFJobs may not be listed; it has then tried for a minute."""
+"""Seconds until kopf is restarted after it gave up, such as without permission to list RLHFJobs; it tries for a minute.
+"""
 KOPF_IDENTITY: Final[Any] = "rlhf-operator"
-"""Of kopf's own peering, which is off. Without one kopf looks the user's name up, and the user of a pod has none."""
+"""Identity for kopf's peering, which is off. Without it kopf looks up the user's name, which a pod's user lacks."""
 
 
 class _NoDiffBase(kopf.DiffBaseStorage):
-    """Keeps no last state: there are no handlers that ask for differences, and copying objects is dear."""
+    """Stores no last state: no handler asks for differences, and copying objects is expensive."""
 
     def build(self, **_: Any) -> Any:
         return {}
@@ -48,7 +49,7 @@ class _NoDiffBase(kopf.DiffBaseStorage):
 
 
 class _NoProgress(kopf.ProgressStorage):
-    """Keeps no progress: an event is taken at once, or counted as unreadable."""
+    """Stores no progress: an event is processed at once, or counted as unreadable."""
 
     def fetch(self, **_: Any) -> None:
         return None
@@ -67,9 +68,10 @@ class _NoProgress(kopf.ProgressStorage):
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """Return kopf's settings, each for a reason."""
+    """Return kopf's settings."""
     settings = kopf.OperatorSettings()
-    # Longer than an API server's own limits would close streams at random; kopf reconnects a silent one after 70 s.
+    # A time-out beyond an API server's own limits would close streams at random. kopf reconnects a silent one after 70
+    # s.
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 310
     settings.watching.connect_timeout = 30
@@ -78,12 +80,12 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21)
     settings.persistence.diffbase_storage = _NoDiffBase()
     settings.persistence.progress_storage = _NoProgress()
-    # Events are ours to post, on transitions only.
+    # The operator posts events itself, on transitions only.
     settings.posting.enabled = False
     settings.posting.loggers = False
-    # What is watched is known; no rights to look at definitions and namespaces are needed.
+    # The watched kinds are known, so no permission to read definitions and namespaces is needed.
     settings.scanning.disabled = True
-    # kopf would end the process with SIGKILL; whether it has ended is ours to see.
+    # kopf would end the process with SIGKILL; the operator checks itself whether kopf has ended.
     settings.process.ultimate_exiting_timeout = None
     return settings
 
@@ -93,19 +95,19 @@ async def _login(**arguments: Any) -> kopf.ConnectionInfo | None:
 
 
 class JobWatch:
-    """The watch of RLHFJobs, by kopf."""
+    """The watch of RLHFJobs with kopf."""
 
     def __init__(self, handler: WatchEventHandler, metrics: OperatorMetrics, namespaces: Sequence[str]) -> None:
-        """All namespaces are watched when none is named."""
+        """Watch the namespaces, or all if none is named."""
         self._namespaces = list(namespaces)
         resource = CORE_RESOURCES[names.KIND]
         self._consumer = ResourceConsumer(handler, metrics, names.KIND, resource)
         self._handler, self._resource = handler, resource
         self._listed: set[str] = set()
-        """uids that a listing has named: one that names them again was begun anew."""
+        """uids in the current listing; a repeated uid means that a new listing has begun."""
 
     async def run(self, until_served: Callable[[], Awaitable[None]]) -> None:
-        """Watch until cancelled. `until_served` returns when RLHFJobs are served: kopf looks for them once."""
+        """Watch until cancelled. `until_served` waits until RLHFJobs are served, because kopf looks for them once."""
         while True:
             try:
                 await self._kopf()
@@ -116,7 +118,7 @@ class JobWatch:
             await asyncio.sleep(RETRY_SECONDS)
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take one object of a listing, or one event."""
+        """Process one object of a listing or one event."""
         self._consumer.alive()
         uid = str((event["object"].get("metadata") or {}).get("uid"))
         if event["type"] == "DELETED":
@@ -129,7 +131,7 @@ class JobWatch:
         self._consumer.take(event)
 
     async def _kopf(self) -> None:
-        """Run kopf in its thread until it ends or this is cancelled. Raises what ended it."""
+        """Run kopf in its thread until it ends or this task is cancelled. Raises kopf's error."""
         loop = asyncio.get_running_loop()
         stops: list[Callable[[], object]] = []
         ended: asyncio.Future[None] = loop.create_future()
@@ -143,7 +145,7 @@ class JobWatch:
         kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)(hand_over)
 
         async def operate() -> None:
-            # Of all flags that kopf takes, only those of its own loop let that loop end when kopf ends by itself.
+            # kopf accepts several kinds of flags; only one of its own loop lets that loop end when kopf ends by itself.
             stop, own = asyncio.Event(), asyncio.get_running_loop()
             stops.append(lambda: own.call_soon_threadsafe(stop.set))
             await kopf.operator(
@@ -162,7 +164,7 @@ class JobWatch:
                 asyncio.run(operate())
             except Exception as problem:
                 error = problem
-            # The loop is closed where the process ends without waiting for this thread.
+            # This loop is closed if the process ends without waiting for the thread.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_settle, ended, error)
 
@@ -171,7 +173,7 @@ class JobWatch:
             await ended
         finally:
             for stop in stops:
-                # Its loop is closed where it has ended.
+                # kopf's loop is closed if it has ended.
                 with contextlib.suppress(RuntimeError):
                     stop()
 
@@ -193,9 +195,9 @@ async def watch(
     watched: ResourceTable,
     until_served: Callable[[], Awaitable[None]],
 ) -> None:
-    """Watch until cancelled, in all namespaces when none is named. `watched`: RLHFJobs and the kinds of their objects.
+    """Watch until cancelled, in all namespaces if none is named. `watched`: RLHFJobs and the kinds of their objects.
 
-    `until_served` returns when the API server serves RLHFJobs.
+    `until_served` waits until the API server serves RLHFJobs.
     """
     sys.setrecursionlimit(max(sys.getrecursionlimit(), PARSER_LEVELS))
     places: Sequence[str | None] = namespaces or [None]
@@ -203,12 +205,12 @@ async def watch(
         for kind, resource in watched.items():
             for namespace in places if kind != names.KIND else ():
                 consumer = ResourceConsumer(handler, metrics, kind, resource)
-                # Asked of the server: a cluster has many more pods than ours.
+                # The server filters by label, because a cluster has many more pods than ours.
                 reflector = Reflector(transport, resource, namespace, consumer, names.LABEL_JOB_NAME)
                 tasks.create_task(reflector.run(), name=f"watch of {kind}")
         tasks.create_task(JobWatch(handler, metrics, namespaces).run(until_served), name=f"watch of {names.KIND}")
 
 
 def first_listings(namespaces: Sequence[str], watched: ResourceTable) -> int:
-    """Return how many listings have to be complete before a job may be reconciled: those of its objects' kinds."""
+    """Return the number of listings that must be complete before a job is reconciled: those of its objects' kinds."""
     return (len(watched) - 1) * max(1, len(namespaces))

@@ -1,9 +1,10 @@
-"""The operator's work queue: which job is reconciled next, by how many at once, and when a failed one is tried again.
+"""The operator's work queue: the order of reconciles, their concurrency, and retries after failures.
 
-Owns keys, never objects: a key is `namespace/name`, and whoever takes it looks at the world as it is then. A key is in
-the queue at most once; one that is added while it is being worked on, or right after, is worked on once more after
-the debounce. Keys are served in order of arrival, so a job with a thousand pods whose events never stop is reconciled
-once like any other. Everything here is in memory: after a restart every key comes again from the first listing.
+Owns keys, never objects: a key is `namespace/name`, and the worker reads the state when it starts. A key is in the
+queue at most once. A key that is added during its work, or right after, is processed once more after the debounce time.
+Keys are processed in order of arrival, so a job with a thousand pods and endless events is reconciled as often as any
+other. The queue is in memory: after a restart the first listing adds every key again.
+
 Runs on one event loop, without locks; must never block it.
 """
 
@@ -16,38 +17,39 @@ from dataclasses import dataclass
 from typing import Final
 
 FIRST_RETRY_SECONDS: Final = 0.5
-"""Delay after a first failure: most are conflicts or a busy API server."""
+"""Seconds of delay after a first failure; most are conflicts or a busy API server."""
 DEBOUNCE_SECONDS: Final = 0.2
-"""Between reconciles of a job when all that happens is that its pods change: a thousand that start one by one are five
-reconciles a second, each over all of them. A job that nothing happened to lately is reconciled without delay."""
+"""Seconds between reconciles of a job that follow changes of its pods. A thousand pods that start one by one cause five
+reconciles per second, each over all of them. A job without recent changes is reconciled without delay.
+"""
 LAST_RETRY_SECONDS: Final = 60.0
-"""Longest delay: an operator that was fixed from outside is noticed within a minute."""
+"""Longest delay in seconds: a repaired failure is noticed within a minute."""
 
 
 @dataclass(frozen=True)
 class QueueSnapshot:
-    """What health checks and metrics read."""
+    """State of the queue for health checks and metrics."""
 
     depth: int
-    """Keys that wait."""
+    """Number of waiting keys."""
     active: int
-    """Keys that are being worked on."""
+    """Number of keys in work."""
     oldest_age_seconds: float
-    """Time the longest-waiting key has waited; 0 when none waits."""
+    """Seconds that the longest-waiting key has waited; 0 if none waits."""
     longest_active_seconds: float
-    """Time the slowest piece of work has taken so far; 0 when idle."""
+    """Seconds that the longest current work has taken; 0 if idle."""
 
 
 class WorkQueue:
-    """Dedups keys, runs `work` on up to `concurrency` of them at once, and backs off from failures by key."""
+    """Deduplicates keys, runs `work` on up to `concurrency` of them at once, and backs off after failures of a key."""
 
     def __init__(
         self, work: Callable[[str], Awaitable[float | None]], concurrency: int, debounce: float = DEBOUNCE_SECONDS
     ) -> None:
-        """`work(key)` returns the seconds after which to requeue the key, or None; raising means: later each time.
+        """`work(key)` returns the seconds until the key is due again, or None. If it raises, the delay grows each time.
 
-        `debounce` is the time from a key's work to the next that something added asks for; work that asks for the next
-        itself is not held up.
+        `debounce` is the delay after a key's work before an added key runs again; a delay that `work` returned is not
+        extended.
         """
         self._work = work
         self._concurrency = concurrency
@@ -63,7 +65,7 @@ class WorkQueue:
         self._wake = asyncio.Event()
 
     def add(self, key: str) -> None:
-        """Work on `key` soon; nothing new when it waits already."""
+        """Process `key` soon; no effect if it already waits."""
         if key in self._active:
             self._dirty.add(key)
         elif (left := self._debounced.get(key, 0.0) - self._now()) > 0:
@@ -78,7 +80,7 @@ class WorkQueue:
             self._wake.set()
 
     def add_after(self, key: str, seconds: float) -> None:
-        """Work on `key` in `seconds`, or sooner when it was asked for sooner."""
+        """Process `key` in `seconds`, or earlier if that was requested."""
         due = self._now() + seconds
         if self._due.get(key, due + 1) > due:
             self._due[key] = due
@@ -86,7 +88,7 @@ class WorkQueue:
             self._wake.set()
 
     def forget(self, key: str) -> None:
-        """Drop retries and planned work of a job that is gone."""
+        """Drop retries and planned work of a deleted job."""
         self._due.pop(key, None)
         self._failures.pop(key, None)
 
@@ -95,14 +97,14 @@ class WorkQueue:
         return self._failures.get(key, 0)
 
     def snapshot(self) -> QueueSnapshot:
-        """Return the state of the queue now."""
+        """Return the current state of the queue."""
         now = self._now()
         oldest = self._since[self._waiting[0]] if self._waiting else now
         slowest = min(self._active.values(), default=now)
         return QueueSnapshot(len(self._waiting), len(self._active), now - oldest, now - slowest)
 
     async def run(self) -> None:
-        """Serve until cancelled; work in progress is cancelled with it."""
+        """Process keys until cancelled; work in progress is cancelled too."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._collect_due()
@@ -146,9 +148,9 @@ class WorkQueue:
                     self._put(key)
 
     async def _sleep(self) -> None:
-        """Wait until something is added, work ends, or the next planned work is due."""
+        """Wait until a key is added, work ends, or the next planned work is due."""
         timeout = max(0.0, self._later[0][0] - self._now()) if self._later else None
-        # Not wait_for: before Python 3.12 it loses a cancellation that arrives together with what it waits for.
+        # Not wait_for: before Python 3.12 it loses a cancellation that arrives together with the event it waits for.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._wake.wait()

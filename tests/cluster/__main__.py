@@ -1,6 +1,6 @@
-"""`make cluster`: start a cluster, print its kubeconfig, and take it down at Ctrl-C or SIGTERM.
+"""`make cluster`: start a cluster, print its kubeconfig, and stop it on Ctrl-C or SIGTERM.
 
-Owns the command line alone. Everything it started ends with it, also by SIGKILL.
+Owns the command line. Everything it started ends with it, also after SIGKILL.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ def main() -> None:
 
 
 def prepare() -> None:
-    """Build everything that is cached, so that no test waits for a compiler; images need root, and nothing is compiled
-    before all that is needed is there.
+    """Build everything that is cached, so that no test waits for a compiler; images need root.
+
+    All requirements are checked before the first compilation.
     """
     toolchain.require("nodes" if os.geteuid() == 0 else "binaries")
     for name in toolchain.PACKAGES:

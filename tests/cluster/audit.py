@@ -1,6 +1,7 @@
-"""Which rights a user of a test's API server makes use of, by the server's own audit log.
+"""The rights that a user of a test's API server uses, from the server's audit log.
 
-The rule: what RBAC was asked, not what somebody thinks is asked; a server-side apply that creates needs the right to.
+Rule: it reports the questions that RBAC was asked, rather than assumed ones. A server-side apply that creates an object
+needs the right to create.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ FORBIDDEN = 403
 
 @dataclass(frozen=True)
 class Audit:
-    """The audit log of one API server, which is given `arguments`."""
+    """The audit log of one API server, which is started with `arguments`."""
 
     folder: Path
 
     @property
     def arguments(self) -> list[str]:
-        """Flags of kube-apiserver; writes the policy that one of them names."""
+        """Return flags of kube-apiserver; write the policy that one of them names."""
         policy = {
             "apiVersion": "audit.k8s.io/v1",
             "kind": "Policy",
@@ -32,9 +33,9 @@ class Audit:
         return [f"--audit-policy-file={self.folder / 'policy.json'}", f"--audit-log-path={self._log}"]
 
     def used(self, user: str) -> set[tuple[str, str, str]]:
-        """(group, resource, verb) of all requests of a user so far that were not forbidden."""
+        """Return (group, resource, verb) of all requests of a user so far that were not forbidden."""
         result = set()
-        written, _, _ = self._log.read_text().rpartition("\n")  # the server may be in the middle of the line after
+        written, _, _ = self._log.read_text().rpartition("\n")  # the server may be writing the last line
         for line in written.splitlines():
             entry = json.loads(line)
             about, code = entry.get("objectRef") or {}, entry.get("responseStatus", {}).get("code")

@@ -1,8 +1,8 @@
 """The cluster's certificate authority, its certificates, and kubeconfigs made from them.
 
-Owns the keys of one instance, in its folder, valid for a day. The rule: one identity, one certificate, with the user
-and group names that Kubernetes' own bootstrap roles expect. Keys never leave the instance's folder, which is readable
-by its user alone.
+Owns the keys of one instance, in its folder, valid for a day. Rule: each identity has one certificate, with the user
+and group names that Kubernetes' bootstrap roles expect. Keys never leave the instance's folder, which is readable by
+its user alone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ClusterAuthority:
         return self._write(file, builder.sign(self._key, hashes.SHA256()), key)
 
     def kubeconfig(self, file: str, server: str, user: str, groups: Sequence[str] = ()) -> Path:
-        """Write a kubeconfig with everything in it for `user` in `groups`; answers its path."""
+        """Write a self-contained kubeconfig for `user` in `groups`; return its path."""
         certificate, key = self.issue(file, user, groups)
         cluster = {"server": server, "certificate-authority-data": _base64(self.certificate)}
         identity = {"client-certificate-data": _base64(certificate), "client-key-data": _base64(key)}
@@ -108,7 +108,7 @@ def _general_name(name: str) -> x509.GeneralName:
 
 
 def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
-    # SEC 1 form: from PKCS 8 the API server reads no key for service accounts.
+    # SEC 1 form, because the API server reads no PKCS 8 keys for service accounts.
     form = serialization.PrivateFormat.TraditionalOpenSSL
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 

@@ -1,8 +1,9 @@
 """The cluster as a whole: one context manager over control plane and nodes.
 
-Owns start order, stop, logs kept after a failure, and the few verbs that tests need. The rule: `stop` leaves the
-machine as `start` found it, and `start` first removes what a crashed earlier run left. When this process dies at any
-line, its processes die with it; links, control groups and folders go with the next start of a cluster by the same user.
+Owns the start order, the stop, the logs stored after a failure, and the operations that tests need. Rule: `stop` leaves
+the machine as `start` found it, and `start` first removes the leftovers of a crashed run. When this process dies at any
+line, its processes die with it; links, control groups and folders are removed at the next start of a cluster by the
+same user.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from tests.cluster.toolchain import binary
 
 __all__ = ["Cluster", "ClusterError"]
 
-KUBECTL_TIMEOUT = 300.0  # seconds for one kubectl call that names no other: it may wait for an object to be gone
+KUBECTL_TIMEOUT = (
+    300.0  # seconds for one kubectl call without its own time-out: it may wait for the deletion of an object
+)
 BUSY = (
     "etcdserver: request timed out",
     "etcdserver: leader changed",
@@ -43,9 +46,9 @@ BUSY = (
     "http2: client connection lost",
     "unable to return a response in the time allotted",
 )
-"""What is said of a server that is there and has no time: whoever only reads asks again, as a person would."""
+"""Messages about an overloaded server; a read is then retried, as a person would do."""
 READS = 5
-"""Times that a read is tried at a busy server."""
+"""Attempts of a read at a busy server."""
 NODE_COMPONENTS = ("containerd", "kubelet", "kube-proxy", "kube-network-policies", "device-plugin")
 Manifest = Mapping[str, Any]
 
@@ -72,13 +75,13 @@ class Cluster:
     def start(self) -> Self:
         """Start everything of the level and wait until it can be used.
 
-        These are there when it returns: the API server answers /readyz. From level control-plane on, namespace default
-        has its service account. At level node, every node is Ready (so its network plugin is configured) with its GPUs,
-        CoreDNS accepts connections, and kube-proxy of every node has the rules of service kubernetes.
-        Not promised: that a definition just applied is served (`define` waits), that a namespace just made has its
-        service account (`add_namespace` waits), and that names and rules of a service just applied are known anywhere.
+        When it returns, the API server answers /readyz. From level control-plane on, namespace default has its service
+        account. At level node, every node is Ready (so its network plugin is configured) with its GPUs, CoreDNS accepts
+        connections, and kube-proxy of every node has the rules of service kubernetes.
+        Not guaranteed: that a newly applied definition is served (`define` waits), that a new namespace has its service
+        account (`add_namespace` waits), and that names and rules of a newly applied service are known.
 
-        Raises ClusterError with the end of a log, or TimeoutError naming what did not come; nothing runs on then.
+        Raises ClusterError with the end of a log, or TimeoutError naming what did not happen; no process remains then.
         """
         leftovers.sweep()
         self._slot = _take_slot()
@@ -90,10 +93,10 @@ class Cluster:
         return self
 
     def stop(self, *, failed: bool = False) -> None:
-        """Take everything down and remove every trace of it; with `failed`, keep the logs and say where."""
+        """Stop everything and remove every trace; with `failed`, keep the logs and print their place."""
         if self._slot is None:
             return
-        with contextlib.ExitStack() as steps:  # each is taken, last first, whatever the others do
+        with contextlib.ExitStack() as steps:  # all steps run, last first, even if some fail
             steps.callback(self._forget)
             steps.callback(self._slot.release)
             steps.callback(leftovers.clean, self._slot)
@@ -106,25 +109,27 @@ class Cluster:
 
     @property
     def folder(self) -> Path:
-        """The instance's folder; gone after `stop`."""
+        """Return the instance's folder; deleted by `stop`."""
         return self._running().folder
 
     @property
     def kubeconfig(self) -> Path:
-        """The cluster administrator's kubeconfig."""
+        """Return the cluster administrator's kubeconfig."""
         return self.folder / "pki" / "admin.kubeconfig"
 
     @property
     def server(self) -> str:
-        """URL of the API server, as the host and every pod may dial it."""
+        """Return the URL of the API server for the host and every pod."""
         return self._control_plane.server
 
     def port(self, index: int) -> int:
-        """The `index`-th TCP port on loopback that is this cluster's alone; the first four are its components'."""
+        """Return the `index`-th loopback TCP port that is reserved for this cluster; the first four belong to its
+        components.
+        """
         return self._running().addresses.port(index)
 
     def user(self, name: str, *groups: str) -> Path:
-        """A kubeconfig for any user name and groups, with the rights that RBAC gives them."""
+        """Return a kubeconfig for any user name and groups, with the rights that RBAC grants them."""
         return self._control_plane.kubeconfig(name.replace(":", "-").replace("/", "-"), name, *groups)
 
     def kubectl(
@@ -134,21 +139,21 @@ class Cluster:
         timeout: float = KUBECTL_TIMEOUT,
         kubeconfig: Path | None = None,
     ) -> str:
-        """Run kubectl and answer its output; raises ClusterError with what it printed."""
+        """Run kubectl and return its output; raises ClusterError with the output."""
         return self._run_client("kubectl", arguments, stdin, timeout, kubeconfig)
 
     def helm(self, *arguments: str, timeout: float = KUBECTL_TIMEOUT, kubeconfig: Path | None = None) -> str:
-        """Run helm and answer its output; raises ClusterError with what it printed."""
+        """Run helm and return its output; raises ClusterError with the output."""
         return self._run_client("helm", arguments, None, timeout, kubeconfig)
 
     def watch(self, log: Path, *arguments: str) -> subprocess.Popen[bytes]:
-        """`kubectl get --watch` in the background, its output in `log`; ended by the caller."""
+        """Run `kubectl get --watch` in the background with its output in `log`; the caller ends it."""
         command, environment = self._client("kubectl", ("get", *arguments, "--watch"), None)
         with log.open("wb") as out:
             return subprocess.Popen(command, env=environment, stdout=out, stderr=out)
 
     def following(self, steps: contextlib.ExitStack, *arguments: str) -> Path:
-        """kubectl in the background until `steps` end; answers the file with its output."""
+        """Run kubectl in the background until `steps` end; return the file with its output."""
         log = self.folder / f"kubectl-{uuid.uuid4().hex}.log"
         command, environment = self._client("kubectl", arguments, None)
         with log.open("wb") as out:
@@ -157,19 +162,21 @@ class Cluster:
         return log
 
     def apply(self, manifests: Path | Manifest | Iterable[Manifest], *options: str) -> str:
-        """kubectl apply of a file, one object or several."""
+        """Apply a file, one object or several with kubectl."""
         if isinstance(manifests, Path):
             return self.kubectl("apply", f"--filename={manifests}", *options)
         objects = [manifests] if isinstance(manifests, Mapping) else list(manifests)
         return self.kubectl("apply", "--filename=-", *options, stdin=yaml.safe_dump_all(objects))
 
     def get(self, *arguments: str) -> dict[str, Any]:
-        """kubectl get, as parsed JSON."""
+        """Return the parsed JSON of kubectl get."""
         answer: dict[str, Any] = json.loads(self.kubectl("get", *arguments, "--output=json"))
         return answer
 
     def component(self, name: str, node: str = "n1") -> Processes:
-        """Where `name` runs, to stop, freeze or restart it: `cluster.component("kubelet").restart("kubelet")`."""
+        """Return the processes that include `name`, to stop, freeze or restart it:
+        `cluster.component("kubelet").restart("kubelet")`.
+        """
         processes = self.nodes[node].processes if name in NODE_COMPONENTS else self._processes
         assert processes is not None
         return processes
@@ -183,7 +190,7 @@ class Cluster:
     def wait_defined(self, name: str) -> None:
         """Wait until the API server serves the custom resource `name`, given as plural.group."""
 
-        def established() -> bool:  # kubectl's wait and jsonpath fail where a definition has no conditions yet
+        def established() -> bool:  # kubectl's wait and jsonpath fail while a definition has no conditions yet
             conditions = self.get(f"crd/{name}").get("status", {}).get("conditions") or []
             return any(item["type"] == "Established" and item["status"] == "True" for item in conditions)
 
@@ -193,7 +200,7 @@ class Cluster:
         wait_until(f"{name} to be served", lambda: name in self.kubectl(*listed).split(), START_TIMEOUT, every=0.2)
 
     def add_namespace(self, name: str, labels: Mapping[str, str] | None = None) -> None:
-        """Make a namespace and wait until pods can be made in it."""
+        """Create a namespace and wait until pods can be created in it."""
         metadata = {"name": name, "labels": dict(labels or {})}
         self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         if self.settings.level != "api":
@@ -210,7 +217,7 @@ class Cluster:
             self.set_gpus(name, self.settings.gpus)
 
     def set_gpus(self, node: str, count: int, *, unhealthy: int = 0) -> None:
-        """Give a real node `count` GPUs, the last `unhealthy` of them broken, and wait until the scheduler may know."""
+        """Give a real node `count` GPUs, the last `unhealthy` of them broken, and wait until the scheduler can know."""
         self.nodes[node].set_gpus(count, unhealthy)
         usable = str(count - unhealthy)
 
@@ -239,7 +246,7 @@ class Cluster:
         return names
 
     def check(self) -> None:
-        """Raise ClusterError when a component has ended by itself."""
+        """Raise ClusterError if a component has ended by itself."""
         for processes in [self._processes, *(node.processes for node in self.nodes.values())]:
             if processes:
                 processes.check()
@@ -293,14 +300,14 @@ class Cluster:
     def _client(
         self, name: str, arguments: tuple[str, ...], kubeconfig: Path | None
     ) -> tuple[list[str], dict[str, str]]:
-        """Command and environment of a client."""
+        """Return command and environment of a client."""
         command = [str(binary(name)), f"--kubeconfig={kubeconfig or self.kubeconfig}", *arguments]
-        # Both cache under HOME, by server address; a slot's address comes back with other contents.
+        # Both cache under HOME by server address; a later cluster of the slot has the same address with other contents.
         home = {f"HELM_{what}_HOME": str(self.folder / f"helm-{what}") for what in ("CACHE", "CONFIG", "DATA")}
         return command, os.environ | home | {"KUBECACHEDIR": str(self.folder / "kubectl-cache")}
 
     def _wait_account(self, namespace: str) -> None:
-        """Wait until pods can be made in `namespace`: admission refuses them while it has no service account."""
+        """Wait until pods can be created in `namespace`: admission refuses them without a service account."""
         account = (
             "get",
             "serviceaccount",
@@ -344,7 +351,7 @@ def _take_slot() -> Slot:
         if not slot.folder.exists() and ports_free(slot.addresses):
             slot.folder.mkdir(mode=0o700)
             return slot
-        if slot.folder.exists():  # its owner died after our sweep; the next sweep takes care of it
+        if slot.folder.exists():  # its owner died after our sweep; the next sweep removes it
             slot.leave()
         else:
             slot.release()

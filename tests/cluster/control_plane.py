@@ -1,7 +1,7 @@
 """The control plane: etcd, API server, controllers, scheduler, as processes of the calling user.
 
-Owns their command lines and start order. The rule: everything listens on loopback or on the instance's own bridge,
-never on an address of the machine, and nothing is written outside the instance's folder. All of it dies with its owner
+Owns their command lines and start order. Rule: everything listens on loopback or on the instance's own bridge, never on
+an address of the machine, and nothing is written outside the instance's folder. All processes die with their owner
 (processes.py).
 """
 
@@ -45,7 +45,7 @@ class ControlPlane:
             self._start_scheduler()
 
     def ready(self) -> bool:
-        """True when the API server answers /readyz with 200."""
+        """Return whether the API server answers /readyz with 200."""
         context = ssl.create_default_context(cafile=str(self._authority.certificate))
         try:
             with urllib.request.urlopen(f"{self.server}/readyz", timeout=5, context=context) as answer:
@@ -54,7 +54,7 @@ class ControlPlane:
             return False
 
     def kubeconfig(self, file: str, user: str, *groups: str) -> Path:
-        """A kubeconfig for `user`; components' names carry Kubernetes' bootstrap roles."""
+        """Return a kubeconfig for `user`; components' names have Kubernetes' bootstrap roles."""
         return self._authority.kubeconfig(file, self.server, user, groups)
 
     def _start_etcd(self) -> None:
@@ -102,7 +102,7 @@ class ControlPlane:
             "--max-mutating-requests-inflight=10000",
         ]
         if self._settings.level == "api":
-            # No controllers: nobody makes service accounts, and loopback is no endpoint of a service.
+            # Without controllers there are no service accounts, and loopback is no endpoint of a service.
             argv += ["--disable-admission-plugins=ServiceAccount", "--endpoint-reconciler-type=none"]
         if self._settings.runtime_config:
             argv.append(f"--runtime-config={','.join(self._settings.runtime_config)}")

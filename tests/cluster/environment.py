@@ -1,7 +1,7 @@
-"""This machine's Python environment inside pods, by static volumes.
+"""This machine's Python environment inside pods, through static volumes.
 
-Pure but for looking at where this interpreter lies. Worker images with torch are several GB; a pod that mounts the
-environment read-only at its own path runs the same code from a small image. The rule: a claim on a static volume and
+Pure except for looking up this interpreter's folders. Worker images with torch are several GB; a pod that mounts the
+environment read-only at its own path runs the same code from a small image. Rule: use a claim on a static volume and
 never a hostPath in a pod, which the restricted Pod Security level forbids.
 """
 
@@ -18,7 +18,7 @@ PYTHON = f"{sys.prefix}/bin/python"
 
 
 def folders() -> dict[str, Path]:
-    """Volume name to folder, outermost first: what this interpreter needs to import the project."""
+    """Return volume name -> folder, outermost first: the folders that this interpreter needs to import the project."""
     wanted = {"interpreter": Path(sys.base_prefix), "checkout": ROOT, "environment": Path(sys.prefix)}
     return {
         name: path
@@ -28,12 +28,12 @@ def folders() -> dict[str, Path]:
 
 
 def volumes(mounted: Mapping[str, Path], namespace: str = "default", *, writable: bool = False) -> list[dict[str, Any]]:
-    """A PersistentVolume and a claim bound to it for each folder; a volume belongs to one namespace."""
+    """Return a PersistentVolume and a claim bound to it for each folder; a volume belongs to one namespace."""
     mode = "ReadWriteMany" if writable else "ReadOnlyMany"
     objects = []
     for name, path in mounted.items():
         volume = f"{namespace}-{name}"
-        size = {"storage": "1Gi"}  # required, and not enforced on a hostPath
+        size = {"storage": "1Gi"}  # required, but not enforced on a hostPath
         spec = {"accessModes": [mode], "storageClassName": ""}
         objects += [
             {
@@ -53,8 +53,9 @@ def volumes(mounted: Mapping[str, Path], namespace: str = "default", *, writable
 
 
 def base_packages() -> dict[str, Any]:
-    """Mount of this machine's packages as those of a Debian base image, behind an image's own: torch, which the images
-    of workers leave out here. Needs the volumes of `folders`.
+    """Return a mount of this machine's packages as those of a Debian base image, after the image's own.
+
+    It provides torch, which the images of workers omit here. Needs the volumes of `folders`.
     """
     packages = Path(sysconfig.get_path("purelib"))
     name, folder = next((name, path) for name, path in folders().items() if packages.is_relative_to(path))
@@ -65,7 +66,7 @@ def base_packages() -> dict[str, Any]:
 def pod_spec(
     mounted: Mapping[str, Path], *, writable: bool = False
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """`volumes` of a pod and `volumeMounts` of its containers that put each folder at its own path."""
+    """Return `volumes` of a pod and `volumeMounts` of its containers that mount each folder at its own path."""
     claims = [
         {"name": name, "persistentVolumeClaim": {"claimName": name, "readOnly": not writable}} for name in mounted
     ]

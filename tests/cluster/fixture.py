@@ -1,7 +1,7 @@
-"""pytest fixtures: one cluster per level and session, its logs kept when a test of the session failed meanwhile.
+"""pytest fixtures: one cluster per level and session; its logs are stored if a test of the session failed meanwhile.
 
-A conftest.py imports api_cluster, control_plane_cluster or node_cluster from here. The rule: a shared
-cluster is never restarted under other tests; a test that breaks components makes a Cluster of its own.
+A conftest.py imports api_cluster, control_plane_cluster or node_cluster from here. Rule: a shared cluster is never
+restarted under other tests; a test that breaks components creates its own Cluster.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ NO_ROOT = "level 'node' makes namespaces, mounts and links and needs root"
 
 @pytest.fixture(scope="session")
 def api_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """etcd and the API server: schemas, CEL, RBAC, server-side apply; no controllers, no garbage collection."""
+    """Yield etcd and the API server: schemas, CEL, RBAC, server-side apply; no controllers, no garbage collection."""
     with own_cluster(request, level="api") as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def control_plane_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Controllers and scheduler too; pods run on kwok nodes that a test adds."""
+    """Yield a cluster with controllers and scheduler too; pods run on kwok nodes that a test adds."""
     with own_cluster(request, level="control-plane") as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def node_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """One real node with 8 GPUs advertised; skipped without root."""
+    """Yield a cluster with one real node with 8 advertised GPUs; skipped without root."""
     with own_cluster(request, level="node") as cluster:
         yield cluster
 
 
 @contextmanager
 def own_cluster(request: pytest.FixtureRequest, **choices: Any) -> Iterator[Cluster]:
-    """A cluster of these settings for one module; skipped without root where it needs that."""
+    """Yield a cluster with these settings for one module; skipped if it needs root and there is none."""
     if choices["level"] == "node" and os.geteuid() != 0:
         pytest.skip(NO_ROOT)
     failed_before = request.session.testsfailed

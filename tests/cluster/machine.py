@@ -1,7 +1,7 @@
-"""What of a cluster can be seen on the machine: taken before and after, so that a test can assert that nothing is left.
+"""The traces of a cluster on the machine: recorded before and after, so that a test can assert that nothing is left.
 
-Reads only. Everything here is looked up afresh on the machine, never in the cluster's own records: a record that
-forgets something must not hide it.
+Reads only. Everything is looked up on the machine, never in the cluster's own records, because an incomplete record
+must not hide a leftover.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.cluster.leftovers import cgroup_hierarchies
 from tests.cluster.node import KERNEL_SETTINGS
 
-# Where Kubernetes, containerd and CNI plugins write by default.
+# Default folders of Kubernetes, containerd and CNI plugins.
 WATCHED_FOLDERS = (
     "/etc/cni/net.d",
     "/etc/kubernetes",
@@ -31,7 +31,7 @@ WATCHED_FOLDERS = (
 
 @dataclass(frozen=True)
 class Machine:
-    """Sets of names; two instances subtract to what came in between."""
+    """Sets of names; the difference of two instances is what was added in between."""
 
     mounts: frozenset[str]
     links: frozenset[str]
@@ -43,7 +43,7 @@ class Machine:
 
     @classmethod
     def now(cls) -> Machine:
-        """The machine at this moment."""
+        """Return the present state of the machine."""
         mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         forwarding = Path("/proc/sys/net/ipv4/ip_forward").read_text()
         settings = [f"{name}={Path('/proc/sys', name).read_text().strip()}" for name in KERNEL_SETTINGS]
@@ -58,18 +58,18 @@ class Machine:
         )
 
     def left_since(self, before: Machine) -> dict[str, list[str]]:
-        """What is here and was not before, by kind; empty when nothing is."""
+        """Return what was added since `before`, by kind; empty if nothing was."""
         pairs = {field.name: sorted(getattr(self, field.name) - getattr(before, field.name)) for field in fields(self)}
         return {name: more for name, more in pairs.items() if more}
 
 
 def packet_rules(tool: str) -> list[str]:
-    """Chains and rules of the machine's own network namespace, without counters."""
+    """Return the chains and rules of the machine's own network namespace, without counters."""
     return [line.split(" [")[0] for line in _lines(f"{tool}-save") if line.startswith((":", "-A"))]
 
 
 def processes_of(folder: Path, cgroup: str) -> dict[int, str]:
-    """Processes that name the instance's folder or are below its control group: pid to command line."""
+    """Return pid -> command line of processes that name the instance's folder or are below its control group."""
     result = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,7 +1,7 @@
 """The bridge between host and nodes, and the cluster's DNS server on it.
 
-Owns the host's side of the network of level `node`. The rule: no setting of the host changes and no iptables rule is
-made there; routes go with the bridge.
+Owns the host's side of the network of level `node`. Rule: no setting of the host changes and no iptables rule is added
+there; routes end with the bridge.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COREFILE = """\
 
 
 def make_bridge(slot: Slot) -> None:
-    """Make the bridge with the host's address on it."""
+    """Create the bridge with the host's address on it."""
     addresses = slot.addresses
     slot.record(link=addresses.bridge)
     run(["ip", "link", "add", addresses.bridge, "type", "bridge"])

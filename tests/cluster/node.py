@@ -1,7 +1,7 @@
-"""One real node: containerd, kubelet and kube-proxy in network, mount and PID namespaces of their own.
+"""One real node: containerd, kubelet and kube-proxy in separate network, mount and PID namespaces.
 
-Owns the node's namespaces, cable, folder and control group. The rule: inside these namespaces /run, /var/log, /var/lib,
-containerd's images and the few global kernel settings that a kubelet writes are private, so mounts, iptables rules,
+Owns the node's namespaces, cable, folder and control group. Rule: inside these namespaces /run, /var/log, /var/lib,
+containerd's images and the few global kernel settings that a kubelet writes are private. So mounts, iptables rules,
 interfaces and container processes end with process 1 of the node, and the machine outside keeps its settings. It must
 never run a component of the node outside.
 """
@@ -28,8 +28,8 @@ COMMAND_TIMEOUT = (
     120.0  # seconds for a command such as ip or iptables, which waits for a lock; a tenth of one on an idle machine
 )
 
-# What a kubelet writes to the kernel when it finds another value.
-# It finds these, in files bound over the real ones, and writes nothing.
+# Kernel settings that a kubelet writes if they have another value.
+# It finds these values in files bound over the real ones, and writes nothing.
 KERNEL_SETTINGS = {
     "vm/overcommit_memory": 1,
     "vm/panic_on_oom": 0,
@@ -70,7 +70,7 @@ class Node:
         self._slot = slot
         self._settings = settings
         self._control_plane = control_plane
-        # containerd's images lie in memory: imported faster, and gone at once where deleting from a disk takes long.
+        # containerd's images are in memory: they import faster, and are deleted at once even if the disk is slow.
         for item in ("log", "cni", "containerd", "kubelet", "settings", "var-lib"):
             (self.folder / item).mkdir(parents=True)
         for setting, value in KERNEL_SETTINGS.items():
@@ -105,7 +105,7 @@ class Node:
         self._start_device_plugin()
 
     def set_gpus(self, count: int, unhealthy: int = 0) -> None:
-        """Have `count` GPUs, the last `unhealthy` of them broken; the API server learns of it within seconds."""
+        """Set `count` GPUs, the last `unhealthy` of them broken; the API server learns of it within seconds."""
         lines = [f"gpu-{index} {'Healthy' if index < count - unhealthy else 'Unhealthy'}" for index in range(count)]
         partial = self.folder / "gpus.partial"
         partial.write_text("\n".join(lines))
@@ -117,15 +117,15 @@ class Node:
         run(argv, timeout=300)
 
     def run(self, argv: Sequence[str]) -> str:
-        """Run a command in the node's namespaces, for instance iptables or ctr; answers its output."""
+        """Run a command in the node's namespaces, for instance iptables or ctr; return its output."""
         return run(["nsenter", f"--target={self._init}", "--net", "--mount", "--pid", "--", *argv])
 
     def exhaust(self, container: str) -> None:
-        """Let a running container have the memory that it has, and have a process of it ask for more."""
+        """Limit a running container to its present memory, and let a process in it ask for more."""
         exhaust(self._slot.addresses.cgroup(self.index), container)
 
     def serves(self) -> bool:
-        """Whether kube-proxy has written the node's rules, which come with those of service kubernetes."""
+        """Return whether kube-proxy has written the node's rules, which include those of service kubernetes."""
         return 'comment "default/kubernetes:https' in self.run(["iptables-save", "--table=nat"])
 
     def end(self) -> None:
@@ -143,7 +143,7 @@ class Node:
 
     @property
     def _init(self) -> int:
-        """Process 1 of the node, as the host counts."""
+        """Return process 1 of the node, in the host's numbering."""
         pid = self.processes.supervisor.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         if not children:
@@ -255,12 +255,12 @@ class Node:
     def _start_device_plugin(self) -> None:
         self.set_gpus(self._settings.gpus)
         program = Path(__file__).parent / "gpus" / "device_plugin.py"
-        folder = "/var/lib/kubelet/device-plugins"  # the kubelet knows no other place for it
+        folder = "/var/lib/kubelet/device-plugins"  # the kubelet uses this fixed path
         self.processes.start("device-plugin", [sys.executable, program, folder, self._gpus])
 
 
 def run(argv: Sequence[str], timeout: float = COMMAND_TIMEOUT) -> str:
-    """Run a short command of the machine; raises ClusterError with its output when it fails."""
+    """Run a short command on the machine; raises ClusterError with its output if it fails."""
     done = subprocess.run(list(argv), capture_output=True, text=True, timeout=timeout, check=False)
     if done.returncode:
         raise ClusterError(f"{' '.join(argv)} ended with {done.returncode}\n{done.stdout}{done.stderr}")
@@ -268,7 +268,7 @@ def run(argv: Sequence[str], timeout: float = COMMAND_TIMEOUT) -> str:
 
 
 def kubelet_configuration(folder: Path, *, cgroup: str, dns: str, authority: Path) -> dict[str, object]:
-    """The kubelet's configuration file."""
+    """Return the kubelet's configuration file."""
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -286,7 +286,7 @@ def kubelet_configuration(folder: Path, *, cgroup: str, dns: str, authority: Pat
         "resolvConf": str(folder / "resolv.conf"),
         "podLogsDir": str(folder / "log" / "pods"),
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
-        # A full disk of the machine is not the test's business.
+        # The test does not depend on free space of the machine's disk.
         "evictionHard": {"memory.available": "64Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
         "imageGCHighThresholdPercent": 100,
         "nodeStatusUpdateFrequency": "2s",

@@ -1,8 +1,8 @@
 """The operator as a process on this machine, as a user of a test cluster.
 
-The rule: started and stopped by its own pid; its log lies beside those of the cluster's components, so it is kept with
-them when a test fails. One that could not renew its Lease in time ends, as it must; it is started again, as a
-Deployment would, and any other end is an error.
+Rule: started and stopped by its own pid; its log is beside those of the cluster's components, so it is stored with them
+when a test fails. An operator that could not renew its Lease in time must end; it is restarted, as by a Deployment, and
+any other end is an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlhf_cli.local.ports import free_ports
 
 START_TIMEOUT = 240.0  # seconds until it leads; three on an idle machine
 LEASE_LOST = "was not renewed for"
-"""What an operator says last that could not renew its Lease, for instance as the machine stood still."""
+"""Text in the last line of an operator that could not renew its Lease, for instance because the machine stalled."""
 STOP_TIMEOUT = 120.0  # seconds until it has given its Lease back and ended; one on an idle machine
 
 
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def beside_node(cluster: Cluster, *arguments: str) -> OperatorProcess:
-    """The operator, not started, of a cluster with a real node; its jobs' pods find this machine's environment."""
+    """Return an unstarted operator for a cluster with a real node; its jobs' pods find this machine's environment."""
     cluster.nodes["n1"].import_image(images.mounted(Path(environment.PYTHON).parent))
     cluster.define(ROOT / "crds" / "rlhfjobs.yaml")
     image = images.MOUNTED
@@ -62,12 +62,12 @@ class OperatorProcess:
         self.stop()
 
     def start(self, patience: float = START_TIMEOUT) -> None:
-        """Starts it and waits until it leads."""
+        """Start it and wait until it leads."""
         self.launch()
         wait_until("the operator to lead", self.leads, patience, check=self.check)
 
     def launch(self) -> None:
-        """Starts it; beside another one it becomes a standby."""
+        """Start it; beside another one it becomes a standby."""
         ports = free_ports(random.Random())
         health, metrics = next(ports), next(ports)
         self._health, self._metrics = f"127.0.0.1:{health}", f"127.0.0.1:{metrics}"
@@ -82,27 +82,27 @@ class OperatorProcess:
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     def runs(self) -> bool:
-        """It was started, and has not ended."""
+        """Return whether it was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def leads(self) -> bool:
-        """It holds the Lease."""
+        """Return whether it has the Lease."""
         return self.metric("rlhf_operator_leader") == 1
 
     @property
     def pid(self) -> int:
-        """Of the running process."""
+        """Return the pid of the running process."""
         self.check()
         assert self._process is not None
         return self._process.pid
 
     @property
     def metrics_address(self) -> str:
-        """Host and port of /metrics."""
+        """Return host and port of /metrics."""
         return self._metrics
 
     def check(self) -> None:
-        """Raises when it has ended by itself, but for want of its Lease: then it is started again."""
+        """Restart it if it lost its Lease; raise if it has ended by itself for another reason."""
         if self.runs():
             return
         if self._process is None or LEASE_LOST not in self._last_words():
@@ -110,7 +110,7 @@ class OperatorProcess:
         self._run()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Sends a signal and answers the exit code; 0 when it does not run."""
+        """Send a signal and return the exit code; 0 if it does not run."""
         process, self._process = self._process, None
         if process is None:
             return 0
@@ -121,17 +121,17 @@ class OperatorProcess:
             process.kill()
 
     def upgrade(self, *arguments: str) -> None:
-        """Ends it, and starts it with other arguments, as a rollout of its Deployment does."""
+        """End it, and start it with other arguments, like a rollout of its Deployment."""
         self.stop()
         self._arguments = arguments
         self.start()
 
     def kill(self) -> None:
-        """As if its node had died."""
+        """Kill it, like the death of its node."""
         self.stop(signal.SIGKILL)
 
     def metric(self, name: str, **labels: str) -> float:
-        """Sum over the series of a metric that have these labels; 0 while it does not answer."""
+        """Return the sum over the series of a metric with these labels; 0 while it does not answer."""
         return sum(
             sample.value
             for family in text_string_to_metric_families(self._page(f"http://{self._metrics}/metrics"))
@@ -140,15 +140,15 @@ class OperatorProcess:
         )
 
     def healthy(self) -> bool:
-        """/healthz says ok."""
+        """Return whether /healthz is ok."""
         return self._page(f"http://{self._health}/healthz") == "ok"
 
     def ready(self) -> str:
-        """What /readyz says; empty when it does not answer."""
+        """Return the answer of /readyz; empty if there is none."""
         return self._page(f"http://{self._health}/readyz")
 
     def _last_words(self) -> str:
-        """What was written since it was started."""
+        """Return the output since its start."""
         with self.log.open("rb") as log:
             log.seek(self._said)
             return log.read().decode(errors="replace")

@@ -1,6 +1,6 @@
 """Small pod manifests for tests, and waits on them.
 
-Pure but for `wait`; a pod here satisfies the restricted Pod Security level unless a test says otherwise.
+Pure except for `wait`; a pod satisfies the restricted Pod Security level unless a test says otherwise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ POD_TIMEOUT = 240.0  # seconds for a small pod to start or end; 3 on an idle mac
 
 
 def pod(name: str, command: Sequence[str], *, labels: Mapping[str, str] | None = None, **spec: Any) -> dict[str, Any]:
-    """A pod of one container of the Python image; `spec` joins the pod's; `resources`, `mounts` the container's."""
+    """Return a pod of one container of the Python image; `spec` extends the pod's; `resources`, `mounts` the
+    container's.
+    """
     resources, mounts = spec.pop("resources", None), spec.pop("mounts", None)
     container: dict[str, Any] = {
         "name": "main",
@@ -48,16 +50,16 @@ def pod(name: str, command: Sequence[str], *, labels: Mapping[str, str] | None =
 
 
 def python(name: str, program: str, **more: Any) -> dict[str, Any]:
-    """A pod that runs a Python program and ends."""
+    """Return a pod that runs a Python program and ends."""
     return pod(name, ["python3", "-c", program], **more)
 
 
 def wait(
     cluster: Cluster, name: str, *phases: str, namespace: str = "default", timeout: float = POD_TIMEOUT
 ) -> dict[str, Any]:
-    """Wait until pod `name` is in one of `phases`; answers the pod.
+    """Wait until pod `name` is in one of `phases`; return the pod.
 
-    Raises ClusterError with kubectl describe when it does not come, or ends in another phase.
+    Raises ClusterError with kubectl describe if it does not get there, or ends in another phase.
     """
     where = f"--namespace={namespace}"
     seen: dict[str, Any] = {}

@@ -1,6 +1,6 @@
-"""The owner's side of a supervisor: named processes with their logs, asked for over the supervisor's pipes.
+"""The owner's side of a supervisor: named processes with their logs, requested over the supervisor's pipes.
 
-Owns the pipes and the supervisor process. The rule: every pid is in the state file as soon as it is known. When this
+Owns the pipes and the supervisor process. Rule: every pid is in the state file as soon as it is known. When this
 process dies the pipes close and the supervisor ends its children (see supervisor.py).
 """
 
@@ -24,7 +24,7 @@ STOP_GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 
 
 class ClusterError(RuntimeError):
-    """The cluster cannot do what was asked; the message names the component and shows the end of its log."""
+    """The cluster cannot carry out a request; the message names the component and shows the end of its log."""
 
 
 class Processes:
@@ -48,7 +48,7 @@ class Processes:
             raise ClusterError(f"{name} did not start\n{tail(logs / f'{name}.log')}")
 
     def start(self, name: str, argv: Sequence[str | Path], env: Mapping[str, str] | None = None) -> int:
-        """Start `argv` as `name`; answers its pid as the supervisor sees it."""
+        """Start `argv` as `name`; return its pid in the supervisor's PID namespace."""
         self._commands[name] = ([str(word) for word in argv], dict(env or {}))
         return self._launch(name)
 
@@ -58,7 +58,7 @@ class Processes:
         return self._launch(name)
 
     def stop(self, name: str, *, grace: float = STOP_GRACE) -> int:
-        """End `name`: SIGTERM, then SIGKILL after `grace` seconds. Answers its exit code, negative for a signal."""
+        """End `name`: SIGTERM, then SIGKILL after `grace` seconds. Return its exit code, negative for a signal."""
         return int(self._ask(op="stop", name=name, grace=grace)["code"])
 
     def signal(self, name: str, number: int) -> None:
@@ -66,13 +66,13 @@ class Processes:
         self._ask(op="signal", name=name, number=number)
 
     def check(self) -> None:
-        """Raise ClusterError when a process has ended by itself."""
+        """Raise ClusterError if a process has ended by itself."""
         for name, code in self._ask(op="status")["codes"].items():
             if code is not None:
                 raise ClusterError(f"{name} ended with code {code}\n{tail(self.log(name))}")
 
     def log(self, name: str) -> Path:
-        """The log file of `name`."""
+        """Return the log file of `name`."""
         return self._logs / f"{name}.log"
 
     def end(self) -> None:
@@ -127,7 +127,7 @@ class Processes:
 
 
 def tail(path: Path, lines: int = LOG_TAIL) -> str:
-    """The last lines of a log, headed by its path."""
+    """Return the last lines of a log, headed by its path."""
     text = path.read_text(errors="replace").splitlines()[-lines:] if path.exists() else ["(no log)"]
     return "\n".join([f"--- {path}", *text])
 
@@ -140,7 +140,7 @@ def wait_until(
     check: Callable[[], None] = lambda: None,
     every: float = 0.1,
 ) -> None:
-    """Call `probe` until it answers something true; `check` may raise to give up early.
+    """Call `probe` until it returns a true value; `check` may raise to give up early.
 
     Raises TimeoutError naming `what` after `timeout` seconds.
     """

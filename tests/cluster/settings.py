@@ -1,6 +1,6 @@
-"""What a user may choose about a cluster.
+"""The choices for a cluster.
 
-Owns names, defaults and their checks; nothing here touches the machine.
+Owns names, defaults and their checks; never touches the machine.
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ COMPONENTS = (
 class ClusterSettings:
     """Choices for one cluster.
 
-    Raises ValueError naming the field, and PermissionError when `level` needs root and there is none.
+    Raises ValueError naming the field, and PermissionError if `level` needs root and there is none.
     """
 
     level: Level = "node"
-    """api: etcd and API server. control-plane: controllers and scheduler too. node: real nodes that run pods (root)."""
+    """api: etcd and API server. control-plane: also controllers and scheduler. node: also real nodes that run pods
+    (root).
+    """
     nodes: int = 1
     """Real nodes n1, n2, ...; each is a set of namespaces on this machine."""
     gpus: int = 8
     """nvidia.com/gpu advertised by each real node."""
     network_policies: bool = False
-    """Whether real nodes enforce NetworkPolicies; those of a job keep out an operator that runs beside the cluster."""
+    """Whether real nodes enforce NetworkPolicies; those of a job block an operator that runs outside the cluster."""
     feature_gates: Mapping[str, bool] = field(default_factory=dict)
-    """Given to API server, controllers, scheduler and kubelet."""
+    """Feature gates of API server, controllers, scheduler and kubelet."""
     runtime_config: Sequence[str] = ()
-    """API groups to serve beside the defaults, for instance scheduling.k8s.io/v1alpha2=true."""
+    """API groups to serve besides the defaults, for instance scheduling.k8s.io/v1alpha2=true."""
     component_args: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Further command-line arguments by component; a later flag wins over ours."""
+    """Component -> further command-line arguments; a later flag wins over ours."""
     images: Sequence[Path] = ()
     """Image archives (OCI or docker) to import into every node."""
 
@@ -66,10 +68,10 @@ class ClusterSettings:
             )
 
     def gates(self) -> list[str]:
-        """The feature-gate flag, or nothing."""
+        """Return the feature-gate flag, or nothing."""
         pairs = ",".join(f"{name}={str(on).lower()}" for name, on in self.feature_gates.items())
         return [f"--feature-gates={pairs}"] if pairs else []
 
     def extra(self, component: str) -> list[str]:
-        """Further arguments of `component`."""
+        """Return further arguments of `component`."""
         return list(self.component_args.get(component, ()))

@@ -1,10 +1,10 @@
-"""The parent of a cluster's processes: starts and stops them on request, ends them when its owner is gone.
+"""The parent of a cluster's processes: starts and stops them on request, and ends them when its owner dies.
 
-A program of its own with the standard library alone; runs on the host for the control plane, and as process 1 of a
-node's namespaces. Requests are JSON lines on stdin, one JSON answer each on stdout. Its stdin is the lifeline: the
-owner holds the only write end, so when the owner dies, even by SIGKILL, end-of-file arrives and every child is killed.
-Children die with this process too (PDEATHSIG, and as process 1 its end empties the PID namespace). It must never
-outlive its owner nor leave a zombie.
+A separate program that needs only the standard library. It runs on the host for the control plane, and as process 1 of
+a node's namespaces. Requests are JSON lines on stdin, with one JSON answer each on stdout. Its stdin is the lifeline:
+the owner has the only write end, so when the owner dies, even by SIGKILL, end-of-file arrives and every child is
+killed. Children also die with this process (PDEATHSIG, and the end of process 1 empties the PID namespace). It must
+never outlive its owner nor leave a zombie.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Supervisor:
         return {"pid": child.pid}
 
     def stop(self, name: str, grace: float) -> dict[str, Any]:
-        """SIGTERM, then SIGKILL after `grace` seconds (0: SIGKILL at once). Answers the exit code."""
+        """Send SIGTERM, then SIGKILL after `grace` seconds (0: SIGKILL at once). Return the exit code."""
         child = self.children.get(name)
         if child is None:
             return {"error": f"{name} was never started; running: {sorted(self.children)}"}
@@ -77,12 +77,12 @@ class Supervisor:
         return {}
 
     def status(self) -> dict[str, Any]:
-        """Exit codes by name, null while a process runs; without those that were stopped on request."""
+        """Return exit codes by name, null while a process runs; without those that were stopped on request."""
         ours = ((name, child) for name, child in self.children.items() if name not in self.stopped)
         return {"codes": {name: child.poll() for name, child in ours}}
 
     def reap(self) -> None:
-        """Collect orphans that were handed to process 1; our own children are left to their Popen."""
+        """Collect orphans that process 1 has inherited; Popen collects our own children."""
         ours = {child.pid for child in self.children.values()}
         while True:
             try:
@@ -109,7 +109,7 @@ class Supervisor:
 def serve() -> None:
     """Answer requests until stdin closes."""
     supervisor = Supervisor()
-    # Process 1 ignores signals that it does not handle.
+    # Process 1 ignores signals without a handler.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(0))
     selector = selectors.DefaultSelector()

@@ -1,4 +1,4 @@
-"""What each level of the cluster can do, asked as a user would: through kubectl, and from inside pods."""
+"""The capabilities of each level of the cluster, tested as a user would: through kubectl, and from inside pods."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ ANSWER = 60  # seconds for one answer of a small server; a hundredth of one on a
 
 @pytest.fixture(scope="module")
 def cluster(node_cluster: Cluster) -> Cluster:
-    """The real node with the Python image in it."""
+    """Return the real node with the Python image in it."""
     node_cluster.nodes["n1"].import_image(images.python())
     return node_cluster
 
 
 @pytest.fixture
 def web(cluster: Cluster) -> Iterator[str]:
-    """A headless service and a service address before one pod web-0 that serves HTTP on port 8000."""
+    """Yield a headless service and a service address for one pod web-0 that serves HTTP on port 8000."""
     program = "import http.server as h; h.ThreadingHTTPServer(('', 8000), h.SimpleHTTPRequestHandler).serve_forever()"
     port = {"port": 8000}
     selector = {"app": "web"}
@@ -59,7 +59,7 @@ def web(cluster: Cluster) -> Iterator[str]:
 def answers(cluster: Cluster, pod: str, hosts: Sequence[str]) -> bool:
     """Return whether all of these serve HTTP at port 8000 to pod `pod`.
 
-    A container that runs may not listen yet, and endpoints, DNS and kube-proxy's rules come after it is ready.
+    A running container may not listen yet, and endpoints, DNS and kube-proxy's rules follow after it is ready.
     """
     ask = "import sys, urllib.request as r; [r.urlopen(f'http://{h}:8000/', timeout=5) for h in sys.argv[1:]]"
     try:
@@ -70,14 +70,14 @@ def answers(cluster: Cluster, pod: str, hosts: Sequence[str]) -> bool:
 
 
 def unschedulable(cluster: Cluster, name: str, words: str) -> None:
-    """Wait until the scheduler has looked at a pod and says these words of why it has no node."""
+    """Wait until the scheduler reports these words as the reason why a pod has no node."""
     path = "--output=jsonpath={.status.conditions[?(@.type=='PodScheduled')].message}"
     said = ("get", "pod", name, path)
     wait_until(f"pod {name} to be refused: {words}", lambda: words in cluster.kubectl(*said), pods.POD_TIMEOUT)
 
 
 def service(name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    """A Service."""
+    """Return a Service."""
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
 
 
@@ -130,7 +130,7 @@ def test_fake_nodes_run_gpu_pods_until_the_gpus_are_used_up(control_plane_cluste
     cluster = control_plane_cluster
     assert cluster.add_kwok_nodes(2, gpus=8) == ["kwok-0", "kwok-1"]
     four: dict[str, Any] = {"resources": {"nvidia.com/gpu": "4"}, "tolerations": [kwok.TOLERATION]}
-    # Other tests of the session may have added nodes that take any pod.
+    # Other tests of the session may have added nodes that accept any pod.
     named = [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["kwok-0", "kwok-1"]}]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": named}]}}
     four["affinity"] = {"nodeAffinity": required}
@@ -233,7 +233,7 @@ def test_a_container_is_told_its_gpus_and_a_broken_one_is_not_given_out(cluster:
         cluster.apply(pods.python("ask-3", show, resources={"nvidia.com/gpu": "3"}))
         pods.wait(cluster, "ask-3", "Succeeded")
         assert cluster.kubectl("logs", "ask-3").strip() == "gpu-0,gpu-1,gpu-2"
-        cluster.apply(pods.python("ask-4", show, resources={"nvidia.com/gpu": "4"}))  # nothing holds a GPU by now
+        cluster.apply(pods.python("ask-4", show, resources={"nvidia.com/gpu": "4"}))  # all GPUs are free by now
         unschedulable(cluster, "ask-4", "Insufficient nvidia.com/gpu")
     finally:
         cluster.kubectl("delete", "pod/ask-3", "pod/ask-4", "--ignore-not-found")
@@ -252,7 +252,7 @@ def test_kubelet_restart_leaves_pods_and_gpus_alone(cluster: Cluster, web: str) 
     assert [container_status["containerID"] for container_status in after["containerStatuses"]] == [
         container_status["containerID"] for container_status in before["containerStatuses"]
     ]
-    # A kubelet that has just begun may report once more what it knew before its GPUs were registered.
+    # A restarted kubelet may once report its earlier state before its GPUs are registered.
     allocatable = ("node", "n1", "--output=jsonpath={.status.allocatable.nvidia\\.com/gpu}")
     wait_until("all GPUs to be given out", lambda: cluster.kubectl("get", *allocatable) == "8", pods.POD_TIMEOUT)
 

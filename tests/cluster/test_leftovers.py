@@ -1,4 +1,4 @@
-"""Nothing stays behind: not after a stop, not after a crash, and never at the cost of somebody else's process."""
+"""Nothing remains after a stop or a crash, and no foreign process is harmed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ time.sleep(600)
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has nothing to do with any cluster."""
+    """Yield a process that does not belong to any cluster."""
     process = subprocess.Popen(["sleep", "600"])
     yield process
     process.kill()
@@ -46,8 +46,10 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def left_beside(other: Cluster, before: Machine) -> dict[str, list[str]]:
-    """What is here and was not before, without the other cluster's own: its links get their IPv6 routes when the kernel
-    has looked for duplicate addresses, seconds after they are up."""
+    """Return what was added since `before`, without the other cluster's own resources.
+
+    Its links get their IPv6 routes seconds after they are up, when the kernel has checked for duplicate addresses.
+    """
     its = re.compile(rf"\b{Addresses(int(other.folder.name)).bridge}(n\d+)?\b")
     left = Machine.now().left_since(before)
     ours = {kind: [line for line in lines if not its.search(line)] for kind, lines in left.items()}
@@ -78,7 +80,7 @@ def test_stop_leaves_nothing_behind_while_another_cluster_runs(node_cluster: Clu
 @pytest.mark.parametrize("supervisors_too", [False, True], ids=["owner", "owner-and-supervisors"])
 def test_after_a_crash_processes_end_and_the_next_start_removes_the_rest(supervisors_too: bool) -> None:
     leftovers.sweep()
-    images.python()  # buildah keeps a small cache on the machine, which is none of the cluster's
+    images.python()  # buildah keeps a small cache on the machine, which does not belong to the cluster
     before = Machine.now()
     owner = subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
@@ -155,12 +157,12 @@ def test_a_folder_is_not_deleted_through_a_mount(tmp_path: Path, monkeypatch: py
 
 
 def unharmed(process: subprocess.Popen[bytes]) -> None:
-    """Assert that nobody sent SIGKILL: one that is pending wins over this SIGTERM."""
+    """Assert that no SIGKILL was sent: a pending one wins over this SIGTERM."""
     process.terminate()
     assert process.wait(CRASH_TIMEOUT) == -signal.SIGTERM
 
 
 def crashed(root: Path, processes: list[tuple[int, int]], boot: str | None = None) -> None:
-    """Lay out slot 5 as a run leaves it that died."""
+    """Create slot 5 in the state that a crashed run leaves."""
     (root / "5").mkdir()
     State(boot=boot or boot_id(), processes=processes).write(root / "5" / "state.json")

@@ -1,11 +1,10 @@
 """The binaries of the cluster: built once from pinned Go modules into a cache folder, or taken from KUBEBUILDER_ASSETS.
 
-Owns the Go module, the flags and the cache layout `~/.cache/rlhf-operator/cluster/<key>/bin`, where the key covers the
-module's files and the flags: a change of any builds the binaries anew, everything else costs one `stat`. It is one
-module, as most of the time goes to libraries that several have in common, which are compiled once only in the same
-versions. Nothing prebuilt is ever downloaded.
-A build that dies half-way leaves a `.partial` file that the next one overwrites; a lock file keeps two runs from
-building at the same time.
+Owns the Go module, the flags and the cache layout `~/.cache/rlhf-operator/cluster/<key>/bin`. The key covers the
+module's files and the flags: a change of either rebuilds the binaries, and otherwise the check costs one `stat`. There
+is one module because most of the build time goes to shared libraries, which are compiled once if their versions agree.
+No prebuilt binaries are downloaded. An interrupted build leaves a `.partial` file that the next one overwrites; a lock
+file keeps two runs from building at the same time.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ PACKAGES = {
     "kwok": "sigs.k8s.io/kwok/cmd/kwok",
     "kubelet": "k8s.io/kubernetes/cmd/kubelet",
     "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
-    "coredns": "./coredns",  # with the plug-ins that are used: all of them bring the libraries of several clouds
+    "coredns": "./coredns",  # with the plug-ins that are used: all of them need the libraries of several clouds
     "helm": "helm.sh/helm/v4/cmd/helm",
     "kube-network-policies": "sigs.k8s.io/kube-network-policies/cmd/kube-network-policies/standard",
     "prometheus": "github.com/prometheus/prometheus/cmd/prometheus",
@@ -51,7 +50,7 @@ PACKAGES = {
 }
 TAGS = dict.fromkeys(
     ("prometheus", "promtool", "alertmanager"), "remove_all_sd,enable_kubernetes_sd"
-)  # much of Prometheus finds targets in clouds
+)  # a large part of Prometheus discovers targets in clouds
 MONITOR_DEFINITIONS = ("podmonitors", "prometheusrules", "servicemonitors")
 KWOK_STAGES = (
     "node/fast/node-initialize.yaml",
@@ -68,7 +67,7 @@ class ToolchainError(RuntimeError):
 
 
 def cache_folder() -> Path:
-    """The folder of the pinned versions, with their binaries in `bin/`; images lie beside it."""
+    """Return the folder of the pinned versions, with their binaries in `bin/`; images are beside it."""
     key = hashlib.sha256((LDFLAGS + repr(TAGS)).encode())
     for name in ("go.mod", "go.sum", "coredns/main.go"):
         key.update((MODULE / name).read_bytes())
@@ -77,9 +76,9 @@ def cache_folder() -> Path:
 
 
 def binary(name: str) -> Path:
-    """The path of one binary, built if need be.
+    """Return the path of one binary, building it if necessary.
 
-    Raises ToolchainError when `name` is unknown, when Go is missing, or when the build fails.
+    Raises ToolchainError if `name` is unknown, Go is missing, or the build fails.
     """
     if name not in PACKAGES:
         raise ToolchainError(f"no binary named {name!r}; known: {', '.join(PACKAGES)}")
@@ -96,25 +95,25 @@ def binary(name: str) -> Path:
 def require(level: str) -> None:
     """Raise ToolchainError naming everything that `level` of install.sh needs and this machine lacks."""
     command = ["sh", str(Path(__file__).with_name("install.sh")), "--check", level]
-    python = {"PYTHON": sys.executable}  # the one that is running will do, whatever python3 is
+    python = {"PYTHON": sys.executable}  # the running interpreter is sufficient, whatever python3 is
     looked = subprocess.run(command, env=os.environ | python, capture_output=True, text=True, check=False)
     if looked.returncode:
         raise ToolchainError(f"{looked.stderr}tests/cluster/install.sh installs what it can")
 
 
 def kwok_stages() -> list[Path]:
-    """kwok's own descriptions of how a fake node and a fake pod go on, copied from its Go module into the cache."""
+    """Return kwok's own descriptions of the life of fake nodes and pods, copied from its Go module into the cache."""
     return _copied("stages", "sigs.k8s.io/kwok", [f"kustomize/stage/{stage}" for stage in KWOK_STAGES])
 
 
 def monitor_definitions() -> list[Path]:
-    """The Prometheus operator's definitions of what the chart renders for it, copied from its Go module."""
+    """Return the Prometheus operator's definitions of the chart's objects for it, copied from its Go module."""
     files = [f"example/prometheus-operator-crd/monitoring.coreos.com_{name}.yaml" for name in MONITOR_DEFINITIONS]
     return _copied("definitions", "github.com/prometheus-operator/prometheus-operator", files)
 
 
 def _copied(name: str, dependency: str, files: Sequence[str]) -> list[Path]:
-    """Folder `name` of the cache with these files of a module that ours requires, fetched if need be."""
+    """Return folder `name` of the cache with these files of a module that ours requires, downloading it if needed."""
     folder = cache_folder() / name
     if not folder.is_dir():
         command = [_go(), "mod", "download", "-json", dependency]
@@ -152,7 +151,7 @@ def _build(name: str, path: Path) -> Path:
 
 
 def _go() -> str:
-    own = Path(sys.prefix) / "bin" / "go"  # make puts it there where the machine has none, or one that is too old
+    own = Path(sys.prefix) / "bin" / "go"  # make installs it there if the machine has none, or one that is too old
     result = str(own) if own.is_file() else shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if not result:
         raise ToolchainError("no Go toolchain found: `make go` gets one, or install Go 1.26 or later")

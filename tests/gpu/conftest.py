@@ -1,4 +1,4 @@
-"""The fixtures of the steps for pytest alone, without `scripts/gpu-check`: nothing is written."""
+"""The fixtures of the steps for pytest without `scripts/gpu-check`: no results are written."""
 
 from gpu_check.plugin import (  # noqa: F401
     figures,

@@ -1,6 +1,7 @@
-"""The torch engine over models made on the spot.
+"""The torch engine with generated models.
 
-Owns what the steps of decoding share. No token ends a response here, so all samples decode as many tokens.
+Owns the shared code of the decoding steps. No token ends a response here, so all samples decode the same number of
+tokens.
 """
 
 from collections.abc import Iterable
@@ -29,29 +30,29 @@ WAYS: Final[dict[str, dict[str, Any]]] = {
 
 
 class EndlessText:
-    """A tokenizer of which no token ends a response."""
+    """A tokenizer without a token that ends a response."""
 
     eos_token_id = None
 
 
 def load(machine: CheckedMachine, config: LlamaConfig, dtype: torch.dtype) -> Any:
-    """Return a model that is written and loaded."""
+    """Write a model and return it loaded."""
     folder = machine.scratch / name_of(dtype)
     write_model(folder, config, dtype, machine.device)
     return load_written(folder, dtype, machine.device)
 
 
 def load_written(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """Return the model of a folder, loaded as a job loads it."""
+    """Return the model of a folder, loaded as in a job."""
     model = load_causal_lm(str(folder), field="model", dtype=dtype, device=device, attention="sdpa")
-    model.generation_config.eos_token_id = None  # every sample decodes as many tokens
+    model.generation_config.eos_token_id = None  # every sample decodes the same number of tokens
     return model
 
 
 def engine_of(
     model: Any, rows: int, prompt: int, tokens: int, *, greedy: bool = False, deterministic: bool = False, **way: Any
 ) -> TorchEngine:
-    """Return an engine over a model that was loaded; `way`: one of WAYS, or what the engine takes by itself."""
+    """Return an engine over a loaded model; `way`: one of WAYS, or the engine's default."""
     sampling, limits = SamplingParameters(temperature=0 if greedy else 1), EngineLimits(rows, prompt, tokens)
     return TorchEngine(model, EndlessText(), sampling, limits, deterministic=deterministic, **way)
 

@@ -1,4 +1,4 @@
-"""Whole jobs on this machine by `rlhf run`, coordinator and all.
+"""Whole jobs on this machine with `rlhf run`, coordinator included.
 
 Owns how a job is written, run and judged: by what a user would see, its exit code, its metrics, the logs of its
 processes. It must never read from inside a job.
@@ -30,15 +30,16 @@ def score(prompt: str, response: str, record: dict[str, str]) -> float:
     return float(response == record["answer"]) + 0.1 * digits / max(len(response), 1)
 '''
 MISMATCH: Final = {"Float32": 2e-3, "BFloat16": 0.5}
-"""The most by which the trainer's log-probability of a sampled token may differ from the engine's. In float32 they sum
-in other orders; bfloat16 has three digits, and a random model's logits are of the order of one."""
+"""Largest allowed difference between the trainer's and the engine's log-probability of a sampled token. In float32 they
+sum in another order; bfloat16 has three digits, and a random model's logits are of the order of one.
+"""
 POLL_SECONDS: Final = 0.5
-"""Between two looks at the memory of the GPU."""
+"""Seconds between two readings of the GPU's memory."""
 
 
 @dataclass(frozen=True)
 class PolicyJobSizes:
-    """Sizes of a job with a policy made on the spot."""
+    """Sizes of a job with a generated policy."""
 
     config: LlamaConfig
     iterations: int
@@ -53,24 +54,24 @@ HALF_BILLION_JOB: Final = PolicyJobSizes(HALF_BILLION, iterations=3, batch=64, r
 
 @dataclass(frozen=True)
 class LocalJobOutcome:
-    """What came of one job."""
+    """The result of one job."""
 
     exit_code: int
     rows: list[dict[str, float]] = field(default_factory=list)
     """Metrics per iteration."""
     summary: dict[str, Any] = field(default_factory=dict)
     peak_bytes: int = 0
-    """Most memory of the GPU that was in use at one time, by all processes; 0 on CPU."""
+    """Peak of the GPU's used memory over all processes in bytes; 0 on CPU."""
 
 
 def median(rows: Iterable[Mapping[str, float]], metric: str) -> float | None:
-    """Return the median of a metric; None where no iteration has it."""
+    """Return the median of a metric; None if no iteration has it."""
     values = [row[metric] for row in rows if metric in row]
     return statistics.median(values) if values else None
 
 
 def write_files(machine: CheckedMachine, sizes: PolicyJobSizes, figures: Figures) -> dict[str, Any]:
-    """Write policy, prompts and reward into the step's folder; return the spec, with every group on the one device."""
+    """Write policy, prompts and reward into the step's folder; return the spec, with every group on the same device."""
     dtype = torch.bfloat16 if machine.cuda else torch.float32
     figures.say("making the policy")
     figures.add("parameters", write_model(machine.scratch / "policy", sizes.config, dtype, machine.device))
@@ -98,7 +99,7 @@ def spec_of(machine: CheckedMachine, iterations: int, batch: int, response: int,
 
 
 def run_job(machine: CheckedMachine, figures: Figures, name: str, spec: Mapping[str, Any]) -> LocalJobOutcome:
-    """Run a job in the step's folder, where its relative paths lead; show what it prints."""
+    """Run a job in the step's folder, where its relative paths lead; show its output."""
     file, run = machine.scratch / f"{name}.yaml", machine.scratch / f"run-{name}"
     job = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": name}, "spec": dict(spec)}
     file.write_text(json.dumps(job))  # JSON is YAML
@@ -119,7 +120,7 @@ def run_job(machine: CheckedMachine, figures: Figures, name: str, spec: Mapping[
 
 @contextmanager
 def peak_memory(machine: CheckedMachine) -> Iterator[list[int]]:
-    """Look at the memory of the GPU meanwhile, from a thread; yield the bytes in use at each look."""
+    """Read the GPU's memory meanwhile in a thread; yield the used bytes of each reading."""
     seen, ended = [0], threading.Event()
 
     def look() -> None:
@@ -137,7 +138,7 @@ def peak_memory(machine: CheckedMachine) -> Iterator[list[int]]:
 
 
 def judge(figures: Figures, outcome: LocalJobOutcome, spec: Mapping[str, Any], mismatch: float, name: str) -> None:
-    """Check what holds for every job, and record where its time went: the medians leave out the first iteration."""
+    """Check the conditions of every job, and record its times: the medians omit the first iteration."""
     iterations, samples = spec["iterations"], spec["iterations"] * spec["rollout"]["batchSize"]
     rows, summary = outcome.rows, outcome.summary
     complete = outcome.exit_code == 0 and len(rows) == iterations

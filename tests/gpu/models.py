@@ -1,7 +1,7 @@
-"""Models made on the spot: Llama-like ones of a stated size with random weights, as Hugging Face folders on disk.
+"""Generated models: Llama-like ones of a given size with random weights, as Hugging Face folders on disk.
 
-Owns their sizes, and prompts. The product loads them by its own code, so folder, config and tensors are the real thing;
-only the weights mean nothing. It must never write outside the folder it is told.
+Owns their sizes and prompts. The product loads them with its own code, so folder, config and tensors are real; only the
+weights are meaningless. It must never write outside its folder.
 """
 
 import json
@@ -19,7 +19,7 @@ logging.disable_progress_bar()  # a bar for every file would fill the log
 def llama(
     hidden: int, layers: int, heads: int, key_value_heads: int, intermediate: int, vocabulary: int, positions: int
 ) -> LlamaConfig:
-    """Return the config of a Llama; what ends and pads is in the tokenizer that all of them have."""
+    """Return the config of a Llama; end and padding tokens are in the shared tokenizer."""
     return LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=hidden,
@@ -36,11 +36,11 @@ def llama(
 
 
 TINY = llama(64, 2, 4, 2, 128, vocabulary=64, positions=512)
-"""0.1 million parameters: a CPU decodes it in milliseconds a token."""
+"""0.1 million parameters: a CPU decodes it in milliseconds per token."""
 HALF_BILLION = llama(896, 24, 14, 2, 4864, vocabulary=151_936, positions=32_768)
 """494 million parameters: the shape of Qwen2.5-0.5B."""
 FEW_WORDS = llama(896, 24, 14, 2, 4864, vocabulary=64, positions=32_768)
-"""358 million parameters: the same, whose responses end by themselves, at lengths that differ."""
+"""358 million parameters: the same, with responses that end by themselves at different lengths."""
 ONE_BILLION = llama(2048, 16, 32, 8, 8192, vocabulary=128_256, positions=32_768)
 """1.24 billion parameters: the shape of Llama 3.2 1B."""
 
@@ -64,7 +64,7 @@ def write_model(folder: Path, config: LlamaConfig, dtype: torch.dtype, device: t
 
 
 def write_prompts(path: Path, count: int) -> None:
-    """Write a JSONL of additions, as the quickstart has them: `{"prompt": "3+5=", "answer": "08"}`."""
+    """Write a JSONL of additions, as in the quickstart: `{"prompt": "3+5=", "answer": "08"}`."""
     pairs = torch.randint(0, 10, (count, 2), generator=torch.Generator().manual_seed(0)).tolist()
     lines = (json.dumps({"prompt": f"{a}+{b}=", "answer": f"{a + b:02d}"}) + "\n" for a, b in pairs)
     path.write_text("".join(lines))

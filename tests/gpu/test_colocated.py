@@ -1,8 +1,9 @@
 """Turns on one device in one process: an engine and a training rank, one of them in host memory while the other works.
 
-The device's memory is read before and after every turn: what decodes must be gone when training begins, and the other
-way round. The rank takes real optimizer steps between turns, so its moments move too. The engine computes in float32,
-in which a made-up model has no ties that another kernel breaks otherwise. Nothing else may use the device meanwhile.
+The device's memory is read before and after every turn: the engine's memory must be free when training begins, and vice
+versa. The rank takes real optimizer steps between turns, so its moments move too. The engine computes in float32, in
+which a generated model has no ties that another kernel breaks differently. No other process may use the device
+meanwhile.
 """
 
 import gc
@@ -30,7 +31,7 @@ GIGABYTE: Final = 1e9
 
 
 class TurningRank:
-    """One stage of a policy and its optimizer, as a trainer has them."""
+    """One stage of a policy and its optimizer, as in a trainer."""
 
     def __init__(self, stage: ModelStage, device: torch.device) -> None:
         self.stage = stage
@@ -38,7 +39,7 @@ class TurningRank:
         self.copy = StageCopy(stage, self.optimizer, device)
 
     def train(self) -> None:
-        """Take one optimizer step by made-up gradients."""
+        """Take one optimizer step with invented gradients."""
         self.optimizer.gradients.fill_(1e-3)
         self.optimizer.step(1e-6, 1.0)
 
@@ -48,7 +49,7 @@ class TurningRank:
         self.copy.offload()
 
     def onload(self) -> None:
-        """Come back, as a trainer does."""
+        """Return to the device, as a trainer does."""
         self.copy.onload()
         self.optimizer.make_gradients()
 
@@ -70,7 +71,7 @@ def test_colocated(machine: CheckedMachine, figures: Figures) -> None:
 
     def decode() -> dict[int, list[int]]:
         tokens = decoded(engine, requests(count, prompt, response, config.vocab_size))
-        gc.collect()  # responses may refer to nothing of the device, and this shows it
+        gc.collect()  # responses must not refer to device memory, and this shows it
         return tokens
 
     def turn(

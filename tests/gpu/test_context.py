@@ -1,7 +1,7 @@
 """Attention of ranks that share a sample by position, on one device: results and gradients of whole attention.
 
-The ranks take their turns, and what would come from the others is at hand: the kernels that a rank's chunks ask for are
-checked, by which a chunk attends to more keys than it has queries.
+The ranks run in turn, and the data of the other ranks is available locally. This checks the kernels for a rank's
+chunks, in which a chunk attends to more keys than it has queries.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from rlhf_workers.training.parallel.context_group import ContextCut, ContextGrou
 from rlhf_workers.training.schedule.step_timing import NoCommunicator
 
 TOLERANCES: Final = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-"""Share of the largest number of a tensor: kernels of other shapes sum in another order."""
+"""Tolerance relative to the largest number of a tensor: kernels of other shapes sum in another order."""
 Tensors = dict[str, torch.Tensor]
 
 
@@ -44,7 +44,7 @@ LARGE = ContextSizes(ranks=4, heads=32, key_value_heads=8, width=128, length=163
 
 
 class OthersAtHand(NoCommunicator):
-    """Gives a rank the keys and values that were put here, and collects the gradients of each for their sum."""
+    """Gives a rank the prepared keys and values, and collects the gradients of each for their sum."""
 
     def __init__(self, positions: torch.Tensor) -> None:
         """`positions`: keys and values of all positions, position first."""
@@ -93,7 +93,7 @@ def test_context(machine: CheckedMachine, figures: Figures) -> None:
 def whole(
     layer: Any, inputs: Tensors, slope: torch.Tensor, window: int | None, sizes: ContextSizes, device: torch.device
 ) -> tuple[Tensors, float]:
-    """Return results and gradients of one rank that has all positions, and its seconds."""
+    """Return results and gradients of one rank with all positions, and its seconds."""
     own = {name: value.clone().requires_grad_() for name, value in inputs.items()}
     mask = None
     if window is not None or slope.dtype == torch.float32:  # no kernel has float32 and fewer key heads without one
@@ -108,7 +108,7 @@ def whole(
 def by_ranks(
     layer: Any, inputs: Tensors, slope: torch.Tensor, window: int | None, sizes: ContextSizes, device: torch.device
 ) -> tuple[Tensors, float]:
-    """Return the same by ranks that share the positions, and the seconds of the slowest."""
+    """Return the same from ranks that share the positions, and the seconds of the slowest."""
     others = OthersAtHand(torch.cat((inputs["key"], inputs["value"]), dim=1).movedim(2, 0))
     result, of_query, slowest = torch.empty_like(slope), torch.empty_like(inputs["query"]), 0.0
     for rank in range(sizes.ranks):

@@ -1,7 +1,6 @@
 """The torch engine against transformers and the memory-bandwidth limit, with and without captured passes.
 
-The limit of a step: every weight and every key and value of the batch is read once, at the rate at which this machine
-copies.
+The limit of a step: every weight and every key and value of the batch is read once, at this machine's copy rate.
 """
 
 import gc
@@ -30,14 +29,15 @@ AIM: Final = 0.6
 """Share of the bandwidth limit, at a batch of 1 to AIM_BATCH in bfloat16."""
 AIM_BATCH: Final = 16
 TIES: Final = {torch.float32: 1e-3, torch.bfloat16: 0.125}
-"""By which the logit of a greedy token may fall short of the best one on the same text, as transformers computes it in
-one pass: kernels of other shapes break near ties otherwise, and bfloat16 knows the logits of a made-up model, some 4,
-by steps of 0.03. All tokens after a tie are those of another text, so how many agree says little."""
+"""Largest amount by which a greedy token's logit may be below the best one on the same text, in one pass of
+transformers. Kernels of other shapes break near ties differently, and bfloat16 resolves a generated model's logits,
+about 4, in steps of 0.03. All tokens after a tie belong to another text, so the share of equal tokens says little.
+"""
 
 
 @dataclass(frozen=True)
 class DecodedSizes:
-    """Sizes of the model and of what is decoded."""
+    """Sizes of the model and of the decoded samples."""
 
     config: LlamaConfig
     batches: tuple[int, ...]
@@ -46,7 +46,7 @@ class DecodedSizes:
     greedy_samples: int
 
     def samples(self, count: int) -> list[SampleRequest]:
-        """Return so many samples."""
+        """Return this number of samples."""
         return requests(count, self.prompt, self.tokens, self.config.vocab_size)
 
 
@@ -84,9 +84,9 @@ def test_decode(machine: CheckedMachine, figures: Figures) -> None:
 def engines(
     model: Any, rows: int, sizes: DecodedSizes, figures: Figures, *, greedy: bool = False
 ) -> Iterator[tuple[str, TorchEngine]]:
-    """Yield each way and an engine of it; one that does not start fails a check, and the others go on."""
+    """Yield each way and its engine; one that does not start fails a check, and the others continue."""
     for way, arguments in WAYS.items():
-        gc.collect()  # the graphs and caches of the engine before go first
+        gc.collect()  # the graphs and caches of the previous engine are freed first
         try:
             yield way, engine_of(model, rows, sizes.prompt, sizes.tokens + 8, greedy=greedy, **arguments)
         except WorkError as error:
@@ -99,7 +99,7 @@ def prompts_of(model: Any, samples: list[SampleRequest]) -> torch.Tensor:
 
 
 def generate(model: Any, prompts: torch.Tensor, tokens: int, **sampling: Any) -> torch.Tensor:
-    """Return what transformers decodes: prompts and so many tokens more."""
+    """Return the output of transformers: prompts and `tokens` more tokens."""
     mask, ends = torch.ones_like(prompts), {"eos_token_id": None, "pad_token_id": 0}
     with torch.inference_mode():
         whole: torch.Tensor = model.generate(
@@ -129,7 +129,7 @@ def same_greedy_tokens(model: Any, sizes: DecodedSizes, figures: Figures, name: 
 
 
 def shortfall(model: Any, prompts: torch.Tensor, tokens: torch.Tensor) -> float:
-    """Return the most by which the logit of a token [samples, tokens] is below the best one after the same text."""
+    """Return the largest amount by which a token's logit [samples, tokens] is below the best one at its place."""
     most = 0.0
     for prompt, chosen in zip(prompts, tokens, strict=True):
         text = torch.cat([prompt, chosen])[None]
@@ -141,7 +141,7 @@ def shortfall(model: Any, prompts: torch.Tensor, tokens: torch.Tensor) -> float:
 
 
 def step_seconds(engine: TorchEngine, samples: list[SampleRequest], tokens: int) -> float:
-    """Return the median step of the last half of a run that decodes everything, prefill and captures outside it."""
+    """Return the median step of the last half of a run that decodes everything, without prefill and captures."""
     engine.submit(samples)
     times = []
     while engine.held:
@@ -152,7 +152,7 @@ def step_seconds(engine: TorchEngine, samples: list[SampleRequest], tokens: int)
 
 
 def limit_seconds(model: Any, engine: TorchEngine, rows: int, keys: float, bytes_per_second: float) -> float:
-    """Return a step's least time: weights and caches read once, the caches of `keys` tokens in each row."""
+    """Return a step's least time: weights and caches read once, with the caches of `keys` tokens in each row."""
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     return float(weights + rows * keys * engine.moves.bytes_per_token) / bytes_per_second
 
@@ -199,7 +199,7 @@ def throughput(
 
 
 def matrix_products(model: Any, figures: Figures, name: str) -> None:
-    """Record how fast weights of each kind are read when few rows are multiplied: what a fused pass waits for."""
+    """Record the read rate of each kind of weights when few rows are multiplied, which bounds a fused pass."""
     layers = model.model.layers
     kinds = {
         "query": [layer.self_attn.q_proj for layer in layers],

@@ -1,7 +1,7 @@
-"""Deterministic mode on this device, where nothing is promised: which of its promises of a CPU hold here.
+"""Deterministic mode on this device, where it is not guaranteed: which of its guarantees on a CPU hold here.
 
 A sample is decoded alone, in batches of several sizes and among other neighbours, resumed from its tokens, and scored
-alone and beside others; tokens are compared, and log-probabilities to the last bit.
+alone and with others; tokens are compared, and log-probabilities to the last bit.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ Responses = dict[int, ResponsePart]
 
 @dataclass(frozen=True)
 class RepeatedSizes:
-    """Sizes of the model and of what is decoded."""
+    """Sizes of the model and of the decoded samples."""
 
     config: LlamaConfig
     batches: tuple[int, ...]
@@ -52,7 +52,7 @@ def test_deterministic(machine: CheckedMachine, figures: Figures) -> None:
 
 
 def decode(machine: CheckedMachine, model: Any, sizes: RepeatedSizes, figures: Figures, name: str) -> None:
-    """Compare tokens and bits by batch size; the check is of tokens, in float32: elsewhere figures tell."""
+    """Compare tokens and bits by batch size; the check is of tokens in float32. Otherwise figures are recorded."""
     samples = requests(max(sizes.batches), sizes.prompt, sizes.tokens, sizes.config.vocab_size, shortest=2)
 
     def engine(rows: int) -> TorchEngine:

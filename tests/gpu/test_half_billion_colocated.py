@@ -1,6 +1,6 @@
 """The job of half_billion_job with `placement: Colocated`: one process decodes, scores and trains in turn.
 
-Memory is the point: what sleeps is in host memory, so the device never has what trains beside what decodes.
+It tests memory: a sleeping role is in host memory, so the device never has engine and trainer at the same time.
 """
 
 import pytest

@@ -1,7 +1,7 @@
-"""A whole PPO job of a policy of half a billion parameters, made on the spot: every group on the one device at once.
+"""A whole PPO job with a generated policy of half a billion parameters: every group on one device at once.
 
-The critic starts from the policy with a fresh value head, and the reference is the policy's first weights, so one
-folder is read three times. bfloat16 products, float32 master weights, as a job with GPUs has them.
+The critic starts from the policy with a new value head, and the reference has the policy's first weights, so one folder
+is read three times. bfloat16 products and float32 master weights, as in a job with GPUs.
 """
 
 import pytest

@@ -1,6 +1,6 @@
-"""Where a decode step and a training step go: seconds of the host, seconds of the device, and the kernels with most.
+"""The time of a decode step and a training step: seconds of the host, seconds of the device, and the largest kernels.
 
-The host's share is what a step takes beyond its kernels: the device waits for it. A profile slows what it watches, so
+The host's share is the time of a step beyond its kernels, in which the device waits. A profile slows the step, so
 seconds are measured without it, and kernels are counted in a few more steps.
 """
 
@@ -29,11 +29,11 @@ from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.training.schedule.step_timing import made_up_batch
 
 SHOWN: Final = 12
-"""Kernels of each kind of step."""
+"""Number of kernels shown for each kind of step."""
 NAME_CHARACTERS: Final = 60
 NAMED_OVER: Final = "Optimizer.step#"
 PROFILED: Final = 5
-"""Decode steps."""
+"""Number of decode steps."""
 
 
 @pytest.mark.gpu(seconds=60, gigabytes=60)
@@ -65,7 +65,7 @@ def test_kernels(machine: CheckedMachine, figures: Figures) -> None:
 
 
 def take(engine: TorchEngine, steps: int) -> None:
-    """Take so many decode steps."""
+    """Take this number of decode steps."""
     for _ in range(steps):
         engine.step()
 
@@ -73,7 +73,7 @@ def take(engine: TorchEngine, steps: int) -> None:
 def show(
     machine: CheckedMachine, name: str, seconds: float, steps: int, work: Callable[[], object], figures: Figures
 ) -> None:
-    """Record what a step takes, and its kernels: on a CPU its operations."""
+    """Record the time of a step, and its kernels: on a CPU its operations."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if machine.cuda else [])]
     with profile(activities=activities) as watched:
         work()
@@ -81,7 +81,7 @@ def show(
     events = watched.key_averages()
     taken = {event.key: event.self_device_time_total if machine.cuda else event.self_cpu_time_total for event in events}
     calls = {event.key: event.count for event in events}
-    # Operations have the time of their kernels too; kernels, and what is named over them, have no time of the host.
+    # Operations include the time of their kernels; kernels, and annotations over them, have no host time.
     alone = [event.key for event in events if not machine.cuda or not event.self_cpu_time_total]
     kernels = [key for key in alone if not key.startswith(NAMED_OVER)]
     total, milliseconds = sum(taken[key] for key in kernels) / steps, 1e3 * seconds

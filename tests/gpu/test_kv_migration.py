@@ -1,7 +1,7 @@
 """Samples that move between two engines on one device while both decode: the cache's bits, the tokens, and the speed.
 
-Everything of a migration is the product's: the source's side, the service that takes the call, gRPC between them, host
-memory on both ends. One thread computes for both engines, so the cost of a move shows in its steps.
+The migration uses the product's code: the source, the service that takes the call, gRPC between them, host memory on
+both ends. One thread computes for both engines, so the cost of a move shows in its steps.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from rlhf_workers.peer_server import start_server
 from rlhf_workers.weights.source import WeightSourceService
 
 WAIT_SECONDS: Final = 60.0
-"""For one migration; a healthy one takes a second at most."""
+"""Seconds for one migration; a healthy one takes a second at most."""
 Work = tuple[Callable[..., Any], "Future[Any]"]
 
 
@@ -78,7 +78,7 @@ def test_kv_migration(machine: CheckedMachine, figures: Figures) -> None:
 
 @contextmanager
 def sink(engine: TorchEngine, outbox: RecordedOutbox, cuda: bool) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield the destination's address, and what its computing thread does between steps."""
+    """Yield the destination's address, and the work of its computing thread between steps."""
     waiting: queue.SimpleQueue[Work] = queue.SimpleQueue()
     receiver = IncomingMigrations(engine)
 
@@ -127,7 +127,7 @@ def step_both(source: TorchEngine, destination: TorchEngine, done: dict[int, lis
 
 
 def record(outbox: RecordedOutbox, leaving: int, quiet: list[float], busy: list[float], figures: Figures) -> None:
-    """Record what the migrations came to."""
+    """Record the results of the migrations."""
     results = [sample for answer in outbox.answers for sample in answer.migrate.samples]
     whys = ", ".join(sorted({sample.why for sample in results if not sample.moved}))
     count = sum(sample.moved for sample in results)

@@ -1,4 +1,4 @@
-"""The limits of the machine, which other steps relate their figures to: each is measured alone."""
+"""The limits of the machine, to which other steps relate their figures; each is measured alone."""
 
 from functools import partial
 

@@ -1,6 +1,6 @@
-"""An optimizer step of Megatron-core's layers beside one of the backend `torch`: the same gradients, and how long each.
+"""An optimizer step of Megatron-core's layers and one of the backend `torch`: equal gradients, and the time of each.
 
-Megatron's layers are those that need no Transformer Engine, as the backend `megatron` takes them.
+Megatron's layers are those without Transformer Engine, as in the backend `megatron`.
 """
 
 from itertools import product
@@ -26,7 +26,7 @@ from rlhf_workers.training.schedule.step_timing import made_up_batch
 
 COMPARED: Final = ("loss/actor", "loss/critic", "gradient_norm/actor", "gradient_norm/critic")
 TOLERANCES: Final = {"Float32": 1e-5, "BFloat16": 3e-2}
-"""By which losses and norms of gradients may differ, relative: other kernels, which sum in another order."""
+"""Relative tolerances of losses and gradient norms: other kernels sum in another order."""
 
 
 @pytest.mark.gpu(seconds=90, gigabytes=60)
@@ -58,7 +58,7 @@ def one_way(
     device: torch.device,
     figures: Figures,
 ) -> dict[str, float]:
-    """Record a row; return what the first step says of itself."""
+    """Record a row; return the reported metrics of the first step."""
     free_cache()
     job = training_job(machine.scratch, batch, precision=precision, backend=backend)
     trainer = trainer_alone(job, batch, device, model)

@@ -1,4 +1,4 @@
-"""AdamW's moments in host memory: the bits of moments on the device, what of them is there, and what a step takes."""
+"""AdamW's moments in host memory: the same bits as on the device, the memory they need, and the time of a step."""
 
 import time
 from typing import Final
@@ -16,7 +16,7 @@ from rlhf_workers.weights.offload import DeviceOffload
 STEPS: Final = 4
 RATE: Final = 1e-3
 SPARE_BYTES: Final = 16 * 2**20
-"""Bytes of the device beside the pieces: counts of steps, and what the allocator rounds up."""
+"""Bytes of the device besides the parts: counts of steps, and the allocator's rounding."""
 GIGABYTE: Final = 1e9
 
 
@@ -50,7 +50,7 @@ def test_moments(machine: CheckedMachine, figures: Figures) -> None:
 
 
 def _parameters(rows: int, columns: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return parameters with a value and room for a gradient; the large matrix ends within a piece."""
+    """Return parameters with a value and room for a gradient; the large matrix ends within a part."""
     generator = torch.Generator(device).manual_seed(0)
     shapes = {"matrix": (rows, columns), "odd": (37, 29), "norm": (columns,), "one": (1,)}
     parameters = {name: torch.randn(shape, generator=generator, device=device) for name, shape in shapes.items()}

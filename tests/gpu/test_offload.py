@@ -1,4 +1,4 @@
-"""A model's weights to host memory and back: the speed against the bus, the memory that is really free, the bits."""
+"""A model's weights to host memory and back: the speed against the bus, the freed memory, the bits."""
 
 from typing import Final
 
@@ -11,11 +11,11 @@ from gpu_check.plugin import CheckedMachine, Figures
 from rlhf_workers.weights.offload import MOVES, OffloadableWeights
 
 TURNS: Final = 3
-"""The first takes host memory and pins it."""
+"""Number of turns; the first allocates host memory and pins it."""
 LEAST_SHARE: Final = 0.7
-"""Share of what the step `machine` measured of the bus: small tensors cost a launch each."""
+"""Share of the bus speed measured by the step `machine`: small tensors cost a launch each."""
 FREED_SHARE: Final = 0.95
-"""Share of the weights' bytes: what shares a block with something that stays is not freed."""
+"""Share of the weights' bytes: memory that shares a block with something that stays is not freed."""
 BUSES: Final = {"offload": "pinned_to_host_gb_per_second", "onload": "pinned_to_device_gb_per_second"}
 
 

@@ -1,6 +1,6 @@
-"""One mini-batch of long-tailed lengths: padded micro-batches, padded ones under a bound of tokens, and packed ones.
+"""One mini-batch of long-tailed lengths: padded micro-batches, padded ones with a token limit, and packed ones.
 
-The bounds of tokens are what the largest micro-batch by samples had, so each way needs about the same memory.
+The token limits equal the largest micro-batch by samples, so each way needs about the same memory.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from rlhf_workers.training.trainer import Trainer
 SPREAD: Final = 1.0
 """Standard deviation of the logarithm of lengths: the longest of a few dozen is about eight medians."""
 TOLERANCES: Final = {"Float32": 1e-4, "BFloat16": 2e-2}
-"""By which gradient norms may differ, relative: kernels of other shapes sum in another order."""
+"""Relative tolerances of gradient norms: kernels of other shapes sum in another order."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def one_way(
 
 
 def long_tailed(trainer: Trainer, sizes: PackedSizes) -> TrainingBatch:
-    """Return the made-up mini-batch, its responses cut to log-normal lengths, one of them the longest."""
+    """Return the generated mini-batch, with responses cut to log-normal lengths, one of them the longest."""
     whole = made_up_batch(trainer)
     drawn = torch.randn(sizes.samples, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     lengths = (sizes.median * (SPREAD * drawn).exp()).round().clamp(1, sizes.longest).long()

@@ -1,7 +1,7 @@
 """Pipelines whose ranks are processes on one device: serial, fused and fused-split tables train the same bits.
 
-On a GPU that the ranks share tensors go through host memory, as the group itself decides; on a CPU that way is taken
-once more beside gloo's own, by copies between CPUs, and must give the same bits too.
+On a GPU that the ranks share, the group sends tensors through host memory. On a CPU that transport runs once more in
+addition to gloo's, with copies between CPUs, and must give the same bits too.
 """
 
 import hashlib
@@ -44,12 +44,12 @@ from rlhf_workers.training.trainer import Trainer
 MEETING_SECONDS: Final = 120.0
 MODELS: Final = ("actor", "critic")
 RankResult = dict[str, dict[str, dict[str, Any]]]
-"""Transport -> schedule -> what a rank found."""
+"""Transport -> schedule -> results of a rank."""
 
 
 @dataclass(frozen=True)
 class RankOrder:
-    """What the ranks of a group do."""
+    """The order to the ranks of a group."""
 
     address: str
     device: str
@@ -58,7 +58,7 @@ class RankOrder:
     batch: BatchShape
     steps: int
     tables: tuple[str, ...]
-    """JSON of each."""
+    """JSON of each table."""
 
 
 @pytest.mark.gpu(seconds=180, gigabytes=60)
@@ -85,7 +85,7 @@ def result_file(order: RankOrder, rank: int) -> Path:
 
 
 def tables_of(ranks: int, microbatches: int) -> list[ScheduleTable]:
-    """Return the serial table, and what the search finds for stages that all take the same time."""
+    """Return the serial table, and the result of the search for stages with equal times."""
     pipelines = opposite(MODELS, ranks, microbatches)
     costs = {(model, stage): StageCost(1.0, 2.0, 1.0, 1.0, 1.0) for model in MODELS for stage in range(ranks)}
     transfers = {(rank, rank + 1): 0.05 for rank in range(ranks - 1)}
@@ -98,7 +98,7 @@ def tables_of(ranks: int, microbatches: int) -> list[ScheduleTable]:
 
 
 def judge(results: Sequence[RankResult], tables: Sequence[ScheduleTable], figures: Figures) -> None:
-    """Compare what the ranks trained under each table, and each way that tensors went."""
+    """Compare the trained results under each table and each transport."""
     ranks, serial, ways = len(results), tables[0].method, list(results[0])
     for way in ways:
         by_table = {table.method: [result[way][table.method] for result in results] for table in tables}
@@ -130,9 +130,9 @@ def judge(results: Sequence[RankResult], tables: Sequence[ScheduleTable], figure
 
 
 def rank_main(rank: int, order: RankOrder) -> None:
-    """Be one rank: join the group once, then train from the same weights under each table, each way."""
+    """Run one rank: join the group once, then train from the same weights under each table and transport."""
     torch.set_num_threads(1)
-    logging.disable(logging.WARNING)  # made-up log-probabilities never match
+    logging.disable(logging.WARNING)  # invented log-probabilities never match
     device = open_device(order.device)
     compute_deterministically(device)
     found: RankResult = {}
@@ -149,11 +149,11 @@ def rank_main(rank: int, order: RankOrder) -> None:
             found.setdefault(way.transport.kind, {})[table.method] = trained(trainer, order.steps)
             del trainer
     write_whole(result_file(order, rank), json.dumps(found))
-    os._exit(0)  # without taking the group down politely: the others may still be in it
+    os._exit(0)  # without an orderly end of the group, because the others may still be in it
 
 
 def meet(become: pb.BecomeTraining, device: torch.device, layout: RankLayout) -> list[Communicator]:
-    """Return the ways to the other ranks: that which the group decides on, and on a CPU through copies as well."""
+    """Return the communicators with the other ranks: the group's choice, and on a CPU also one with copies."""
     chosen = join(become, device, MEETING_SECONDS, layout)
     if device.type != "cpu":
         return [chosen]

@@ -1,10 +1,10 @@
-"""The planner's predictions against what was measured on this device: decode, score, move, train, whole iteration.
+"""The planner's predictions against measurements on this device: decode, score, move, train, whole iteration.
 
-A job with two generation workers, so that samples can move, and two training ranks, so that there is a schedule to
-predict. Its costs are profiled on the device and then learned, as in any job; `fusion/simulated_...` are what the
-planner makes of the lengths that came out, by the costs it knew before the iteration. The first iterations are left
-out: they warm up, and the planner knows only its profile. The vocabulary is small, so that responses end by themselves
-and have lengths that differ.
+The job has two generation workers, so that samples can move, and two training ranks, so that there is a schedule to
+predict. Its costs are profiled on the device and then learned, as in any job. `fusion/simulated_...` are the planner's
+results for the actual lengths with the costs it knew before the iteration. The first iterations are omitted: they warm
+up, and the planner knows only its profile. The vocabulary is small, so that responses end by themselves and have
+different lengths.
 """
 
 import statistics
@@ -20,9 +20,9 @@ from gpu_check.plugin import CheckedMachine, Figures
 SMALL = PolicyJobSizes(TINY, iterations=4, batch=16, response=24, micro_batch=2)
 LARGE = PolicyJobSizes(FEW_WORDS, iterations=6, batch=64, response=256, micro_batch=8)
 TOLERANCE: Final = 0.3
-"""Share of the measured seconds by which a prediction may be off on a GPU; other work shares a CPU."""
+"""Relative error allowed for a prediction on a GPU; a CPU is shared with other work."""
 WARM_UP: Final = 2
-"""Iterations left out."""
+"""Number of omitted iterations."""
 COMPARED: Final = {
     "decode": ("fusion/simulated_decode_busy", "fusion/decode_busy"),
     "score": ("fusion/simulated_score_busy", "fusion/score_busy"),
@@ -35,9 +35,9 @@ RATIOS: Final = {
     **{kind: kind for kind in ("decode", "score", "transfer", "pause", "rebuild", "command")},
     "contention": "decoding beside scoring",
 }
-"""Kinds of work for which a job reports observed over profiled seconds, and their names here."""
+"""Kinds of work for which a job reports observed over profiled seconds -> their names here."""
 MINI_BATCHES: Final = 2
-"""Mini-batches of an iteration, as the job has it."""
+"""Mini-batches of an iteration of the job."""
 
 
 @pytest.mark.gpu(seconds=150, gigabytes=60)
@@ -59,7 +59,7 @@ def test_planner_truth(machine: CheckedMachine, figures: Figures) -> None:
 
 
 def truth_spec(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the job: half of the samples move to one worker with their caches, when that many are left."""
+    """Return the job: when half of the samples are left, they move to one worker with their caches."""
     spec["generation"]["replicas"] = 2
     spec["training"]["parallelism"] = {"pipeline": 2}
     spec["fusion"] = {"interStage": {"mode": "Auto"}, "intraStage": {"mode": "Auto"}}
@@ -67,7 +67,7 @@ def truth_spec(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def compare(figures: Figures, name: str, predicted: float | None, measured: float | None, tolerance: float) -> None:
-    """Add a row of the table, and with a tolerance the check that goes with it."""
+    """Add a row of the table, and with a tolerance its check."""
     if predicted is None or measured is None or not measured:
         figures.check(f"{name}: predicted and measured", False, f"predicted {predicted}, measured {measured}")
         return
@@ -94,7 +94,7 @@ def whole(rows: Iterable[Mapping[str, float]]) -> tuple[float | None, float | No
 
 
 def moves(figures: Figures, outcome: LocalJobOutcome) -> None:
-    """Record what moved, and observed over profiled costs."""
+    """Record the moves, and observed over profiled costs."""
     moved = sum(row.get("fusion/moved_kv", 0) for row in outcome.rows)
     figures.add("samples moved with their caches", moved)
     if seconds := sum(row.get("fusion/migration_seconds", 0) for row in outcome.rows):

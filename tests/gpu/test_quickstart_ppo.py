@@ -1,7 +1,7 @@
 """A whole PPO job of the quickstart's size: coordinator, generation, inference, training, checkpoints.
 
-On a GPU it is the quickstart itself (its warmed-up policy, its reward), whose reward has to rise; in small, three
-iterations of a model that nobody trained.
+On a GPU it is the quickstart itself (its warmed-up policy, its reward), whose reward must rise; the small form has
+three iterations of an untrained model.
 """
 
 import subprocess
@@ -18,7 +18,7 @@ from gpu_check.plugin import CheckedMachine, Figures
 
 QUICKSTART: Final = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
 GAIN: Final = 0.1
-"""The reward of the last tenth of the iterations is to be higher than that of the first by so much."""
+"""Required increase of the reward from the first to the last tenth of the iterations."""
 
 
 @pytest.mark.gpu(seconds=120)

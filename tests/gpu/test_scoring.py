@@ -1,4 +1,4 @@
-"""Scoring: log-probabilities against one transformers forward pass per sample, their rate, and as samples grow."""
+"""Scoring: log-probabilities against one transformers forward pass per sample, and the rate, also as samples grow."""
 
 from functools import partial
 from typing import Any, Final
@@ -17,8 +17,9 @@ from rlhf_workers.inference.partial_scores import PartialScore
 from rlhf_workers.models.loading import ValueModel
 
 TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.25}
-"""Largest difference of a log-probability: docs/determinism.md says 1e-4 of chunks in float32 on a CPU, tiny models;
-bfloat16 rounds logits around ten to a thirty-second."""
+"""Largest difference of a log-probability. docs/determinism.md gives 1e-4 for chunks in float32 on a CPU with tiny
+models; bfloat16 rounds logits around ten to a thirty-second.
+"""
 PROMPT: Final = 16
 
 
@@ -56,7 +57,7 @@ def test_scoring(machine: CheckedMachine, figures: Figures) -> None:
 
 
 def samples_of(tokens: int, vocabulary: int, count: int) -> list[ScoringSample]:
-    """Return samples of `tokens` tokens and a few less, so that batches are padded."""
+    """Return samples of at most `tokens` tokens, some a few shorter, so that batches are padded."""
     return to_score(PROMPT, (tokens - PROMPT - index % 7 for index in range(count)), vocabulary)
 
 

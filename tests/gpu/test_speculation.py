@@ -1,9 +1,8 @@
-"""The torch engine verifies drafts on this device: the tokens of single steps, and what passes over several positions
-take.
+"""The torch engine verifies drafts on this device: tokens equal to single steps, and the time of multi-position passes.
 
-Drafts are made up from what the same samples are known to have, with a stated share of right tokens, so no drafter is
-measured here. Tokens are compared in float32; in bfloat16 a logit's rounding shows in another shape of a pass, so
-figures tell how many agree.
+Drafts are derived from the known tokens of the samples with a given share of right tokens, so no drafter is measured
+here. Tokens are compared in float32; in bfloat16 a logit's rounding depends on the shape of a pass, so the figures give
+the share that agrees.
 """
 
 import time
@@ -28,7 +27,7 @@ from rlhf_workers.generation.torch_engine.engine import TorchEngine
 
 @dataclass(frozen=True)
 class VerifiedSizes:
-    """Sizes of the model and of what is decoded."""
+    """Sizes of the model and of the decoded samples."""
 
     config: LlamaConfig
     batches: tuple[int, ...]
@@ -37,7 +36,7 @@ class VerifiedSizes:
     prompt: int
     tokens: int
     right: float
-    """Share of drafted tokens that are what the policy draws."""
+    """Share of drafted tokens that the policy would draw."""
 
 
 SMALL = VerifiedSizes(TINY, batches=(2,), lengths=(3,), prompt=8, tokens=16, right=0.8)
@@ -45,7 +44,7 @@ LARGE = VerifiedSizes(ONE_BILLION, batches=(1, 4, 16, 64), lengths=(1, 2, 4, 8),
 
 
 class KnownDrafts(KnownResponses):
-    """A `Speculator` that proposes as many tokens of the known responses as it is told."""
+    """A `Speculator` that proposes a given number of tokens of the known responses."""
 
     def __init__(self, answers: dict[int, list[int]], length: int, sizes: VerifiedSizes) -> None:
         super().__init__(sizes.right, answers, sizes.config.vocab_size)
@@ -53,17 +52,17 @@ class KnownDrafts(KnownResponses):
         self._length = length
 
     def wants(self, rows: int, keys: int) -> bool:
-        """See Speculator."""
+        """Implements Speculator."""
         return True
 
     def propose(self, requests: Sequence[DraftRequest], keys: int) -> list[TokenArray]:
-        """See Speculator."""
+        """Implements Speculator."""
         return [draft.tokens[: self._length] for draft in self.draft(requests)]
 
     def verified(
         self, outcomes: Sequence[Verified], pass_rows: int, keys: int, draft_seconds: float, pass_seconds: float
     ) -> None:
-        """See Speculator."""
+        """Implements Speculator."""
         self.drafted += sum(outcome.drafted for outcome in outcomes)
         self.accepted += sum(outcome.accepted for outcome in outcomes)
 

@@ -1,8 +1,7 @@
 """The unit tests of the workers with the libraries of this machine, which no CI has.
 
-They run on the CPU here as everywhere: they show that the project works with these versions of torch and transformers.
-A test that fails for want of a library that is not installed is counted apart, and never one that fails for another
-reason.
+They run on the CPU: they show that the project works with these versions of torch and transformers. A test that fails
+because a library is not installed is counted separately; other failures are not.
 """
 
 import importlib.util
@@ -20,7 +19,7 @@ from gpu_check.plugin import CheckedMachine, Figures
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = "tests/unit/workers"
 SHOWN: Final = 20
-"""Failures whose names are shown."""
+"""Number of failures whose names are shown."""
 LIBRARIES: Final = ("megatron", "vllm", "peft")
 """Libraries that a bare machine need not have."""
 ABSENT: Final = (
@@ -28,7 +27,7 @@ ABSENT: Final = (
     "Found no NVIDIA driver on your system",
     "No CUDA GPUs are available",
 )
-"""What else a test lacks that runs from the source tree, its GPU hidden from it."""
+"""Further messages of tests that lack something because they run from the source tree with a hidden GPU."""
 
 
 @pytest.mark.gpu(seconds=150)
@@ -41,7 +40,7 @@ def test_tests(machine: CheckedMachine, figures: Figures) -> None:
     if processes > 1 and importlib.util.find_spec("xdist") is not None:
         command += ["-n", str(processes), "--dist", "loadfile"]
     figures.say(" ".join(command))
-    # Without a GPU, which would only change what they see, and a thread each, as there are many of them.
+    # Without a GPU, which would only change their results, and with one thread each, because there are many of them.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     subprocess.run(command, cwd=ROOT, env=environment, check=False)
     assert results.exists(), "pytest wrote no results; its output is in the log"
@@ -56,7 +55,7 @@ def test_tests(machine: CheckedMachine, figures: Figures) -> None:
 
 
 def lacks(case: ElementTree.Element) -> bool:
-    """Return whether a test failed for want of what this machine does not have."""
+    """Return whether a test failed because this machine lacks something."""
     said = "".join((part.get("message") or "") + (part.text or "") for part in case if part.tag in ("failure", "error"))
     absent = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
     return any(f"No module named '{name}" in said for name in absent) or any(text in said for text in ABSENT)

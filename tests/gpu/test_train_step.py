@@ -1,7 +1,8 @@
-"""One optimizer step of an actor and of a critic: how long, how much of the device's arithmetic, how much memory.
+"""One optimizer step of an actor and of a critic: its time, the used share of the device's arithmetic, and its memory.
 
 Memory is compared with the planner's estimate, with and without activation checkpointing, in each precision. On a GPU
-attention's backward adds in any order: checkpointing is held to what two runs without it differ by (a CPU: nothing).
+attention's backward adds in any order: checkpointing may differ as much as two runs without it do (on a CPU: not at
+all).
 """
 
 import json
@@ -34,9 +35,10 @@ from rlhf_workers.training.schedule.step_timing import made_up_batch
 from rlhf_workers.training.trainer import Trainer
 
 TOLERANCE: Final = 0.05
-"""Share of the estimate of memory."""
+"""Tolerance relative to the estimate of memory."""
 NOISE: Final = 4.0
-"""Times what two runs without checkpointing differ by that a run with it may: each is the largest of a billion."""
+"""Factor by which a run with checkpointing may differ more than two runs without it: each is the largest of a billion.
+"""
 
 
 @dataclass(frozen=True)
@@ -72,14 +74,14 @@ def test_train_step(machine: CheckedMachine, figures: Figures) -> None:
 def one_way(
     machine: CheckedMachine, figures: Figures, config: LlamaConfig, batch: BatchShape, way: Way, device: torch.device
 ) -> tuple[torch.Tensor, float]:
-    """Record one way of training; return the gradients of its first step, and what a second run differs by."""
+    """Record one way of training; return the gradients of its first step, and the difference of a second run."""
     free_cache()
     before = begin_peak(device)
     job = training_job(machine.scratch, batch, precision=way.precision, activationCheckpointing=way.recompute)
     trainer = trainer_alone(job, batch, device, way.model)
     gradients = first_gradients(trainer, batch, way)
     noise = 0.0 if way.recompute else float((gradients - first_gradients(trainer, batch, way)).abs().max())
-    take_step(trainer)  # makes the moments
+    take_step(trainer)  # allocates the moments
     begin_peak(device)
     seconds = best_seconds(lambda: take_step(trainer), machine.sized(1, 2), device)
     rate = step_flops(config, batch, logits=way.model == "actor") / seconds / 1e12
@@ -115,7 +117,7 @@ def first_gradients(trainer: Trainer, shape: BatchShape, way: Way) -> torch.Tens
 
 
 def stage_of(machine: CheckedMachine, batch: BatchShape, way: Way) -> StageTraining:
-    """Return what the planner is told of it."""
+    """Return the planner's description of it."""
     return StageTraining(
         shape_of(json.loads((machine.scratch / "model" / "config.json").read_text())),
         stages=1,

@@ -1,4 +1,4 @@
-"""Weights from a rank to an engine on the same device: by gRPC, in host memory and in device memory that both map.
+"""Weights from a rank to an engine on the same device: over gRPC, and in host or device memory that both map.
 
 After every load the engine's weights are compared with the same version read as a stream, which has its own checksums.
 """
@@ -22,9 +22,9 @@ from rlhf_workers.shared_memory.regions import MemorySharing
 from rlhf_workers.weights.fetching import fetch, fetch_weights
 
 NOTICE_SECONDS: Final = 30.0
-"""For a reader to hear that its lender is gone; a closed connection tells at once."""
+"""Seconds for a reader to notice that its lender is gone; a closed connection shows it at once."""
 LOADS: Final = 2
-"""Loads by each way: the first takes memory and pins it."""
+"""Loads by each way: the first allocates memory and pins it."""
 
 
 @pytest.mark.gpu(seconds=120, gigabytes=30)
@@ -78,7 +78,7 @@ def load(
 
 
 def lender_dies(rank: Lender, version: int, sharings: Sequence[MemorySharing], figures: Figures) -> None:
-    """Kill the rank while its memory is lent: host memory stays, of device memory the reader is told."""
+    """Kill the rank while its memory is lent: host memory stays, and the reader is notified about device memory."""
     if not sharings:
         return
     rank.hold(version)

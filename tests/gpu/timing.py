@@ -1,7 +1,7 @@
-"""Measures how long work takes on a device, and how much of its memory.
+"""Measures the time of work on a device, and its memory.
 
-Owns the rule that the least of several calls after a warm-up is the figure, since what disturbs a measurement only adds
-to it. It must never read the clock before a GPU has done all it was given.
+Owns the rule that the figure is the least of several calls after a warm-up, since disturbances only add to a
+measurement. It must never read the clock before a GPU has finished its work.
 """
 
 import gc
@@ -12,12 +12,12 @@ import torch
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return the name of a type of numbers, as figures have it."""
+    """Return the name of a number type for figures."""
     return str(dtype).removeprefix("torch.")
 
 
 def wait_for(device: torch.device) -> None:
-    """Return when the device has done all it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -36,13 +36,13 @@ def best_seconds(work: Callable[[], object], repeats: int, device: torch.device)
 
 
 def free_cache() -> None:
-    """Give back what nothing refers to any more; trainers and engines refer to themselves."""
+    """Free unreferenced memory; trainers and engines refer to themselves."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def begin_peak(device: torch.device) -> int:
-    """Count the peak of memory from here on; return the bytes that tensors have now, 0 on a CPU."""
+    """Start counting the peak of memory; return the present bytes of tensors, 0 on a CPU."""
     if device.type != "cuda":
         return 0
     torch.cuda.synchronize(device)
@@ -51,5 +51,5 @@ def begin_peak(device: torch.device) -> int:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Return the most that tensors had of the device at a time, 0 on a CPU."""
+    """Return the peak bytes of tensors on the device, 0 on a CPU."""
     return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else 0

@@ -1,6 +1,6 @@
-"""Training ranks over models made on the spot, as the product builds them.
+"""Training ranks with generated models, built as in the product.
 
-Owns what the steps of training share. It must never time anything before a first mini-batch has warmed up.
+Owns the shared code of the training steps. It must never time anything before a first mini-batch has warmed up.
 """
 
 import logging
@@ -31,7 +31,7 @@ PRECISIONS: Final = {torch.bfloat16: "BFloat16", torch.float32: "Float32"}
 
 @dataclass(frozen=True)
 class BatchShape:
-    """One mini-batch, whose samples are alike."""
+    """One mini-batch of samples with equal shape."""
 
     samples: int
     """Number in a micro-batch."""
@@ -41,7 +41,7 @@ class BatchShape:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the mini-batch."""
+        """Return the tokens of the mini-batch."""
         return self.samples * self.microbatches * (self.prompt + self.response)
 
 
@@ -49,15 +49,17 @@ SMALL_BATCH: Final = BatchShape(samples=2, microbatches=2, prompt=8, response=8)
 
 
 def begin(machine: CheckedMachine, config: LlamaConfig) -> torch.device:
-    """Write the model that is trained, and return the device, opened as a rank does."""
+    """Write the model to train; return the device, opened as in a rank."""
     logging.disable(logging.WARNING)  # made-up log-probabilities never match
     write_model(machine.scratch / "model", config, torch.bfloat16, machine.device)
     return open_device(str(machine.device))
 
 
 def training_job(folder: Path, batch: BatchShape, *, deterministic: bool = False, **training: Any) -> RLHFJob:
-    """Return a PPO job with the model of `folder`/model as actor and as critic; made-up samples of it are of the shape
-    `batch`: half as long as the longest that the job allows."""
+    """Return a PPO job with the model of `folder`/model as actor and as critic.
+
+    Generated samples of it have the shape `batch`: half as long as the longest that the job allows.
+    """
     size, model = batch.samples * batch.microbatches, folder / "model"
     return make_job(
         model,
@@ -78,21 +80,23 @@ def trainer_alone(job: RLHFJob, batch: BatchShape, device: torch.device, model: 
 
 
 def take_step(trainer: Trainer, batch: TrainingBatch | None = None) -> dict[str, float]:
-    """Take the step of one mini-batch, as the job's first, and return what the trainer says of it."""
+    """Take the step of one mini-batch, as the job's first; return the trainer's metrics."""
     metrics: dict[str, float] = exhaust(trainer.train(0, made_up_batch(trainer) if batch is None else batch))
     return metrics
 
 
 def timed_steps(trainer: Trainer, batch: TrainingBatch, repeats: int, device: torch.device) -> dict[str, float]:
-    """Return seconds of a step and the peak of memory, after a first step that makes the moments."""
+    """Return seconds of a step and the peak of memory, after a first step that allocates the moments."""
     begin_peak(device)
     seconds = best_seconds(partial(take_step, trainer, batch), repeats, device)
     return {"seconds": seconds, "tokens_per_second": sum(batch.lengths) / seconds, "peak_gb": peak_bytes(device) / 1e9}
 
 
 def step_flops(config: LlamaConfig, batch: BatchShape, *, logits: bool) -> float:
-    """Return the floating point operations of forward and backward of a mini-batch, as utilisation counts them:
-    nothing that is computed again, of causal attention the half that is seen."""
+    """Return the floating point operations of forward and backward of a mini-batch, as counted for utilisation.
+
+    Recomputation is not counted; for causal attention only the visible half is.
+    """
     hidden, layers = config.hidden_size, config.num_hidden_layers
     width = hidden // config.num_attention_heads
     layer = hidden * (2 * hidden + 2 * config.num_key_value_heads * width + 3 * config.intermediate_size)

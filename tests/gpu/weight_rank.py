@@ -1,7 +1,7 @@
 """A training rank for the step `weights`: float32 weights on a device, published in bfloat16 by the product's service.
 
-`python -m tests.gpu.weight_rank cuda:0 CONFIG_AS_JSON` obeys the lines of tests.support.workers.weight_lender. It must
-never hold a converted weight: each is converted when it is asked for, as a rank does.
+`python -m tests.gpu.weight_rank cuda:0 CONFIG_AS_JSON` reads the commands of tests.support.workers.weight_lender. It
+must never store a converted weight: like a rank, it converts each on request.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from rlhf_workers.failures import WorkError
 
 
 class RandomRank:
-    """A WeightProvider: every version scales what was drawn."""
+    """A WeightProvider: every version scales the random weights."""
 
     def __init__(self, device: torch.device, config: LlamaConfig) -> None:
         model = random_model(config, torch.float32, device)
@@ -27,7 +27,7 @@ class RandomRank:
 
     @property
     def version(self) -> int:
-        """The version that is here; setting it makes the weights others."""
+        """Return the present version; setting it changes the weights."""
         return self._version
 
     @version.setter

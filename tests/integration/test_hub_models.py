@@ -1,4 +1,4 @@
-"""Models by hub id in real local runs: a job trains as with the folder; a bad folder is refused by name."""
+"""Models by hub id in real local runs: a job trains as with the folder; a bad folder is refused with its name."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ def write_by_folder(folder: Path, engine: str) -> Path:
 
 
 def write_by_hub_id(manifest: Path) -> Path:
-    """Write the same job with the actor by hub id beside the manifest of the folder."""
+    """Write the same job with the actor by hub id, beside the manifest with the folder."""
     job = yaml.safe_load(manifest.read_text())
     job["spec"]["models"]["actor"]["path"] = HUB_ID
     other = manifest.with_name("by-hub-id.yaml")

@@ -1,4 +1,4 @@
-"""Every registered algorithm with fields small enough for tests: the one table of them. A test fails without a row."""
+"""Every registered algorithm with fields small enough for tests. A test fails for an algorithm without a row."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -6,7 +6,7 @@ from typing import Any, Final
 from rlhf_api.algorithms import ALGORITHMS, ModelRole
 
 REINFORCE: Final = Path(__file__).resolve().parents[2] / "examples" / "your_algorithm" / "reinforce.py"
-"""The plug-in of docs/tutorials/your-algorithm.md."""
+"""Plug-in of docs/tutorials/your-algorithm.md."""
 
 SMALL: Final[dict[str, dict[str, Any]]] = {
     "ppo": {"miniBatchSize": 8},
@@ -39,8 +39,7 @@ def member(algorithm: str, **more: Any) -> dict[str, Any]:
 
 
 def judges(algorithm: dict[str, Any], source: dict[str, Any]) -> dict[str, Any]:
-    """Return `source` for every role of `spec.models` that judges responses, as a job with this `spec.algorithm` has
-    them."""
+    """Return `source` for every role of `spec.models` that judges responses in a job with this `spec.algorithm`."""
     ((name, fields),) = algorithm.items()
     tasks = ALGORITHMS[name].model_validate(fields).tasks
     return {task.model.manifest_name: source for task in tasks if task.rewards}

@@ -1,8 +1,8 @@
-"""Loopback addresses of each family that this kernel has, for tests that must hold for IPv4 and IPv6, and free ports.
+"""Loopback addresses of each family that this kernel has, for tests of IPv4 and IPv6, and free ports.
 
-Rule: a port that a test chooses before somebody listens there is one that nobody else takes until then: none that the
-kernel gives to outgoing connections, not while a server is away for its restart either, none of those from which
-`rlhf run` and the test cluster choose, none of another process of this test run, and none twice.
+Rule: no other process takes a chosen port before it is used. The kernel does not give it to outgoing connections, not
+even while a server restarts. `rlhf run`, the test cluster and other processes of this test run do not choose it, and no
+port is chosen twice.
 """
 
 import os
@@ -15,16 +15,16 @@ from rlhf_cli.local.ports import is_free
 
 LOOPBACKS: Final = ("127.0.0.1", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.1",)
 _PORTS: Final = range(4_000, 10_000)
-"""Below those of `rlhf run` (from 10,000) and of the test cluster (from 21,000)."""
+"""Ports below those of `rlhf run` (from 10,000) and of the test cluster (from 21,000)."""
 
 
 def bracketed(host: str) -> str:
-    """`host` as it stands in an address or a URL."""
+    """Return `host` as written in an address or a URL."""
     return f"[{host}]" if ":" in host else host
 
 
 def _ports_of_this_process() -> Iterator[int]:
-    """Every n-th port, where n processes run tests, from anywhere on: another test run begins elsewhere."""
+    """Yield every n-th port for n test processes, from a random start, so that another test run starts elsewhere."""
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     own = _PORTS[number::count]
@@ -38,10 +38,10 @@ _ports: Final = _ports_of_this_process()
 
 
 def free_port() -> int:
-    """A port nobody listens at."""
+    """Return a port on which no process listens."""
     return next(filter(is_free, _ports))
 
 
 def free_address() -> str:
-    """A loopback address nobody listens at."""
+    """Return a loopback address on which no process listens."""
     return f"127.0.0.1:{free_port()}"

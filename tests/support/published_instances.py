@@ -1,6 +1,6 @@
-"""The twelve published instances of the fused schedule and what their search printed: the yardstick of the search.
+"""The twelve published instances of the fused schedule with the printed results of their search, as a reference.
 
-Owns facts only. Source: RLHFuse (arXiv 2409.13221) and its published solver and traces.
+Contains facts only. Source: RLHFuse (arXiv 2409.13221) and its published solver and traces.
 """
 
 from __future__ import annotations
@@ -12,23 +12,25 @@ from rlhf_planner.schedule.instance import Instance, InstancePipeline
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One published instance; times are in units of the instance, peaks in its activation units; `search_seconds` on
-    about 767 workers."""
+    """One published instance; times are in units of the instance, peaks in its activation units, `search_seconds` on
+    about 767 workers.
+    """
 
     id: int
     large: tuple[int, int, float, float]  # stages, micro-batches, forward time, activation
-    small: tuple[int, int, float, float]  # the same of each small pipeline
+    small: tuple[int, int, float, float]  # the same for each small pipeline
     serial: float  # serial 1F1B makespan
     greedy: tuple[float, float]  # makespan, peak activation
     best: float  # makespan of the published search
-    peak: float  # its peak activation, the later and lower one where two were published
+    peak: float  # its peak activation, the later and lower one if two were published
     bound: float  # published lower bound on the makespan
-    split_bound: float  # max over devices of first + work, when weight-gradient steps may fill the tail
+    split_bound: float  # max over devices of first + work, if weight-gradient steps may fill the tail
     search_seconds: float
 
     def instance(self, memory_cap: float | None = None, transfer: float = 0.0) -> Instance:
-        """Return the instance: the large model forward over devices 0.., then small pipelines, each reversed on its
-        own block of devices."""
+        """Return the instance: the large model forward over devices 0.., then small pipelines, each reversed on its own
+        devices.
+        """
         devices, small = self.large[0], self.small[0]
         pipelines = [_pipeline("actor", tuple(range(devices)), self.large, transfer)]
         for block in range(devices // small):

@@ -7,7 +7,7 @@ from rlhf_planner.schedule.instance import Instance, InstancePipeline
 
 @st.composite
 def instances(draw: st.DrawFn, most_devices: int = 16, most_steps: int = 160, whole: bool = False) -> Instance:
-    """2 to 16 devices, 2 to 4 pipelines in either direction on blocks of devices, unequal times, caps, transfers."""
+    """Draw 2 to 16 devices, 2 to 4 pipelines in either direction on device blocks, unequal times, caps, transfers."""
     devices = draw(st.integers(2, most_devices))
     count = draw(st.integers(2, 4))
     number = st.integers(1, 9).map(float) if whole else st.floats(0.5, 9.0).map(lambda x: round(x, 3))
@@ -39,15 +39,14 @@ def instances(draw: st.DrawFn, most_devices: int = 16, most_steps: int = 160, wh
 
 
 MAX_WAYS = 2000
-"""Ways that are kept after as many steps; some instances of 14 steps have thousands, which takes minutes to try."""
+"""States kept after each number of steps; some instances of 14 steps have thousands, which take minutes to try."""
 
 
 def shortest(instance: Instance) -> float | None:
-    """Return the least makespan under the cap, by trying every order; None when that would take too long. The backward
-    is not split. For up to about 16 steps.
+    """Return the least makespan under the cap by trying every order; None if that would take too long.
 
-    A state is how many steps every (stage, kind) has run; of the ways to reach it only those are kept that no other is
-    at least as early as everywhere.
+    The backward is not split. For up to about 16 steps. A state is the number of steps that every (stage, kind) has
+    run. A way to reach a state is dropped if another one is at least as early everywhere.
     """
     stages = [(p, s) for p, pipe in enumerate(instance.pipelines) for s in range(len(pipe.stage_devices))]
     best = sum((f + b) * p.microbatches for p in instance.pipelines for f, b in zip(p.forward, p.backward, strict=True))
@@ -89,7 +88,9 @@ def _undominated(ways: list[tuple[float, ...]]) -> list[tuple[float, ...]]:
 def _next(
     instance: Instance, stages: list[tuple[int, int]], counts: tuple[int, ...], ends: dict[Key, float]
 ) -> list[tuple[tuple[int, ...], dict[Key, float]]]:
-    """Every step that may run next, each on its device after all that ran there: (counts, end times) after it."""
+    """Return every step that may run next, each on its device after the earlier steps there: (counts, end times) after
+    it.
+    """
     result = []
     for i, (p, s) in enumerate(stages):
         pipe = instance.pipelines[p]

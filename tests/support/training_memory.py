@@ -1,12 +1,12 @@
-"""Memory that one pipeline stage needs while it trains, in bytes by what it is for, from shapes alone.
+"""Memory that one pipeline stage needs while it trains, in bytes by purpose, computed from shapes.
 
-Counted as the code of this version allocates: float32 master weights, gradients and moments; what each layer keeps of a
-micro-batch for its backward, tensor by tensor; logits, in float32 or as matrix products make them, and their gradient;
-weights cast to half precision once a mini-batch; what the backward of the loss, or of one layer, needs for a moment.
-Not counted: the CUDA context and libraries (RUNTIME_BYTES, which PyTorch's own counters leave out, too), and what the
-allocator cannot use because it is in pieces (FRAGMENTED_SHARE of what it holds).
+Counts what the code of this version allocates: float32 master weights, gradients and moments; each layer's saved
+tensors of a micro-batch for its backward; logits, in float32 or as matrix products return them, and their gradient;
+weights cast to half precision once per mini-batch; temporary tensors of the backward of the loss, or of one layer. Not
+counted: the CUDA context and libraries (RUNTIME_BYTES, which PyTorch's own counters omit too), and memory that the
+allocator cannot use because of fragmentation (FRAGMENTED_SHARE of its memory).
 
-Rule: arithmetic; a test counts what the trainer itself keeps, family by family, and holds this module to it.
+Rule: arithmetic only; a test compares this module with the trainer's real allocations, family by family.
 """
 
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from typing import Final, Literal
 from rlhf_planner.transformer_shape import Experts, TransformerShape
 
 RUNTIME_BYTES: Final = 700 * 2**20
-"""CUDA context, cuBLAS and kernels of a process, beside what PyTorch allocates; by reading, not yet measured."""
+"""Bytes of CUDA context, cuBLAS and kernels of a process, besides PyTorch's allocations; from reading, not measured."""
 FRAGMENTED_SHARE: Final = 0.1
-"""Of what PyTorch allocates: what it holds beyond that, in pieces too small; by reading, not yet measured."""
+"""Share of PyTorch's memory that fragmentation adds to its allocations; from reading, not measured."""
 WORKSPACE_BYTES: Final = 32 * 2**20
-"""Of cuBLAS, which PyTorch allocates like a tensor."""
+"""Bytes of cuBLAS's workspace, which PyTorch allocates like a tensor."""
 CHUNK_BYTES: Final = 64 * 2**20
-"""Float32 rows of logits that the loss works on at a time (`CHUNK_BYTES` of its module)."""
+"""Bytes of float32 rows of logits that the loss processes at a time (`CHUNK_BYTES` of its module)."""
 CHUNKS: Final = 6
-"""Of them the backward of the loss holds so many at once."""
+"""Number of such chunks that the backward of the loss has in memory at once."""
 OPTIMIZER_BYTES: Final = 16
-"""Float32 weight, gradient and two moments, a parameter."""
+"""Bytes per parameter: float32 weight, gradient and two moments."""
 NORM_CHUNK_BYTES: Final = 16 * 2**20 * 8
-"""Gradients in float64 while their norm is taken."""
+"""Bytes of gradients in float64 while their norm is computed."""
 CHOICE_BYTES: Final = 44
-"""Of each expert that a token chose: its place among the others', there and back, and its weight."""
+"""Bytes for each expert that a token chose: its position among the others', in both directions, and its weight."""
 HEADS_NORMED: Final = ("qwen3", "qwen3_moe")
 """Families that norm queries and keys."""
 FOUR_NORMS: Final = ("gemma2",)
@@ -45,31 +45,33 @@ class StageTraining:
     stage: int
     head: Literal["lm", "value"]
     samples: int
-    """Of a micro-batch."""
+    """Samples of a micro-batch."""
     tokens: int
-    """Of each sample, padding included."""
+    """Tokens of each sample, padding included."""
     response_tokens: int
     """Trained tokens of each sample."""
     in_flight: int = 1
     """Micro-batches that wait for their backward."""
     half: bool = False
-    """Matrix products in bfloat16."""
+    """Whether matrix products are in bfloat16."""
     recompute: bool = False
-    """Activation checkpointing."""
+    """Whether activation checkpointing is on."""
     written_out: bool = False
-    """Attention without a fused kernel, as deterministic jobs have it."""
+    """Whether attention has no fused kernel, as in deterministic jobs."""
     on_gpu: bool = True
-    """GPUs have no fused kernel for float32 and fewer key heads than query heads: keys are repeated."""
+    """Whether the stage is on a GPU, where float32 with fewer key heads than query heads has no fused kernel: keys are
+    repeated.
+    """
 
     @property
     def layers(self) -> int:
-        """Layers of this stage: consecutive, near-equal; the first stages take the remainder."""
+        """Return the number of layers of this stage: consecutive, near-equal; the first stages take the remainder."""
         base, more = divmod(self.shape.layers, self.stages)
         return base + (self.stage < more)
 
     @property
     def routed_layers(self) -> int:
-        """Those of them whose tokens are routed to experts."""
+        """Return the number of its layers that route tokens to experts."""
         if self.shape.experts is None:
             return 0
         base, more = divmod(self.shape.layers, self.stages)
@@ -78,23 +80,23 @@ class StageTraining:
 
     @property
     def layers_parameters(self) -> int:
-        """Parameters of the matrices of its layers."""
+        """Return the parameters of the matrices of its layers."""
         dense = (self.layers - self.routed_layers) * self.shape.layer_parameters(False)
         return dense + self.routed_layers * self.shape.layer_parameters(True)
 
     @property
     def last(self) -> bool:
-        """The head is on this stage."""
+        """Return whether the head is on this stage."""
         return self.stage == self.stages - 1
 
     @property
     def width(self) -> int:
-        """Bytes of a result of a matrix product."""
+        """Return the bytes of one number in the result of a matrix product."""
         return 2 if self.half else 4
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of embedding and head on this stage."""
+        """Return the parameters of embedding and head on this stage."""
         table = self.shape.vocabulary * self.shape.hidden
         first, heads = self.stage == 0, self.last and self.head == "lm"
         if heads and first and self.shape.tied:
@@ -103,12 +105,12 @@ class StageTraining:
 
     @property
     def parameters(self) -> int:
-        """Parameters of this stage."""
+        """Return the parameters of this stage."""
         return self.layers_parameters + self.embedding_parameters
 
 
 def training_memory(stage: StageTraining) -> dict[str, int]:
-    """Return the bytes of a stage by what they are for, at the moment when it holds most."""
+    """Return the bytes of a stage by purpose, at its peak."""
     parts = {"weights, gradients, moments": OPTIMIZER_BYTES * stage.parameters, "workspace": WORKSPACE_BYTES}
     if stage.half:
         head = stage.shape.vocabulary * stage.shape.hidden if stage.last and stage.head == "lm" else 0
@@ -124,7 +126,7 @@ def training_memory(stage: StageTraining) -> dict[str, int]:
 
 
 def kept_by_layers(stage: StageTraining) -> int:
-    """Return the bytes that the layers of a stage keep of one micro-batch."""
+    """Return the bytes that the layers of a stage save of one micro-batch."""
     tokens = stage.samples * stage.tokens
     if stage.recompute:
         return stage.layers * tokens * 4 * stage.shape.hidden
@@ -133,7 +135,7 @@ def kept_by_layers(stage: StageTraining) -> int:
 
 
 def kept_by_head(stage: StageTraining) -> int:
-    """Return the bytes that the last stage keeps of one micro-batch: norm, chosen states, logits."""
+    """Return the bytes that the last stage saves of one micro-batch: norm, chosen states, logits."""
     if not stage.last:
         return 0
     shape, tokens, chosen = stage.shape, stage.samples * stage.tokens, stage.samples * stage.response_tokens
@@ -145,28 +147,28 @@ def kept_by_head(stage: StageTraining) -> int:
 
 
 def _norm(shape: TransformerShape) -> int:
-    """Input and normed input in float32, and one number, a token."""
+    """Return the bytes per token of a norm: input and normed input in float32, and one number."""
     return 4 * (2 * shape.hidden + 1)
 
 
 def _kept_by_layer(stage: StageTraining, routed: bool) -> int:
-    """Bytes a token that one layer keeps, whose tokens are `routed` to experts or are not."""
+    """Return the bytes per token that one layer saves; `routed`: whether its tokens go to experts."""
     shape, width = stage.shape, stage.width
     norms = 4 if shape.family in FOUR_NORMS else 2
-    # Autocast casts the input of every product anew: three of attention, two of the MLP.
+    # Autocast casts the input of every product again: three of attention, two of the MLP.
     inputs = 2 * 5 * shape.hidden if stage.half else 4 * 2 * shape.hidden
     blocks = _kept_by_experts(stage, shape.experts) if routed and shape.experts else width * 4 * shape.intermediate
     return norms * _norm(shape) + inputs + _kept_by_heads(stage) + _kept_by_attention(stage) + blocks
 
 
 def _kept_by_experts(stage: StageTraining, experts: Experts) -> int:
-    """A copy of the token for each expert that it chose, what that made of it, and the router's choice."""
+    """Return the bytes of a token's copy and results for each chosen expert, and of the router's choice."""
     each = stage.width * (2 * stage.shape.hidden + 4 * experts.width) + CHOICE_BYTES
     return experts.chosen * each + 4 * experts.count
 
 
 def _cast_experts(stage: StageTraining) -> int:
-    """Experts that a micro-batch casts for itself: their matrices are parts of a tensor, whose casts are not shared."""
+    """Return the bytes of experts that each micro-batch casts again: slices of a tensor do not share their casts."""
     if stage.shape.experts is None or not stage.half:
         return 0
     return 2 * stage.shape.experts.parameters(stage.shape.hidden)
@@ -190,7 +192,9 @@ def _kept_by_attention(stage: StageTraining) -> int:
 
 
 def _loss_moment(stage: StageTraining) -> int:
-    """The gradient of the logits, and either parts of them in float32 or the gradient of the head's weights."""
+    """Return the bytes of the logits' gradient, with either float32 chunks of them or the gradient of the head's
+    weights.
+    """
     if not stage.last or stage.head != "lm":
         return 0
     chosen, shape = stage.samples * stage.response_tokens, stage.shape
@@ -200,8 +204,9 @@ def _loss_moment(stage: StageTraining) -> int:
 
 
 def _layer_moment(stage: StageTraining) -> int:
-    """What the backward of one layer holds at once: three gradients of the MLP's width or of the scores; what is
-    computed again."""
+    """Return the peak bytes of one layer's backward: three gradients of the MLP's width or of the scores, and
+    recomputed tensors.
+    """
     tokens = stage.samples * stage.tokens
     routed = stage.routed_layers > 0
     again = tokens * _kept_by_layer(stage, routed) + (_cast_experts(stage) if routed else 0) if stage.recompute else 0

@@ -1,7 +1,8 @@
-"""The one client of the Kubernetes API, of the operator and of the command line.
+"""Client of the Kubernetes API, used by the operator and the command line.
 
-From the bottom: `resources` says where a kind is served, `errors` what can go wrong, `connection` finds the API server,
-`transport` sends requests and reads streams, `client` reads and writes objects, `reflector` lists and watches.
+Modules from the lowest layer: `resources` gives the path of each kind, `errors` the failures, `connection` finds the
+API server, `transport` sends requests and reads streams, `client` reads and writes objects, `reflector` lists and
+watches.
 
-Rule: knows neither RLHF jobs' rules nor kopf, decides nothing, and imports nothing of the operator.
+Rule: it knows neither the rules of RLHF jobs nor kopf, makes no decisions and imports no other module of the operator.
 """

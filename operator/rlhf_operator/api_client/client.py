@@ -1,6 +1,7 @@
-"""Objects of the cluster: create, server-side apply, delete, get, list.
+"""Creates, applies, deletes, gets and lists objects of the cluster.
 
-Rule: plain objects in and out, no decision. Every call raises an `ApiError` when the API server does not do it.
+Rule: takes and returns plain objects and makes no decisions. Every call raises an `ApiError` if the API server does not
+carry it out.
 """
 
 import json
@@ -16,15 +17,17 @@ from rlhf_operator.api_client.resources import CORE_RESOURCES, Resource, Resourc
 from rlhf_operator.api_client.transport import ApiRequest, Json, Transport, decoded
 
 PAGE: Final = 500
-"""Objects of a list asked for at once."""
+"""Objects per page of a list."""
 _STRICT: Final = {"fieldValidation": "Strict"}
-"""An unknown field is refused; otherwise it would vanish, a typo in a user's pod template for one."""
+"""Query that makes the API server refuse unknown fields. Without it they would be dropped, such as a typo in a user's
+pod template.
+"""
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 
 
 async def connect(kubeconfig: Path | None = None, resources: ResourceTable = CORE_RESOURCES) -> "KubernetesClient":
-    """Return a client of the cluster that this pod runs in, or that `kubeconfig`, else KUBECONFIG, names.
+    """Return a client of the cluster of this pod, of `kubeconfig`, or of KUBECONFIG.
 
     Raises ConnectionConfigError.
     """
@@ -38,11 +41,11 @@ class KubernetesClient:
         self.transport, self.resources = transport, resources
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         await self.transport.close()
 
     async def kinds(self, api_version: str) -> frozenset[str]:
-        """Return the kinds that the API server serves in a version of a group; none when it does not know it."""
+        """Return the kinds that the API server serves for an apiVersion; empty if it does not serve that version."""
         group, _, version = api_version.partition("/")
         request = ApiRequest("get", Resource(group, version, ""))
         try:
@@ -52,37 +55,39 @@ class KubernetesClient:
         return frozenset(str(resource["kind"]) for resource in served.get("resources") or [])
 
     async def get(self, kind: str, namespace: str | None, name: str) -> Json | None:
-        """Return the object, or None."""
+        """Return the object, or None if it does not exist."""
         try:
             return await self._ask("get", kind, namespace, name)
         except MissingError:
             return None
 
     async def apply(self, manifest: Json) -> Json:
-        """Apply on the server under our field manager; return the object's metadata.
+        """Apply on the server with our field manager; return the object's metadata.
 
-        It takes fields from other managers. With a uid in the manifest it changes that very object or none:
-        ConflictError when it is another by now, or gone.
+        Takes over fields from other managers. If the manifest has a uid, raises ConflictError when the object was
+        replaced or is gone.
         """
         query = {"fieldManager": names.FIELD_MANAGER, "force": "true", **self._strict(manifest)}
         namespace, name = _place(manifest)
         return await self._ask("apply", self._kind(manifest), namespace, name, body=manifest, query=query)
 
     async def apply_status(self, manifest: Json) -> Json:
-        """Apply `status` on the server by its own field manager; return the whole object.
+        """Apply `status` on the server with the field manager of statuses; return the whole object.
 
-        ConflictError when the object is another than that of the manifest's resourceVersion.
+        Raises ConflictError if the object's resourceVersion differs from the manifest's.
         """
         query = {"fieldManager": names.STATUS_FIELD_MANAGER, "force": "true"}
         namespace, name = _place(manifest)
         return await self._ask("apply", manifest["kind"], namespace, name, "status", body=manifest, query=query)
 
     async def create(self, manifest: Json) -> Json:
-        """Create the object; return its metadata. ConflictError when one of its name exists."""
+        """Create the object; return its metadata. Raises ConflictError if the name is taken."""
         return await self._create(manifest, {})
 
     async def try_to_create(self, manifest: Json) -> None:
-        """Do a dry run of `create`: everything but the storing, so that what is wrong is raised as RefusedError."""
+        """Do a dry run of `create`: the API server validates the object but does not store it. Raises RefusedError if
+        it is invalid.
+        """
         await self._create(manifest, {"dryRun": "All"})
 
     async def _create(self, manifest: Json, more: Mapping[str, str]) -> Json:
@@ -90,9 +95,10 @@ class KubernetesClient:
         return await self._ask("create", self._kind(manifest), _place(manifest)[0], body=manifest, query=query)
 
     async def manage_created(self, kind: str, meta: Json) -> None:
-        """Give fields that our `create` has set to our server-side apply, which can take away only what is its own.
+        """Move fields that our `create` set to our server-side apply, which can remove only fields that it owns.
 
-        As client-go's csaupgrade does. `meta` is as read; ConflictError when the object is another by now.
+        Works like client-go's csaupgrade. `meta` is the metadata as read. Raises ConflictError if the object has
+        changed since.
         """
         entries = meta.get("managedFields") or []
         ours = [
@@ -109,21 +115,21 @@ class KubernetesClient:
         await self._ask("patch", kind, meta["namespace"], meta["name"], body=change)
 
     async def replace(self, manifest: Json) -> Json:
-        """Replace the object of the manifest's resourceVersion; ConflictError when it is another by now."""
+        """Replace the object at the manifest's resourceVersion. Raises ConflictError if it has changed since."""
         namespace, name = _place(manifest)
         return await self._ask("update", manifest["kind"], namespace, name, body=manifest)
 
     async def replace_status(self, manifest: Json) -> Json:
-        """Replace `status` of the object of that resourceVersion; ConflictError when it is another by now."""
+        """Replace `status` of the object at that resourceVersion. Raises ConflictError if it has changed since."""
         namespace, name = _place(manifest)
         return await self._ask("update", self._kind(manifest), namespace, name, "status", body=manifest)
 
     async def delete(
         self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False, grace: int | None = None
     ) -> None:
-        """Ask for the deletion of the object if it still is that of `uid`; no error when it is not.
+        """Request the deletion of the object; do nothing if it is gone or has another uid.
 
-        `grace`: seconds instead of the pod's own.
+        `grace`: seconds that replace the pod's own grace period.
         """
         options: Json = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
         options["propagationPolicy"] = "Background"
@@ -141,9 +147,9 @@ class KubernetesClient:
         labels: str = "",
         on_version: Callable[[int], object] = lambda version: None,
     ) -> AsyncIterator[Json]:
-        """Yield the metadata of all objects of a kind that carry `labels`, page by page, in one namespace or all.
+        """Yield the metadata of all objects of a kind with `labels`, page by page, in one namespace or all.
 
-        `on_version` is told the version of the whole, which etcd has when it is asked.
+        `on_version` is called with the resourceVersion of the list, which is etcd's revision at that moment.
         """
         selector = {"labelSelector": labels} if labels else {}
         query = {"limit": str(PAGE)} | selector
@@ -170,21 +176,23 @@ class KubernetesClient:
         request = ApiRequest(verb, self.resources[kind], namespace, name, subresource)
         sent = yaml_of(body) if verb == "apply" and isinstance(body, dict) else body
         headers = _headers(verb, subresource)
-        # A leader's request that waits behind its own work would lose the Lease.
+        # The leader would lose its Lease if its request waited behind its own work.
         return decoded(await self.transport.request(request, query, sent, headers, urgent=kind == "Lease"))
 
     def _kind(self, manifest: Json) -> str:
         return table_kind(self.resources, manifest)
 
     def _strict(self, manifest: Json) -> Mapping[str, str]:
-        """Return that unknown fields are refused; but of gangs and queues an older version may serve fewer."""
+        """Return the query that refuses unknown fields; empty for gangs and queues, whose older versions may serve
+        fewer fields.
+        """
         return _STRICT if self._kind(manifest) in CORE_RESOURCES else {}
 
 
 def _headers(verb: str, subresource: str) -> dict[str, str]:
     if verb == "apply":
         accept = "application/json" if subresource == "status" else METADATA_ONLY
-        # With the parameter, the client leaves our own encoding alone.
+        # With the charset parameter, the client keeps our encoding.
         return {"Content-Type": "application/apply-patch+yaml; charset=utf-8", "Accept": accept}
     if verb == "patch":
         return {"Content-Type": "application/json-patch+json", "Accept": METADATA_ONLY}
@@ -194,9 +202,10 @@ def _headers(verb: str, subresource: str) -> dict[str, str]:
 
 
 def yaml_of(body: Json) -> bytes:
-    """Return JSON that is YAML as well, which JSON in ASCII is not: that writes an emoji by surrogates.
+    """Return JSON that is also valid YAML.
 
-    Last words of processes have such; without this the status would be refused until they are others.
+    JSON in ASCII is not: it escapes an emoji as surrogates. Exit messages of processes can contain one; the API server
+    would then refuse the status until the message changes.
     """
     return _NOT_IN_YAML.sub(_escaped, json.dumps(body, ensure_ascii=False)).encode()
 
@@ -207,8 +216,9 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 _NOT_IN_YAML: Final = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
-"""Characters that a YAML document may hold as escapes only, those that it takes for line breaks (U+2028, U+2029), and
-halves of pairs, which it cannot hold."""
+"""Characters that YAML allows only as escapes: control characters, its line breaks (U+2028, U+2029), and unpaired
+surrogates, which it cannot represent.
+"""
 
 
 def _place(manifest: Json) -> tuple[str, str]:

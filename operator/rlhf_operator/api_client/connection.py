@@ -1,11 +1,10 @@
-"""Where the API server is and who we are to it, by the rules of kubectl.
+"""Finds the API server and the credentials by the rules of kubectl.
 
-Order: the kubeconfig that is named, KUBECONFIG (several files, joined by `:`), and then either ~/.kube/config or the
-service account of the pod, whichever `prefer_pod` says is looked for first. A kubeconfig may name certificates, tokens,
-exec plugins and a proxy.
+Order: the kubeconfig that is named, then KUBECONFIG (several files, joined by `:`), then ~/.kube/config and the pod's
+service account. `prefer_pod` says which of the last two comes first. A kubeconfig may name certificates, tokens, exec
+plugins and a proxy.
 
-Rule: a kubeconfig is only ever read. Every way in which it can be unusable ends in a `ConnectionConfigError` with one
-sentence.
+Rule: never writes a kubeconfig. An unusable kubeconfig raises `ConnectionConfigError` with one sentence.
 """
 
 import os
@@ -26,12 +25,12 @@ _POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/name
 
 
 class ConnectionConfigError(Exception):
-    """There is no usable way to an API server; the message says why and what would help."""
+    """No API server can be reached; the message gives the reason and a remedy."""
 
 
 @dataclass(frozen=True)
 class Connection:
-    """Where requests go."""
+    """The target of requests."""
 
     configuration: Configuration
     context: str = ""
@@ -39,13 +38,13 @@ class Connection:
     user: str = ""
     """Name of the kubeconfig's user entry; empty inside a pod."""
     namespace: str = DEFAULT_NAMESPACE
-    """The one meant when no other is named."""
+    """Namespace to use when none is named."""
 
 
 async def find_connection(
     kubeconfig: Path | None = None, context: str | None = None, *, prefer_pod: bool = False
 ) -> Connection:
-    """Return the way to the API server. `prefer_pod`: inside a pod, ~/.kube/config is not looked for.
+    """Return the connection to the API server. With `prefer_pod`, a pod does not look for ~/.kube/config.
 
     Raises ConnectionConfigError.
     """
@@ -62,10 +61,10 @@ async def find_connection(
 
 
 def session_options() -> dict[str, Any]:
-    """Return options of the HTTP client: it uses the environment's proxies where that names any.
+    """Return options of the HTTP client, which reads the environment only if that names a proxy.
 
-    Otherwise it reads nothing of the environment: it would look for a ~/.netrc in a thread, twice per request, which
-    takes four times as long as the request itself.
+    Otherwise the client would look for ~/.netrc in a thread twice per request, which takes four times as long as the
+    request.
     """
     return {"trust_env": bool(urllib.request.getproxies_environment())}
 

@@ -1,19 +1,19 @@
-"""What can go wrong with a request to the API server: one set of errors, named for what a caller can do about it.
+"""The errors of requests to the API server, one class for each reaction of a caller.
 
-Each error carries the request it is about, the HTTP code (0: there was no answer) and the API server's reason, such as
-`AlreadyExists`. The text of a refusal is the API server's own, as it goes into conditions and to users; that of any
-other error names the verb and the object first.
+Each error has its request, the HTTP code (0 if there was no answer) and the API server's reason, such as
+`AlreadyExists`. The text of a refusal is the API server's own, because users read it in conditions. The text of any
+other error starts with the verb and the object.
 """
 
 import json
 from typing import Any
 
 MAX_BODY_SHOWN = 300
-"""Characters of an answer that is no Status."""
+"""Characters shown of an answer that is not a Status."""
 
 
 class ApiError(Exception):
-    """The API server did not do what was asked."""
+    """The API server did not carry out a request."""
 
     def __init__(
         self, message: str, *, request: str = "", code: int = 0, reason: str = "", details: dict[str, Any] | None = None
@@ -21,50 +21,50 @@ class ApiError(Exception):
         """`message` is the API server's, or says why there was no answer."""
         super().__init__(message)
         self.request = request
-        """Verb, resource and name; empty when the error is not of one request."""
+        """Verb, resource and name; empty if the error does not belong to one request."""
         self.code = code
         self.reason = reason
         self.details = details or {}
-        """`details` of the Status; empty when the answer was none."""
+        """`details` of the Status; empty if the answer was not a Status."""
         self.is_status = False
-        """The API server itself said so, rather than a process behind it."""
+        """Whether the API server itself sent the error, rather than a process behind it."""
 
 
 class UnavailableError(ApiError):
-    """The API server could not be reached, or has no time: try again later."""
+    """The API server could not be reached or is overloaded; retry later."""
 
     def __str__(self) -> str:
         return _qualified(self)
 
 
 class MissingError(ApiError):
-    """The object does not exist (any more), or the API server does not know its kind."""
+    """The object does not exist, or the API server does not know its kind."""
 
     def __str__(self) -> str:
         return _qualified(self)
 
 
 class ConflictError(ApiError):
-    """The object exists already, or is another than the one that was seen."""
+    """The object already exists, or has changed since it was read."""
 
     def __str__(self) -> str:
         return _qualified(self)
 
 
 class RefusedError(ApiError):
-    """Somebody has to act first: quota, rights, an invalid object."""
+    """A retry is useless until somebody acts: quota, rights, or an invalid object."""
 
 
 class ForbiddenError(RefusedError):
-    """We may not do it, or are not known."""
+    """The caller has no permission, or is not authenticated."""
 
 
 class InvalidError(RefusedError):
-    """What was sent is wrong in itself: sent again, it would be refused again."""
+    """The request is invalid; the API server would refuse it again."""
 
 
 def error_of(code: int, content: bytes, request: str) -> ApiError:
-    """Return the error that an answer with this HTTP code means; `content` is its body."""
+    """Return the error for an answer with this HTTP code; `content` is its body."""
     status = _status(content)
     message = str(status.get("message") or content.decode(errors="replace").strip()[:MAX_BODY_SHOWN])
     kind = _KINDS.get(code, UnavailableError)
@@ -100,7 +100,7 @@ def _qualified(error: ApiError) -> str:
 
 
 def _status(content: bytes) -> dict[str, Any]:
-    """Return the Status that an answer holds; empty when it holds none."""
+    """Return the Status in the body of an answer; empty if there is none."""
     try:
         body = json.loads(content)
     except (ValueError, RecursionError):

@@ -1,12 +1,11 @@
-"""One list and watch for ever: what exists, then what happens to it.
+"""Lists the objects of one kind, then watches them.
 
-Lists in pages, watches from the listing's version with bookmarks, goes on from the last version that was heard when a
-stream ends, and lists anew when the API server no longer knows that version (410 Gone). A watch that has not said
-anything for longer than bookmarks take is opened again. Failures are followed by exponential back-off with jitter, so
-that all clients of an API server that was away do not come back at once.
+Lists in pages and watches from the version of the list, with bookmarks. When a stream ends, the watch continues from
+the last version it received. It lists again when the API server no longer has that version (410 Gone). A watch that is
+silent for longer than the interval of bookmarks is reopened. After failures it waits with exponential back-off and
+jitter, so that the clients of a restarted API server do not all return at once.
 
-Rule: never ends but by cancellation, keeps one page or one line in memory, and hands every object over unread, but for
-its version.
+Rule: runs until cancelled, holds one page or one line in memory, and reads nothing of an object but its version.
 """
 
 import asyncio
@@ -26,29 +25,31 @@ from rlhf_operator.api_client.transport import ApiRequest, Transport, decoded
 log = logging.getLogger(__name__)
 
 WATCH_SECONDS: Final = 300
-"""The API server ends a watch after up to a quarter more; longer than its own limits would be of no use."""
+"""Seconds after which the API server ends a watch, plus up to a quarter. Longer is useless because of the API server's
+own limits.
+"""
 SILENCE_SECONDS: Final = 75.0
-"""A watch with bookmarks says something every minute."""
+"""Seconds without a byte before a watch is reopened; the API server sends a bookmark every minute."""
 FIRST_BACK_OFF_SECONDS: Final = 0.5
 LAST_BACK_OFF_SECONDS: Final = 30.0
 GONE: Final = 410
 
 
 class ReflectorConsumer(Protocol):
-    """What a reflector hands objects to. Nothing here may raise."""
+    """Receiver of a reflector's objects. Its methods must not raise."""
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take one object of a listing (`type` is None), or one event of the watch."""
+        """Accept one object of a list (`type` is None) or one event of the watch."""
 
     def listed(self) -> None:
-        """Note that a listing is complete, the first one or another."""
+        """Note that a list is complete, the first or a later one."""
 
     def alive(self) -> None:
-        """Note that the API server has said something: an event or a bookmark."""
+        """Note that the API server sent an event or a bookmark."""
 
 
 class Reflector:
-    """The objects of one kind, in one namespace or all, that carry a label."""
+    """The objects of one kind with one label, in one namespace or all."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Reflector:
         self._consumer, self._jitter = consumer, jitter
         self._selector = {"labelSelector": labels} if labels else {}
         self._version = ""
-        """Where the watch goes on; empty: a listing is needed first."""
+        """Version from which the watch continues; empty if a list is needed first."""
         self._failures = 0
 
     async def run(self) -> None:
@@ -75,7 +76,7 @@ class Reflector:
                 if not self._version:
                     await self._list()
                 heard = await self._watch()
-                # A stream that ends at once, again and again, is a failure of whoever is in between.
+                # Streams that repeatedly end at once are a failure of a proxy in between.
                 failed = not heard and time.monotonic() - began < 1.0
             except MissingError as error:
                 failed = not self._version or error.code != GONE or time.monotonic() - began < 1.0
@@ -85,7 +86,8 @@ class Reflector:
                 failed = True
                 self._note(error, failed=True)
             except Exception:
-                # Of the answer, which others may have written: the next listing says what this stream missed.
+                # The answer itself caused this, and others may have written it. The next list returns what this stream
+                # missed.
                 failed, self._version = True, ""
                 log.exception("the watch of %s is opened again", self._resource.plural)
             self._failures = self._failures + 1 if failed else 0
@@ -93,7 +95,7 @@ class Reflector:
                 await asyncio.sleep(self.back_off())
 
     def back_off(self) -> float:
-        """Return the seconds to wait after the latest failure: half to all of a delay that doubles with each."""
+        """Return the seconds to wait after the latest failure: half to all of a delay that doubles each time."""
         delay: float = min(LAST_BACK_OFF_SECONDS, FIRST_BACK_OFF_SECONDS * 2 ** min(self._failures - 1, 16))
         return delay * (0.5 + self._jitter() / 2)
 
@@ -109,7 +111,7 @@ class Reflector:
             page = decoded(await self._transport.request(request, query, headers={"Accept": "application/json"}))
             kind, version = str(page.get("kind", "")).removesuffix("List"), page.get("apiVersion")
             for item in page.get("items") or ():
-                # The API server says these once for all items.
+                # The API server sends these once for all items.
                 item.setdefault("kind", kind)
                 item.setdefault("apiVersion", version)
                 self._consumer.take({"type": None, "object": item})
@@ -122,7 +124,7 @@ class Reflector:
             query = {"limit": str(PAGE), "continue": following} | self._selector
 
     async def _watch(self) -> bool:
-        """Follow one stream to its end; return whether it said anything. Raises ApiError."""
+        """Follow one stream to its end; return whether it sent anything. Raises ApiError."""
         heard = False
         query = {
             "watch": "true",
@@ -141,7 +143,7 @@ class Reflector:
         return heard
 
     def _heard(self, event: Mapping[str, Any]) -> None:
-        """Take one line of the stream. Raises ApiError of one that says that the watch cannot go on."""
+        """Process one line of the stream. Raises ApiError if the line says that the watch cannot continue."""
         kind, body = event["type"], event["object"]
         if kind == "ERROR":
             code, message = int(body.get("code") or 0), str(body.get("message"))

@@ -1,7 +1,7 @@
-"""Where the API server serves each kind. Data alone.
+"""The table of kinds: group, version and plural under which the API server serves each.
 
-A kind is named as in manifests, `Pod`; one that several groups serve has its apiVersion in front,
-`scheduling.k8s.io/v1alpha2/PodGroup`. Whoever speaks further kinds adds them to the table that a client is given.
+A kind is named as in manifests (`Pod`). A kind that several groups serve has its apiVersion as prefix
+(`scheduling.k8s.io/v1alpha2/PodGroup`). Callers that need more kinds add them to the table of their client.
 """
 
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from rlhf_common import names
 
 
 class Resource(NamedTuple):
-    """Where a kind is served."""
+    """Group, version and plural of a kind."""
 
     group: str
-    """Empty for the core group."""
+    """API group; empty for the core group."""
     version: str
     plural: str
 
@@ -25,12 +25,12 @@ class Resource(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """Return the path of its group and version."""
+        """Return the URL path of its group and version."""
         return f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
 
 
 ResourceTable = Mapping[str, Resource]
-"""Kind -> where it is served."""
+"""Kind -> its resource."""
 
 CORE_RESOURCES: Final[ResourceTable] = {
     "Pod": Resource("", "v1", "pods"),
@@ -42,10 +42,10 @@ CORE_RESOURCES: Final[ResourceTable] = {
     "Lease": Resource("coordination.k8s.io", "v1", "leases"),
     names.KIND: Resource(names.GROUP, names.VERSION, names.PLURAL),
 }
-"""The kinds that every cluster with RLHFJobs serves; all have a namespace."""
+"""Namespaced kinds that every cluster with RLHFJobs serves."""
 
 
 def table_kind(table: ResourceTable, manifest: Mapping[str, Any]) -> str:
-    """Return what the table calls the kind of a manifest: with the apiVersion in front where it has that."""
+    """Return the table's key for the kind of a manifest, with the apiVersion as prefix if the table has that."""
     qualified = f"{manifest.get('apiVersion', '')}/{manifest['kind']}"
     return qualified if qualified in table else str(manifest["kind"])

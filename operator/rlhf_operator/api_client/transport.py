@@ -1,10 +1,9 @@
-"""Requests to one API server, and streams of lines from it: time-outs, retries, a limit on requests at once.
+"""Sends requests to one API server and reads streams of lines, with time-outs, retries and a limit on concurrency.
 
-Never more than `concurrency` requests at once, each with a time-out; a request that is `urgent` waits for no other and
-is not repeated, as the leader that waits behind its own work loses its Lease. As client-go does, an answer of 429 or
-5xx that says when to come back (Retry-After) is waited for and the request repeated: the API server has not carried
-it out. Anything else that is not success is raised at once as one of `errors`. A write that was sent may have been
-carried out even when its answer is lost, so callers must be able to ask again.
+Each request has a time-out, and at most `concurrency` run at once; streams and `urgent` requests do not count. An
+urgent request is not retried, because a leader whose request waits loses its Lease. An answer of 429 or 5xx with
+Retry-After is retried, as in client-go: the API server has not carried it out. Any other failure raises one of
+`errors`. The API server may have carried out a write whose answer is lost, so callers must be able to repeat it.
 """
 
 import asyncio
@@ -26,17 +25,17 @@ Json = dict[str, Any]
 Body = Json | list[Json] | bytes
 
 CONCURRENCY: Final = 32
-"""Requests at once: where a single API server's rate of small writes levels off."""
+"""Requests at once; the rate of small writes of a single API server levels off here."""
 TIMEOUT_SECONDS: Final = 30.0
-"""Limit of one request; the API server itself gives up on most after 60."""
+"""Time-out of a request in seconds; the API server ends most requests after 60."""
 CONNECT_SECONDS: Final = 10.0
-"""Limit of opening a connection."""
+"""Time-out of opening a connection in seconds."""
 MAX_RETRIES: Final = 4
-"""Repetitions of a request that the API server asked to come back with."""
+"""Retries of a request that the API server asked to repeat."""
 MAX_RETRY_SECONDS: Final = 10.0
-"""Longest wait that is taken at the API server's word."""
+"""Longest wait in seconds that the API server can ask for."""
 MAX_LINE: Final = 4 * 2**20
-"""Bytes of one line of a stream: more than any object or log line of ours."""
+"""Bytes of the longest line of a stream; more than any object or log line of this project."""
 _METHODS: Final = {
     "get": "GET",
     "list": "GET",
@@ -51,13 +50,13 @@ _METHODS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest:
-    """What a request is about."""
+    """The target and verb of a request."""
 
     verb: str
-    """As a Role names it, but `apply` for a server-side apply."""
+    """Verb as in a Role, or `apply` for a server-side apply."""
     resource: Resource
     namespace: str | None = None
-    """None: all namespaces, or the kind has none."""
+    """Namespace; None for all namespaces or for a kind without one."""
     name: str = ""
     subresource: str = ""
     rest: str = ""
@@ -76,22 +75,22 @@ class ApiRequest:
 
 
 class Transport:
-    """Requests to one API server."""
+    """Sends requests to one API server."""
 
     def __init__(self, connection: Connection, concurrency: int = CONCURRENCY) -> None:
-        """Connect lazily: nothing is sent before the first request. Needs a running event loop."""
+        """Prepare a connection; it opens with the first request. Needs a running event loop."""
         self.connection = connection
         connection.configuration.connection_pool_maxsize = concurrency * 2
         connection.configuration.client_session_kwargs = session_options()
         self._client = ApiClient(connection.configuration)
         self._slots = asyncio.Semaphore(concurrency)
         self.on_answer: Callable[[str, str, int], None] = lambda verb, resource, code: None
-        """Is called as `on_answer(verb, resource, code)` with every answer; code 0 is none at all."""
+        """Called as `on_answer(verb, resource, code)` after every request; code 0 means no answer."""
         self.on_break: Callable[[], None] = lambda: None
-        """Is called when a stream breaks off or falls silent, though it was answered."""
+        """Called when a stream breaks off or falls silent after it was answered."""
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         await self._client.close()
 
     async def request(
@@ -103,7 +102,7 @@ class Transport:
         *,
         urgent: bool = False,
     ) -> bytes:
-        """Return the content of the answer. Raises ApiError."""
+        """Return the body of the answer. Raises ApiError."""
         for attempt in range(1 if urgent else MAX_RETRIES + 1):
             async with contextlib.nullcontext() if urgent else self._slots:
                 code, content, retry_after = await self._attempt(request, query, body, headers)
@@ -121,7 +120,7 @@ class Transport:
         body: Body | None,
         headers: Mapping[str, str] | None,
     ) -> tuple[int, bytes, float | None]:
-        """Return code, content, and the seconds after which the API server wants the request again, if it does."""
+        """Return the code, the body, and the seconds after which the API server wants a retry, or None."""
         limits, code = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS, sock_connect=CONNECT_SECONDS), 0
         try:
             answer = await self._send(request, query, body, headers, limits)
@@ -135,7 +134,7 @@ class Transport:
     async def lines(
         self, request: ApiRequest, query: Mapping[str, str] | None = None, *, silence_seconds: float | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the lines of a stream until the API server ends it; `silence_seconds`: longest time without a byte.
+        """Yield the lines of a stream until the API server ends it. `silence_seconds`: longest time without a byte.
 
         Raises ApiError.
         """
@@ -190,22 +189,22 @@ async def _lines(request: ApiRequest, response: aiohttp.ClientResponse) -> Async
 
 
 def decoded(content: bytes) -> Json:
-    """Return the object that an answer holds."""
+    """Return the JSON object in an answer."""
     body: Json = json.loads(content)
     return body
 
 
 def unanswered(request: ApiRequest, error: BaseException) -> UnavailableError:
-    """Return the error of a request that got no answer."""
+    """Return the error of a request without an answer."""
     silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
     message = " ".join(str(error).split()) or silent
     return UnavailableError(message, request=str(request))
 
 
 def retry_seconds(code: int, header: str | None) -> float | None:
-    """Return the seconds after which the API server wants a refused request again; None when it does not.
+    """Return the seconds after which the API server wants a retry of a refused request; None if it wants none.
 
-    `header`: its Retry-After, in seconds; the API server never sends a date.
+    `header`: its Retry-After in seconds; the API server never sends a date.
     """
     if (code != 429 and code < 500) or header is None or not header.strip().isdecimal():
         return None

@@ -1,7 +1,7 @@
-"""Gangs and queues: how a job's pods are placed together. One interface (`backend`), one module for each backend, one
-`registry`.
+"""Gangs and queues: backends that place the pods of a job together.
 
-Pure but for `discovery`: the job and what the cluster serves give the objects to apply and what pods carry.
+`backend` has the interface, each backend has a module, and `registry` lists them. All modules but `discovery` are pure:
+they derive the objects to apply, and the fields of pods, from the job and the served APIs.
 """
 
 from rlhf_operator.gang.apis import ServedApis

@@ -1,7 +1,7 @@
-"""The APIs of schedulers and queues that the operator can speak, as data.
+"""The APIs of schedulers and queues that the operator supports, as data.
 
-Rule: a kind such as PodGroup is served by several groups, so here a kind is named with its apiVersion in front. The
-version that a cluster serves is discovered, never assumed: the native API has other objects in every version.
+Rule: several groups serve a kind such as PodGroup, so kinds have their apiVersion as prefix here. The version that a
+cluster serves is discovered, because the native API has different objects in every version.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ NATIVE, KUEUE, VOLCANO, COSCHEDULING = "Native", "Kueue", "Volcano", "Coscheduli
 MODES: Final = (NATIVE, KUEUE, VOLCANO, COSCHEDULING)
 
 APIS: Final[Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
-    # Newest first; what the objects look like is in `native`. v1alpha3 is served beside v1beta1 and is left out.
+    # Newest first; `native` has the form of the objects. v1alpha3 is served beside v1beta1 and is omitted.
     NATIVE: (
         ("scheduling.k8s.io/v1beta1", ("Workload", "PodGroup")),
         ("scheduling.k8s.io/v1alpha2", ("Workload", "PodGroup")),
@@ -24,7 +24,7 @@ APIS: Final[Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
     VOLCANO: (("scheduling.volcano.sh/v1beta1", ("PodGroup",)),),
     COSCHEDULING: (("scheduling.x-k8s.io/v1alpha1", ("PodGroup",)),),
 }
-"""Backend -> (apiVersion, kinds of ours in it), the version that is preferred first."""
+"""Backend -> (apiVersion, kinds that the operator writes in it), preferred version first."""
 PRIORITY_CLASS: Final = "scheduling.k8s.io/v1/PriorityClass"
 _READ: Final = ("ResourceFlavor", "WorkloadPriorityClass")
 """Kinds of Kueue without a namespace, which are read by name."""
@@ -38,26 +38,26 @@ _PLURALS: Final = {
 
 @dataclass(frozen=True)
 class ServedApis:
-    """What this cluster serves of the above, and which of it this operator may use."""
+    """The APIs above that the cluster serves and that this operator may use."""
 
     apis: frozenset[str] = field(default_factory=frozenset)
-    """apiVersions, each with all of its kinds."""
+    """apiVersions of which all kinds are served."""
     off: frozenset[str] = field(default_factory=frozenset)
-    """Backends that whoever runs the operator has switched off."""
+    """Backends that the administrator of the operator has switched off."""
     ignores_labels: bool = False
-    """Whether a job starts without a queue when its label names one that cannot be used."""
+    """Whether a job starts without a queue if its label names one that cannot be used."""
 
     def version(self, mode: str) -> str | None:
-        """The apiVersion to speak with a backend; None when there is none."""
+        """Return the apiVersion to use with a backend; None if it cannot be used."""
         result = (version for version, _ in APIS[mode] if version in self.apis)
         return None if mode in self.off else next(result, None)
 
     def usable(self) -> dict[str, str]:
-        """Backend -> apiVersion, of those that can be used."""
+        """Return backend -> apiVersion for the backends that can be used."""
         return {mode: version for mode in MODES if (version := self.version(mode)) is not None}
 
     def watched(self) -> dict[str, Resource]:
-        """Return the resource of every kind of ours in the versions that are spoken, by kind."""
+        """Return kind -> resource for the kinds that the operator writes in the versions it uses."""
         spoken = self.usable().values()
         return {
             f"{version}/{kind}": RESOURCES[f"{version}/{kind}"]
@@ -69,7 +69,9 @@ class ServedApis:
 
 
 def kind_of(manifest: Mapping[str, Any]) -> str:
-    """Return what the kind is called here: `PodGroup` alone is ambiguous, `scheduling.k8s.io/v1alpha2/PodGroup` not."""
+    """Return the kind with its apiVersion as prefix, `scheduling.k8s.io/v1alpha2/PodGroup`, where `PodGroup` is
+    ambiguous.
+    """
     return table_kind(RESOURCES, manifest)
 
 
@@ -84,4 +86,4 @@ RESOURCES: Final[ResourceTable] = {
     for version, kinds in versions
     for kind in (*kinds, *(_READ if mode == KUEUE else ()))
 } | {PRIORITY_CLASS: _resource("scheduling.k8s.io/v1", "priorityclasses")}
-"""Kind -> where the API serves it; _READ and PriorityClass have no namespace."""
+"""Kind -> its resource; _READ and PriorityClass have no namespace."""

@@ -1,11 +1,11 @@
-"""The interface of a gang backend: the objects that make a gang, and what a pod carries to be one of it.
+"""The interface of a gang backend: the objects of a gang, and the fields that make a pod a member.
 
-A backend is one way to place a job's pods together. What only some can do is a Protocol of its own: a
-`QueueingBackend` also says whether the job's pods may exist at all, by the state of its queue, which a `QueueApi`
-reads from the queue's objects.
+A backend is one way to place a job's pods together. Optional abilities are further Protocols: a `QueueingBackend` also
+says whether the job's pods may exist, from the state of its queue. A `QueueApi` reads that state from the queue's
+objects.
 
-Rule: pure. A pod that is made later, for another size or in place of one that was lost, joins the gang that is there.
-Nobody outside of this package asks which backend it has.
+Rule: pure. A pod that is created later, for another size or as a replacement, joins the existing gang. Code outside
+this package must not depend on a particular backend.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,14 +28,14 @@ class GangBackend(Protocol):
 
     @property
     def makes_objects(self) -> bool:
-        """Return whether it applies objects at all, and so has to be given the job's pods."""
+        """Return whether it applies objects, and so needs the job's pods."""
 
     @property
     def immutable(self) -> bool:
-        """Return whether its objects cannot be changed: another one takes their place when no pod is left."""
+        """Return whether its objects cannot be changed: a new one replaces them when no pod is left."""
 
     def objects(self, job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
-        """Return the manifests to apply before the pods. `pods` has one of each group, as the job's are made."""
+        """Return the manifests to apply before the pods. `pods` has one pod of each group."""
 
     def join(self, job: RLHFJob, pod: Json) -> Json:
         """Return the pod as a member of the gang. The argument is not changed."""
@@ -43,7 +43,7 @@ class GangBackend(Protocol):
 
 @dataclass(frozen=True)
 class QueueGate:
-    """Whether the pods of a job may exist, as its queue has it."""
+    """Whether the queue allows the pods of a job to exist."""
 
     open: bool
     reason: AdmittedReason
@@ -51,71 +51,73 @@ class QueueGate:
     queue: str = "its queue"
     """Name of the queue, with its kind."""
     limits: Mapping[str, int] = field(default_factory=dict)
-    """Group -> pods that may exist, for groups of which the job wants more than were admitted."""
+    """Group -> pods that may exist, for groups that want more pods than were admitted."""
     limited: str = ""
-    """Why those groups do not grow, and what the user can do."""
+    """Reason why those groups do not grow, and a remedy."""
     superseded: tuple[str, ...] = ()
-    """Names of the queue's objects that the job needs no more, whatever pods it has."""
+    """Names of the queue's objects that the job no longer needs, whichever pods it has."""
     renew: bool = False
-    """The queue's object asks for something else than the job does by now: another takes its place when no pod is
-    left."""
+    """Whether the queue's object asks for something else than the job now needs; a new one replaces it when no pod is
+    left.
+    """
     release: bool = False
-    """The reservation is to be given back when no pod is left."""
+    """Whether to release the reservation when no pod is left."""
 
 
 @dataclass(frozen=True)
 class WorkloadReport:
-    """What a queue is told of a job: conditions of its object, and that the reservation is given back."""
+    """A report to a queue: conditions of its object, and whether the reservation is released."""
 
     conditions: Mapping[str, tuple[str, str, str]]
     """Type -> (status, reason, message)."""
     release: bool = False
     name: str = ""
-    """Name of the object; empty: all by which the queue knows the job."""
+    """Name of the queue's object; empty for all objects of the job."""
 
 
 class QueueState(Protocol):
-    """What the queue of a job says of it, as it was observed."""
+    """The observed state of the queue for a job."""
 
     def reserves(self, name: str) -> bool:
-        """Return whether the queue's object of that name has a reservation, or is on its way out: it is not changed
-        then."""
+        """Return whether the queue's object of that name has a reservation or is being deleted; it must not change
+        then.
+        """
 
     @property
     def requests_hash(self) -> str:
-        """Return the hash of the requests that the queue was asked by; empty when it was not asked."""
+        """Return the hash of the requests in the queue's object; empty if there is no object."""
 
     def report(self, gate: QueueGate, *, pods_left: bool, ready: bool) -> WorkloadReport | None:
-        """Return what the queue is to be told of a job that is not finished, None when it knows that.
+        """Return the report to the queue about an unfinished job; None if the queue is up to date.
 
-        `ready`: all pods that an iteration needs are.
+        `ready`: whether all pods that an iteration needs are ready.
         """
 
     def finished_report(self, message: str, *, succeeded: bool) -> WorkloadReport | None:
-        """Return what the queue is to be told of a job that has ended, None when it knows that."""
+        """Return the report to the queue about a job that has ended; None if the queue is up to date."""
 
 
 @dataclass(frozen=True)
 class QueueAdmission:
-    """A backend as the queue's state has it."""
+    """A backend together with the decision of the queue."""
 
     backend: GangBackend
-    """It makes the queue's object, and places pods where they were admitted to."""
+    """Backend that creates the queue's object and places pods where they were admitted."""
     gate: QueueGate
     blocked: str = ""
-    """Why no pod is made for now, though pods may exist; empty when they are."""
+    """Reason why no pod is created for now although pods may exist; empty if there is none."""
 
 
 @runtime_checkable
 class QueueingBackend(GangBackend, Protocol):
-    """A backend with a queue: no pod exists before the queue has admitted the job."""
+    """A backend with a queue: no pod exists before the queue admits the job."""
 
     def admit(self, job: RLHFJob, requests_hash: str, state: QueueState | None) -> QueueAdmission:
         """Return whether the job's pods may exist. `requests_hash` is `members.requests_hash` of its pods."""
 
 
 class QueueObject(Protocol):
-    """The object by which a queue knows a job, as far as it is remembered. An implementation is a frozen dataclass."""
+    """Record of the object that represents a job in a queue. An implementation is a frozen dataclass."""
 
     @property
     def name(self) -> str:
@@ -134,33 +136,33 @@ class QueueObject(Protocol):
         """Return the uid of the object that controls it."""
 
     def at_version(self, version: int) -> "QueueObject":
-        """Return the same object under another resourceVersion."""
+        """Return the same object with another resourceVersion."""
 
     def leaving(self) -> "QueueObject":
-        """Return the same object as one that is being deleted."""
+        """Return the same object, marked as being deleted."""
 
 
 Reference = tuple[str, str]
-"""(kind with its apiVersion, name) of an object without a namespace that a queue's object names."""
+"""(kind with its apiVersion, name) of an object without a namespace to which a queue's object refers."""
 
 
 class QueueApi(Protocol):
-    """How the objects of a queue are read and written. Pure: whoever talks to the API server passes bodies."""
+    """Reads and writes the objects of a queue. Pure: callers exchange the bodies with the API server."""
 
     def reads(self, kind: str) -> bool:
-        """Return whether `kind`, named with its apiVersion, is the object by which the queue knows a job."""
+        """Return whether `kind`, with its apiVersion, is the queue's object of a job."""
 
     def object_names(self, job_name: str) -> Sequence[str]:
-        """Return the names that such objects of the job of this name may have."""
+        """Return the possible names of the queue's objects for a job of this name."""
 
     def current(self, objects: Sequence[QueueObject]) -> QueueObject:
         """Return the object that counts among those of one job."""
 
     def parse(self, body: Mapping[str, Any]) -> QueueObject:
-        """Return the record of that object. Raises UnreadableError."""
+        """Return the record of the queue's object. Raises UnreadableError."""
 
     def references(self, version: str, stored: Mapping[str, Any], known: QueueObject | None) -> Sequence[Reference]:
-        """Return what has to be read beside it. `version` is the queue's apiVersion, `stored` the stored RLHFJob."""
+        """Return the further objects to read. `version` is the queue's apiVersion, `stored` the stored RLHFJob."""
 
     def parse_reference(self, kind: str, body: Mapping[str, Any]) -> object:
         """Return the record of such an object. Raises UnreadableError."""
@@ -168,7 +170,7 @@ class QueueApi(Protocol):
     def state(
         self, stored: Mapping[str, Any], known: QueueObject | None, records: Mapping[Reference, object]
     ) -> QueueState:
-        """Return what the queue says of the job. `records` has None for what cannot be read."""
+        """Return the queue's state for the job. `records` has None for an object that cannot be read."""
 
     def with_report(self, body: Json, report: WorkloadReport, now: str) -> Json:
         """Return the queue's object with the report in its status. Raises UnreadableError."""
@@ -176,20 +178,20 @@ class QueueApi(Protocol):
 
 @dataclass(frozen=True)
 class GangChoice:
-    """Which backend places a job, or why none can."""
+    """The backend that places a job, or the reason why there is none."""
 
     backend: GangBackend
     problem: str = ""
-    """Why the job cannot be placed as it asks, and what would help; empty when it can."""
+    """Reason why the job cannot be placed as it asks, with a remedy; empty if it can."""
     reason: PlannedReason = PlannedReason.NOT_SERVED
     note: str = ""
-    """What the user should know of a choice that was made for them."""
+    """Note for the user about an automatic choice."""
     waits: str = ""
-    """Why a job that has not started must wait, and how it can go on: it asks for a queue that cannot be used."""
+    """Reason why a job that has not started must wait, with a remedy: its queue cannot be used."""
 
 
 def with_scheduler(pod: Json, name: str | None) -> Json:
-    """Return the pod, given to the scheduler of that name; None leaves it to the cluster."""
+    """Return the pod with that schedulerName; None leaves the choice to the cluster."""
     return {**pod, "spec": {**pod["spec"], "schedulerName": name}} if name else pod
 
 

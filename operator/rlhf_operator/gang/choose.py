@@ -1,8 +1,8 @@
-"""Which backend places a job, by what it asks for and what the cluster serves.
+"""Chooses the backend of a job from its fields and from the APIs that the cluster serves.
 
-Rule: pure. What is asked for by name and cannot be had is a problem in words, never silently left out: a job that
-believes in its gang and has none holds GPUs for ever. A job whose label asks for a queue that cannot be used waits, as
-it would start outside all quota, unless whoever runs the operator lets such labels be ignored.
+Rule: pure. A mode that is named but cannot be used is a problem for the user and is never ignored, because a job
+without its gang can hold GPUs forever. A job whose label names an unusable queue waits, because it would start outside
+all quota. The administrator of the operator can let such labels be ignored.
 """
 
 from collections.abc import Mapping

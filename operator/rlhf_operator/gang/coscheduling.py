@@ -1,7 +1,7 @@
-"""The gang of the coscheduling plugin (scheduler-plugins): a PodGroup of scheduling.x-k8s.io, named by a pod's label.
+"""The gang of the coscheduling plugin (scheduler-plugins): a PodGroup of scheduling.x-k8s.io, named in a pod label.
 
-Rule: pure. The plugin lives in a scheduler that whoever runs the cluster names; a pod template's schedulerName wins
-over the name that the project's own manifests use. Source: its API types, scheduling/v1alpha1.
+Rule: pure. The administrator of the cluster names the scheduler that has the plugin. A pod template's schedulerName
+takes precedence over the name in the project's manifests. Source: its API types, scheduling/v1alpha1.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ GROUP_LABEL: Final = "scheduling.x-k8s.io/pod-group"
 
 @dataclass(frozen=True)
 class CoschedulingBackend:
-    """scheduling.x-k8s.io in one version."""
+    """The backend for scheduling.x-k8s.io in one version."""
 
     version: str
     """apiVersion."""
@@ -40,5 +40,5 @@ class CoschedulingBackend:
         return [{"apiVersion": self.version, "kind": "PodGroup", "metadata": meta, "spec": spec}]
 
     def join(self, job: RLHFJob, pod: Json) -> Json:
-        """Return the pod with its group's name, for the scheduler that has the plugin."""
+        """Return the pod with its group's label, for the scheduler that has the plugin."""
         return with_scheduler(labelled(pod, {GROUP_LABEL: job.name}), scheduler(job, SCHEDULER))

@@ -1,8 +1,8 @@
-"""Asks the API server which of the gang and queue APIs it serves, and notices when that changes.
+"""Asks the API server which gang and queue APIs it serves, and detects changes.
 
-Rule: an API server that does not answer serves what it served before: a job that waits for its quota must not start
-because a request was lost. A watch is opened when the operator starts, so a change ends the process, and the next one
-begins with what is served then; jobs do not notice.
+Rule: if the API server does not answer, the previous result stays valid: a job that waits for quota must not start
+because a request was lost. Watches are opened when the operator starts, so a change ends the process. The next process
+starts with the new APIs, and jobs keep running.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from rlhf_operator.gang.apis import APIS, MODES, ServedApis
 log = logging.getLogger(__name__)
 
 DISCOVERY_SECONDS: Final = 300.0
-"""Between two discoveries: a scheduler or a queue is installed once in a cluster's life."""
+"""Seconds between two discoveries; a scheduler or a queue is rarely installed."""
 RETRY_SECONDS: Final = 5.0
-"""Until the first answer."""
+"""Seconds between attempts until the first answer."""
 
 
 class ApisChangedError(Exception):
@@ -27,7 +27,7 @@ class ApisChangedError(Exception):
 
 
 async def served(client: KubernetesClient, modes: Iterable[str] = MODES, *, ignores_labels: bool = False) -> ServedApis:
-    """Return what is served; backends that are not among `modes` are off. Raises ApiError."""
+    """Return the served APIs; backends that are not in `modes` are off. Raises ApiError."""
     allowed = set(modes)
     result = set()
     for mode, versions in APIS.items():
@@ -38,7 +38,7 @@ async def served(client: KubernetesClient, modes: Iterable[str] = MODES, *, igno
 
 
 async def first(client: KubernetesClient, modes: Iterable[str], *, ignores_labels: bool = False) -> ServedApis:
-    """Return what is served, as soon as the API server says so."""
+    """Return the served APIs, waiting until the API server answers."""
     while True:
         try:
             return await served(client, modes, ignores_labels=ignores_labels)
@@ -48,7 +48,7 @@ async def first(client: KubernetesClient, modes: Iterable[str], *, ignores_label
 
 
 async def changed(client: KubernetesClient, known: ServedApis, every: float = DISCOVERY_SECONDS) -> None:
-    """Raise ApisChangedError when something else can be used than is known; never return."""
+    """Raise ApisChangedError when the usable APIs change; never return."""
     modes = [mode for mode in MODES if mode not in known.off]
     while modes:
         await asyncio.sleep(every)

@@ -1,9 +1,9 @@
-"""The queue of Kueue: a Workload of our own with a pod set for each group; no pod exists before it is admitted.
+"""The queue of Kueue: a Workload with a pod set for each group; no pod exists before it is admitted.
 
-A running job that is elastic asks for more pods by a second Workload, the slice that replaces the first one.
+A running elastic job asks for more pods with a second Workload, the slice that replaces the first one.
 
-Rule: pure. The pod sets hold what Kueue counts and places by, so that another image or another environment is no reason
-to queue again. What Kueue decided (`kueue_workload`, `kueue_queue`) comes back as node selectors and tolerations of the
+Rule: pure. The pod sets contain what Kueue uses for quota and placement, so that another image or environment does not
+queue the job again. Kueue's decision (`kueue_workload`, `kueue_queue`) becomes node selectors and tolerations of the
 pods. Source: the API types of kueue.x-k8s.io/v1beta2 and Kueue's page on custom jobs.
 """
 
@@ -26,14 +26,14 @@ Json = dict[str, Any]
 KUEUE_GROUP: Final = "kueue.x-k8s.io"
 PODSET_LABEL: Final = "kueue.x-k8s.io/podset"
 REPLACES: Final = "kueue.x-k8s.io/workload-slice-replacement-for"
-"""Annotation of a slice that names the Workload which it replaces when it is admitted."""
+"""Annotation of a slice: the Workload that it replaces when it is admitted."""
 JOB_UID_LABEL: Final = "kueue.x-k8s.io/job-uid"
-"""Label of a Workload by which Kueue's messages to others name its job."""
+"""Label of a Workload with the uid of its job; Kueue uses it in messages."""
 
 
 @dataclass(frozen=True)
 class KueueBackend:
-    """kueue.x-k8s.io in one version."""
+    """The backend for kueue.x-k8s.io in one version."""
 
     version: str
     """apiVersion."""
@@ -41,17 +41,17 @@ class KueueBackend:
     makes_objects: bool = True
     immutable: bool = False
     admission: KueueAdmission | None = None
-    """Where admitted pods go; None before there is an admission."""
+    """Placement of admitted pods; None before there is an admission."""
     priority: QueuePriority | None = None
     requests_hash: str = ""
-    """That of the job's revision; empty: it is computed from the pods."""
+    """Hash of the job's revision; if empty, it is computed from the pods."""
     name: str = ""
-    """Name of the Workload that the job runs under; empty: that of its first one."""
+    """Name of the Workload that the job runs under; empty for the first one."""
     slice: str = ""
-    """Name of the Workload by which the job asks for more pods than that one has; empty: it does not ask."""
+    """Name of the Workload that asks for more pods; empty if the job asks for none."""
 
     def admit(self, job: RLHFJob, requests_hash: str, state: QueueState | None) -> QueueAdmission:
-        """Return whether the job's pods may exist, by what Kueue says of its Workload."""
+        """Return whether the job's pods may exist, according to its Workload."""
         known = state if isinstance(state, KueueState) else KueueState()
         workload, priority = known.workload, known.priority
         sizes = {group.value: count for group, count in counts(job).items()}
@@ -71,7 +71,7 @@ class KueueBackend:
         return QueueAdmission(replace(backend, admission=admission), decided, blocked)
 
     def objects(self, job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
-        """Return the Workload, and the slice that is to replace it where the job asks for more pods."""
+        """Return the Workload, and the slice that is to replace it if the job asks for more pods."""
         name = self.name or workload_name(job.name)
         workload = self._workload(job, pods, name, {})
         if not self.slice:
@@ -88,8 +88,9 @@ class KueueBackend:
         return {"apiVersion": self.version, "kind": "Workload", "metadata": meta, "spec": spec}
 
     def join(self, job: RLHFJob, pod: Json) -> Json:
-        """Return the pod where its pod set was admitted to; the template's own selectors win, as Kueue chose by
-        them."""
+        """Return the pod with the placement of its pod set. The template's own selectors win, because Kueue considered
+        them.
+        """
         group = str(pod["metadata"]["labels"][LABEL_GROUP])
         placement = self.admission.placement(group) if self.admission else None
         joined = with_scheduler(labelled(pod, {PODSET_LABEL: group}), scheduler(job, None))
@@ -105,7 +106,7 @@ class KueueBackend:
             more["tolerations"] = tolerations
         merged = {**joined, "spec": {**spec, **more}}
         meta = merged["metadata"]
-        # Ours win: an admission check may add labels, not take our pods away from us.
+        # Our labels win: an admission check may add labels but must not change the ones that identify our pods.
         return labelled(
             merged, {**placement.labels, **meta["labels"]}, {**placement.annotations, **meta.get("annotations", {})}
         )
@@ -125,8 +126,10 @@ class KueueBackend:
 def _with_slice(
     job: RLHFJob, backend: KueueBackend, decided: QueueGate, workload: KueueWorkload, *, asks: bool
 ) -> tuple[KueueBackend, QueueGate]:
-    """Return the backend with the slice by which the job `asks` for more pods, and the gate with the Workload that it
-    needs no more: one that was replaced, or a slice that it does not ask by any more."""
+    """Return the backend with the slice that `asks` for more pods, and the gate with the Workload that is superseded.
+
+    A superseded Workload was replaced, or is a slice that the job no longer needs.
+    """
     other = workload.other
     backend = replace(backend, name=workload.name)
     replaced = other is not None and (other.holds("Finished") or bool(other.cluster_queue))
@@ -139,26 +142,26 @@ def _with_slice(
 
 
 def queue_of(job: RLHFJob) -> str | None:
-    """Return the LocalQueue that the job's label names; None when it has no such label."""
+    """Return the LocalQueue that the job's label names; None without that label."""
     name = (job.metadata.get("labels") or {}).get(QUEUE_LABEL)
     return str(name) if name else None
 
 
 def asked_by(job: RLHFJob) -> str:
-    """Return the label by which the job asks for Kueue, in words; empty when it has none."""
+    """Return the label that asks for Kueue, as text; empty if the job has none."""
     queue = queue_of(job)
     return "" if queue is None else f"the label {QUEUE_LABEL}: {queue}"
 
 
 def lacks(job: RLHFJob) -> str:
-    """Return what the job needs to be queued, in words; empty when it has it."""
+    """Return the missing label that a queued job needs, as text; empty if nothing is missing."""
     if queue_of(job) is not None:
         return ""
     return f"needs the label {QUEUE_LABEL}: set it to the name of a LocalQueue of the namespace"
 
 
 def pod_sets(job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
-    """Return one pod set per group: its size, and what one of its pods asks for."""
+    """Return one pod set per group: its size and the requests of one of its pods."""
     return [
         {"name": group.value, "count": count, "template": quota_template(job, group, pods[group])}
         for group, count in counts(job).items()

@@ -1,8 +1,8 @@
-"""Whether a job may run by what Kueue says of its Workload, and what Kueue is told in return.
+"""Decides whether a job may run from the state of its Workload, and what to report to Kueue.
 
-Rule: pure and level-triggered. A reservation belongs to the job until its pods are gone: an evicted job saves its
-checkpoint and ends its pods first, and then gives the reservation back, which is the duty of a job's own controller
-(Kueue's job framework does it for the kinds it knows). Nothing is decided on a condition's time.
+Rule: pure and level-triggered. A job keeps its reservation until its pods are gone. An evicted job saves its
+checkpoint, ends its pods, and then releases the reservation. That is the duty of a job's own controller; Kueue's job
+framework does it for the kinds it knows. No decision depends on the time of a condition.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -32,40 +32,40 @@ Json = dict[str, Any]
 PRIORITY_LABEL: Final = "kueue.x-k8s.io/priority-class"
 """Label of a job that names a WorkloadPriorityClass."""
 REQUEUED_BY: Final = frozenset({"Preempted", "NodeFailures"})
-"""Evictions after which the job may be admitted again at once; after others Kueue says when."""
+"""Evictions after which the job may be admitted again at once; after others Kueue sets the time."""
 WAIT_FOR_START: Final = "WaitForStart"
-"""Reason of PodsReady when the pods of an admission have not been ready yet, or there is none."""
+"""Reason of PodsReady while the pods of an admission have not been ready yet, or without an admission."""
 REPORT_MESSAGE_MAX: Final = 32768
-"""Characters of a condition's message, as the API server has it."""
+"""Characters of a condition's message that the API server accepts."""
 
 
 @dataclass(frozen=True)
 class QueuePriority:
-    """The class by which Kueue orders a job among those that wait."""
+    """The class that determines the job's order in the queue."""
 
     kind: str
-    """WorkloadPriorityClass (Kueue's own, named by a label of the job) or PriorityClass (that of its pods)."""
+    """WorkloadPriorityClass (Kueue's own, from a label of the job) or PriorityClass (that of its pods)."""
     name: str
     value: int | None
-    """None: the class cannot be read."""
+    """Value of the class; None if it cannot be read."""
 
 
 @dataclass(frozen=True)
 class KueueAdmission:
-    """An admission, with the flavors that it names."""
+    """An admission with the flavors that it names."""
 
     workload: KueueWorkload
     flavors: Mapping[str, PodPlacement]
-    """ResourceFlavor -> its node labels and tolerations, of those that could be read."""
+    """ResourceFlavor -> its node labels and tolerations, for the flavors that could be read."""
 
     @property
     def unknown_flavors(self) -> list[str]:
-        """Return the flavors that were assigned and could not be read."""
+        """Return the assigned flavors that could not be read."""
         named = {name for names in self.workload.flavors.values() for name in names}
         return sorted(named - self.flavors.keys())
 
     def placement(self, pod_set: str) -> PodPlacement:
-        """Return what the pods of a pod set get from all flavors and admission checks together."""
+        """Return the placement of a pod set, merged from its flavors and admission checks."""
         parts = [self.flavors[name] for name in self.workload.flavors.get(pod_set, ()) if name in self.flavors]
         if pod_set in self.workload.updates:
             parts.append(self.workload.updates[pod_set])
@@ -83,13 +83,13 @@ class KueueAdmission:
 
 @dataclass(frozen=True)
 class KueueState:
-    """What Kueue says of a job."""
+    """Kueue's state for a job."""
 
     workload: KueueWorkload | None = None
     flavors: Mapping[str, PodPlacement] = field(default_factory=dict)
-    """ResourceFlavors that its admission names, by name, of those that could be read."""
+    """ResourceFlavors of the admission by name, if they could be read."""
     priority: QueuePriority | None = None
-    """None when the job names no class, or has no queue."""
+    """Priority; None if the job names no class or has no queue."""
     elastic: bool = False
     """Whether the job may grow by a larger slice that replaces its Workload."""
 
@@ -98,16 +98,16 @@ class KueueState:
         return [] if self.workload is None else [self.workload, *filter(None, [self.workload.other])]
 
     def reserves(self, name: str) -> bool:
-        """Return whether quota is reserved for the Workload of that name, or it is on its way out."""
+        """Return whether quota is reserved for the Workload of that name, or it is being deleted."""
         return any(item.name == name and bool(item.cluster_queue or item.going) for item in self._workloads)
 
     @property
     def requests_hash(self) -> str:
-        """Return the hash of the requests that the Workload was made with; empty when there is none."""
+        """Return the hash of the requests in the Workload; empty if there is none."""
         return self.workload.requests_hash if self.workload is not None else ""
 
     def report(self, gate: QueueGate, *, pods_left: bool, ready: bool) -> WorkloadReport | None:
-        """Return what the Workload's status should say beside what it says; None when it says that."""
+        """Return the changes of the Workload's status; None if it is up to date."""
         if self.workload is None:
             return None
         if gate.open:
@@ -121,25 +121,25 @@ class KueueState:
         return WorkloadReport(conditions, release, self.workload.name) if conditions else None
 
     def finished_report(self, message: str, *, succeeded: bool) -> WorkloadReport | None:
-        """Return the report of a job that has ended, which frees its quota; None when it was given."""
+        """Return the report of a job that has ended, which frees its quota; None if it was sent."""
         if all(item.going or item.holds("Finished") for item in self._workloads):
             return None
         return WorkloadReport({"Finished": ("True", "Succeeded" if succeeded else "Failed", message)})
 
 
 class KueueApi:
-    """How Workloads, ResourceFlavors and priority classes are read, and Workloads are written."""
+    """Reads Workloads, ResourceFlavors and priority classes, and writes Workloads."""
 
     def reads(self, kind: str) -> bool:
-        """Return whether `kind`, named with its apiVersion, is Kueue's Workload."""
+        """Return whether `kind`, with its apiVersion, is Kueue's Workload."""
         return is_workload(kind)
 
     def object_names(self, job_name: str) -> tuple[str, str]:
-        """Return the names that Workloads of the job of this name have."""
+        """Return the names of the Workloads of a job of this name."""
         return workload_name(job_name), slice_name(job_name)
 
     def current(self, objects: Sequence[QueueObject]) -> QueueObject:
-        """Return the Workload that the job's pods run under, or by which it waits."""
+        """Return the Workload that the job's pods run under, or that it waits for."""
         return current_workload([item for item in objects if isinstance(item, KueueWorkload)])
 
     def parse(self, body: Mapping[str, Any]) -> KueueWorkload:
@@ -147,7 +147,7 @@ class KueueApi:
         return workload_of(body)
 
     def references(self, version: str, stored: Mapping[str, Any], known: QueueObject | None) -> Sequence[Reference]:
-        """Return the flavors that the admission names, and the class that orders the job."""
+        """Return the flavors that the admission names, and the priority class of the job."""
         named = {name for names in known.flavors.values() for name in names} if isinstance(known, KueueWorkload) else ()
         flavors = [(f"{version}/ResourceFlavor", name) for name in named]
         priority = _priority_of(stored)
@@ -157,13 +157,13 @@ class KueueApi:
         return [*flavors, (PRIORITY_CLASS if kind == "PriorityClass" else f"{version}/{kind}", name)]
 
     def parse_reference(self, kind: str, body: Mapping[str, Any]) -> PodPlacement | int:
-        """Return a flavor as what it asks of pods, or the value of a class. Raises UnreadableError."""
+        """Return the placement of a flavor, or the value of a class. Raises UnreadableError."""
         return flavor_of(body) if kind.endswith("/ResourceFlavor") else priority_value(body)
 
     def state(
         self, stored: Mapping[str, Any], known: QueueObject | None, records: Mapping[Reference, object]
     ) -> KueueState:
-        """Return what Kueue says of a job."""
+        """Return Kueue's state for a job."""
         flavors = {name: record for (_, name), record in records.items() if isinstance(record, PodPlacement)}
         priority = _priority_of(stored)
         values = [
@@ -177,7 +177,7 @@ class KueueApi:
         return KueueState(known if isinstance(known, KueueWorkload) else None, flavors, known_priority, elastic)
 
     def with_report(self, body: Json, report: WorkloadReport, now: str) -> Json:
-        """Return the Workload with the report in its status; times of conditions that do not change are kept.
+        """Return the Workload with the report in its status; unchanged conditions keep their times.
 
         Raises UnreadableError.
         """
@@ -212,9 +212,9 @@ def gate(
 ) -> QueueGate:
     """Return whether a job's pods may exist.
 
-    `counts`: pods that the job wants, by group; `requests_hash`: that of what they ask for; `elastic`: groups that the
-    job can do with fewer of; `slices`: a larger slice may replace the Workload. A job that wants more of those groups
-    than were admitted keeps what it has: without slices it would have to give that up to ask for more.
+    `counts`: pods that the job wants, by group. `requests_hash`: hash of their requests. `elastic`: groups that may
+    have fewer pods. `slices`: a larger slice may replace the Workload. If elastic groups want more pods than were
+    admitted, the job keeps its pods: without slices it would have to give them up to ask for more.
     """
     named = f"LocalQueue {queue}"
     asks = f"asks {named} for {sum(counts.values())} pods"
@@ -249,7 +249,7 @@ def gate(
 def _limited(
     queue: str, counts: Mapping[str, int], limits: Mapping[str, int], asking: KueueWorkload | None, *, slices: bool
 ) -> str:
-    """Return why groups do not grow, and what the user can do. `asking`: the slice by which the job asks for all."""
+    """Return why groups do not grow, with a remedy. `asking`: the slice that asks for all pods."""
     stays = ", ".join(f"{name} at {known} of {counts[name]} pods" for name, known in limits.items())
     stays = stays.replace(" at ", " stays at ", 1)
     if slices:
@@ -262,7 +262,7 @@ def _limited(
 
 
 def _given_back(workload: KueueWorkload) -> dict[str, tuple[str, str, str]]:
-    """Return the conditions of a Workload whose reservation is given back after an eviction."""
+    """Return the conditions of a Workload whose reservation is released after an eviction."""
     reason, message = workload.conditions.get("Evicted", ("", "Deactivated", "The workload is deactivated"))[1:]
     return {
         "Requeued": (str(reason in REQUEUED_BY), reason, message),
@@ -281,7 +281,7 @@ def _pods_ready(workload: KueueWorkload, *, ready: bool) -> WorkloadReport | Non
 
 
 def _why_not(workload: KueueWorkload) -> str:
-    """Return why there is no admission, in Kueue's own words."""
+    """Return Kueue's message about why there is no admission."""
     for kind in ("Admitted", "QuotaReserved"):
         status, _, message = workload.conditions.get(kind, ("", "", ""))
         if status == "False" and message:
@@ -299,7 +299,7 @@ def _evicted(queue: str, workload: KueueWorkload) -> str:
 
 
 def _priority_of(stored: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return (kind, name) of the class that orders a stored job in a queue; Kueue's own wins."""
+    """Return (kind, name) of the class that orders a stored job in a queue; Kueue's own class wins."""
     labels, spec = stored["metadata"].get("labels") or {}, stored.get("spec") or {}
     if QUEUE_LABEL not in labels:
         return None

@@ -1,6 +1,6 @@
-"""Kueue's Workload and what belongs to it, as far as decisions read them.
+"""Records of Kueue's Workload and related objects, with the fields that decisions read.
 
-Rule: pure; what is read was written by others, and is bounded. What follows from it is decided in `kueue_queue`.
+Rule: pure. Others write these objects, so the values are bounded. `kueue_queue` makes the decisions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,22 +11,22 @@ from rlhf_common.names import GROUP
 from rlhf_operator.untrusted import NAME_MAX, bounded, identity_of, listed, mapping, text, whole, wrong
 
 REQUESTS_HASH: Final = f"{GROUP}/claims"
-"""Annotation of a Workload: hash of what one pod of each group asks for (`members.requests_hash`)."""
+"""Annotation of a Workload: hash of the requests of one pod of each group (`members.requests_hash`)."""
 SLICE_REPLACED: Final = "WorkloadSliceReplaced"
-"""Reason of Finished of a Workload that a slice replaced."""
+"""Reason of Finished for a Workload that a slice replaced."""
 MESSAGE_MAX: Final = 32768
-"""Characters of a condition's message, as the API server has it."""
+"""Characters of a condition's message that the API server accepts."""
 PLACEMENT_MAX: Final = 256
-"""Labels, annotations or tolerations that an admission gives to pods."""
+"""Labels, annotations or tolerations that an admission adds to pods."""
 VALUE_MAX: Final = 4096
 """Characters of each."""
 COUNT_MAX: Final = 2**31 - 1
-"""Of a pod set; a class orders by as much."""
+"""Largest count of a pod set, and largest priority."""
 
 
 @dataclass(frozen=True)
 class PodPlacement:
-    """What the pods of one pod set get by the admission."""
+    """Fields that an admission adds to the pods of a pod set."""
 
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: Sequence[Mapping[str, Any]] = ()
@@ -36,7 +36,7 @@ class PodPlacement:
 
 @dataclass(frozen=True)
 class KueueWorkload:
-    """A Workload as far as decisions read it."""
+    """The fields of a Workload that decisions read."""
 
     version: int
     uid: str
@@ -44,23 +44,23 @@ class KueueWorkload:
     owner: str = ""
     """uid of the object that controls it."""
     going: bool = False
-    """It is being deleted, or of an earlier job of this name."""
+    """Whether it is being deleted, or belongs to an earlier job of this name."""
     queue: str = ""
     active: bool = True
     requests_hash: str = ""
-    """That of the pods it was made for."""
+    """Hash of the requests of the pods that it was created for."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Pod set -> pods asked for."""
+    """Pod set -> requested pods."""
     conditions: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
     """Type -> (status, reason, message)."""
     cluster_queue: str = ""
-    """The ClusterQueue whose quota is reserved; empty: none is."""
+    """ClusterQueue whose quota is reserved; empty if none is."""
     flavors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Pod set -> ResourceFlavors it was assigned."""
+    """Pod set -> assigned ResourceFlavors."""
     updates: Mapping[str, PodPlacement] = field(default_factory=dict)
-    """Pod set -> what admission checks add to its pods."""
+    """Pod set -> additions of admission checks to its pods."""
     other: "KueueWorkload | None" = None
-    """A second Workload of the same job: the slice by which it asks for more pods, or the one that a slice replaced."""
+    """Second Workload of the same job: the slice that asks for more pods, or the one that a slice replaced."""
 
     def holds(self, condition: str) -> bool:
         """Return whether a condition is True."""
@@ -72,34 +72,34 @@ class KueueWorkload:
         return self.holds("Finished") and self.conditions["Finished"][1] == SLICE_REPLACED
 
     def at_version(self, version: int) -> Self:
-        """Return the same Workload under another resourceVersion."""
+        """Return the same Workload with another resourceVersion."""
         return replace(self, version=version)
 
     def leaving(self) -> Self:
-        """Return the same Workload as one that is being deleted."""
+        """Return the same Workload, marked as being deleted."""
         return replace(self, going=True)
 
 
 def workload_name(job_name: str) -> str:
-    """Return `rlhfjob-<job>`; Kueue's own integrations name theirs alike, by kind and job."""
+    """Return `rlhfjob-<job>`; Kueue's own integrations also use the kind and the job."""
     return f"rlhfjob-{job_name}"
 
 
 def slice_name(job_name: str) -> str:
-    """Return `rlhfslice-<job>`, the name of a Workload that replaces the one above; that one's replaces it in turn."""
+    """Return `rlhfslice-<job>`, the name of a slice. The two names alternate when one replaces the other."""
     return f"rlhfslice-{job_name}"
 
 
 def current_workload(workloads: Sequence[KueueWorkload]) -> KueueWorkload:
-    """Return the Workload that the pods of a job run under, or the one by which it waits, with the other one in it."""
+    """Return the Workload that the pods run under or that the job waits for, with the other one as its `other`."""
 
     def rank(workload: KueueWorkload) -> tuple[bool, bool, bool, bool, int, bool]:
         reserved = bool(workload.cluster_queue) and not workload.going
         alive = not workload.going and not workload.holds("Finished")
         admitted = alive and reserved and workload.holds("Admitted") and not workload.holds("Evicted")
-        # Kueue marks a Workload as replaced a moment before it admits the slice: the pods go on under it until then.
+        # Kueue marks a Workload as replaced shortly before it admits the slice. Until then the pods run under it.
         replaced = reserved and workload.replaced
-        # Two that are admitted: the larger one has replaced the other, which is not marked yet.
+        # If two are admitted, the larger one has replaced the other, which is not marked yet.
         size = sum(workload.counts.values()) if admitted else 0
         return admitted, replaced, alive, reserved, size, workload.name.startswith("rlhfjob-")
 
@@ -108,7 +108,7 @@ def current_workload(workloads: Sequence[KueueWorkload]) -> KueueWorkload:
 
 
 def is_workload(kind: str) -> bool:
-    """Return whether a kind, named with its apiVersion, is Kueue's Workload."""
+    """Return whether a kind, with its apiVersion, is Kueue's Workload."""
     return kind.startswith("kueue.x-k8s.io/") and kind.endswith("/Workload")
 
 
@@ -164,7 +164,7 @@ def _flavors(admission: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def _texts(value: Any, field: str) -> dict[str, str]:
-    """Return a map of texts."""
+    """Return a map of bounded texts. Raises UnreadableError."""
     entries = mapping(value, field)
     if len(entries) > PLACEMENT_MAX:
         raise wrong(field, entries, f"an object of at most {PLACEMENT_MAX} texts")
@@ -172,7 +172,7 @@ def _texts(value: Any, field: str) -> dict[str, str]:
 
 
 def flavor_of(body: Mapping[str, Any]) -> PodPlacement:
-    """Return a ResourceFlavor as what it asks of pods. Raises UnreadableError."""
+    """Return the placement that a ResourceFlavor adds to pods. Raises UnreadableError."""
     bounded(body)
     spec = mapping(body.get("spec"), "spec")
     return PodPlacement(_texts(spec.get("nodeLabels"), "spec.nodeLabels"), _tolerations(spec, "spec"))

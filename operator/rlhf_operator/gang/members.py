@@ -1,8 +1,8 @@
-"""Who is of a gang: how many pods must fit at once, what they ask for, and which scheduler they name.
+"""The members of a gang: the number of pods that must fit at once, their requests and their scheduler.
 
-Rule: pure. The minimum is what an iteration cannot do without: the coordinator, every training rank (in whose
-pod it may be), one generation worker, and one inference worker where the job has any. The rest is elastic and joins
-when there is room (docs/decisions/operator.md#0004-make-the-gang-as-small-as-an-iteration-allows).
+Rule: pure. The minimum is what an iteration needs: the coordinator, all training ranks with the group that contains
+them, one generation worker, and one inference worker if the job has any. The other pods are elastic and join when there
+is room (docs/decisions/operator.md#0004-make-the-gang-as-small-as-an-iteration-allows).
 """
 
 import hashlib
@@ -25,18 +25,18 @@ _PLACED_BY: Final = ("nodeSelector", "affinity", "tolerations", "runtimeClassNam
 
 
 def counts(job: RLHFJob) -> dict[Group, int]:
-    """Return the pods of each group that has any, the coordinator first."""
+    """Return the number of pods of each group that has any, the coordinator first."""
     return {Group.COORDINATOR: 1} | {group: count for group, count, _ in workers(job) if count}
 
 
 def minimum(job: RLHFJob) -> dict[Group, int]:
-    """Return the pods of each group without which the job cannot begin."""
+    """Return the number of pods of each group that the job needs to start."""
     ranks = {job.spec.rank_group: rank_pods(job.spec)}
     return {group: min(count, ranks.get(group, 1)) for group, count in counts(job).items()}
 
 
 def elastic(job: RLHFJob) -> frozenset[Group]:
-    """Return the groups of which a running job may have more or fewer pods."""
+    """Return the groups whose size may change while the job runs."""
     return frozenset({Group.GENERATION, Group.INFERENCE} - {job.spec.rank_group})
 
 
@@ -46,12 +46,12 @@ def min_count(job: RLHFJob) -> int:
 
 
 def examples(job: RLHFJob) -> dict[Group, Json]:
-    """Return one pod of each group that has any, as it would be made now. Raises TemplateError."""
+    """Return one pod of each group that has any, as it would be created now. Raises TemplateError."""
     return {group: pod(job, group, 0, Images()) for group in counts(job)}
 
 
 def min_resources(job: RLHFJob, pods: Mapping[Group, Json]) -> dict[str, str]:
-    """Return what the minimum asks for in sum, by resource. `pods` has one of each group."""
+    """Return the total requests of the minimum, by resource. `pods` has one pod of each group."""
     total: dict[str, Decimal] = {}
     for group, count in minimum(job).items():
         for name, asked in pod_requests(pods[group]["spec"]).items():
@@ -60,20 +60,24 @@ def min_resources(job: RLHFJob, pods: Mapping[Group, Json]) -> dict[str, str]:
 
 
 def requests_hash(job: RLHFJob, pods: Mapping[Group, Json]) -> str:
-    """Return the hash of what the pods ask for and are placed by, the number of pods aside, which may be none. `pods`
-    has one of each group. A queue that admitted a job by another hash has to admit it anew."""
+    """Return the hash of the pods' requests and placement, without the number of pods, which may be 0.
+
+    `pods` has one pod of each group. A queue that admitted another hash must admit the job again.
+    """
     listed = [group for group in group_sizes(job) if group in pods]
     asked: Mapping[str, Json] = {group.value: quota_template(job, group, pods[group]) for group in listed}
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def quota_template(job: RLHFJob, group: Group, pod: Json) -> Json:
-    """Return the pod as far as quota and placement are concerned: another image is no reason to queue again."""
+    """Return the parts of a pod that matter for quota and placement, so that another image does not queue the job
+    again.
+    """
     spec = pod["spec"]
     kept = {key: spec[key] for key in _PLACED_BY if spec.get(key)}
     for kind in ("initContainers", "containers"):
         if spec.get(kind):
-            # An image is required, and says nothing here.
+            # The image is required and has no effect here.
             kept[kind] = [
                 {"name": container["name"], "image": "unused"}
                 | ({"resources": container["resources"]} if container.get("resources") else {})
@@ -81,7 +85,7 @@ def quota_template(job: RLHFJob, group: Group, pod: Json) -> Json:
                 for container in spec[kind]
             ]
     if asked := pod_level_requests(spec):
-        # A queue does not take the pod's own limits for requests, as the API server does when it makes the pod.
+        # A queue does not derive requests from the pod's own limits, as the API server does when it creates the pod.
         kept["resources"] = {"requests": asked}
     if name := job.spec.scheduling.priority_class_name:
         kept["priorityClassName"] = name
@@ -96,5 +100,5 @@ def schedulers(job: RLHFJob) -> set[str]:
 
 
 def scheduler(job: RLHFJob, default: str | None) -> str | None:
-    """Return the one scheduler of all pods: that of the templates, else `default`. None leaves it to the cluster."""
+    """Return the scheduler of all pods: that of the templates, else `default`. None leaves it to the cluster."""
     return next(iter(schedulers(job)), default)

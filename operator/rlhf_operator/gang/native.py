@@ -1,8 +1,8 @@
-"""The gang of Kubernetes' own scheduler: Workload and PodGroup of scheduling.k8s.io, in the version that is served.
+"""The gang of Kubernetes' scheduler: Workload and PodGroup of scheduling.k8s.io, in the served version.
 
-Rule: pure. 1.35 (v1alpha1) has a Workload with the groups in it; from 1.36 on (v1alpha2) a Workload holds templates and
-the PodGroup is an object of its own; 1.37 (v1beta1) names the template otherwise, and lets the minimum change.
-Sources: KEP-4671, KEP-5832 and the API types of these releases.
+Rule: pure. In 1.35 (v1alpha1) the Workload contains the groups. From 1.36 (v1alpha2) a Workload contains templates, and
+the PodGroup is a separate object. 1.37 (v1beta1) renames the reference to the template and allows changes of the
+minimum. Sources: KEP-4671, KEP-5832 and the API types of these releases.
 """
 
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ from rlhf_operator.manifests import identity
 Json = dict[str, Any]
 
 TEMPLATE: Final = "job"
-"""Of the Workload's only group: whatever a job has runs in one gang."""
+"""Name of the Workload's only group; all pods of a job are one gang."""
 
 
 @dataclass(frozen=True)
 class NativeBackend:
-    """scheduling.k8s.io in one version."""
+    """The backend for scheduling.k8s.io in one version."""
 
     version: str
     """apiVersion."""
@@ -34,7 +34,7 @@ class NativeBackend:
 
     @property
     def immutable(self) -> bool:
-        """Return whether the minimum is fixed: both alpha versions refuse any change of it."""
+        """Return whether the minimum is fixed: both alpha versions refuse to change it."""
         return not self.version.endswith("/v1beta1")
 
     def objects(self, job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
@@ -53,7 +53,7 @@ class NativeBackend:
         ]
 
     def join(self, job: RLHFJob, pod: Json) -> Json:
-        """Return the pod with the name of its group; all pods of one must have the same scheduler."""
+        """Return the pod with the name of its group; all pods of a group must have the same scheduler."""
         if self.version.endswith("/v1alpha1"):
             group: Json = {"workloadRef": {"name": job.name, "podGroup": TEMPLATE}}
         else:
@@ -66,7 +66,7 @@ class NativeBackend:
         return {"workloadRef": {"workloadName": job.name, "templateName": TEMPLATE}}
 
     def _priority(self, job: RLHFJob) -> Json:
-        """Return the group's priority class. In 1.36 it needs a feature gate of its own, WorkloadAwarePreemption."""
+        """Return the group's priority class. In 1.36 it needs a separate feature gate, WorkloadAwarePreemption."""
         name = job.spec.scheduling.priority_class_name
         return {"priorityClassName": name} if name and not self.immutable else {}
 

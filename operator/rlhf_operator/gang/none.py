@@ -1,4 +1,4 @@
-"""No gang: every pod is scheduled by itself, by whatever scheduler its template names. Rule: pure."""
+"""No gang: each pod is scheduled alone, by the scheduler that its template names. Rule: pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class NoGangBackend:
-    """Pods as they are made, and no other object."""
+    """Leaves pods unchanged and adds no object."""
 
     mode: str = "Disabled"
     makes_objects: bool = False
     immutable: bool = False
 
     def objects(self, job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
-        """Return nothing."""
+        """Return an empty list."""
         return []
 
     def join(self, job: RLHFJob, pod: Json) -> Json:
-        """Return the pod as it is."""
+        """Return the pod unchanged."""
         return pod

@@ -1,9 +1,9 @@
-"""How much one pod asks for, as the scheduler counts it.
+"""Computes the requests of one pod as the scheduler does.
 
-Rule: pure. The count is the sum of the containers and of the sidecars (init containers that restart always), or an init
-container with the sidecars that were started before it, if that is more. Requests that the pod states for itself
-(`spec.resources`) take the place of the count, and the overhead of its runtime is added. A limit without a request is
-the request, as the API server has it. Source: PodRequests of k8s.io/component-helpers, and the API server's defaults.
+Rule: pure. The count is the larger of two amounts. One is the sum of the containers and the sidecars (init containers
+that always restart). The other is the largest init container with the sidecars started before it. Requests of the pod
+itself (`spec.resources`) replace the count, and the overhead of its runtime is added. A limit without a request counts
+as the request, as in the API server. Source: PodRequests of k8s.io/component-helpers, and the API server's defaults.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,18 +17,18 @@ Amounts = dict[str, Decimal]
 
 _POD_LEVEL: Final = ("cpu", "memory")
 _HUGE_PAGES: Final = "hugepages-"
-"""Prefix of resources that a pod may state for itself, too, and whose request is always the limit."""
+"""Prefix of resources that a pod may also request itself; their request always equals the limit."""
 
 
 def pod_requests(spec: Mapping[str, Any]) -> Amounts:
-    """Return what a pod of this spec asks for, by resource."""
+    """Return the requests of a pod with this spec, by resource."""
     total = _container_requests(spec)
     total |= {name: amount(value) for name, value in pod_level_requests(spec).items()}
     return _added(total, _amounts((spec.get("overhead") or {}).items()))
 
 
 def pod_level_requests(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the requests that a pod has for itself, with those that the API server takes from its limits."""
+    """Return the requests of the pod itself, including those that the API server derives from its limits."""
     stated = spec.get("resources") or {}
     if not stated:
         return {}
@@ -46,12 +46,12 @@ def pod_level_requests(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_sidecar(container: Mapping[str, Any]) -> bool:
-    """Return whether an init container runs beside all containers that start after it."""
+    """Return whether an init container keeps running beside the containers that start after it."""
     return container.get("restartPolicy") == "Always"
 
 
 def _container_requests(spec: Mapping[str, Any]) -> Amounts:
-    """Return the most that the containers ask for at one time."""
+    """Return the largest requests of the containers at any one time."""
     total: Amounts = {}
     for container in spec["containers"]:
         total = _added(total, _requests(container))

@@ -1,7 +1,7 @@
-"""The gang backends that there are: one entry for each value of spec.scheduling.gang.mode that names one.
+"""The registry of gang backends: one entry for each value of spec.scheduling.gang.mode that names a backend.
 
-A new backend is a module with a class that follows `backend.GangBackend` and a `BackendKind`, the APIs that it needs in
-`apis.APIS`, and its entry here. tests/unit/operator/gang/test_gang_contract.py holds every entry to the contract.
+A new backend is a module with a class that follows `backend.GangBackend`, a `BackendKind`, its APIs in `apis.APIS`, and
+an entry here. tests/unit/operator/gang/test_gang_contract.py checks every entry against the contract.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,20 +22,20 @@ def _nothing(job: RLHFJob) -> str:
 
 @dataclass(frozen=True)
 class BackendKind:
-    """How a backend is chosen and made."""
+    """How a backend is chosen and created."""
 
     make: Callable[[str], GangBackend]
-    """The backend for an apiVersion."""
+    """Creates the backend for an apiVersion."""
     remedy: str
-    """What whoever runs the cluster does to have its API."""
+    """Step by which the administrator of the cluster adds its API."""
     scheduler: str | None = None
-    """Auto takes it for pods of this scheduler."""
+    """Scheduler of the pods for which Auto chooses this backend."""
     asked_by: Callable[[RLHFJob], str] = _nothing
-    """What of a job asks for it, in words; Auto takes it first for a job of which this is not empty."""
+    """Returns the part of a job that asks for the backend, as text. Auto prefers a backend that is asked for."""
     lacks: Callable[[RLHFJob], str] = _nothing
-    """What a job that names it does not have; empty when it has everything."""
+    """Returns the missing part of a job that names the backend, as text; empty if nothing is missing."""
     queue: QueueApi | None = None
-    """How its queue is read, where its backend is a `QueueingBackend`."""
+    """Reads its queue, if the backend is a `QueueingBackend`."""
 
 
 BACKENDS: Final[Mapping[str, BackendKind]] = {
@@ -65,5 +65,5 @@ def queue_apis() -> Iterator[tuple[str, QueueApi]]:
 
 
 def queue_api_of(kind: str) -> QueueApi | None:
-    """Return the queue that knows jobs by objects of `kind`, named with its apiVersion; None: no queue does."""
+    """Return the queue whose object of a job is `kind`, with its apiVersion; None if there is none."""
     return next((api for _, api in queue_apis() if api.reads(kind)), None)

@@ -1,7 +1,7 @@
-"""The gang of Volcano: a PodGroup of scheduling.volcano.sh, named by an annotation of every pod.
+"""The gang of Volcano: a PodGroup of scheduling.volcano.sh, named in an annotation of every pod.
 
-Rule: pure. minResources is what Volcano looks at before it lets the group into its queue, so it is that of the minimum
-and no more. Source: the API types of volcano.sh/apis, scheduling/v1beta1.
+Rule: pure. Volcano compares minResources with its queue before it admits the group, so minResources is that of the
+minimum. Source: the API types of volcano.sh/apis, scheduling/v1beta1.
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ Json = dict[str, Any]
 
 SCHEDULER: Final = "volcano"
 GROUP_ANNOTATION: Final = "scheduling.k8s.io/group-name"
-"""Names the PodGroup of a pod; Volcano's constant KubeGroupNameAnnotationKey."""
+"""Annotation with the PodGroup of a pod; Volcano's constant KubeGroupNameAnnotationKey."""
 
 
 @dataclass(frozen=True)
 class VolcanoBackend:
-    """scheduling.volcano.sh in one version."""
+    """The backend for scheduling.volcano.sh in one version."""
 
     version: str
     """apiVersion."""
@@ -44,5 +44,5 @@ class VolcanoBackend:
         return [{"apiVersion": self.version, "kind": "PodGroup", "metadata": meta, "spec": spec}]
 
     def join(self, job: RLHFJob, pod: Json) -> Json:
-        """Return the pod with the name of its group, for Volcano's scheduler or the one that its template names."""
+        """Return the pod with the name of its group, for Volcano's scheduler or the one in its template."""
         return with_scheduler(labelled(pod, {}, {GROUP_ANNOTATION: job.name}), scheduler(job, SCHEDULER))

@@ -1,4 +1,6 @@
-"""RLHFJob -> Kubernetes objects, as plain dicts. Pure: no I/O, no clock; the same job gives the same objects."""
+"""Renders an RLHFJob to Kubernetes objects as plain dicts. Pure: no I/O and no clock; the same job gives the same
+objects.
+"""
 
 from rlhf_operator.manifests.rendering import Images, RenderedObjects, render
 from rlhf_operator.manifests.template import TemplateError

@@ -1,8 +1,8 @@
-"""Whether checkpoints outlast the pods that write them: what is mounted under spec.checkpoints.path.
+"""Checks that checkpoints outlast the pods that write them, from the mounts below spec.checkpoints.path.
 
-Rule: pure; judges the pods as they would be made. The coordinator and every training rank write into one folder, so it
-has to lie on a volume that they share and that stays when they go. What a volume really is only the cluster knows: of
-those that can be right, none is doubted.
+Rule: pure; judges the pods as they would be created. The coordinator and every training rank write into one folder, so
+it must be on a shared volume that outlasts them. The manifest does not show the properties of every volume; a volume
+that may be suitable is accepted.
 """
 
 import posixpath
@@ -19,12 +19,12 @@ Json = Mapping[str, Any]
 
 FIELD: Final = "spec.checkpoints.path"
 _LOST: Final = frozenset({"emptyDir", "ephemeral"})
-"""Sources of which every pod has its own, gone with it."""
+"""Volume sources of which every pod has its own, deleted with the pod."""
 _READ_ONLY: Final = frozenset({"configMap", "secret", "projected", "downwardAPI", "image"})
 
 
 def problems_of(job: RLHFJob) -> Iterator[Problem]:
-    """Yield what is wrong with the place of a resolved job's checkpoints; its templates must be right."""
+    """Yield the problems of a resolved job's checkpoint folder; its templates must be valid."""
     if job.spec.checkpoints is None:
         return
     path = posixpath.normpath(job.spec.checkpoints.path)
@@ -37,7 +37,7 @@ def problems_of(job: RLHFJob) -> Iterator[Problem]:
 
 
 def _wrong(manifest: Json, path: str) -> str:
-    """Return why what our container writes to `path` is lost, or cannot be written; empty when neither is so."""
+    """Return why writes of our container to `path` fail or are lost; empty if they do not."""
     spec = manifest["spec"]
     [container] = [container for container in spec["containers"] if container.get("name") == CONTAINER]
     mounts = [mount for mount in container.get("volumeMounts") or [] if _within(path, str(mount.get("mountPath", "")))]

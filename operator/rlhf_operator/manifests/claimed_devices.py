@@ -1,7 +1,7 @@
-"""GPUs that a template claims (resource.k8s.io) in place of the resource nvidia.com/gpu.
+"""GPUs that a template claims (resource.k8s.io) instead of the resource nvidia.com/gpu.
 
-Rule: pure. A manifest does not say what a claim is for: it may as well be a network card. A template says that a claim
-of our container gives the GPUs by the variable RLHF_DEVICE, such as cuda:0; then the pod asks for no nvidia.com/gpu.
+Rule: pure. A manifest does not show what a claim is for; it may be a network card. With the variable RLHF_DEVICE, such
+as cuda:0, a template says that the claim provides the GPUs. The pod then requests no nvidia.com/gpu.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,13 +18,15 @@ VARIABLE: Final = Env.DEVICE.value
 
 
 def gives_gpus(container: Json) -> bool:
-    """Return whether a claim of our container gives the GPUs."""
+    """Return whether a claim of our container provides the GPUs."""
     named = any(variable.get("name") == VARIABLE for variable in container.get("env") or [])
     return named and bool((container.get("resources") or {}).get("claims"))
 
 
 def problems_of(container: Json, path: str, group: str, gpus: int) -> Iterator[Problem]:
-    """Yield what a container that claims its GPUs asks for beside the claim, and warn where nobody counts them."""
+    """Yield the requests of a container that conflict with its claim, and warn if the group is counted as one without
+    GPUs.
+    """
     resources = container.get("resources") or {}
     for kind in ("limits", "requests"):
         for name, value in (resources.get(kind) or {}).items():
@@ -41,7 +43,7 @@ def problems_of(container: Json, path: str, group: str, gpus: int) -> Iterator[P
 
 
 def problems_of_variable(variable: Json, path: str, devices: str) -> Iterator[Problem]:
-    """Yield what is wrong with the devices that a template names; `devices` are those without a claim."""
+    """Yield the problems of the devices that a template names; `devices` are those without a claim."""
     processes = devices.count(SEPARATOR) + 1
     right = joined([f"cuda:{index}" for index in range(processes)])
     if variable.get("value") not in ({right, "cuda"} if processes == 1 else {right}):

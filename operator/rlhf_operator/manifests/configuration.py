@@ -1,6 +1,6 @@
-"""What a job's pods read: the resolved job (ConfigMap) and the job's certificates (Secret).
+"""The files that a job's pods read: the resolved job (ConfigMap) and the job's certificates (Secret).
 
-Rule: the ConfigMap holds no secret, the Secret holds no authority key.
+Rule: the ConfigMap has no secret, the Secret has no authority key.
 """
 
 import base64
@@ -14,11 +14,11 @@ from rlhf_operator.manifests.mount_paths import JOB_KEY, REWARD_KEY
 
 
 def document(job: RLHFJob) -> dict[str, Any]:
-    """Return the resolved job as JSON, nulls included: a null that turns something off must not come back as its
-    default.
+    """Return the resolved job as JSON with nulls, because a null that disables a feature must not become its default
+    again.
 
-    Users' code in a ConfigMap is named by the file it is mounted as: workers know nothing of Kubernetes. Status is left
-    out: it changes, the configuration of a running job does not.
+    Code in a user's ConfigMap is replaced by the path of its mounted file, because workers know nothing of Kubernetes.
+    The status is omitted because it changes, while the configuration of a running job does not.
     """
     written: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude={"status"})
     kept = ("name", "namespace", "uid", "labels", "annotations")
@@ -35,7 +35,7 @@ def document(job: RLHFJob) -> dict[str, Any]:
 
 
 def configuration(job: RLHFJob, data: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the ConfigMap with `data`, or with the job as it is now."""
+    """Return the ConfigMap with `data`, or with the current job."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -45,7 +45,7 @@ def configuration(job: RLHFJob, data: Mapping[str, str] | None = None) -> dict[s
 
 
 def text_of(written: Mapping[str, Any]) -> str:
-    """Return a document as the ConfigMap holds it."""
+    """Return a document as the text in the ConfigMap."""
     return json.dumps(written, indent=2)
 
 

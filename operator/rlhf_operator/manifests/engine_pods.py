@@ -1,9 +1,8 @@
-"""What a generation worker's pod has for vLLM beyond every other pod: image, caches, and silence; and the shared memory
-of a pod in which several processes compute.
+"""Fields of a generation worker's pod for vLLM (image, caches, no telemetry), and shared memory for several processes.
 
-Rule: pure, from the manifest alone. A pod has the latter where vLLM may decode; for torch and for engines of one's own
-nothing changes. Processes of one worker speak to each other inside their pod only, through /dev/shm and its loopback
-(the worker sees to that), so nothing here opens a port; vLLM's own server and its routes for developers never run.
+Rule: pure, from the manifest alone. The fields apply to groups in which vLLM may decode; pods of torch and of custom
+engines do not change. Processes of one worker communicate inside their pod through /dev/shm and its loopback, as the
+worker ensures, so no port is opened. vLLM's own server and its developer routes never run.
 """
 
 from typing import Any, Final
@@ -15,11 +14,12 @@ from rlhf_common.names import Group
 from rlhf_operator.manifests.quantity import amount
 
 _GIBIBYTE: Final = 1024
-"""Mebibytes."""
+"""Mebibytes per gibibyte."""
 SHARED_BASE_MEBIBYTES: Final = _GIBIBYTE
-"""What NCCL asks of /dev/shm where GPUs do not reach each other's memory, and vLLM's queue to all its processes."""
+"""Mebibytes of /dev/shm for NCCL, if GPUs cannot access each other's memory, and for vLLM's queue to all its processes.
+"""
 SHARED_PROCESS_MEBIBYTES: Final = _GIBIBYTE // 2
-"""Of each process of a worker: vLLM's queue of its answers alone is 240 MiB."""
+"""Mebibytes for each process of a worker; vLLM's queue of its answers takes 240 MiB."""
 
 CACHES: Final = {
     "VLLM_CACHE_ROOT": "/tmp/vllm",  # noqa: S108 an emptyDir of the pod
@@ -28,19 +28,22 @@ CACHES: Final = {
     "TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor",  # noqa: S108
     "FLASHINFER_WORKSPACE_BASE": "/tmp",  # noqa: S108
 }
-"""Where what is compiled is kept: the root file system is read-only. A template may name folders of a volume, which
-outlast the pod."""
+"""Folders of compilation caches; the root file system is read-only. A template may name folders on a volume, which
+outlast the pod.
+"""
 SILENT: Final = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-"""No statistics leave the pod, unless a template says otherwise."""
+"""Variables that turn off usage statistics, unless a template overrides them."""
 OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-"""Of a job whose models are all folders: no library asks the hub for anything."""
+"""Variables of a job whose models are all folders: libraries do not contact the hub."""
 LOOPBACK: Final = {"VLLM_HOST_IP": "127.0.0.1"}
-"""The address at which processes of one worker meet."""
+"""Address at which the processes of one worker connect."""
 
 
 def may_decode_by_vllm(job: RLHFJob, group: Group) -> bool:
-    """Return whether vLLM may decode in the workers of a group: where it is asked for, and where `Auto`, which is
-    decided in the worker, has GPUs or several processes a worker. On a CPU `Auto` is torch, in an image half as large.
+    """Return whether vLLM may decode in the workers of a group.
+
+    That is the case if vLLM is named, or if `Auto` has GPUs or several processes per worker; the worker decides then.
+    On a CPU `Auto` is torch, in an image half as large.
     """
     chosen = job.spec.generation
     large = chosen.gpus_per_replica > 0 or chosen.parallelism.tensor > 1
@@ -48,27 +51,27 @@ def may_decode_by_vllm(job: RLHFJob, group: Group) -> bool:
 
 
 def environment(job: RLHFJob, group: Group) -> dict[str, str]:
-    """Return variables that the pods of a group have for vLLM; none where it does not decode."""
+    """Return the variables for vLLM in the pods of a group; empty if it does not decode there."""
     if not may_decode_by_vllm(job, group):
         return {}
     return CACHES | SILENT | LOOPBACK | (OFFLINE if _all_in_folders(job) else {})
 
 
 def processes(job: RLHFJob, group: Group) -> int:
-    """Return the processes that compute in a pod of a group: one a GPU that its worker's layers are split over, one a
-    training rank.
+    """Return the compute processes in a pod of a group: one for each GPU that shares its worker's layers, or for each
+    rank.
     """
     return job.spec.generation.parallelism.tensor if group is Group.GENERATION else workers_a_pod(job.spec, group)
 
 
 def shared_memory(job: RLHFJob, group: Group) -> int:
-    """Return the mebibytes of /dev/shm of a group's pods; 0 where one process has nobody to share with."""
+    """Return the mebibytes of /dev/shm of a group's pods; 0 for a single process."""
     count = processes(job, group)
     return SHARED_BASE_MEBIBYTES + count * SHARED_PROCESS_MEBIBYTES if count > 1 else 0
 
 
 def shared_bytes(volumes: list[dict[str, Any]]) -> int:
-    """Return the bytes to which the operator bounds /dev/shm in a pod; 0 where it sets no bound."""
+    """Return the operator's limit of /dev/shm in a pod in bytes; 0 if it sets none."""
     sizes = (volume.get("emptyDir", {}).get("sizeLimit", 0) for volume in volumes if volume.get("name") == "shm")
     return int(amount(next(sizes, 0)))
 

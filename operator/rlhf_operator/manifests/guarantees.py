@@ -1,8 +1,8 @@
-"""What a pod template may not ask for: the guarantees of a job's pods, each with what to do instead.
+"""The fields that a pod template must not set, each with an alternative.
 
-Rule: security, command, environment contract, labels and devices of ours are never weakened, and a template that asks
-for the contrary is told so by name: a user who wrote `hostNetwork: true` must learn that it will not be so. Takes
-templates whose types are right (`pod_schema`).
+Rule: a template never weakens security, command, environment contract, labels and devices of our containers. A
+violation is reported with its field: a user who wrote `hostNetwork: true` must learn that it is not applied. Takes
+templates with valid types (`pod_schema`).
 """
 
 import re
@@ -21,14 +21,14 @@ Json = Mapping[str, Any]
 USERS_VARIABLES: Final = frozenset({"RLHF_LOG_FORMAT", "HOME", "PYTHONUNBUFFERED"}).union(
     engine_pods.CACHES, engine_pods.SILENT, engine_pods.OFFLINE, engine_pods.LOOPBACK
 )
-"""Variables that we set and a template may set otherwise."""
+"""Variables that we set and that a template may override."""
 _DEVELOPERS_ROUTES: Final = "VLLM_SERVER_DEV_MODE"
-"""Opens routes of vLLM's server that ask nobody who they are."""
+"""Opens unauthenticated routes of vLLM's server."""
 _OWN_VARIABLES: Final = ("RLHF_", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _OWN_LABELS: Final = (f"{GROUP}/", "app.kubernetes.io/")
 _OWN_VOLUMES: Final = frozenset({"certificates", "job", "run"})
 _METADATA: Final = frozenset({"labels", "annotations", "creationTimestamp"})
-"""What pods take of a template's metadata; the time is what `kubectl create --dry-run` writes, and null."""
+"""Metadata of a template that may be present; `kubectl create --dry-run` writes the time, as null."""
 _VOLUME_SOURCES: Final = frozenset(
     {
         "configMap",
@@ -42,14 +42,16 @@ _VOLUME_SOURCES: Final = frozenset(
         "secret",
     }
 )
-"""What the restricted Pod Security level admits."""
+"""Volume sources that the restricted Pod Security level admits."""
 _DEVICES: Final = re.compile(r"nvidia\.com/(gpu|mig-).*|amd\.com/gpu.*|gpu\.intel\.com/.*|google\.com/tpu|.*/gpu")
-"""Resources that are devices to compute on."""
+"""Resources that are compute devices."""
 
 
 def problems_of(template: Json, path: str, gpus: int, shared: int = 0, devices: str = "") -> Iterator[Problem]:
-    """Yield what a template asks for and does not get; `gpus` is what our container has, `shared` the bytes to which
-    we bound its /dev/shm, 0 for no bound, `devices` those on which its processes compute.
+    """Yield the fields of a template that are not allowed.
+
+    `gpus`: GPUs of our container. `shared`: limit of its /dev/shm in bytes, 0 for none. `devices`: devices of its
+    processes.
     """
     metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
     for name in metadata.get("labels") or {}:
@@ -125,7 +127,7 @@ def _security(context: Json, path: str) -> Iterator[Problem]:
             yield Problem(f"{path}.{field}", context[field], f"must be {str(value).lower()} or left out")
     if context.get("runAsUser") == 0:
         yield Problem(f"{path}.runAsUser", 0, "must not be root; pods run as an unprivileged user")
-    # Of a pod's context it is a field that is unknown, and so of any type.
+    # In a pod's security context this field is unknown, so it may have any type.
     capabilities = context.get("capabilities")
     if isinstance(capabilities, Mapping) and (added := capabilities.get("add")):
         yield Problem(f"{path}.capabilities.add", added, "capabilities may not be added")
@@ -148,7 +150,7 @@ def _volume(volume: Json, path: str) -> Iterator[Problem]:
 
 
 def _devices(container: Json, path: str, template: str, gpus: int) -> Iterator[Problem]:
-    """Yield devices that a template adds: the manifest chooses what processes compute on, so they would idle."""
+    """Yield devices that a template adds. They would idle, because the manifest chooses the compute devices."""
     resources = container.get("resources") or {}
     ours = container.get("name") == CONTAINER
     group = template.removesuffix(".template")
@@ -186,7 +188,7 @@ def _own_shared_memory(spec: Json, container: Json) -> bool:
 
 
 def _memory(container: Json, path: str, shared: int) -> Iterator[Problem]:
-    """Yield a limit of memory that /dev/shm, which counts as memory, may fill alone."""
+    """Yield a memory limit that /dev/shm, which counts as memory, could use up alone."""
     limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
     if limit is not None and shared and amount(limit) <= shared:
         message = (

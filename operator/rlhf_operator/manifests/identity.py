@@ -1,17 +1,16 @@
 """Names, labels, owner and addresses of a job's objects.
 
-Rule: every object of a job is found by labels, and is the job's only when its controller is the job, by uid: anybody
-may write a label. A name is derived from the job's name and never parsed back.
+Rule: objects of a job are found by labels, but belong to it only if their controller is the job, by uid, because
+anybody may write a label. A name is derived from the job's name and never parsed back.
 
-Two jobs of a namespace never derive one name for objects of one kind. Where all names of a kind have one ending, or one
-beginning, equal names are of equal jobs: Secrets (`-certificates`, and `-authority`, of which neither ends in the
-other), ConfigMaps (`-job`), Kueue's Workloads (`rlhfjob-` and `rlhfslice-`, neither of which begins the other).
-NetworkPolicies, PodGroups and native Workloads have the bare name. Pods end in `-coordinator` or in `-<group>-<index>`:
-the last part tells the first form from the second, as an index is digits; what is left without the digits ends in
-exactly one group. Only Services have both the bare name and one with an ending, so a new job's name must not end in
-`-coordinator` (`rlhf_api.rules`). A kind that gets a second form of a name needs such an argument;
-tests/unit/operator/manifests/test_derived_names.py looks for two jobs that contradict it. A job that is older than the
-rule meets the owner check of `job_objects`.
+Two jobs in a namespace must never derive the same name for objects of one kind. If all names of a kind share a suffix
+or a prefix, equal names imply equal jobs: Secrets (`-certificates` and `-authority`, neither a suffix of the other),
+ConfigMaps (`-job`), Kueue's Workloads (`rlhfjob-` and `rlhfslice-`, neither a prefix of the other). NetworkPolicies,
+PodGroups and native Workloads have the bare name. Pods end in `-coordinator` or in `-<group>-<index>`. The last part
+tells these apart because an index consists of digits; the rest ends in exactly one group. Services alone have both the
+bare name and one with a suffix, so a new job's name must not end in `-coordinator` (`rlhf_api.rules`). A kind with a
+second form of name needs a similar argument; tests/unit/operator/manifests/test_derived_names.py searches for two jobs
+that contradict it. The owner check of `job_objects` covers jobs older than the rule.
 """
 
 from typing import Any, Final
@@ -21,41 +20,39 @@ from rlhf_common import names
 from rlhf_common.names import Group
 
 Number = int | str
-"""Of a pod in its group, or of a restart; in a template of pods what stands for it: INDEX, SPARE, EPOCH."""
+"""Number of a pod in its group, or of a restart. A pod template has the placeholder INDEX, SPARE or EPOCH instead."""
 INDEX: Final = f"$({names.LABEL_INDEX})"
 SPARE: Final = f"$({names.LABEL_INDEX}-spare)"
-"""INDEX of a worker beyond those that hold the training ranks, in a group where others hold them."""
+"""INDEX of a worker beyond the training ranks' pods, in a group whose other workers have the ranks."""
 EPOCH: Final = f"$({names.LABEL_EPOCH})"
 APPLICATION: Final = "rlhf-operator"
-"""app.kubernetes.io/name and managed-by of everything we make."""
+"""app.kubernetes.io/name and managed-by of all our objects."""
 
 
 def namespace(job: RLHFJob) -> str:
-    """Return the job's namespace; `default` when the manifest names none, as kubectl has it."""
+    """Return the job's namespace; `default` if the manifest names none, as in kubectl."""
     return str(job.metadata.get("namespace") or "default")
 
 
 def pod_name(job: RLHFJob, group: Group, index: Number) -> str:
-    """Return `<job>-coordinator`, or `<job>-<group>-<index>`."""
+    """Return `<job>-coordinator` or `<job>-<group>-<index>`."""
     if group is Group.COORDINATOR:
         return f"{job.name}-{group}"
     return f"{job.name}-{names.worker_name(group, index)}"
 
 
 def pod_host(job: RLHFJob, group: Group, index: Number = 0) -> str:
-    """Return the host name under which the other pods of the job reach this one: the headless Service has one record
-    per pod.
-    """
+    """Return the host name of the pod for the other pods of the job: the headless Service has one record per pod."""
     return f"{pod_name(job, group, index)}.{service_name(job)}.{namespace(job)}.svc"
 
 
 def service_name(job: RLHFJob) -> str:
-    """Return the name of the headless Service over all pods of the job; pods are its host names."""
+    """Return the name of the headless Service of all pods of the job; pods are its host names."""
     return job.name
 
 
 def coordinator_service_name(job: RLHFJob) -> str:
-    """Return the name of the Service by which the operator and users reach the coordinator."""
+    """Return the name of the coordinator's Service for the operator and users."""
     return f"{job.name}-{Group.COORDINATOR}"
 
 
@@ -75,12 +72,12 @@ def configuration_name(job: RLHFJob) -> str:
 
 
 def configuration_of(job: str) -> str:
-    """Return the same, by the job's name."""
+    """Return the name of the ConfigMap of the job of this name."""
     return f"{job}-job"
 
 
 def selector(job: RLHFJob, group: Group | None = None) -> dict[str, str]:
-    """Return the labels that find the job's pods, or those of one group."""
+    """Return the labels that select the job's pods, or those of one group."""
     matching = {names.LABEL_JOB_NAME: job.name}
     if group is not None:
         matching[names.LABEL_GROUP] = group.value
@@ -90,7 +87,7 @@ def selector(job: RLHFJob, group: Group | None = None) -> dict[str, str]:
 def labels(
     job: RLHFJob, group: Group | None = None, index: Number | None = None, epoch: Number | None = None
 ) -> dict[str, str]:
-    """Return the labels of an object of the job; pods also carry their group, index and epoch."""
+    """Return the labels of an object of the job; pods also have their group, index and epoch."""
     every = {
         "app.kubernetes.io/name": APPLICATION,
         "app.kubernetes.io/instance": job.name,
@@ -109,9 +106,7 @@ def labels(
 
 
 def metadata(job: RLHFJob, name: str, labels: dict[str, str]) -> dict[str, Any]:
-    """Return object metadata, owned by the RLHFJob once the API server has given it a uid, so that its deletion takes
-    all along.
-    """
+    """Return object metadata, owned by the RLHFJob if it has a uid, so that its deletion also deletes the object."""
     meta: dict[str, Any] = {"name": name, "namespace": namespace(job), "labels": labels}
     if uid := job.metadata.get("uid"):
         meta["ownerReferences"] = [

@@ -1,4 +1,4 @@
-"""Addresses by which a pod calls itself: right beside a sidecar, a mistake where no other container is in the pod."""
+"""Warns of loopback URLs in a pod without a sidecar, where no process can answer."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,7 @@ _SCORERS = (Group.GENERATION, Group.INFERENCE)
 
 
 def problems_of(job: RLHFJob) -> Iterator[Problem]:
-    """Warn of addresses of a job at which nothing answers in its pods, as far as templates say."""
+    """Yield warnings of a job's URLs that no container of its pods answers, according to the templates."""
     for field, url in urls(job.spec):
         callers = (Group.COORDINATOR,) if field.startswith("spec.trackers.") else _SCORERS
         lacking = [group for group in callers if not _has_sidecar(getattr(job.spec, group).template)]

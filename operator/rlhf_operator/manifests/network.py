@@ -1,8 +1,9 @@
-"""How a job's pods are reached: headless Services, and a NetworkPolicy that lets in nobody else.
+"""Network access to a job's pods: headless Services, and a NetworkPolicy that blocks other clients.
 
-Rule: pods of one job talk freely (training ranks pick rendezvous ports themselves); from outside, the operator reaches
-the coordinator, and anybody the metrics port. The operator is known by its namespace too where that is known: whoever
-may make pods elsewhere may give them its labels. Egress stays open: reward endpoints and model hubs are the user's.
+Rule: pods of one job connect freely, because training ranks pick their rendezvous ports. From outside, the operator
+reaches the coordinator, and everybody the metrics port. The policy also checks the operator's namespace if that is
+known, because users could put its labels on pods elsewhere. Egress stays open for the user's reward endpoints and model
+hubs.
 """
 
 from typing import Any, Final
@@ -13,11 +14,11 @@ from rlhf_common.names import Group
 from rlhf_operator.manifests import identity
 
 NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
-"""Set on every namespace by the API server, to its name, and kept so."""
+"""Label with the namespace's name, which the API server sets and enforces."""
 
 
 def services(job: RLHFJob) -> list[dict[str, Any]]:
-    """Return one Service that gives every pod a host name, and one for the coordinator alone."""
+    """Return one Service that gives every pod a host name, and one for the coordinator."""
     metrics = {"name": "metrics", "port": names.METRICS_PORT, "targetPort": names.METRICS_PORT, "protocol": "TCP"}
     worker = {"name": "grpc", "port": names.WORKER_PORT, "targetPort": names.WORKER_PORT, "protocol": "TCP"}
     coordinator = {
@@ -47,7 +48,7 @@ def _headless(
         "metadata": identity.metadata(job, name, labels),
         "spec": {
             "clusterIP": "None",
-            # A worker must find the coordinator, and a rank its peers, before any of them counts as ready.
+            # A worker must find the coordinator, and a rank its peers, before any of them is ready.
             "publishNotReadyAddresses": True,
             "selector": selector,
             "ports": ports,
@@ -56,9 +57,7 @@ def _headless(
 
 
 def network_policy(job: RLHFJob, home: str = "") -> dict[str, Any]:
-    """Return the NetworkPolicy of the job's pods; `home` is the operator's namespace, empty where it runs outside of
-    the cluster.
-    """
+    """Return the NetworkPolicy of the job's pods; `home` is the operator's namespace, empty outside the cluster."""
     operator = {"app.kubernetes.io/name": identity.APPLICATION, "app.kubernetes.io/component": "operator"}
     namespace = {"matchLabels": {NAMESPACE_LABEL: home}} if home else {}
     return {

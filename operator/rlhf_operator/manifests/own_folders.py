@@ -1,6 +1,6 @@
-"""Folders of our container over which a template mounts nothing: the operator's own, the images' code, the system's.
+"""Folders of our container on which a template must not mount: the operator's, the images' code, the system's.
 
-Rule: pure; paths are compared as a kernel reads them, so `/etc/`, `//etc` and `/x/../etc` are one folder.
+Rule: pure; paths are normalised as a kernel does, so `/etc/`, `//etc` and `/x/../etc` are one folder.
 """
 
 import posixpath
@@ -10,25 +10,25 @@ from rlhf_operator.manifests.mount_paths import RUN_PATH, USER_CODE_PATH
 from rlhf_operator.manifests.pods import TERMINATION_MESSAGE
 
 CODE_PATH: Final = "/opt/rlhf"
-"""Where the images have the project and its libraries."""
+"""Folder of the project and its libraries in the images."""
 _OWN: Final = {
     USER_CODE_PATH: "certificates and configuration",
     RUN_PATH: "the coordinator's run folder",
     CODE_PATH: "the code of the image; a folder of your own modules can be anywhere, named by PYTHONPATH",
     TERMINATION_MESSAGE: "the last words of the process",
 }
-"""Folders that are covered neither as a whole nor in part -> what they have."""
+"""Folder that must not be covered, not even in part -> its content."""
 _SYSTEM: Final = (
     *("/bin", "/dev", "/lib", "/lib64", "/proc", "/sbin", "/sys"),
     *("/usr/bin", "/usr/lib", "/usr/local/bin", "/usr/local/lib"),
 )
-"""Folders without which no process starts; below them mounts are fine."""
+"""Folders that a process needs to start; mounts below them are allowed."""
 _REPLACED: Final = ("/tmp", "/dev/shm")  # noqa: S108 paths inside the pod
-"""Mounts of ours that a template may replace, under their own name."""
+"""Our mounts that a template may replace at the same path."""
 
 
 def mount_problem(path: str) -> str:
-    """Return why nothing may be mounted at a path of our container; empty when something may."""
+    """Return why nothing may be mounted at a path of our container; empty if a mount is allowed."""
     place = posixpath.normpath(f"/{path.lstrip('/')}")
     for folder, content in _OWN.items():
         if _within(place, folder):

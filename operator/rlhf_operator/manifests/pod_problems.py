@@ -1,6 +1,6 @@
-"""Everything that is wrong with the pods of a job, before any is made: the same for `rlhf validate` and the operator.
+"""Finds the problems of a job's pods before any is created, for `rlhf validate` and for the operator.
 
-Rule: pure and total; a job that the models took gives problems, and never an exception.
+Rule: pure and total: for every job that the models accept, it returns problems and never raises.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,9 @@ _GROUPS: Final = (Group.GENERATION, Group.INFERENCE, Group.TRAINING)
 
 
 def problems_of_pods(job: RLHFJob) -> list[Problem]:
-    """Return what is wrong with the templates of a resolved job, also of groups that have no pods for now, and with
-    where its pods keep checkpoints; warnings are among them.
+    """Return the problems of a resolved job's templates and checkpoint volumes, warnings included.
+
+    Templates of groups without pods are checked too.
     """
     problems = list(_of_templates(job))
     if not any(problem.severity is Severity.ERROR for problem in problems):
@@ -28,7 +29,7 @@ def problems_of_pods(job: RLHFJob) -> list[Problem]:
 
 
 def without_broken_templates(job: RLHFJob, problems: list[Problem]) -> RLHFJob:
-    """Return the job without the templates that no pod can be made by, so that nothing reads them."""
+    """Return the job without the templates that no pod can be created from, so that no code reads them."""
     update = {}
     for group in Group:
         path, fields = f"spec.{group}.template", getattr(job.spec, group)
@@ -47,6 +48,6 @@ def _of_templates(job: RLHFJob) -> Iterator[Problem]:
         yield from problems
         broken = unused or any(problem.severity is Severity.ERROR for problem in problems)
         if group is job.spec.rank_group and not broken:
-            # Beside mounts that cannot be read, the coordinator's template is judged alone.
+            # If mounts cannot be read, the coordinator's template is checked without them.
             with_mounts = mounting(job, "", {})
     yield from problems_of(job.spec.coordinator.template, "spec.coordinator.template", with_mounts)

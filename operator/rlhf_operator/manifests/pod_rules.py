@@ -1,7 +1,7 @@
-"""What the API server refuses in a pod beyond its schema: names, labels, ports, mounts without volume, limits.
+"""Checks rules of the API server beyond the pod schema: names, labels, ports, mounts without volume, limits.
 
-Rule: these say beforehand, without a cluster, what a dry run of the pod would; where there is a cluster, the API server
-is asked and decides. Only what is often wrong is here. Takes templates whose types are right (`pod_schema`).
+Rule: the checks predict, without a cluster, what a dry run of the pod would report. With a cluster, the API server
+decides. Covers the frequent mistakes. Takes templates with valid types (`pod_schema`).
 """
 
 import re
@@ -17,14 +17,14 @@ Json = Mapping[str, Any]
 _PORT_NAME: Final = re.compile(r"(?=.*[a-z])[a-z0-9]+(-[a-z0-9]+)*")
 _PORT_MAX: Final = 65535
 _ANNOTATIONS_MAX: Final = 256 * 1024
-"""Bytes of all annotations of an object, as the API server counts them."""
+"""Bytes of all annotations of an object, counted as in the API server."""
 _PLAIN_RESOURCES: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
-"""Resources of containers without a domain; the rest are named hugepages-<size>, or by their vendor's domain."""
+"""Resources of containers without a domain; others are hugepages-<size> or have their vendor's domain."""
 _REFERENCES: Final = ("serviceAccountName", "priorityClassName", "runtimeClassName", "schedulerName")
 
 
 def problems_of(template: Json, path: str, own_container: str, own_volumes: Set[str]) -> Iterator[Problem]:
-    """Yield what the API server would say of a pod made from the template with our container and our volumes."""
+    """Yield what the API server would report about a pod of the template with our container and our volumes."""
     for problem in _problems(template, path, own_container, own_volumes):
         yield Problem(problem.field, problem.value, problem.message, severity=Severity.SERVER)
 
@@ -204,7 +204,7 @@ def _is_extended(name: str) -> bool:
 
 
 def _taken(path: str, name: object, names: set[str], what: str) -> Iterator[Problem]:
-    """Yield what is wrong with a name that must be a DNS label, and that nothing else of the kind may have."""
+    """Yield the problems of a name that must be a DNS label and unique among its kind."""
     text = str(name or "")
     yield from _said(path, text, name_problem(text, label=True))
     yield from _again(path, text, names, what)

@@ -1,7 +1,7 @@
 """Pods of a job before the user's template is merged in: command, environment contract, ports, mounts, security.
 
-Rule: what is written here is what the process relies on, so a template may add to it but not change it. The same pods
-run as processes on one machine (`rlhf_cli.local.pods_to_processes`), which rewrites addresses and paths, nothing else.
+Rule: processes rely on these fields, so a template may add to them but not change them.
+`rlhf_cli.local.pods_to_processes` runs the same pods as processes on one machine, with other addresses and paths.
 """
 
 import math
@@ -22,37 +22,41 @@ CONTAINER: Final = "worker"
 """Name of our container in every pod; a template's container of this name is merged with it."""
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 TERMINATION_MESSAGE: Final = "/dev/termination-log"
-"""Kubernetes' default: the kubelet puts it into the pod's status. Writable, whatever the root file system is."""
+"""Kubernetes' default file; the kubelet copies it into the pod's status. Writable even with a read-only root file
+system.
+"""
 USER_ID: Final = 10001
-"""Unprivileged user and group of the images; the operator's installation and a template may name another one that is
-not root."""
+"""Unprivileged user and group of the images; the operator's installation or a template may name another one except
+root.
+"""
 COORDINATOR_GRACE_SECONDS: Final = 300
-"""On SIGTERM the coordinator finishes the optimizer step and writes a checkpoint."""
+"""Grace period in seconds: on SIGTERM the coordinator finishes the optimizer step and writes a checkpoint."""
 WORKER_GRACE_SECONDS: Final = 30
-"""A worker has nothing to save: its samples are with the coordinator."""
+"""Grace period in seconds: a worker has nothing to save, because the coordinator has its samples."""
 RANK_GRACE_SECONDS: Final = 360
-"""A rank is needed until the coordinator that is asked to end with it has its checkpoint, and for its own end."""
+"""Grace period in seconds: a rank is needed until the coordinator has written its checkpoint, and then ends."""
 SCRAPED: Final = {
     "prometheus.io/scrape": "true",
     "prometheus.io/port": str(names.METRICS_PORT),
     "prometheus.io/path": "/metrics",
 }
-"""Annotations by which a Prometheus without its operator finds what to scrape; a template may say otherwise."""
+"""Annotations for a Prometheus without its operator; a template may override them."""
 NOT_SCRAPED: Final = {"prometheus.io/scrape": "false"}
-"""Of a job without metrics."""
+"""Annotations of a job without metrics."""
 STAYS: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
-"""Annotations of pods whose end costs the whole job time: autoscalers remove other nodes. A template may say otherwise;
-a drain by hand, and a node that is sick, end them all the same."""
+"""Annotations of pods whose end interrupts the whole job: autoscalers then remove other nodes. A template may override
+them. A manual drain or a failed node ends the pods regardless.
+"""
 KILL_GRACE_SECONDS: Final = 30
-"""Of a process that hangs: it saves nothing any more, so the coordinator's long grace is not for it."""
+"""Grace period of a hung process in seconds; it saves nothing, so the coordinator's long grace does not apply."""
 PROBE_SECONDS: Final = 20
-"""Between two questions of a kubelet whether a process lives; more seldom costs a thousand pods nothing."""
+"""Seconds between two liveness probes of a process."""
 PROBE_TIMEOUT_SECONDS: Final = 10
-"""Far beyond what a busy machine needs to answer."""
+"""Time-out of a probe in seconds; far more than a busy machine needs to answer."""
 START_PROBE_SECONDS: Final = 2
-"""A container counts as ready after the first answer, which comes within a second of its start."""
+"""Seconds between two startup probes; a container is ready after the first answer, within a second of its start."""
 START_SECONDS: Final = 1800
-"""Far beyond what the start of a process needs before it answers."""
+"""Seconds that a process may take to start; far more than it needs before it answers."""
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 POD_SECURITY: Final = {
@@ -69,7 +73,7 @@ CONTAINER_SECURITY: Final = {
 
 
 def coordinator_pod(job: RLHFJob, image: str, user: int | None = USER_ID) -> dict[str, Any]:
-    """Return the coordinator's pod. Its run folder lies with the checkpoints, so that a pod on another node finds the
+    """Return the coordinator's pod. Its run folder is beside the checkpoints, so that a pod on another node finds the
     journal.
     """
     checkpoints = job.spec.checkpoints
@@ -103,7 +107,7 @@ def coordinator_pod(job: RLHFJob, image: str, user: int | None = USER_ID) -> dic
 def worker_pod(
     job: RLHFJob, group: Group, index: Number, fields: GroupFields, image: str, user: int | None = USER_ID
 ) -> dict[str, Any]:
-    """Return one pod of a group of workers; a training rank is a worker, and its pod may hold several."""
+    """Return one pod of a group of workers; a training rank is a worker, and a pod may contain several."""
     env: dict[str, str] = {
         Env.COORDINATOR: f"{identity.pod_host(job, Group.COORDINATOR)}:{names.COORDINATOR_PORT}",
         Env.LISTEN: f"[::]:{names.WORKER_PORT}",
@@ -112,7 +116,7 @@ def worker_pod(
         Env.INDEX: str(index),
         Env.CERTIFICATES: CERTIFICATES_PATH,
         Env.METRICS: f"[::]:{names.METRICS_PORT}",
-        # A pod sees only its own devices, so the first is always the one.
+        # A pod sees only its own devices, so the index of its first is always 0.
         Env.DEVICE: "cuda:0" if fields.gpus_per_replica else "cpu",
         Env.THREADS: str(fields.cpu_threads),
     }
@@ -129,11 +133,11 @@ def worker_pod(
         threads=fields.cpu_threads,
         processes=engine_pods.processes(job, group),
         gpus=fields.gpus_per_replica * held,
-        # What lies in /dev/shm counts as memory of the container.
+        # The content of /dev/shm counts as memory of the container.
         memory=f"{1024 * held + shared}Mi" if shared else "1Gi",
     )
     volumes: list[dict[str, Any]] = []
-    # Generation workers become inference workers when the long tail migrates, without a restart.
+    # Generation workers become inference workers without a restart when the long tail migrates.
     if group is not Group.TRAINING:
         container["env"] += user_code_mounts.secret_environment(job.spec, group)
         for volume, path, config_map in user_code_mounts.mounts_of(job.spec, group):
@@ -152,14 +156,14 @@ def _staying(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def tell_grace(pod: dict[str, Any]) -> None:
-    """Tells our container of a merged pod how long it may take to end."""
+    """Add the pod's grace period to the environment of our container in a merged pod."""
     container = next(container for container in pod["spec"]["containers"] if container["name"] == CONTAINER)
     grace = {"name": Env.GRACE.value, "value": str(pod["spec"]["terminationGracePeriodSeconds"])}
     container["env"] = [*container["env"], grace]
 
 
 def _probes(job: RLHFJob) -> dict[str, Any]:
-    """Return the probes by which a kubelet ends a process that hangs once it began; `rlhf_common.endpoint` answers."""
+    """Return the probes by which a kubelet ends a hung process after its start; `rlhf_common.endpoint` answers them."""
     patience = job.spec.run_policy.hang_timeout_seconds
     if not patience:
         return {}
@@ -201,7 +205,7 @@ def _container(
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
         Env.LOG_FORMAT.value: "json",
-        # The root file system is read-only; libraries keep their caches under HOME.
+        # The root file system is read-only; libraries store their caches under HOME.
         "HOME": "/tmp",  # noqa: S108 an emptyDir of the pod
     }
     resources: dict[str, Any] = {"requests": {"cpu": str(threads * processes), "memory": memory}}
@@ -239,11 +243,13 @@ def _pod(
     user: int | None,
     shared: int = 0,
 ) -> dict[str, Any]:
-    """Return the pod around its container; `shared` bounds /dev/shm, in mebibytes, and 0 leaves it to the kubelet."""
+    """Return the pod around its container; `shared` limits /dev/shm in mebibytes, and 0 leaves the limit to the
+    kubelet.
+    """
     name = identity.pod_name(job, group, index)
     owner = {} if user is None else dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), user)
-    # With fsGroup the key is read by the job's group and by nobody else. Whether the cluster sets one is not known; the
-    # pod's own processes are all that see the folder.
+    # With fsGroup, only the job's group can read the key. Without it the cluster may set one or not, and only the pod's
+    # own processes see the folder.
     mode = 0o444 if user is None else 0o440
     return {
         "apiVersion": "v1",

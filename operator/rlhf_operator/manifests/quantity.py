@@ -1,4 +1,4 @@
-"""Quantities as Kubernetes writes them (500m, 1Gi, 2, 1e3) as exact numbers, and back. Pure."""
+"""Converts Kubernetes quantities (500m, 1Gi, 2, 1e3) to exact numbers and back. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _SUFFIXES: Final[Mapping[str, Decimal]] = {**_BINARY, **_DECIMAL, **_SMALL}
 
 
 def amount(text: object) -> Decimal:
-    """Return a quantity as Kubernetes writes it (500m, 1Gi, 2, 1e3) as a number. Raises ValueError."""
+    """Return a Kubernetes quantity (500m, 1Gi, 2, 1e3) as a number. Raises ValueError."""
     given = str(text).strip()
     suffix = next((ending for ending in _SUFFIXES if given.endswith(ending)), "")
     try:
@@ -22,5 +22,5 @@ def amount(text: object) -> Decimal:
 
 
 def written(value: Decimal) -> str:
-    """Return the shortest quantity that is no less."""
+    """Return the shortest quantity that is not smaller than the number."""
     return str(int(value)) if value == int(value) else f"{math.ceil(value * 1000)}m"

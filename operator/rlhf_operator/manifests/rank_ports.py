@@ -1,9 +1,9 @@
-"""What a pod of several training ranks has beyond one rank's: a launcher, and an entry of each variable for each rank.
+"""Additions to a pod with several training ranks: a launcher, and variables with one entry per rank.
 
-Rule: pure, and empty for a pod of one rank, which stays as it is. All ranks of a pod have its host name, and ports that
-follow one another from those of `names`; peers of the job reach them all, and nobody else does. Metrics and liveness of
-all ranks are served by the launcher at the port at which any other pod serves its own, so probes, annotations and
-NetworkPolicy are those of every pod; where the ranks serve them to it, nobody outside of the pod gets in.
+Rule: pure, and empty for a pod with one rank, which does not change. All ranks of a pod share its host name and have
+consecutive ports from those of `names`, which peers of the job reach. The launcher serves metrics and liveness of all
+ranks at the usual port, so probes, annotations and NetworkPolicy are the same for every pod. The ranks' own metrics
+ports are not reachable from outside the pod.
 """
 
 from typing import Final
@@ -12,14 +12,14 @@ from rlhf_common import names
 from rlhf_common.names import Env
 
 LAUNCHER: Final = "rlhf_workers.rank_launcher"
-"""The module that runs in a pod of several ranks."""
+"""Module that runs in a pod with several ranks."""
 LOOPBACK: Final = "127.0.0.1"
 SEPARATOR: Final = ","
-"""Between the entries of the ranks of a pod."""
+"""Separator between the entries of a pod's ranks."""
 
 
 def entries(ranks: int, host: str, *, gpus: bool) -> dict[str, str]:
-    """Return the variables of the launcher of so many ranks, of a pod with this host name; none for one rank."""
+    """Return the launcher's variables for a number of ranks in a pod with this host name; empty for one rank."""
     if ranks == 1:
         return {}
     listen, metrics, rendezvous = (
@@ -37,5 +37,5 @@ def entries(ranks: int, host: str, *, gpus: bool) -> dict[str, str]:
 
 
 def joined(of_ranks: list[str]) -> str:
-    """Return the value of a variable that has an entry for each rank."""
+    """Return the value of a variable with one entry per rank."""
     return SEPARATOR.join(of_ranks)

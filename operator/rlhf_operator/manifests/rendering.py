@@ -1,4 +1,4 @@
-"""All objects of one job, in the order in which they are applied: what pods need comes before pods.
+"""Renders all objects of a job in the order of their application: pods come last.
 
 Rule: groups that the algorithm's dataflow graph does not need do not exist. Pure and total: the same job, certificates,
 images and epochs give the same objects, byte for byte.
@@ -35,24 +35,27 @@ _LIVE: Final[Mapping[str, Any]] = {
     "checkpoints": {"every", "keep"},
     "run_policy": {"worker_timeout_seconds", "start_timeout_seconds", "active_deadline_seconds"},
 }
-"""Fields that may change in a live job and are read by its processes when they start; sizes are sent while they run."""
+"""Fields that may change in a live job and that its processes read at their start. Sizes are sent while they run."""
 
 
 _HUB: Final = "HF_"
-"""Variables of the model hub's library: where its cache is (HF_HOME), and how to reach it (HF_ENDPOINT, HF_TOKEN)."""
+"""Prefix of the model hub's variables: its cache (HF_HOME) and its address and access (HF_ENDPOINT, HF_TOKEN)."""
 
 
 @dataclass(frozen=True)
 class Images:
-    """Container images and who runs them; what a template says of either wins."""
+    """Container images and their user; a template overrides both."""
 
     coordinator: str = "ghcr.io/rlhf-operator/coordinator:latest"
     worker: str = "ghcr.io/rlhf-operator/worker:latest"
     user: int | None = USER_ID
-    """User and group, owner of volumes too; None leaves all three to the cluster: OpenShift has a range for each
-    namespace and refuses others."""
+    """User and group, also of volumes. None leaves them to the cluster: OpenShift has a range for each namespace and
+    refuses others.
+    """
     vllm_worker: str = ""
-    """Of generation workers that decode by vLLM; empty: `worker` has it, or they say that they lack it."""
+    """Image of generation workers that decode with vLLM. If empty, they use `worker`, and report it if vLLM is missing
+    there.
+    """
 
     def of_worker(self, job: RLHFJob, group: Group) -> str:
         """Return the image of a group's workers."""
@@ -70,13 +73,15 @@ class RenderedObjects:
 
     @property
     def all(self) -> list[Json]:
-        """Return all of them in the order in which they are applied."""
+        """Return all objects in the order of their application."""
         return [*self.supporting, *self.pods]
 
 
 def workers(job: RLHFJob) -> list[tuple[Group, int, GroupFields]]:
-    """Return (group, number of pods, fields) of the groups that the algorithm's graph needs: one a worker, and one for
-    `ranksPerPod` training ranks. Training has none of its own where its ranks are held by another group's workers.
+    """Return (group, number of pods, fields) of the groups that the algorithm's graph needs.
+
+    A pod has one worker, or `ranksPerPod` training ranks. Training has no pods of its own if another group's workers
+    contain its ranks.
     """
     spec = job.spec
     counts: list[tuple[Group, int, GroupFields]] = [
@@ -90,7 +95,7 @@ def workers(job: RLHFJob) -> list[tuple[Group, int, GroupFields]]:
 
 
 def group_sizes(job: RLHFJob) -> dict[Group, int]:
-    """Return the pods that each group should have, the coordinator first."""
+    """Return the number of pods that each group should have, the coordinator first."""
     return {Group.COORDINATOR: 1} | {group: count for group, count, _ in workers(job)}
 
 
@@ -110,8 +115,9 @@ def render(
 
 
 def plain(job: RLHFJob, data: Mapping[str, str] | None = None, home: str = "") -> list[Json]:
-    """Return what pods need beside the Secret: ConfigMap (with `data` where that is not of this moment), Services,
-    NetworkPolicy. `home` is the operator's namespace.
+    """Return the objects that pods need, without the Secret: ConfigMap, Services, NetworkPolicy.
+
+    `data`: content of the ConfigMap, if it is not that of the current job. `home`: the operator's namespace.
     """
     return [configuration(job, data), *services(job), network_policy(job, home)]
 
@@ -139,17 +145,17 @@ def worker(job: RLHFJob, group: Group, index: Number, image: str, user: int | No
 
 
 def rank_template(job: RLHFJob) -> dict[str, Any]:
-    """Return the user's template of the pods that hold training ranks."""
+    """Return the user's template of the pods with training ranks."""
     template: dict[str, Any] = getattr(job.spec, job.spec.rank_group).template
     return template
 
 
 def mounting(job: RLHFJob, image: str, labels: Mapping[str, str], user: int | None = USER_ID) -> Json:
-    """Return the coordinator's pod before its own template: it reads prompts and tokenizer and writes checkpoints, so
-    it mounts what pods with ranks mount.
+    """Return the coordinator's pod before its own template is merged in.
 
-    Of their template it takes volumes, our container's mounts and variables of the model hub, pull secrets and the
-    pod's security context.
+    The coordinator reads prompts and tokenizer and writes checkpoints, so it has the mounts of pods with ranks. From
+    their template it takes volumes, our container's mounts and model hub variables, pull secrets and the pod's security
+    context.
     """
     if unused := unused_template(job):
         raise TemplateError(unused, "spec.training.template")
@@ -168,7 +174,7 @@ def mounting(job: RLHFJob, image: str, labels: Mapping[str, str], user: int | No
 
 
 def unused_template(job: RLHFJob) -> list[Problem]:
-    """Return what is wrong with a template of training where its ranks are held by another group's workers."""
+    """Return the problem of a training template that is unused because another group's workers contain the ranks."""
     template = job.spec.training.template
     if job.spec.rank_group is Group.TRAINING or not _said(template):
         return []
@@ -184,11 +190,11 @@ def _coordinator(job: RLHFJob, images: Images, epoch: Number, mark: str) -> Json
 
 
 def template_hash(job: RLHFJob, group: Group) -> str:
-    """Return the hash by which a group's pods are outdated: of what the user says about them.
+    """Return the hash by which a group's pods are recognised as outdated.
 
-    It is of the templates, and for the coordinator of the settings that it reads when it starts: neither another size
-    nor another version of the operator makes pods outdated. The coordinator restarts with the ranks, for a checkpoint.
-    What has its default is left out, so a new field changes nothing.
+    It covers the user's templates, and for the coordinator also the settings that it reads at its start. Neither
+    another size nor another version of the operator makes pods outdated. The coordinator restarts with the ranks, so
+    that a checkpoint is written. Default values are omitted, so a new field changes no hash.
     """
     parts: list[Any] = [_said(getattr(job.spec, group).template)]
     if group is Group.COORDINATOR:
@@ -199,7 +205,7 @@ def template_hash(job: RLHFJob, group: Group) -> str:
 
 
 def _said(value: Any) -> Any:
-    """Return a value without what says nothing: `{}`, `metadata: {}` and `containers: []` are one template."""
+    """Return a value without empty entries: `{}`, `metadata: {}` and `containers: []` are the same template."""
     if isinstance(value, dict):
         pruned = {key: _said(entry) for key, entry in value.items()}
         return {key: entry for key, entry in pruned.items() if entry not in ({}, [], None)}

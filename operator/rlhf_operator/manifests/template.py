@@ -1,9 +1,9 @@
 """Checks a user's pod template and merges it with our pod: the user adds, our guarantees stay.
 
-Rule: the one way from a template to a pod, for `rlhf validate`, admission and whatever is posted. It is total: any JSON
-gives a merged pod or TemplateError, which holds every problem with its path in the manifest, the value and what would
-be right. Nothing is silently dropped. Lists merge by their key, as Kubernetes merges them (containers, env, volumes by
-name, mounts by path); everything we do not set is the user's.
+Rule: `rlhf validate`, admission and the operator use this path from a template to a pod. It is total: any JSON gives a
+merged pod or TemplateError, which contains every problem with its path in the manifest, the value and a remedy. Nothing
+is silently dropped. Lists merge by the keys of Kubernetes (containers, env, volumes by name, mounts by path). Fields
+that we do not set belong to the user.
 """
 
 import json
@@ -23,13 +23,13 @@ from rlhf_operator.manifests.quantity import amount
 Json = dict[str, Any]
 
 MAX_PROBLEMS: Final = 20
-"""Problems that are listed of one template; the rest is listed when these are put right."""
+"""Problems that are reported for one template at a time."""
 MAX_DEPTH: Final = 32
 """Levels of a template; the deepest field of a pod's schema is 14 levels down."""
 MAX_CHARACTERS: Final = 1_048_576
-"""Of a template as JSON; the API server's store takes 1.5 MB an object."""
+"""Characters of a template as JSON; the API server stores at most 1.5 MB per object."""
 REMEMBERED: Final = 1024
-"""Templates whose problems are kept: a job of thousands of pods checks its few templates once."""
+"""Templates whose problems are cached: a job with thousands of pods checks its few templates once."""
 
 _LIST_KEYS: Final = {
     "containers": "name",
@@ -40,26 +40,26 @@ _LIST_KEYS: Final = {
     "volumeMounts": "mountPath",
     "ports": "containerPort",
 }
-"""Merge key of each list that Kubernetes merges; other lists are taken whole."""
+"""Merge key of each list that Kubernetes merges; other lists are replaced as a whole."""
 _DEFAULTS: Final = frozenset(
     {"image", "imagePullPolicy", "terminationGracePeriodSeconds", "cpu", "memory"}
     | {"runAsUser", "runAsGroup", "fsGroup", "fsGroupChangePolicy", "startupProbe", "livenessProbe"}
 )
-"""Values we set only as a default: the template's wins."""
+"""Fields that we set as defaults: the template's value wins."""
 _USERS_VOLUMES: Final = frozenset({"tmp", "shm", "/tmp", "/dev/shm"})  # noqa: S108 paths inside the pod
-"""Volumes and mounts of ours that a template may replace, to bound or enlarge them."""
+"""Our volumes and mounts that a template may replace, to limit or enlarge them."""
 
 
 class TemplateError(ManifestError):
-    """Pod templates from which no pod is made, with everything that is wrong with them."""
+    """No pod can be created from a pod template; has all its problems."""
 
 
 def problems_of(template: object, path: str, ours: Mapping[str, Any]) -> tuple[Problem, ...]:
-    """Return what is wrong with a template that is merged with our pod `ours`; `path` is its place in the manifest.
+    """Return the problems of a template that is merged with our pod `ours`; `path` is its place in the manifest.
 
-    Those of `Severity.SERVER` stop no merge: a newer API server may know better.
+    Problems with `Severity.SERVER` do not prevent a merge: a newer API server may accept them.
     """
-    # First, as what follows recurses.
+    # This check comes first, because the following code recurses.
     if deep := too_deep(template, MAX_DEPTH):
         return (Problem(path, None, f"is nested more than {MAX_DEPTH} levels deep, as no pod is, below {deep[:80]}"),)
     (container,) = ours["spec"]["containers"]
@@ -79,29 +79,28 @@ def _problems(
     template = json.loads(text)
     problems = list(islice(pod_schema.problems_of(template, path), MAX_PROBLEMS))
     if all(problem.severity is Severity.SERVER for problem in problems):
-        # Of what is of the wrong type no more can be said.
+        # The other checks need values of the right types.
         problems += islice(guarantees.problems_of(template, path, gpus, shared, devices), MAX_PROBLEMS)
         problems += islice(pod_rules.problems_of(template, path, CONTAINER, volumes), MAX_PROBLEMS)
     return tuple(problems[:MAX_PROBLEMS])
 
 
 def check(template: object, path: str, ours: Mapping[str, Any]) -> None:
-    """Raises TemplateError with what stops the merge."""
+    """Raise TemplateError with the problems that prevent the merge."""
     errors = [problem for problem in problems_of(template, path, ours) if problem.severity is Severity.ERROR]
     if errors:
         raise TemplateError(errors, path)
 
 
 def merge_pod(ours: Json, template: Mapping[str, Any], labels: Mapping[str, str], path: str) -> Json:
-    """Return `ours` with the template merged in; its metadata holds the template's labels and annotations, and
-    `labels`.
+    """Return `ours` with the template merged in; its metadata has the template's labels and annotations, and `labels`.
 
     `path` is the template's place in the manifest (`spec.training.template`), for errors. Raises TemplateError.
     """
     check(template, path, ours)
     theirs = without_nulls(dict(template))
     spec, meta = theirs.get("spec") or {}, theirs.get("metadata") or {}
-    # Ours is made anew for every pod and theirs is a copy by now, so parts of both are taken as they are.
+    # Our pod was created for this call and theirs is a copy, so parts of both can be reused.
     merged = {**ours, "metadata": dict(ours["metadata"])}
     merged["metadata"]["labels"] = {**(meta.get("labels") or {}), **labels}
     if annotations := {**(ours["metadata"].get("annotations") or {}), **(meta.get("annotations") or {})}:
@@ -112,14 +111,15 @@ def merge_pod(ours: Json, template: Mapping[str, Any], labels: Mapping[str, str]
         container["securityContext"] = {**context, "capabilities": {"drop": ["ALL"]}}
         _give_tmp(container)
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
-    # Ours first: `kubectl logs` and `kubectl exec` take the first container.
+    # Ours first: `kubectl logs` and `kubectl exec` use the first container.
     merged["spec"]["containers"].sort(key=lambda container: container.get("name") != CONTAINER)
     return merged
 
 
 def _within_limits(ours: Json, theirs: Mapping[str, Any]) -> Json:
-    """Return our pod without a default request above the template's limit: where none is said, the request is the
-    limit. GPUs that a claim gives are not asked for again.
+    """Return our pod without default requests above the template's limits; such a request then equals the limit.
+
+    GPUs that a claim provides are not requested again.
     """
     counterpart: Mapping[str, Any] = next(
         (each for each in theirs.get("containers") or () if each.get("name") == CONTAINER), {}
@@ -135,8 +135,8 @@ def _within_limits(ours: Json, theirs: Mapping[str, Any]) -> Json:
 
 
 def _give_tmp(container: Json) -> None:
-    """Mount /tmp: a root file system that we make read-only leaves a container of the template without a place for its
-    files.
+    """Mount /tmp in a container of the template, which could otherwise not write files on its read-only root file
+    system.
     """
     mounts = container.get("volumeMounts") or []
     if container["securityContext"]["readOnlyRootFilesystem"] and TMP["mountPath"] not in {
@@ -161,8 +161,9 @@ def _merge(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Json:
 
 
 def _merge_list(theirs: list[Json], ours: list[Json], key: str) -> list[Json]:
-    """Return ours in our order, each merged with its counterpart, then what only the template has. A key that it has
-    twice is the API server's to refuse, or to take, as it is.
+    """Return our items in our order, each merged with its counterpart, then the items of the template alone.
+
+    If the template has a key twice, the API server accepts or refuses it.
     """
     left = list(theirs)
     merged = []

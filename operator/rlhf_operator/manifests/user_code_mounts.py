@@ -1,9 +1,8 @@
-"""What pods that run users' code are given: reward functions and the environment of the rollout in the user's
-ConfigMaps, if they are there, and keys of Secrets.
+"""Mounts of users' code: reward functions and the rollout environment in the user's ConfigMaps, and keys of Secrets.
 
-Rule: pure. The value of a Secret is never read here: the kubelet puts it into the container's environment. A pod that
-mounts code says by an annotation which content it was made with; the kubelet keeps the mounted file up to date, and a
-process reads it when it starts, so a change is seen by the next start of a process and by none that runs.
+Rule: pure. The value of a Secret is never read here: the kubelet puts it into the container's environment. An
+annotation of a pod has the digest of the code it was created with. The kubelet keeps the mounted file up to date, and a
+process reads it at its start, so a change takes effect at the next start of a process.
 """
 
 import hashlib
@@ -22,13 +21,14 @@ from rlhf_operator.manifests.mount_paths import ENVIRONMENT_KEY, REWARD_KEY, USE
 Json = dict[str, Any]
 
 VOLUME: Final = "reward"
-"""Name of the volume, and with a dash and its name that of a named reward; with two dashes and its role, which begins
-no name, that of what judges otherwise."""
+"""Name of the volume. A named reward appends `-` and its name, another role `--` and the role, which no name starts
+with.
+"""
 ENVIRONMENT_VOLUME: Final = f"{VOLUME}--environment"
-"""Of the environment of the rollout, which no role is called: templates never had a volume of this name."""
+"""Volume of the rollout environment; no role has this name, and templates never had a volume of this name."""
 ENVIRONMENT_PATH: Final = f"{USER_CODE_PATH}/{ENVIRONMENT_VOLUME}"
 CONTENT: Final = f"{GROUP}/reward-content"
-"""Annotation of a pod: digest of the reward functions and the environment that it was made with."""
+"""Annotation of a pod: digest of the reward functions and the environment that it was created with."""
 
 
 def volume_name(given: GivenReward) -> str:
@@ -50,27 +50,27 @@ def config_maps(models: Models) -> list[tuple[GivenReward, str]]:
 
 
 def mounts_of(spec: RLHFJobSpec, group: Group) -> list[tuple[str, str, str]]:
-    """Return (volume, folder, ConfigMap) of the code in ConfigMaps that workers of a group run, not of training."""
+    """Return (volume, folder, ConfigMap) of the code in ConfigMaps that workers of a group run; not for training."""
     mounts = [(volume_name(given), mount_path(given), name) for given, name in config_maps(spec.models)]
     environment = spec.rollout.environment
-    # Generation workers alone take turns with it.
+    # The environment runs in generation workers.
     if group is Group.GENERATION and environment is not None and environment.config_map:
         mounts.append((ENVIRONMENT_VOLUME, ENVIRONMENT_PATH, environment.config_map))
     return mounts
 
 
 def environment_file(environment: Environment | None) -> str:
-    """Return the file as which the ConfigMap of an environment is mounted; empty for one that is elsewhere."""
+    """Return the mounted file of an environment's ConfigMap; empty if the environment is not in one."""
     return f"{ENVIRONMENT_PATH}/{ENVIRONMENT_KEY}" if environment and environment.config_map else ""
 
 
 def is_volume(name: object) -> bool:
-    """Return whether a volume of this name is that of a reward or of the environment."""
+    """Return whether the operator uses this volume name for a reward or the environment."""
     return isinstance(name, str) and (name == VOLUME or name.startswith(f"{VOLUME}-"))
 
 
 def secret_environment(spec: RLHFJobSpec, group: Group) -> list[Json]:
-    """Return the variables of our container that hold what users' code in a group's workers is given from Secrets."""
+    """Return the variables of our container with the values from Secrets for users' code in a group's workers."""
     return [
         {"name": variable, "valueFrom": {"secretKeyRef": {"name": reference.name, "key": reference.key}}}
         for reference, variable in spec.secret_variables(group).items()
@@ -78,14 +78,16 @@ def secret_environment(spec: RLHFJobSpec, group: Group) -> list[Json]:
 
 
 def mounted(pod: Mapping[str, Any]) -> dict[str, str]:
-    """Return volume -> name of the ConfigMap whose code the pod mounts by it."""
+    """Return volume -> name of the ConfigMap for the mounted code of a pod."""
     volumes = pod["spec"]["volumes"]
     return {volume["name"]: str(volume["configMap"]["name"]) for volume in volumes if _holds_code(volume)}
 
 
 def problem(volume: str, name: str, namespace: str, stored: Mapping[str, Any] | None) -> str:
-    """Return why the ConfigMap of a volume, as it is stored (None: there is none), cannot be mounted, and what to do;
-    empty when it can."""
+    """Return why the stored ConfigMap of a volume cannot be mounted, with a remedy; empty if it can.
+
+    `stored`: the ConfigMap, or None if it does not exist.
+    """
     field, key = _field(volume), _key(volume)
     remedy = f"kubectl create configmap {name} --namespace={namespace} --from-file={key}=<your file>"
     if stored is None:
@@ -97,7 +99,7 @@ def problem(volume: str, name: str, namespace: str, stored: Mapping[str, Any] | 
 
 
 def stamped(pod: Json, stored: Mapping[str, Mapping[str, Any]]) -> Json:
-    """Return `pod` with the digest of the code in the stored ConfigMaps of its volumes, which have one each."""
+    """Return `pod` with the digest of the code in the stored ConfigMaps; `stored` has one for each of its volumes."""
     code = "\0".join(str(_code(volume, each)) for volume, each in stored.items())
     digest = hashlib.sha256(code.encode()).hexdigest()[:16]
     metadata = pod["metadata"]

@@ -1,4 +1,4 @@
-"""Reconcile: what is to be done for one job, given what was observed of it. Pure, level-triggered, idempotent."""
+"""Reconcile: decides what to do for one job from its observed state. Pure, level-triggered, idempotent."""
 
 from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading, ObservedJob
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod

@@ -1,8 +1,8 @@
-"""What the conditions say of requests that the API server does not carry out, so that reconciles of a job end early.
+"""Reports in the conditions that requests to the API server fail and end a job's reconciles early.
 
-Rule: pure. The sentence stands first in the message of `Running`, in front of what the phase says, and goes when a
-reconcile has come to its end. The words are those of the API server or of a webhook behind it: they are shortened, and
-nothing follows from them but the remedy.
+Rule: pure. The sentence comes first in the message of `Running`, before the phase's own message, and disappears after a
+complete reconcile. It quotes the API server or a webhook behind it, shortened. Nothing but the remedy depends on that
+text.
 """
 
 from collections.abc import Mapping
@@ -18,18 +18,18 @@ from rlhf_operator.untrusted import clean
 Json = dict[str, Any]
 
 WORDS_MAX: Final = 600
-"""Characters of the API server's words that are kept."""
+"""Characters of the API server's message that are quoted."""
 LEAD: Final = "the API server does not do what the operator asks ("
 TAIL: Final = "the operator tries again every minute"
 """First and last words of the sentence."""
 WEBHOOK: Final = "failed calling webhook"
-"""Words of an API server that cannot reach an admission webhook."""
+"""Text in the error of an API server that cannot reach an admission webhook."""
 NOT_DECLARED: Final = "field not declared in schema"
-"""Words of an API server whose definition of RLHFJobs has no such field."""
+"""Text in the error of an API server whose definition of RLHFJobs lacks a field."""
 
 
 def describe_failure(words: str, namespace: str) -> str:
-    """Return the sentence about a request that failed several times, with the remedy where one is known."""
+    """Return the sentence about a request that failed several times, with a remedy if one is known."""
     remedy = ""
     if WEBHOOK in words:
         remedy = (
@@ -40,7 +40,7 @@ def describe_failure(words: str, namespace: str) -> str:
 
 
 def tell(plan: ReconcilePlan, stored: Mapping[str, Any], failure: str) -> ReconcilePlan:
-    """Return the plan whose status begins with `failure` in the message of Running; empty: with no such sentence."""
+    """Return the plan with `failure` at the start of Running's message; without such a sentence if it is empty."""
     before: Mapping[str, Any] = stored.get("status") or {}
     status = before if plan.status is None else plan.status
     entries = status.get("conditions") or []
@@ -57,7 +57,7 @@ def tell(plan: ReconcilePlan, stored: Mapping[str, Any], failure: str) -> Reconc
 
 
 def first_status(stored: Mapping[str, Any], now: datetime) -> Json:
-    """Return the status of a job that has none yet."""
+    """Return the first status of a job."""
     return {"conditions": written(merged(StoredConditions.of({}), [], now, stored["metadata"].get("generation")))}
 
 

@@ -1,7 +1,7 @@
-"""Conditions of the status: what is observed now, merged with what was there, so that a time of transition stays.
+"""Conditions of the status: merges the observed state with the stored conditions, so that transition times stay.
 
 Rule: pure. Steps of reconcile return `ConditionUpdate`s and change nothing. Every type is present from the first
-reconcile on. An event belongs to a transition and to nothing else, so the same observation made twice gives one event.
+reconcile on. An event belongs to a transition, so repeated equal observations give one event.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ from rlhf_operator.untrusted import clean
 Json = dict[str, Any]
 
 MESSAGE_MAX: Final = 2048
-"""Characters of a condition's message: a sentence or three, not a log."""
+"""Characters of a condition's message: a few sentences, not a log."""
 _DEFAULTS: Final[dict[ConditionType, tuple[str, StrEnum, str]]] = {
     ConditionType.PLANNED: ("Unknown", PlannedReason.PLANNED, "not looked at yet"),
     ConditionType.ADMITTED: ("True", AdmittedReason.NO_QUEUE, "no queueing system is used"),
@@ -41,9 +41,9 @@ _DEFAULTS: Final[dict[ConditionType, tuple[str, StrEnum, str]]] = {
 _SILENT: Final = frozenset(
     {RunningReason.PENDING, FinishedReason.NOT_FINISHED, AdmittedReason.NO_QUEUE, RestartingReason.NONE}
 )
-"""Reasons that are no news."""
+"""Reasons that cause no event."""
 _NEWS_AT_FIRST: Final = frozenset({ConditionType.PLANNED, ConditionType.RUNNING})
-"""Conditions that are news on the first reconcile already, whatever their status."""
+"""Conditions that cause an event on the first reconcile with any status."""
 _WARNINGS: Final = frozenset(
     {
         RunningReason.NAME_TAKEN,
@@ -61,7 +61,7 @@ _WARNINGS: Final = frozenset(
 
 @dataclass(frozen=True)
 class ConditionUpdate:
-    """What a step of reconcile observes of one condition now."""
+    """The observation of one condition by a step of reconcile."""
 
     type: ConditionType
     status: bool
@@ -78,7 +78,7 @@ class StoredConditions:
 
     @classmethod
     def of(cls, status: Mapping[str, Any]) -> Self:
-        """Return those of a stored status."""
+        """Return the conditions of a stored status."""
         return cls({str(entry["type"]): dict(entry) for entry in status.get("conditions") or []})
 
     def holds(self, kind: ConditionType) -> bool:
@@ -100,7 +100,7 @@ class StoredConditions:
 def merged(
     stored: StoredConditions, updates: Iterable[ConditionUpdate], now: datetime, generation: int | None
 ) -> dict[ConditionType, Json]:
-    """Return every condition by its type: the last update of it, else as it was stored, else its default.
+    """Return every condition by its type: its last update, else the stored one, else its default.
 
     `generation`: metadata.generation of the job that was observed.
     """
@@ -116,12 +116,12 @@ def merged(
 
 
 def written(conditions: Mapping[ConditionType, Json]) -> list[Json]:
-    """Return `status.conditions`: in the order of ConditionType, and none of a type that others made."""
+    """Return `status.conditions` in the order of ConditionType, without types that others added."""
     return [conditions[kind] for kind in ConditionType]
 
 
 def transition_events(stored: StoredConditions, conditions: Mapping[ConditionType, Json]) -> list[JobEvent]:
-    """Return one event for every condition whose status or reason is another than it was."""
+    """Return one event for every condition whose status or reason has changed."""
     events = []
     for kind, now in conditions.items():
         before = stored.entries.get(kind)
@@ -130,7 +130,7 @@ def transition_events(stored: StoredConditions, conditions: Mapping[ConditionTyp
         changed = before is None or (before["status"], before["reason"]) != (now["status"], now["reason"])
         if changed and now["reason"] not in _SILENT:
             events.append(JobEvent(_event_reason(kind, now), _first_line(now), _warns(kind, now)))
-    # A finished job says so twice, as a condition of its own and as its phase; one is enough.
+    # A finished job has two such conditions, its own and its phase; one event is enough.
     return list({event.reason: event for event in events}.values())
 
 
@@ -156,12 +156,12 @@ def _entry(
 
 
 def shortened(message: str, most: int = MESSAGE_MAX) -> str:
-    """Return at most `most` characters of a message."""
+    """Return the message, shortened to at most `most` characters."""
     return message if len(message) <= most else message[: most - 1] + "…"
 
 
 def _first_line(now: Json) -> str:
-    """Return the sentence; lines of a log that are kept below it are in the status."""
+    """Return the first line; the status also has the log lines below it."""
     return str(now["message"]).partition("\n")[0]
 
 

@@ -1,7 +1,6 @@
-"""What the steps of reconcile decide by: the job, what was observed of it, and what follows from these alone.
+"""The input of the steps of reconcile: the job, its observed state, and values derived from both.
 
-Rule: frozen, and pure: what is derived is derived once, when a step asks for it first. Nothing that a step decides is
-kept here.
+Rule: frozen and pure. A value is derived once, on first use. Decisions of steps are not stored here.
 """
 
 from collections.abc import Collection, Mapping
@@ -32,10 +31,10 @@ class ReconcileContext:
     """One job at one moment."""
 
     stored: Mapping[str, Any]
-    """The RLHFJob as the API server has it."""
+    """The RLHFJob as stored in the API server."""
     job: RLHFJob
     pinned: PinnedJob
-    """The job with the revision that it runs by, and what is wrong with its manifest."""
+    """The job with its revision, and the problems of its manifest."""
     gang: GangAdmission
     observed: ObservedJob
     now: datetime
@@ -50,18 +49,18 @@ class ReconcileContext:
 
     @property
     def status(self) -> Mapping[str, Any]:
-        """Return the status that was written last."""
+        """Return the stored status."""
         status: Mapping[str, Any] = self.stored.get("status") or {}
         return status
 
     @cached_property
     def conditions(self) -> StoredConditions:
-        """Return the conditions that were written last."""
+        """Return the stored conditions."""
         return StoredConditions.of(self.status)
 
     @property
     def finished(self) -> bool:
-        """Return whether the job is complete or has failed, for good."""
+        """Return whether the job is complete or has failed permanently."""
         return self.conditions.holds(ConditionType.COMPLETE) or self.conditions.holds(ConditionType.FAILED)
 
     @property
@@ -71,18 +70,19 @@ class ReconcileContext:
 
     @cached_property
     def pods_with_ended(self) -> Collection[ObservedPod]:
-        """Return the pods of the job and those that are gone, once each: a pod that goes while the rest is observed is
-        in both."""
+        """Return the existing and the ended pods of the job, each once: a pod may end during the observation and be in
+        both.
+        """
         return {pod.uid: pod for pod in (*self.observed.ended, *self.pods)}.values()
 
     @property
     def reading(self) -> CoordinatorReading | None:
-        """Return what the coordinator said last."""
+        """Return the latest reading of the coordinator."""
         return self.observed.reading
 
     @property
     def coordinator_runs(self) -> bool:
-        """Return whether the pod of the coordinator runs, so that it can be read and given sizes."""
+        """Return whether the coordinator's pod runs, so that it can be read and resized."""
         coordinator = self.observed.pods.get(identity.pod_name(self.job, Group.COORDINATOR, 0))
         return coordinator is not None and coordinator.phase == "Running" and not coordinator.over
 
@@ -99,18 +99,18 @@ class ReconcileContext:
 
     @cached_property
     def sizes(self) -> Mapping[Group, int]:
-        """Return the pods that each group should have: those that the job wants, as far as its queue admitted them."""
+        """Return the number of pods that each group should have: what the job wants, within the queue's limits."""
         limits = self.gang.limits
         return {group: min(count, limits.get(group, count)) for group, count in group_sizes(self.job).items()}
 
     @cached_property
     def force_after(self) -> timedelta | None:
-        """Return when the coordinator's pod may be deleted by force, beyond its grace; None: never."""
+        """Return the time beyond its grace after which the coordinator's pod may be deleted by force; None: never."""
         return forced_deletion.force_after(self.job, self.status)
 
     @cached_property
     def start_back_off(self) -> StartBackOff | None:
-        """Return the back-off of a job that could not begin, from the last one on until it is at work again."""
+        """Return the back-off of a job that could not start, from the last failed attempt until it runs again."""
         known, generation = start_back_off.known(self.status), int(self.generation or 0)
         if not self.pinned.planned or self._stopped_by_others:
             return known
@@ -118,20 +118,20 @@ class ReconcileContext:
 
     @cached_property
     def backs_off(self) -> bool:
-        """Return whether the job could not begin, gives everything back, and waits."""
+        """Return whether the job could not start, releases its resources, and waits."""
         back_off = self.start_back_off
         return back_off is not None and back_off.holds(int(self.generation or 0), self.now)
 
     @property
     def leaves_queue(self) -> str:
-        """Return why the job gives everything back and asks no queue, in words; empty: it does not."""
+        """Return why the job releases its resources and leaves its queue; empty if it does not."""
         if self.job.spec.suspend:
             return "the job is suspended"
         return "the job could not begin and waits before it tries again" if self.backs_off else ""
 
     @property
     def stopping(self) -> bool:
-        """Return whether no pod is to be left: by the user's wish or the queue's, or because they cannot start."""
+        """Return whether no pod should remain: because of the user, the queue, or failed starts."""
         return self._stopped_by_others or self.backs_off
 
     @property
@@ -140,17 +140,17 @@ class ReconcileContext:
 
     @cached_property
     def lost(self) -> Mapping[str, str]:
-        """Return uid -> why, in words, of pods whose process the coordinator has lost and that are replaced now."""
+        """Return uid -> reason for pods whose process the coordinator has lost and that are replaced now."""
         if self.stopping or not self.pinned.planned:
             return {}
         return hung_workers.lost(self.job, self.pods, self.reading, self.now)
 
     @property
     def write_refused(self) -> bool:
-        """Return whether something was not written the last time."""
+        """Return whether an object was not written the last time."""
         return bool(self.observed.refusals or self.observed.occupied)
 
     def versions(self, restarted: Collection[str] = ()) -> DesiredVersions:
-        """Return what pods should be made from; `restarted`: groups that are restarted from now on."""
+        """Return the versions from which pods should be created; `restarted`: groups that restart from now on."""
         hashes = self.pinned.hashes if self.pinned.planned else {}
         return rollout.desired_versions(self.job, self.sizes, self.status, restarted, hashes)

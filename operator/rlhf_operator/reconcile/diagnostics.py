@@ -1,7 +1,7 @@
-"""What keeps pods of a job from running, in sentences that name the pods, the cause and the remedy.
+"""Explains what keeps pods of a job from running, in sentences with the pods, the cause and the remedy.
 
-Rule: pure. The cause is given in the words of whoever said it (API server, scheduler, kubelet), the remedy by the field
-of the manifest or the object that has to change; what nobody says, such as a volume that never comes, is said after a
+Rule: pure. The cause quotes its source (API server, scheduler, kubelet); the remedy names the field of the manifest or
+the object to change. Problems that no component reports, such as a volume that never arrives, are reported after a
 while.
 """
 
@@ -31,11 +31,12 @@ from rlhf_operator.reconcile.scaling import pod_places
 from rlhf_operator.reconcile.timestamps import rfc3339
 
 SLOW: Final = timedelta(seconds=60)
-"""Until a pod that has its node and does not start is worth a word; volumes are mounted within seconds."""
+"""Time after which a scheduled pod that does not start is reported; volumes are mounted within seconds."""
 UNHEARD: Final = timedelta(seconds=120)
-"""Until workers that run and were never heard of are worth a word; loading torch may take a minute on a slow disk."""
+"""Time after which running workers that never connected are reported; loading torch may take a minute on a slow disk.
+"""
 SHOWN: Final = 3
-"""Pods that are named; of more, the number is said."""
+"""Pods that are named; for more, the number is given."""
 GATE_OWNERS: Final[Mapping[str, str]] = {
     "kueue.x-k8s.io/admission": "Kueue removes it when it admits the pod's Workload: see `kubectl get workloads`, and "
     "take the queue label out of the pod template where the job itself is to be queued",
@@ -48,9 +49,9 @@ GATE_OWNERS: Final[Mapping[str, str]] = {
     "multiarch.openshift.io/scheduling-gate": "the Multiarch Tuning Operator removes it when it knows the image's "
     "architectures: see the log of its pods",
 }
-"""Scheduling gate -> who removes it, and where to look."""
+"""Scheduling gate -> the component that removes it, and where to look."""
 WHY_SHOWN: Final = 300
-"""Characters of why an object cannot be read: three of them fit a condition's message."""
+"""Characters of the reason why an object cannot be read; three reasons fit a condition's message."""
 
 
 def diagnose(
@@ -60,7 +61,7 @@ def diagnose(
     now: datetime,
     reading: CoordinatorReading | None = None,
 ) -> list[str]:
-    """Return what keeps pods from running, one sentence per cause, the gravest first."""
+    """Return what keeps pods from running, one sentence per cause, the most severe first."""
     listed = sorted(pods, key=lambda pod: (pod.group, pod.index))
     messages = refusal_messages(job, refusals)
     stuck = [pod for pod in listed if pod.stuck(now)]
@@ -94,7 +95,7 @@ def diagnose(
 
 
 def describe_gate(gate: str, pods: str = "it") -> str:
-    """Return that pods are not scheduled because of a scheduling gate, who removes the gate, and what to do."""
+    """Return that a scheduling gate keeps pods from being scheduled, with its owner and a remedy."""
     owner = GATE_OWNERS.get(gate) or _unknown_owner(gate)
     return f"scheduling gate {gate} keeps {pods} from being scheduled: {owner}"
 
@@ -106,7 +107,7 @@ def _unknown_owner(gate: str) -> str:
 
 
 def unreadable_objects(observed: ObservedJob) -> list[str]:
-    """Return a sentence per object of the job that cannot be read."""
+    """Return a sentence for each object of the job that cannot be read."""
     messages = [
         f"{kind.rpartition('/')[2]} {body.name} cannot be read ({body.why[:WHY_SHOWN]}): correct that, or delete it"
         for kind, body in observed.unreadable
@@ -116,9 +117,7 @@ def unreadable_objects(observed: ObservedJob) -> list[str]:
 
 
 def names_taken(job: RLHFJob, observed: ObservedJob) -> list[str]:
-    """Return a sentence on pods of others that have the names of the job's own: of an earlier job of its name, or of
-    anybody.
-    """
+    """Return a sentence about pods of an earlier job or of others that have the names of the job's own pods."""
     wanted = {name for name, _, _ in pod_places(job)} - {unreadable.name for _, unreadable in observed.unreadable}
     others = sorted(observed.taken & wanted)
     if not others:
@@ -128,7 +127,7 @@ def names_taken(job: RLHFJob, observed: ObservedJob) -> list[str]:
 
 
 def occupied_names(job: RLHFJob, observed: ObservedJob) -> list[str]:
-    """Return a sentence on objects of others that have the names of the job's own."""
+    """Return a sentence about objects of others that have the names of the job's own."""
     if not observed.occupied:
         return []
     titles, place = sorted(observed.occupied), identity.namespace(job)
@@ -143,9 +142,9 @@ def occupied_names(job: RLHFJob, observed: ObservedJob) -> list[str]:
 
 
 def requeue_after(pods: Iterable[ObservedPod], reading: CoordinatorReading | None, now: datetime) -> float | None:
-    """Return the seconds until something is said because of its age; None: nothing will be.
+    """Return the seconds until the age of a problem makes it reportable; None if there is none.
 
-    A pod that does not get what it mounts is looked at again and again: nobody says that an object is there no more.
+    A pod without its mounts is checked repeatedly, because no component reports that an object is missing.
     """
     left: list[float] = []
     for pod in pods:
@@ -166,7 +165,7 @@ def _older(pod: ObservedPod, than: timedelta, now: datetime) -> bool:
 
 
 def _template(pods: Sequence[ObservedPod]) -> str:
-    """Return where the templates of these pods are."""
+    """Return the fields with the templates of these pods."""
     groups = list(dict.fromkeys(pod.group for pod in pods))
     named = [_named_template(group) for group in groups]
     return " and ".join(named) if len(named) < 3 else "the pod templates"
@@ -186,7 +185,7 @@ def _unschedulable(job: RLHFJob, stuck: list[ObservedPod]) -> str:
             f"see that the claim exists in namespace {identity.namespace(job)} and can be bound (kubectl get pvc), or "
             f"correct the volumes of the pod template ({shared})"
         )
-    # Nodes that lack room are those that the pod selects; the others are not meant.
+    # "Insufficient" refers to the nodes that the pod selects, so the selector itself is right.
     if "node affinity/selector" in words and "Insufficient" not in words:
         remedies.append(f"correct nodeSelector or affinity in {template}, or label a node so")
     if "untolerated taint" in words and (taints := _meant_taints(words)) is not None:
@@ -202,12 +201,14 @@ def _unschedulable(job: RLHFJob, stuck: list[ObservedPod]) -> str:
 
 
 _NOISE: Final = re.compile(r"\.? no new claims to deallocate|,? preemption: ")
-"""What follows is about other pods than ours."""
+"""Separates the scheduler's message from text about other pods."""
 
 
 def _meant_taints(words: str) -> list[str] | None:
-    """Return the taints that may be meant for pods of jobs, empty where none is named; None: all are of the cluster's
-    own, on nodes of its control plane and on nodes that are not well."""
+    """Return the taints that pods of jobs may tolerate; empty if the message names no taint.
+
+    None: every taint is the cluster's own, on control-plane nodes or unhealthy nodes.
+    """
     named = list(dict.fromkeys(_TAINT.findall(words)))
     meant = [key for key in named if not key.startswith(_OF_CLUSTER)]
     return meant if meant or not named else None
@@ -253,7 +254,7 @@ def _without_image(job: RLHFJob, images: list[ObservedPod], *, default: bool) ->
 
 
 def _lacks_default(job: RLHFJob, pod: ObservedPod) -> bool:
-    """Return whether the image that a pod waits for is the operator's default and none of its template."""
+    """Return whether the missing image is the operator's default rather than one of the template."""
     containers = (getattr(job.spec, pod.group).template.get("spec") or {}).get("containers") or []
     named = any(container.get("name") == CONTAINER and container.get("image") for container in containers)
     return not named and not pod.waiting_message.startswith("init container")
@@ -279,7 +280,7 @@ def _slow(job: RLHFJob, slow: list[ObservedPod]) -> str:
 
 
 def _mounted(job: RLHFJob, group: Group) -> list[str]:
-    """Return the objects that a template's volumes name: `secret hub-token`."""
+    """Return the objects that a template's volumes name, such as `secret hub-token`."""
     groups: Sequence[Group] = (job.spec.rank_group, Group.COORDINATOR) if group is Group.COORDINATOR else (group,)
     objects: list[str] = []
     for mounting in groups:
@@ -300,9 +301,7 @@ _SOURCES: Final = (
 
 
 def _unheard(job: RLHFJob, silent: list[ObservedPod]) -> str:
-    """Return that workers run and none has reached the coordinator: nobody else tells of a network that lets nothing
-    through.
-    """
+    """Return that workers run but none has reached the coordinator; no component reports a network that blocks them."""
     host = identity.pod_host(job, Group.COORDINATOR)
     return (
         f"{_named(silent)} run and cannot reach the coordinator: see that the cluster's DNS finds {host}, and that no "

@@ -1,10 +1,10 @@
-"""A job whose deletion is asked for, and the finalizer that makes the deletion wait for a last checkpoint.
+"""Deletion of a job, and the finalizer that delays it for a last checkpoint.
 
-Rule: pure. There is a finalizer only where spec.checkpoints.onDeletion asks for one, and only while the job is not
-finished; every other deletion is the garbage collector's, and needs no running operator. The wait ends when the
-coordinator's pod has ended, and at the latest at the deadline, so a lost node holds up a namespace for minutes and not
-for ever. A manifest that cannot be read any more changes none of this: only the two fields that a deletion needs are
-looked at. An operator that is not there can not let go: docs/operations.md says how to do it by hand.
+Rule: pure. The finalizer exists only if spec.checkpoints.onDeletion asks for it and the job is not finished. In all
+other cases the garbage collector deletes the objects, without the operator. The wait ends when the coordinator's pod
+has ended, or at the deadline, so a lost node delays the deletion of a namespace by minutes at most. It also works for a
+manifest that can no longer be read, because a deletion needs two fields only. An operator that does not run cannot
+remove the finalizer; docs/operations.md describes how to do it by hand.
 """
 
 from collections.abc import Mapping
@@ -22,25 +22,25 @@ from rlhf_operator.reconcile.reconcile_plan import JobEvent, ReconcilePlan, dele
 from rlhf_operator.reconcile.timestamps import rfc3339, time_of
 
 DEADLINE_MAX: Final = 300
-"""Seconds a last checkpoint may take at most, as for the field: a deletion does not wait longer, whatever it says."""
+"""Longest time in seconds for a last checkpoint, as for the field; applies even if the stored value is larger."""
 
 
 def held(stored: Mapping[str, Any]) -> bool:
-    """Return whether the job carries our finalizer."""
+    """Return whether the job has our finalizer."""
     return names.FINALIZER in (stored["metadata"].get("finalizers") or [])
 
 
 def finalizer_change(stored: Mapping[str, Any], job: RLHFJob, *, finished: bool) -> bool | None:
-    """Return whether the finalizer is to be set (True) or taken away (False); None: it is as it should be."""
+    """Return whether to add (True) or remove (False) the finalizer; None if nothing changes."""
     checkpoints = job.spec.checkpoints
     wanted = not finished and checkpoints is not None and checkpoints.on_deletion == "Save"
     return None if wanted == held(stored) else wanted
 
 
 def plan_of_deletion(stored: Mapping[str, Any], observed: ObservedJob, now: datetime) -> ReconcilePlan:
-    """Return what is to be done for a job whose deletion is asked for."""
+    """Return the plan for a job whose deletion is requested."""
     if not held(stored):
-        return ReconcilePlan()  # its children go with it
+        return ReconcilePlan()  # the garbage collector deletes its objects
     known = StoredConditions.of(stored.get("status") or {})
     asked, seconds = time_of(stored["metadata"]["deletionTimestamp"]), _deadline_seconds(stored)
     finished = known.holds(ConditionType.COMPLETE) or known.holds(ConditionType.FAILED)
@@ -69,7 +69,7 @@ def plan_of_deletion(stored: Mapping[str, Any], observed: ObservedJob, now: date
 
 
 def _deadline_seconds(stored: Mapping[str, Any]) -> int | None:
-    """Return `spec.checkpoints.deletionDeadlineSeconds` of an object that may be malformed; None: nothing is saved."""
+    """Return `spec.checkpoints.deletionDeadlineSeconds` of a possibly malformed object; None if nothing is saved."""
     spec = stored.get("spec")
     checkpoints = spec.get("checkpoints") if isinstance(spec, Mapping) else None
     if not isinstance(checkpoints, Mapping):

@@ -1,16 +1,17 @@
-"""Pods whose deletion does not end: when it is hastened or forced, and what the conditions say of those that stay.
+"""Hastens or forces deletions of pods that do not end, and describes those that remain.
 
-A pod stays in deletion until its kubelet says that its processes have ended, which a lost node never does. A worker has
-nothing that a second one would harm, so its pod is deleted by force after its grace. Of the coordinator only the user
-decides that (spec.runPolicy.forceCoordinatorAfterSeconds), and even then only when the coordinator itself has said that
-other nodes see the lock of its journal: that lock, and not the API server, keeps the next one from writing while a
-first one lives on. What it said is kept in the status, as it cannot be asked any more.
+A pod is deleted when its kubelet reports that its processes have ended, which a lost node never does. A second worker
+does no harm, so a worker's pod is deleted by force after its grace period. For the coordinator the user decides
+(spec.runPolicy.forceCoordinatorAfterSeconds), and only if the coordinator has reported that other nodes see the lock of
+its journal. That lock, not the API server, keeps a second coordinator from writing while the first still runs. The
+report is stored in the status, because the coordinator cannot be asked later.
 
-A pod whose worker has ended is over: containers beside it get SIDECAR_GRACE_SECONDS, and a coordinator that has ended
-writes no journal. A kubelet says nothing of a container's end, and takes no shorter grace, while it waits for the other
-containers of a deleted pod. So the end of such a coordinator is known from its workers: it lets them go when its last
-checkpoint is saved. The operator removes no finalizer of somebody else: the condition names it with the pod that it
-keeps. The API server shows a forced deletion as a grace of 0, so that no pod is forced twice. Rule: pure.
+A pod whose worker has ended is over: its other containers get SIDECAR_GRACE_SECONDS, and an ended coordinator writes no
+journal. While a kubelet waits for the other containers of a deleted pod, it neither reports that the worker has ended
+nor accepts a shorter grace period. The end of such a coordinator is therefore derived from its workers, which it
+releases after its last checkpoint. The operator never removes a finalizer of somebody else; the condition names it and
+the pod that it delays. The API server shows a forced deletion as a grace period of 0, so no pod is forced twice. Rule:
+pure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,19 +28,19 @@ from rlhf_operator.reconcile.timestamps import rfc3339
 from rlhf_operator.untrusted import DeletedObject, UnreadableObject, describe_finalizers
 
 FORCE_AFTER: Final = timedelta(seconds=30)
-"""Beyond a pod's grace: a kubelet that lives has answered by then, so the node is gone."""
+"""Time beyond a pod's grace period; a live kubelet has answered by then, so the node is lost."""
 FAREWELL: Final = timedelta(seconds=15)
-"""From the end of the last worker to that of the coordinator: it waits 5 s for them, and closes its journal."""
+"""Time from the end of the last worker to that of the coordinator, which waits 5 s for them and closes its journal."""
 FINALIZER_PATIENCE: Final = timedelta(seconds=10)
-"""Time that whoever set a finalizer has after a pod's grace; a controller that runs takes it away within seconds."""
+"""Time beyond a pod's grace period for finalizers of others; a running controller removes them within seconds."""
 SHOWN: Final = 3
-"""Pods that are named; of more, the number is said."""
+"""Pods that are named; for more, the number is given."""
 FIELD: Final = "spec.runPolicy.forceCoordinatorAfterSeconds"
 STATUS_FIELD: Final = "journalLockShared"
 
 
 def force_after(job: RLHFJob, status: Mapping[str, Any]) -> timedelta | None:
-    """Return how long beyond its grace the coordinator's pod is deleted by force; None: it is not."""
+    """Return the time beyond its grace period after which the coordinator's pod is deleted by force; None: never."""
     seconds = job.spec.run_policy.force_coordinator_after_seconds
     return timedelta(seconds=seconds) if seconds is not None and status.get(STATUS_FIELD) is True else None
 
@@ -47,8 +48,7 @@ def force_after(job: RLHFJob, status: Mapping[str, Any]) -> timedelta | None:
 def overdue_deletions(
     pods: Iterable[ObservedPod], now: datetime, coordinator_after: timedelta | None
 ) -> list[PodDeletion]:
-    """Return forced deletions of the pods whose node does not carry out their deletion, and hastened ones of pods whose
-    worker has ended.
+    """Return forced deletions of pods whose node does not respond, and faster ones of pods whose worker has ended.
 
     `coordinator_after` is `force_after`.
     """
@@ -63,7 +63,7 @@ def overdue_deletions(
 
 
 def next_overdue(pods: Iterable[ObservedPod], now: datetime, coordinator_after: timedelta | None) -> float | None:
-    """Return the seconds until another deletion is overdue, or its delay is worth a word; None: neither will be."""
+    """Return the seconds until another deletion is overdue or its delay is reported; None if that will not happen."""
     listed = list(pods)
     times = [
         time
@@ -75,10 +75,10 @@ def next_overdue(pods: Iterable[ObservedPod], now: datetime, coordinator_after: 
 
 
 def force_time(pod: ObservedPod, coordinator_after: timedelta | None) -> datetime | None:
-    """Return when a pod may be deleted by force; None: not at all, or that was asked for already.
+    """Return when a pod may be deleted by force; None: never, or it was already requested.
 
-    A rank that is not ready is not staying for a checkpoint: its node is gone, or it never began. A coordinator that is
-    ready has a node that answers.
+    A rank that is not ready does not wait for a checkpoint: its node is lost, or it never started. The node of a ready
+    coordinator responds.
     """
     asked = pod.deletion_asked
     if pod.deletion is None or asked is None or pod.grace == 0:
@@ -97,10 +97,9 @@ def _earliest(*times: datetime | None) -> datetime | None:
 
 
 def farewell_time(pod: ObservedPod, pods: Iterable[ObservedPod]) -> datetime | None:
-    """Return after when a coordinator whose kubelet waits for other containers of its pod has ended for certain; None:
-    its workers do not say so.
+    """Return the time by which a coordinator has ended although its kubelet waits for other containers of its pod.
 
-    It has let all of them go, well, since its deletion was asked for.
+    None: its workers do not show it. It has ended if all of them ended well after its deletion was requested.
     """
     asked = pod.deletion_asked
     if pod.group is not Group.COORDINATOR or asked is None or pod.grace == 0:
@@ -115,21 +114,20 @@ def farewell_time(pod: ObservedPod, pods: Iterable[ObservedPod]) -> datetime | N
 
 
 def _late_time(pod: ObservedPod) -> datetime | None:
-    """Return after when the node of a coordinator counts as one that does not answer; None: it never does."""
+    """Return the time after which the node of a coordinator counts as lost; None: never."""
     if pod.deletion is None or pod.group is not Group.COORDINATOR or pod.ready or pod.over or pod.finalizers:
         return None
     return pod.deletion + FORCE_AFTER
 
 
 def unreadable_deletions(unreadable: Iterable[tuple[str, UnreadableObject]]) -> list[PodDeletion]:
-    """Return deletions of the job's pods that cannot be read, for when no pod is to be left. `unreadable`: (kind,
-    object)."""
+    """Return deletions of the job's unreadable pods, for a job without pods. `unreadable`: (kind, object)."""
     pods = (pod for kind, pod in unreadable if kind == "Pod")
     return [PodDeletion(pod.name, pod.uid) for pod in pods if not pod.going]
 
 
 def lock_status(job: RLHFJob, status: Mapping[str, Any], reading: CoordinatorReading | None) -> dict[str, bool]:
-    """Return what the status says of the journal's lock: what the coordinator said last, as long as it matters."""
+    """Return the status field of the journal's lock: the coordinator's last report, while it matters."""
     if job.spec.run_policy.force_coordinator_after_seconds is None:
         return {}
     if reading is not None:
@@ -144,7 +142,7 @@ def unanswered_messages(
     reading: CoordinatorReading | None,
     now: datetime,
 ) -> list[str]:
-    """Return what is said of a coordinator whose node does not answer."""
+    """Return messages about a coordinator whose node does not respond."""
     messages = []
     for pod in pods:
         late = _late_time(pod)
@@ -164,9 +162,9 @@ def unanswered_messages(
 
 
 def finalizer_messages(pods: Iterable[ObservedPod], others: Iterable[DeletedObject], now: datetime) -> list[str]:
-    """Return what is said of pods and other objects that are deleted and that finalizers of others keep.
+    """Return messages about deleted pods and other objects that finalizers of others delay.
 
-    One sentence for everything that the same finalizers keep.
+    Objects with the same finalizers share a sentence.
     """
     kept: dict[tuple[str, ...], list[str]] = {}
     for name, finalizers, time in _kept(pods, others):
@@ -180,7 +178,7 @@ def finalizer_messages(pods: Iterable[ObservedPod], others: Iterable[DeletedObje
 
 
 def next_kept(pods: Iterable[ObservedPod], others: Iterable[DeletedObject], now: datetime) -> float | None:
-    """Return the seconds until a finalizer that keeps something is worth a word; None: none will be."""
+    """Return the seconds until a delaying finalizer is reported; None if none will be."""
     times = [time for _, _, time in _kept(pods, others)]
     return min(((time - now).total_seconds() for time in times if now < time), default=None)
 
@@ -188,7 +186,7 @@ def next_kept(pods: Iterable[ObservedPod], others: Iterable[DeletedObject], now:
 def _kept(
     pods: Iterable[ObservedPod], others: Iterable[DeletedObject]
 ) -> Iterator[tuple[str, tuple[str, ...], datetime]]:
-    """Yield name, finalizers, and when nothing but these keeps it, of all that is deleted and has finalizers."""
+    """Yield name, finalizers, and report time of deleted objects that only finalizers delay."""
     for pod in sorted(pods, key=lambda pod: (pod.group, pod.index)):
         if pod.finalizers and pod.deletion is not None:
             yield pod.name, pod.finalizers, pod.deletion + FINALIZER_PATIENCE
@@ -197,7 +195,7 @@ def _kept(
 
 
 def forced_events(deletions: Iterable[PodDeletion], pods: Iterable[ObservedPod]) -> tuple[JobEvent, ...]:
-    """Return an event for a coordinator among pods that are deleted by force."""
+    """Return an event for a coordinator's pod that is deleted by force."""
     forced, listed = {deletion.uid for deletion in deletions if deletion.force}, list(pods)
     return tuple(
         JobEvent("CoordinatorForced", f"{pod.name} is deleted by force: {_why_forced(pod, listed)}", warning=True)

@@ -1,8 +1,8 @@
-"""How a job's pods are placed together and whether they may exist at all: its gang and its queue.
+"""Decides how a job's pods are placed together and whether they may exist: its gang and its queue.
 
-Rule: pure. A job that a queue has not admitted has no pod; one whose admission is taken back ends as for a suspension,
-the coordinator with its checkpoint first, and keeps its reservation until the last pod is gone. Objects that cannot be
-changed are replaced while no pod names them, and left as they are otherwise.
+Rule: pure. A job that a queue has not admitted has no pods. A job that loses its admission ends as for a suspension,
+with the coordinator's checkpoint first, and keeps its reservation until the last pod is gone. Immutable objects are
+replaced when no pod names them, and are left unchanged otherwise.
 """
 
 from collections.abc import Mapping
@@ -34,13 +34,13 @@ class GangAdmission:
 
     backend: GangBackend = field(default_factory=NoGangBackend)
     gate: QueueGate | None = None
-    """Of a queue; None when there is none."""
+    """Decision of the queue; None without a queue."""
     note: str = ""
-    """What the user should know of the choice of the backend."""
+    """Note for the user about the choice of the backend."""
     blocked: str = ""
-    """Why no pod is made for now, though pods may exist; empty when they are."""
+    """Reason why no pod is created for now although pods may exist; empty if there is none."""
     pods: Mapping[Group, Json] = field(default_factory=dict)
-    """One of each group, as they are made, where the backend makes objects."""
+    """One pod of each group, if the backend creates objects."""
 
     @property
     def closed(self) -> bool:
@@ -49,11 +49,11 @@ class GangAdmission:
 
     @property
     def limits(self) -> Mapping[str, int]:
-        """Return group -> pods that may exist, for groups of which the job wants more."""
+        """Return group -> pods that may exist, for groups that want more."""
         return {} if self.gate is None else self.gate.limits
 
     def pod(self, job: RLHFJob, pod: Json) -> Json:
-        """Return a pod of the job as its gang and its priority have it."""
+        """Return a pod of the job with the fields of its gang and its priority."""
         name = job.spec.scheduling.priority_class_name
         if name and not pod["spec"].get("priorityClassName"):
             pod = {**pod, "spec": {**pod["spec"], "priorityClassName": name}}
@@ -61,9 +61,9 @@ class GangAdmission:
 
 
 def admit_gang(pinned: PinnedJob, stored: Mapping[str, Any], observed: ObservedJob) -> tuple[PinnedJob, GangAdmission]:
-    """Return the gang of a job, and the job with what is wrong with that.
+    """Return the job with the problems of its gang, and the gang.
 
-    A job that has started, and not ended since, goes on without a queue that it has not asked.
+    A job that has started and not ended since continues without a queue that it never asked.
     """
     job = pinned.job
     if job is None or not pinned.planned:
@@ -108,9 +108,9 @@ def gang_objects(job: RLHFJob, gang: GangAdmission, observed: ObservedJob) -> li
 def withdrawn_objects(
     job: RLHFJob, gang: GangAdmission, observed: ObservedJob, *, given_back: bool
 ) -> tuple[ObjectKey, ...]:
-    """Return the objects of gangs to delete now; while a pod is left, which may be of them, only superseded ones.
+    """Return the objects of gangs to delete now; while pods remain, only superseded ones.
 
-    Those of a job that has given everything back too: schedulers and queues keep room for a group that is there.
+    A job that has released its resources deletes them too: schedulers and queues reserve room for an existing group.
     """
     ours = {key for key, applied in observed.applied.items() if key[0] in RESOURCES and applied}
     if observed.pods:
@@ -128,7 +128,7 @@ def withdrawn_objects(
 def queue_report(
     job: RLHFJob, gang: GangAdmission, observed: ObservedJob, *, given_back: bool
 ) -> WorkloadReport | None:
-    """Return what the queue is to be told."""
+    """Return the report to the queue; None if there is none."""
     if gang.gate is None or observed.queue is None or given_back:
         return None
     pods = list(observed.pods.values())
@@ -141,7 +141,7 @@ def queue_report(
 
 
 def admitted_condition(job: RLHFJob, gang: GangAdmission, observed: ObservedJob, leaves: str) -> ConditionUpdate:
-    """Return the condition Admitted of a job that is not finished. `leaves`: why it asks no queue; empty: it does."""
+    """Return the condition Admitted of an unfinished job. `leaves`: why it leaves its queue; empty if it does not."""
     if gang.gate is not None and leaves:
         return _leaving(gang.gate, leaves, pods_left=bool(observed.pods))
     if gang.gate is not None:
@@ -157,7 +157,7 @@ def admitted_condition(job: RLHFJob, gang: GangAdmission, observed: ObservedJob,
 
 
 def _leaving(gate: QueueGate, why: str, *, pods_left: bool) -> ConditionUpdate:
-    """Return the condition Admitted of a job that gives its reservation back when its last pod is gone."""
+    """Return the condition Admitted of a job that releases its reservation when its last pod is gone."""
     reserved = gate.open and pods_left
     if pods_left:
         message = f"{why}: its pods end, and then it leaves {gate.queue}"
@@ -171,7 +171,7 @@ def _leaving(gate: QueueGate, why: str, *, pods_left: bool) -> ConditionUpdate:
 def _compared(
     job: RLHFJob, backend: GangBackend, pods: Mapping[Group, Json], observed: ObservedJob
 ) -> list[tuple[Json, str | None, str]]:
-    """Return (object, fingerprint of the one that exists, fingerprint of this one); "" is one that is being deleted."""
+    """Return (object, fingerprint of the existing one, fingerprint of this one); "" if that is being deleted."""
     return [
         (body, observed.applied.get((kind_of(body), body["metadata"]["name"])), fingerprint(body))
         for body in backend.objects(job, pods)
@@ -179,7 +179,7 @@ def _compared(
 
 
 def _going(job: RLHFJob, backend: GangBackend, pods: Mapping[Group, Json], observed: ObservedJob) -> str:
-    """Return why no pod may name the gang now: a pod that named a group on its way out would keep it there."""
+    """Return why no pod may name the gang now: a pod that names a group under deletion would delay its end."""
     if not backend.immutable or observed.pods:
         return ""
     compared = _compared(job, backend, pods, observed)

@@ -1,7 +1,7 @@
-"""The parts of the status that are not conditions: groups, scale, progress, checkpoint; and when it is to be written.
+"""The parts of the status other than conditions: groups, scale, progress, checkpoint; and when to write them.
 
-Rule: pure. What changes all the time (progress, counts of ready pods, messages) is written at most every
-PROGRESS_SECONDS; a condition, a restart or the time of an end is written at once. Fast numbers are in Prometheus.
+Rule: pure. Frequent changes (progress, counts of ready pods, messages) are written at most every PROGRESS_SECONDS. A
+condition, a restart or the time of an end is written at once. Prometheus has the fast-changing numbers.
 """
 
 import math
@@ -25,7 +25,7 @@ from rlhf_operator.reconcile.timestamps import rfc3339
 Json = dict[str, Any]
 
 PROGRESS_SECONDS: Final = 10.0
-"""Between two writes of what changes all the time."""
+"""Seconds between two writes of frequent changes."""
 _SLOW_FIELDS: Final = (
     "conditions",
     "observedGeneration",
@@ -38,12 +38,13 @@ _SLOW_FIELDS: Final = (
     "scale",
     "lastCheckpoint",
 )
-"""Fields whose change is written at once; of conditions, all but the message. The last checkpoint is named by a pod
-that is gone a moment later."""
+"""Fields whose change is written at once; of conditions all but the message. The last checkpoint is reported by a pod
+that may end at once.
+"""
 _TOLD_ONCE: Final = ("engine", "speculationSwitched")
-"""Of the plan: what stays until something else is said."""
+"""Fields of the plan that stay until a new value is reported."""
 _OF_COORDINATOR: Final = ("progress", "plan", "migrationPool", "lastCheckpoint")
-"""Fields that stay as they were until a coordinator says something else."""
+"""Fields that stay until a coordinator reports a new value."""
 NUMBERS: Final = {
     "reward": "reward",
     "kl": "kl",
@@ -53,13 +54,13 @@ NUMBERS: Final = {
     "evaluationReward": "evaluation/reward",
     "bestEvaluationReward": "evaluation/best_reward",
 }
-"""Fields of the progress, and the coordinator's metrics that they are."""
+"""Field of the progress -> the coordinator's metric."""
 EVALUATED: Final = {"evaluationVersion": "evaluation/version", "bestEvaluationVersion": "evaluation/best_version"}
-"""Fields of the progress that say which weight versions evaluations are of, and their metrics."""
+"""Field of the progress with the weight version of an evaluation -> its metric."""
 NON_FINITE_STEPS: Final = "nonfinite_steps"
-"""The coordinator's metric of the steps that were skipped so far."""
+"""The coordinator's metric of the steps skipped so far."""
 MAX_STEPS: Final = 2**53
-"""What a reader of JSON keeps exact; more is no count."""
+"""Largest integer that JSON readers represent exactly; larger values are no counts."""
 TEXT_MAX: Final = 1024
 """Characters of a text in the status."""
 _CHECKPOINT: Final = re.compile(r"iteration-([0-9]{1,9})/?$")
@@ -73,7 +74,7 @@ def groups_status(
     failures: FailureCounts,
     versions: DesiredVersions,
 ) -> list[Json]:
-    """Return `status.groups`. `status`: the one that was written last; `failures`: with new ends of pods."""
+    """Return `status.groups`. `status`: the stored one; `failures`: with new ends of pods."""
     known = {str(group["name"]): group for group in status.get("groups") or []}
     groups = []
     for group, size in sizes.items():
@@ -100,7 +101,7 @@ def groups_status(
 
 
 def scale_status(job: RLHFJob, pods: Collection[ObservedPod]) -> Json:
-    """Return `status.scale`: what the scale subresource reports."""
+    """Return `status.scale`, which the scale subresource reports."""
     labels = ",".join(f"{name}={value}" for name, value in identity.selector(job, Group.GENERATION).items())
     return {
         "replicas": sum(pod.group == Group.GENERATION and pod.active for pod in pods),
@@ -111,9 +112,9 @@ def scale_status(job: RLHFJob, pods: Collection[ObservedPod]) -> Json:
 def coordinator_status(
     last: CoordinatorReading | None, reading: CoordinatorReading | None, status: Mapping[str, Any]
 ) -> Json:
-    """Return the fields that a coordinator determines; what none says stays as `status`, the last one, has it.
+    """Return the fields that the coordinator determines; unreported ones stay as in `status`, the stored one.
 
-    `last`: what it said when it ended, or else the reading.
+    `last`: the coordinator's final report, or else the reading.
     """
     fields = {name: status[name] for name in _OF_COORDINATOR if status.get(name)}
     if last is not None:
@@ -122,14 +123,14 @@ def coordinator_status(
             fields["lastCheckpoint"] = checkpoint
     if reading is not None and (plan := _plan(reading)) is not None:
         known = {name: text for name, text in (status.get("plan") or {}).items() if name in _TOLD_ONCE}
-        fields["plan"] = known | plan  # who starts anew has not said yet
+        fields["plan"] = known | plan  # a restarted coordinator has not reported these yet
     return fields
 
 
 def last_reading(
     reading: CoordinatorReading | None, pods: Collection[ObservedPod], iterations: int, *, over: bool
 ) -> CoordinatorReading | None:
-    """Return the reading, or what the coordinator said when it ended; `over`: it is not started again in its pod."""
+    """Return the reading, or the coordinator's final report. `over`: it does not restart in its pod."""
     ends = [pod.end for pod in pods if pod.group == Group.COORDINATOR and (over or pod.over or pod.deletion)]
     reports = [(end.at, end.report) for end in ends if end and end.at and end.report]
     if not reports:
@@ -148,7 +149,7 @@ def last_reading(
 
 
 def completed_progress(progress: Json | None, iterations: int, now: datetime) -> Json:
-    """Return `status.progress` of a job that is complete."""
+    """Return `status.progress` of a completed job."""
     kept = {key: value for key, value in (progress or {}).items() if key not in ("remainingSeconds", "stage")}
     summary = f"{iterations}/{iterations}"
     done = {"iteration": iterations, "iterations": iterations, "summary": summary, "lastUpdateTime": rfc3339(now)}
@@ -156,7 +157,7 @@ def completed_progress(progress: Json | None, iterations: int, now: datetime) ->
 
 
 def skipped_steps_events(progress: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[JobEvent, ...]:
-    """Return the event that more steps were skipped than the last written status knew; `before` is its progress."""
+    """Return the event that more steps were skipped than the stored status has; `before` is its progress."""
     now, known = int(progress.get("nonFiniteSteps") or 0), int(before.get("nonFiniteSteps") or 0)
     if now <= known:
         return ()
@@ -169,35 +170,31 @@ def skipped_steps_events(progress: Mapping[str, Any], before: Mapping[str, Any])
 
 
 def sample_failure_events(progress: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[JobEvent, ...]:
-    """Return the event that workers failed on a sample, unless the last written status told it; `before` is its
-    progress."""
+    """Return the event that workers failed on a sample, unless the stored progress `before` has it."""
     text = str(progress.get("sampleFailure") or "")
     return (JobEvent("SampleFailed", text, warning=True),) if text and text != before.get("sampleFailure") else ()
 
 
 def lost_tracker_events(progress: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[JobEvent, ...]:
-    """Return the event that a tracker was given up, unless the last written status told it; `before` is its
-    progress."""
+    """Return the event that a tracker was given up, unless the stored progress `before` has it."""
     text = str(progress.get("trackerLost") or "")
     return (JobEvent("TrackerLost", text, warning=True),) if text and text != before.get("trackerLost") else ()
 
 
 def warning_events(progress: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[JobEvent, ...]:
-    """Return the event of what the start warned of, unless the last written status told it; `before` is its
-    progress."""
+    """Return the event of a warning at the start, unless the stored progress `before` has it."""
     text = str(progress.get("warning") or "")
     return (JobEvent("StartWarning", text, warning=True),) if text and text != before.get("warning") else ()
 
 
 def speculation_events(plan: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[JobEvent, ...]:
-    """Return the event that drafting was switched off or on, unless the last written status told it; `before` is its
-    plan."""
+    """Return the event that drafting was switched off or on, unless the stored plan `before` has it."""
     text = str(plan.get("speculationSwitched") or "")
     return (JobEvent("SpeculationSwitched", text),) if text and text != before.get("speculationSwitched") else ()
 
 
 def seconds_to_hold(status: Mapping[str, Any], before: Mapping[str, Any], age: float) -> float | None:
-    """Return the seconds for which a change that is no hurry waits; None: it is to be written now.
+    """Return the seconds for which a minor change waits; None if it is to be written now.
 
     `age`: seconds since this process wrote `before`.
     """
@@ -207,8 +204,7 @@ def seconds_to_hold(status: Mapping[str, Any], before: Mapping[str, Any], age: f
 
 
 def differs(status: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    """Return whether a status is worth a write: in more than the moment of the reading and the estimate that follows
-    it."""
+    """Return whether a status differs in more than the time of the reading and the estimate that depends on it."""
     return _without_times(status) != _without_times(before)
 
 
@@ -243,7 +239,7 @@ def _progress(reading: CoordinatorReading) -> Json:
 
 
 def _plan(reading: CoordinatorReading) -> Json | None:
-    """Return `status.plan`: what the coordinator says that it chose; None while it says nothing."""
+    """Return `status.plan`, the choices that the coordinator reports; None while it reports none."""
     plan: dict[str, Any] = {}
     if reading.engines:
         plan["engine"] = engines_in_words(reading.engines)[:TEXT_MAX]
@@ -259,7 +255,7 @@ def _plan(reading: CoordinatorReading) -> Json | None:
 
 
 def engines_in_words(engines: Mapping[str, int]) -> str:
-    """Return what workers decode by, and how many by each where they differ; most first."""
+    """Return the workers' engines as text, with counts if they differ; the most frequent first."""
     ordered = sorted(engines.items(), key=lambda item: (-item[1], item[0]))
     if len(ordered) == 1:
         return ordered[0][0]
@@ -267,7 +263,7 @@ def engines_in_words(engines: Mapping[str, int]) -> str:
 
 
 def _checkpoint(reading: CoordinatorReading, status: Mapping[str, Any]) -> Json | None:
-    """Return `status.lastCheckpoint`; the time is that of the first reading that named it."""
+    """Return `status.lastCheckpoint`; its time is that of the first reading that named it."""
     known = status.get("lastCheckpoint")
     if not reading.last_checkpoint or (known and known.get("path") == reading.last_checkpoint):
         return dict(known) if known else None
@@ -280,7 +276,7 @@ def _checkpoint(reading: CoordinatorReading, status: Mapping[str, Any]) -> Json 
 
 
 def _slow_part(status: Mapping[str, Any]) -> Json:
-    """Return what is written at once when it changes."""
+    """Return the part of the status whose change is written at once."""
     slow = {name: status.get(name) for name in _SLOW_FIELDS}
     slow["conditions"] = [
         {key: condition.get(key) for key in ("type", "status", "reason", "lastTransitionTime", "observedGeneration")}

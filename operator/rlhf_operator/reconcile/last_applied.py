@@ -1,4 +1,4 @@
-"""What was applied is remembered in the object itself, so that it is applied again only when it is another."""
+"""Stores a fingerprint of the applied manifest in the object, so that it is applied again only after a change."""
 
 import hashlib
 import json
@@ -8,16 +8,16 @@ from typing import Any, Final
 from rlhf_common.names import GROUP
 
 FINGERPRINT: Final = f"{GROUP}/applied"
-"""Annotation with the fingerprint of what was applied."""
+"""Annotation with the fingerprint of the applied manifest."""
 
 
 def fingerprint(manifest: Mapping[str, Any]) -> str:
-    """Return the fingerprint of an object as it is applied."""
+    """Return the fingerprint of a manifest to apply."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def with_fingerprint(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the object with the fingerprint by which it is known next time."""
+    """Return the manifest with its fingerprint as an annotation."""
     meta = manifest["metadata"]
     notes = {**meta.get("annotations", {}), FINGERPRINT: fingerprint(manifest)}
     return {**manifest, "metadata": {**meta, "annotations": notes}}

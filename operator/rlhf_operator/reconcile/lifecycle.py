@@ -1,7 +1,7 @@
-"""The phases of a job's life, and what its conditions say in each: complete, failed, stopped for a while, running.
+"""The phases of a job's life and their conditions: complete, failed, stopped for a while, running.
 
-Rule: pure. A finished job is finished for good, and that is recorded before anything of it is deleted, so that what is
-gone is never made again.
+Rule: pure. A finished job stays finished. That is recorded before any of its objects is deleted, so that they are never
+created again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,9 +33,9 @@ COORDINATOR_PHASES: Final[Mapping[str, RunningReason]] = {
     "Recovering": RunningReason.RECOVERING,
     "Checkpointing": RunningReason.RUNNING,
 }
-"""Phases of the coordinator that are not simply Running."""
+"""Phases of the coordinator whose reason is not simply Running."""
 READING_VALID_FOR: Final = timedelta(seconds=60)
-"""A reading older than this says nothing about now."""
+"""Age beyond which a reading says nothing about the present."""
 _NOT_SUSPENDED: Final = ConditionUpdate(
     ConditionType.SUSPENDED, False, SuspendedReason.NOT_SUSPENDED, "spec.suspend is false"
 )
@@ -45,31 +45,34 @@ _NOT_SAVED: Final = "spec.checkpoints is not set, so nothing is saved and the jo
 
 @dataclass(frozen=True)
 class Stopping:
-    """What is left of a job that stops for a while."""
+    """The rest of a job that stops for a while."""
 
     pods_left: bool
-    """A pod is left whose worker has not ended."""
+    """Whether a pod is left whose worker has not ended."""
     saves: bool
-    """The coordinator is at work on its last checkpoint."""
+    """Whether the coordinator is writing its last checkpoint."""
     stays: Sequence[str] = ()
-    """What is said of pods whose deletion does not end."""
+    """Messages about pods whose deletion does not end."""
 
 
 def deadline(job: RLHFJob, started: datetime | None) -> datetime | None:
-    """Return when spec.runPolicy.activeDeadlineSeconds is over, which counts anew after a suspension; None: never."""
+    """Return the end of spec.runPolicy.activeDeadlineSeconds, which restarts after a suspension; None: never."""
     seconds = job.spec.run_policy.active_deadline_seconds
     return None if seconds is None or started is None else started + timedelta(seconds=seconds)
 
 
 def expiry(job: RLHFJob, status: Mapping[str, Any]) -> datetime | None:
-    """Return when a finished job is to be deleted; None: never."""
+    """Return when to delete a finished job; None: never."""
     seconds, finished = job.spec.run_policy.ttl_seconds_after_finished, time_of(status.get("completionTime"))
     return None if seconds is None or finished is None else finished + timedelta(seconds=seconds)
 
 
 def reading_expires(context: ReconcileContext) -> float | None:
-    """Return the seconds until a coordinator that does not answer any more counts as one that says nothing; None: it
-    answers, or never did. A new reading, and a reason for none, come by themselves."""
+    """Return the seconds until the last reading of an unreachable coordinator expires.
+
+    None: the coordinator answers or never did. A new reading, or a new reason for a failed one, causes a reconcile
+    itself.
+    """
     reading = context.reading
     if reading is None or not context.observed.unreachable:
         return None
@@ -78,7 +81,7 @@ def reading_expires(context: ReconcileContext) -> float | None:
 
 
 def planned(context: ReconcileContext) -> ConditionUpdate:
-    """Return the condition Planned: whether pods may be made from the manifest."""
+    """Return the condition Planned: whether pods may be created from the manifest."""
     pinned = context.pinned
     warnings = f"; warning: {pinned.warnings}" if pinned.warnings else ""
     message = pinned.problem or f"{pinned.note or 'the manifest is valid'}{warnings}"
@@ -102,7 +105,7 @@ def completed(iterations: int) -> Updates:
 
 
 def failed(reason: FinishedReason, message: str, log: str = "") -> Updates:
-    """Return the conditions of a job that gave up. `log`: lines that are kept below the message, as their pod goes."""
+    """Return the conditions of a failed job. `log`: lines to store below the message, because their pod is deleted."""
     return (
         ConditionUpdate(ConditionType.FAILED, True, reason, f"{message}\n{log}" if log else message),
         ConditionUpdate(ConditionType.RUNNING, False, RunningReason.FAILED, message),
@@ -111,7 +114,7 @@ def failed(reason: FinishedReason, message: str, log: str = "") -> Updates:
 
 
 def suspended(job: RLHFJob, stopping: Stopping) -> Updates:
-    """Return the conditions of a job whose user suspended it."""
+    """Return the conditions of a job that its user suspended."""
     kept = (
         "it goes on from its last checkpoint when spec.suspend is false again"
         if job.spec.checkpoints
@@ -150,13 +153,13 @@ def _stopping_reason(job: RLHFJob) -> RunningReason:
 
 
 def backing_off(message: str) -> Updates:
-    """Return the conditions of a job that could not begin and gives everything back for a while."""
+    """Return the conditions of a job that could not start and releases its resources for a while."""
     running = ConditionUpdate(ConditionType.RUNNING, False, RunningReason.RELEASED, message)
     return (*_at_rest("the job holds no resources"), _NOT_SUSPENDED, running)
 
 
 def running(context: ReconcileContext, waits: Sequence[str]) -> Updates:
-    """Return the conditions of a job that should run. `waits`: what is said of pods that are not made or gone yet."""
+    """Return the conditions of a job that should run. `waits`: messages about pods in creation or deletion."""
     job, observed, reading = context.job, context.observed, context.reading
     problems = [*occupied_names(job, observed), *waits, *unreadable_objects(observed), *names_taken(job, observed)]
     problems += diagnose(job, context.pods, observed.refusals, context.now, reading)
@@ -194,7 +197,7 @@ def _progress_message(reading: CoordinatorReading, problems: list[str], *, waits
 
 
 def _running_unheard(context: ReconcileContext, problems: list[str]) -> ConditionUpdate:
-    """Return the condition Running while the coordinator cannot say anything."""
+    """Return the condition Running while the coordinator cannot be read."""
     observed, known = context.observed, context.conditions
     ready = sum(pod.ready for pod in context.pods)
     text = f"{ready} of {len(context.pods)} pods are ready" if context.pods else "its pods are being created"

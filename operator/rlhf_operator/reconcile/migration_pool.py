@@ -1,8 +1,8 @@
-"""The migration pool for Kubernetes: `status.migrationPool`, a label on its pods, events when it comes and goes.
+"""The migration pool in Kubernetes: `status.migrationPool`, a label on its pods, and events when it forms or dissolves.
 
-Rule: pure. The coordinator moves samples in milliseconds and this is a slow picture of it: labels and status change at
-most every PROGRESS_SECONDS, events come at most once in EVENT_INTERVAL, and nothing in the job waits for any of them. A
-reading that is old says nothing about who is in the pool now, so labels then stay as they are.
+Rule: pure. The coordinator moves samples within milliseconds; Kubernetes shows a slow copy. Labels and status change at
+most every PROGRESS_SECONDS, events are posted at most once per EVENT_INTERVAL, and the job waits for none of them. An
+old reading says nothing about the current pool, so labels then stay unchanged.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,9 +18,9 @@ from rlhf_operator.reconcile.timestamps import rfc3339, time_of
 Json = dict[str, Any]
 
 EVENT_INTERVAL: Final = timedelta(seconds=60)
-"""Between two events: a pool forms once an iteration, and iterations may be short."""
+"""Time between two events; a pool forms once per iteration, and iterations may be short."""
 NAMED: Final = 64
-"""Workers that the status names; a bigger pool is found by the label."""
+"""Workers that the status names; the label identifies all of a larger pool."""
 SHOWN: Final = 3
 """Workers that an event names."""
 
@@ -28,9 +28,9 @@ SHOWN: Final = 3
 def pool_status(
     reading: CoordinatorReading, generation: int, status: Mapping[str, Any], now: datetime
 ) -> tuple[Json, tuple[JobEvent, ...]]:
-    """Return `status.migrationPool`, and the events about it.
+    """Return `status.migrationPool` and the events about it.
 
-    `generation`: workers of that group; `status`: the whole status that was written last.
+    `generation`: number of workers of that group. `status`: the whole stored status.
     """
     known = status.get("migrationPool") or {}
     workers = sorted(reading.pool)
@@ -51,7 +51,7 @@ def pool_status(
 
 
 def pool_labels(job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading) -> tuple[PoolLabel, ...]:
-    """Return the pods whose label is to be set or taken away."""
+    """Return the pods whose label changes."""
     members = {f"{job.name}-{worker}" for worker in reading.pool}
     return tuple(
         PoolLabel(pod.name, pod.uid, pod.name in members)

@@ -1,8 +1,8 @@
-"""From the stored object to a job that can be run, or what is wrong with it in words.
+"""Parses a stored object into a job that can run, or into the problems of its manifest.
 
-Rule: a manifest that the API server took may still break a rule it cannot check, or come from an older definition.
-Paths of a job in a cluster are paths inside its pods; a relative one is taken from `/`. Results are remembered by
-generation, as parsing costs a millisecond and a job is looked at often.
+Rule: an accepted manifest may still break a rule that the API server cannot check, or come from an older definition.
+Paths of a job in a cluster are paths inside its pods; relative ones start at `/`. Results are cached, because parsing
+takes a millisecond and a job is read often.
 """
 
 import json
@@ -29,36 +29,36 @@ from rlhf_operator.manifests.rendering import group_sizes, template_hash
 from rlhf_operator.stored_job import UNREADABLE
 
 REMEMBERED: Final = 2048
-"""Jobs whose parsed form is kept, where they are not too large; of more, those that were looked at long ago are parsed
-again."""
+"""Jobs whose parsed form is cached if they are not too large; the least recently used ones are parsed again."""
 _PODS_ROOT: Final = Path("/")
 _METADATA: Final = ("name", "namespace", "uid", "labels")
 
 
 def managed_elsewhere(stored: Mapping[str, Any]) -> bool:
-    """Return whether another controller reconciles the job (spec.managedBy): nothing of it is touched, status
-    included."""
+    """Return whether another controller manages the job (spec.managedBy); the operator then writes nothing, not even
+    status.
+    """
     spec = stored.get("spec")
     return isinstance(spec, Mapping) and bool(spec.get("managedBy", OURS) != OURS)
 
 
 @dataclass(frozen=True)
 class ParsedJob:
-    """A job, and whether pods may be made from it."""
+    """A job, and whether pods may be created from it."""
 
     job: RLHFJob | None
     problem: str = ""
-    """What is wrong; empty when nothing is."""
+    """Problem of the manifest; empty if there is none."""
     reason: PlannedReason = PlannedReason.PLANNED
 
     @property
     def planned(self) -> bool:
-        """Return whether pods may be made."""
+        """Return whether pods may be created."""
         return not self.problem
 
     @cached_property
     def warnings(self) -> str:
-        """Return what the job can be started with and does not do what it seems to; empty when there is nothing."""
+        """Return warnings about settings that do not have the effect they seem to have; empty if there are none."""
         if self.job is None:
             return ""
         of_pods = [problem for problem in problems_of_pods(self.job) if problem.severity is Severity.WARNING]
@@ -76,7 +76,7 @@ def parse_job(body: Mapping[str, Any]) -> ParsedJob:
         return ParsedJob(None, wrong, PlannedReason.INVALID)
     meta = {key: value for key, value in body["metadata"].items() if key in _METADATA}
     document = {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": meta, "spec": body.get("spec")}
-    # What follows recurses.
+    # The following code recurses.
     if deep := too_deep(document):
         problem = Problem(deep[:200], None, f"is nested more than {MAX_DEPTH} levels deep: nothing in a manifest is")
         return ParsedJob(None, _listed([problem]), PlannedReason.INVALID)

@@ -1,7 +1,7 @@
-"""What each phase of a job's life does to its pods and objects, and what its conditions say.
+"""The actions of each phase of a job's life: changes of pods and objects, and conditions.
 
-Rule: pure: one function per phase, from the context to its `PhaseActions`. A job that stops ends its coordinator first,
-by deleting its pod: it then saves a checkpoint with the training ranks' help, which therefore go after it.
+Rule: pure; one function per phase, from the context to its `PhaseActions`. A job that stops deletes its coordinator's
+pod first. The coordinator then saves a checkpoint with the help of the training ranks, which are deleted afterwards.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,35 +30,35 @@ from rlhf_operator.reconcile.timestamps import rfc3339, seconds_until, soonest
 Json = dict[str, Any]
 
 REFUSED_RETRY_SECONDS: Final = 15.0
-"""Between attempts at what the API server refused (quota), or where a name is taken, or a queue cannot be read:
-somebody has to act, and then waits for us."""
+"""Seconds between attempts when the API server refuses an object (quota), a name is taken, or a queue cannot be read.
+Somebody must act first, and then waits for the operator.
+"""
 DRY_RUN_RETRY_SECONDS: Final = 300.0
-"""Between dry runs of a template that the API server refuses; an edit of the job is tried at once."""
+"""Seconds between dry runs of a refused template; an edited job is tried at once."""
 MAX_PODS_PER_RECONCILE: Final = 250
-"""Pods one plan makes: 25 milliseconds of rendering, then other jobs are reconciled."""
+"""Pods that one plan creates: 25 ms of rendering, then other jobs are reconciled."""
 
 
 @dataclass(frozen=True)
 class PhaseActions:
-    """What a phase does."""
+    """The actions of a phase."""
 
     conditions: tuple[ConditionUpdate, ...]
     versions: DesiredVersions
-    """What the pods should be made from."""
+    """The versions from which the pods should be created."""
     plan: ReconcilePlan = field(default_factory=ReconcilePlan)
-    """Without the status, and without the deletions of `leaving`."""
+    """The plan without the status and without the deletions of `leaving`."""
     leaving: tuple[ObservedPod, ...] = ()
-    """Pods to delete whose ends are wanted, and so count as nothing."""
+    """Pods to delete whose ends are intended and so count as nothing."""
     started: datetime | None = None
     """`status.startTime`."""
     back_offs: Mapping[str, PodBackOff] = field(default_factory=dict)
-    """Of pods that ended lately."""
+    """Back-offs of pods that ended recently."""
     finished: bool = False
 
 
 def actions_of_phase(context: ReconcileContext, failures: FailureCounts) -> PhaseActions:
-    """Return what the phase that the job is in does now. A job that ends well has not failed, one that fails is not
-    stopped."""
+    """Return the actions of the job's current phase. Completion precedes failure, and failure precedes stopping."""
     deadline = lifecycle.deadline(context.job, context.started)
     over = deadline is not None and deadline <= context.now and (context.backs_off or not context.stopping)
     if failures.complete:
@@ -74,8 +74,7 @@ def actions_of_phase(context: ReconcileContext, failures: FailureCounts) -> Phas
 
 
 def clean_up(context: ReconcileContext) -> ReconcilePlan:
-    """Return the plan of a finished job: what still runs is stopped, what has ended is kept for its logs, until the job
-    is too old."""
+    """Return the plan of a finished job: end running pods and keep ended ones for their logs, until the job expires."""
     expiry = lifecycle.expiry(context.job, context.status)
     if expiry is not None and expiry <= context.now:
         return ReconcilePlan(delete_job=True)
@@ -95,7 +94,7 @@ def clean_up(context: ReconcileContext) -> ReconcilePlan:
 
 
 def _finished_status(context: ReconcileContext) -> Json | None:
-    """Return the status of a finished job that says which of its pods stay; None when it says that."""
+    """Return the status of a finished job with the pods that remain; None if it is up to date."""
     known, stays = context.conditions, _staying(context)
     complete = known.holds(ConditionType.COMPLETE)
     outcome = known.message(ConditionType.COMPLETE if complete else ConditionType.FAILED).partition("\n")[0]
@@ -113,18 +112,18 @@ def _finished_status(context: ReconcileContext) -> Json | None:
 
 
 def _finish(context: ReconcileContext, conditions: tuple[ConditionUpdate, ...]) -> PhaseActions:
-    """Return the actions of a job that completes or fails: all pods that run are ended."""
+    """Return the actions of a job that completes or fails: all running pods are ended."""
     leaving = tuple(pod for pod in context.pods if pod.active or _lingers(pod))
     return PhaseActions(conditions, context.versions(), leaving=leaving, started=context.started, finished=True)
 
 
 def _lingers(pod: ObservedPod) -> bool:
-    """Return whether a pod that nobody deletes still runs, although its worker has ended."""
+    """Return whether a pod still runs although its worker has ended and its deletion is not requested."""
     return pod.lingers and pod.deletion is None
 
 
 def _stop(context: ReconcileContext) -> PhaseActions:
-    """Return the actions of a job that is suspended, waits in a queue, or gives everything back for a while."""
+    """Return the actions of a job that is suspended, waits in a queue, or releases its resources for a while."""
     job, gang, back_off = context.job, context.gang, context.start_back_off
     coordinators = [pod for pod in context.pods if pod.group == Group.COORDINATOR and not pod.over]
     stopping = lifecycle.Stopping(
@@ -155,13 +154,13 @@ def _stop(context: ReconcileContext) -> PhaseActions:
     )
     leaving = tuple(pod for pod in coordinators or context.pods if pod.deletion is None)
     started = context.started if context.pods or context.backs_off else None
-    # A queue has a back-off of its own; what its user suspended begins anew.
+    # A queue has its own back-off, and a job that its user suspended starts without one.
     back_offs = {} if job.spec.suspend else pod_back_off.known(context.status)
     return PhaseActions(conditions, context.versions(), plan, leaving, started, back_offs)
 
 
 def _run(context: ReconcileContext, failures: FailureCounts, deadline: datetime | None) -> PhaseActions:
-    """Return the actions of a job that runs: pods that leave, hang or are outdated go, missing ones are made."""
+    """Return the actions of a running job: delete leaving, hung and outdated pods, and create missing ones."""
     now, reading = context.now, context.reading
     versions = context.versions(failures.restarts.keys())
     leaving = _leaving(context, versions)
@@ -184,7 +183,7 @@ def _run(context: ReconcileContext, failures: FailureCounts, deadline: datetime 
 
 
 def _leaving(context: ReconcileContext, versions: DesiredVersions) -> list[ObservedPod]:
-    """Return the pods to delete in a job that runs, but for those that hang, which are not asked to end well."""
+    """Return the pods to delete in a running job, without hung ones, which cannot end orderly."""
     leaving = (
         *scaling.leaving_pods(context.sizes, context.pods, context.now),
         *rollout.replaced_pods(versions, context.sizes, context.pods, context.reading, context.now),
@@ -196,7 +195,7 @@ def _leaving(context: ReconcileContext, versions: DesiredVersions) -> list[Obser
 def _back_offs(
     context: ReconcileContext, failures: FailureCounts, versions: DesiredVersions, leaving: Iterable[ObservedPod]
 ) -> Mapping[str, PodBackOff]:
-    """Return the back-offs of pods that ended lately; pods of another template go at their user's wish."""
+    """Return the back-offs of pods that ended recently, without pods that leave because their template was edited."""
     ended = [pod for pod in context.pods_with_ended if not versions.outdated(pod)]
     accounted = failures.with_deleted(leaving)
     back_offs = pod_back_off.with_ends(context.status, ended, accounted, failures.messages, context.now)
@@ -207,7 +206,7 @@ def _back_offs(
 def _objects_to_apply(
     context: ReconcileContext, versions: DesiredVersions, back_offs: Mapping[str, PodBackOff]
 ) -> tuple[tuple[Json, ...], bool]:
-    """Return the objects to apply, pods last, and whether certificates come first."""
+    """Return the objects to apply, pods last, and whether to issue certificates first."""
     job, observed, pinned = context.job, context.observed, context.pinned
     if not pinned.planned:
         return (), False
@@ -227,9 +226,9 @@ def _objects_to_apply(
 
 
 def _outdated_objects(context: ReconcileContext) -> list[Json]:
-    """Return the objects that pods need and that are not there as they should be."""
+    """Return the objects that pods need and that are missing or outdated."""
     pinned, observed = context.pinned, context.observed
-    # What is deleted serves until it is gone, and is made again then.
+    # An object under deletion is used until it is gone, and then created again.
     going = {(deleted.kind, deleted.name) for deleted in observed.deleted}
     due = {key for key, fingerprint in pinned.fingerprints.items() if observed.applied.get(key) != fingerprint} - going
     if observed.stored_revision.packed and observed.stored_revision.packed != pinned.stored_revision.packed:
@@ -245,7 +244,7 @@ def _requeue_after(
     back_offs: Mapping[str, PodBackOff],
     applied: int,
 ) -> float | None:
-    """Return the seconds until time alone changes what is to be done for a job that runs."""
+    """Return the seconds until time alone changes the actions of a running job."""
     job, pods, now = context.job, context.pods, context.now
     return soonest(
         (
@@ -267,7 +266,7 @@ def _requeue_after(
 
 
 def _staying(context: ReconcileContext) -> list[str]:
-    """Return what is said of pods whose deletion does not end."""
+    """Return messages about pods whose deletion does not end."""
     messages = forced_deletion.unanswered_messages(
         context.job, context.pods, context.status, context.reading, context.now
     )

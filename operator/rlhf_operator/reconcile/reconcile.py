@@ -1,9 +1,9 @@
-"""`reconcile(job, observed, now)`: what happens to an RLHFJob, read from the top.
+"""`reconcile(job, observed, now)`: decides what happens to an RLHFJob; read it from the top.
 
-Rule: pure, level-triggered, idempotent: the answer follows from what is observed alone, and once it is carried out the
-same question is answered with an empty plan. Nothing is decided on an event. Time is an argument, and what time alone
-will change is answered as `requeue_after`, computed from times in the status, so a restart of the operator loses
-nothing. Every step is a function of the frozen `ReconcileContext` and of what earlier steps returned.
+Rule: pure, level-triggered, idempotent. The plan depends on the observed state alone, and after it is carried out the
+next plan is empty. No decision depends on an event. Time is an argument; changes that time alone causes are returned as
+`requeue_after`, computed from times in the status, so a restart of the operator loses nothing. Every step is a function
+of the frozen `ReconcileContext` and of the results of earlier steps.
 """
 
 import math
@@ -43,14 +43,14 @@ Json = dict[str, Any]
 
 
 def reconcile(stored: Mapping[str, Any], observed: ObservedJob, now: datetime) -> ReconcilePlan:
-    """Return what is to be done for the stored RLHFJob."""
+    """Return the plan for the stored RLHFJob."""
     if managed_elsewhere(stored):
         return ReconcilePlan()
     return api_failure.tell(_plan(stored, observed, now), stored, observed.api_failure)
 
 
 def _plan(stored: Mapping[str, Any], observed: ObservedJob, now: datetime) -> ReconcilePlan:
-    """Return the plan, but for what is said of an API server that does not do what is asked."""
+    """Return the plan without the message about failed requests to the API server."""
     if stored["metadata"].get("deletionTimestamp"):
         return finalizer.plan_of_deletion(stored, observed, now)
     pinned = pin_revision(parse_job(stored), stored, observed)
@@ -84,7 +84,7 @@ def _advance(context: ReconcileContext) -> ReconcilePlan:
 
 
 def _count_failures(context: ReconcileContext) -> FailureCounts:
-    """Return the counts with every end of a pod that is new."""
+    """Return the counts with every new end of a pod."""
     return failure_counter.count_failures(
         context.status.get("restarts") or {},
         context.pods_with_ended,
@@ -99,7 +99,7 @@ def _count_failures(context: ReconcileContext) -> FailureCounts:
 def _conditions(
     context: ReconcileContext, failures: FailureCounts, actions: PhaseActions, groups: list[Json]
 ) -> list[ConditionUpdate]:
-    """Return what is observed of every condition."""
+    """Return the observations of every condition."""
     updates = [lifecycle.planned(context)]
     if context.pinned.planned:
         updates.append(admitted_condition(context.job, context.gang, context.observed, context.leaves_queue))
@@ -117,9 +117,9 @@ def _conditions(
 def _status(
     context: ReconcileContext, failures: FailureCounts, actions: PhaseActions, groups: list[Json], entries: list[Json]
 ) -> tuple[Json, tuple[JobEvent, ...]]:
-    """Return the whole status, and the events about what is new in it. `entries`: `status.conditions`."""
+    """Return the whole status and the events about its changes. `entries`: `status.conditions`."""
     job, before, reading = context.job, context.status, context.reading
-    # A finished job counts nothing any more.
+    # A finished job no longer counts failures.
     accounted = {} if actions.finished else failures.with_deleted(actions.leaving)
     back_offs = {} if actions.finished else actions.back_offs
     status: Json = {
@@ -159,7 +159,7 @@ def _status(
 
 
 def _with_gang(context: ReconcileContext, actions: PhaseActions) -> ReconcilePlan:
-    """Return the plan of the phase with its deletions, and with what becomes of the objects of gang and queue."""
+    """Return the plan of the phase with its deletions and with the changes of gang and queue objects."""
     plan = replace(actions.plan, delete=(*deletions(actions.leaving), *actions.plan.delete))
     if actions.finished:
         return plan
@@ -171,7 +171,7 @@ def _with_gang(context: ReconcileContext, actions: PhaseActions) -> ReconcilePla
 def _write_when_due(
     context: ReconcileContext, plan: ReconcilePlan, status: Json, events: Iterable[JobEvent]
 ) -> ReconcilePlan:
-    """Return the plan with the status and its events when they are to be written, and with labels of the pool then."""
+    """Return the plan with the status, its events and the pool labels, if they are due."""
     written = context.observed.status_written
     age = math.inf if written is None else (context.now - written).total_seconds()
     if not job_status.differs(status, context.status):
@@ -194,14 +194,14 @@ def _pool_labels(context: ReconcileContext, plan: ReconcilePlan) -> tuple[PoolLa
 
 
 def _unreadable_events(context: ReconcileContext) -> list[JobEvent]:
-    """Return an event for each object that cannot be read, when the last status did not say so."""
+    """Return an event for each unreadable object that the stored status does not mention."""
     said = "\n".join(condition["message"] for condition in context.status.get("conditions") or [])
     messages = unreadable_objects(context.observed)
     return [JobEvent("Unreadable", message, warning=True) for message in messages if message not in said]
 
 
 def _refuse_manifest(stored: Mapping[str, Any], pinned: PinnedJob, now: datetime) -> ReconcilePlan:
-    """Return the plan of a manifest of which nothing can be read: what runs goes on as it is until it is put right."""
+    """Return the plan of an unreadable manifest: running pods continue unchanged until it is corrected."""
     before: Mapping[str, Any] = stored.get("status") or {}
     known, generation = StoredConditions.of(before), stored["metadata"].get("generation")
     updates = [ConditionUpdate(ConditionType.PLANNED, False, pinned.reason, pinned.problem)]

@@ -1,7 +1,7 @@
-"""What reconcile returns: what is to be written, as data. Whoever carries it out writes the status first.
+"""The result of reconcile: what to write, as data. The controller writes the status first.
 
-Rule: the status goes first because it holds the counts: a pod whose end is counted may be deleted afterwards, one that
-is not would be forgotten.
+Rule: the status comes first because it has the counts. A pod may be deleted once its end is counted; otherwise its end
+would be lost.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,19 +14,19 @@ from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 Json = dict[str, Any]
 
 SIDECAR_GRACE_SECONDS: Final = 10
-"""Grace of a pod whose worker has ended: what runs beside it flushes its buffers, and saves nothing for the job."""
+"""Grace period in seconds of a pod whose worker has ended; its other containers save nothing for the job."""
 
 
 @dataclass(frozen=True)
 class PodDeletion:
-    """A pod to delete, if it is still the one that was observed."""
+    """A pod to delete, unless it was replaced since it was observed."""
 
     name: str
     uid: str
     force: bool = False
-    """Without waiting for its node, which is gone."""
+    """Whether to delete without waiting for its node, which is lost."""
     grace: int | None = None
-    """Seconds, instead of those of the pod."""
+    """Grace period in seconds that replaces the pod's own."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class JobEvent:
 
 @dataclass(frozen=True)
 class PoolLabel:
-    """A pod that joined or left the migration pool, if it is still the one that was observed."""
+    """A pod that joined or left the migration pool, unless it was replaced since it was observed."""
 
     name: str
     uid: str
@@ -49,37 +49,37 @@ class PoolLabel:
 
 @dataclass(frozen=True)
 class ReconcilePlan:
-    """What to do for one job. Empty: everything is as it should be."""
+    """The actions for one job. An empty plan means that nothing needs to change."""
 
     status: Json | None = None
-    """The whole status to write; None when what is there is right."""
+    """The whole status to write; None if the stored one is right."""
     issue_certificates: bool = False
-    """Issue a certificate into the job's Secret; pods are created once it is there."""
+    """Whether to issue a certificate into the job's Secret; pods are created once it exists."""
     resize: Mapping[str, int] | None = None
-    """Group -> workers: the sizes to give to the coordinator."""
+    """Group -> workers: sizes to send to the coordinator."""
     apply: tuple[Json, ...] = ()
     delete: tuple[PodDeletion, ...] = ()
     labels: tuple[PoolLabel, ...] = ()
-    """Labels of the migration pool to set or take away."""
+    """Labels of the migration pool to set or remove."""
     events: tuple[JobEvent, ...] = ()
     finalizer: bool | None = None
-    """Set (True) or take away (False) the finalizer; None: leave it."""
+    """Add (True) or remove (False) the finalizer; None: no change."""
     delete_job: bool = False
     withdraw: tuple[tuple[str, str], ...] = ()
     """(kind, name) of gang objects to delete."""
     report: WorkloadReport | None = None
-    """What to write into the status of the queue's object."""
+    """Report to write into the status of the queue's object."""
     requeue_after: float | None = None
-    """Seconds until time alone changes the answer; None: never."""
+    """Seconds until time alone changes the plan; None: never."""
 
     @property
     def idle(self) -> bool:
-        """Return whether nothing is to be written."""
+        """Return whether there is nothing to write."""
         written = self.status or self.issue_certificates or self.apply or self.delete or self.events or self.delete_job
         queued = self.withdraw or self.report is not None
         return not (written or queued or self.resize or self.labels or self.finalizer is not None)
 
 
 def deletions(pods: Iterable[ObservedPod]) -> tuple[PodDeletion, ...]:
-    """Return the deletion of each pod, with the grace that the pod has; a short one where its worker has ended."""
+    """Return the deletion of each pod with the pod's own grace period, or a short one if its worker has ended."""
     return tuple(PodDeletion(pod.name, pod.uid, grace=SIDECAR_GRACE_SECONDS if pod.lingers else None) for pod in pods)

@@ -1,7 +1,7 @@
-"""Why the API server refuses objects of a job, and what its user can do: one sentence for each kind of cause.
+"""Explains why the API server refuses objects of a job, with a remedy: one sentence for each kind of cause.
 
-Rule: pure. The cause is given once, in the API server's own words for the first object; objects that are refused for
-the same kind of cause are counted. Words that no kind matches are given as they are.
+Rule: pure. The cause quotes the API server's message for the first object; further objects with the same kind of cause
+are counted. An unknown message is shown unchanged.
 """
 
 import re
@@ -41,8 +41,7 @@ _KINDS: Final[Mapping[str, str]] = {
     "ValidatingAdmissionPolicy '": "change what it names in {template}, or ask whoever runs that policy",
     'admission webhook "[^"]*" denied': "change what it names in {template}, or ask whoever runs that webhook",
 }
-"""Words of the API server, as a pattern -> what can be done. The first that matches counts; the words are those of
-Kubernetes 1.36."""
+"""Pattern of an API server's message -> remedy; the first match counts. The texts are those of Kubernetes 1.36."""
 
 
 def refusal_messages(job: RLHFJob, refusals: Mapping[str, str]) -> list[str]:
@@ -58,13 +57,13 @@ def refusal_messages(job: RLHFJob, refusals: Mapping[str, str]) -> list[str]:
 
 
 def with_remedy(job: RLHFJob, words: str) -> str:
-    """Return the API server's words with what can be done; the words alone where nobody knows that."""
+    """Return the API server's message with a remedy, if one is known."""
     remedy = remedy_of(job, words)
     return f"{words}: {remedy}" if remedy else words
 
 
 def remedy_of(job: RLHFJob, words: str) -> str:
-    """Return what can be done about a refusal; empty where nobody knows."""
+    """Return the remedy for a refusal; empty if none is known."""
     remedy = next((remedy for pattern, remedy in _KINDS.items() if re.search(pattern, words)), "")
     template = "the pod template"
     named = job.spec.scheduling.priority_class_name
@@ -74,5 +73,5 @@ def remedy_of(job: RLHFJob, words: str) -> str:
 
 
 def same_words(name: str, words: str) -> str:
-    """Return the words without the name of the object, to compare them with those of others."""
+    """Return the message without the name of the object, to compare it with other messages."""
     return words.replace(name, "")

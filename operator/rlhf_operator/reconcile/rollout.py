@@ -1,12 +1,12 @@
-"""Pods that are replaced on purpose: the failure policy restarts their group, or their template is another one by now.
+"""Intentional replacement of pods: the failure policy restarts their group, or their template has changed.
 
-Rule: pure and level-triggered. A pod carries the epoch of its group and the hash of the template it was made from; one
-that differs from what is wanted goes, and is made again as wanted when its name is free. A restart by the failure
-policy takes all pods of the group at once. A changed template is rolled out so that the job goes on: generation and
-inference one pod at a time (samples move to others), and no further while the last one is not up; pods with training
-ranks as a whole, for a group that misses one begins anew anyway, after the coordinator, which saves a checkpoint when
-it is asked to end. The coordinator is also replaced when settings change that it reads when it starts. Without
-spec.checkpoints its journal would be lost with it, so then it stays, and says so, and ranks train the journaled batches
+Rule: pure and level-triggered. A pod has the epoch of its group and the hash of its template. A pod that differs from
+the desired version is deleted, and created again when its name is free. A restart by the failure policy replaces all
+pods of the group at once. A changed template is rolled out while the job continues. Generation and inference pods are
+replaced one at a time, because their samples move to others, and the next one waits until the last one is ready. Pods
+with training ranks are replaced together, because a group that misses one restarts anyway. The coordinator goes before
+them and saves a checkpoint. The coordinator is also replaced when settings change that it reads at its start. Without
+spec.checkpoints its journal would be lost, so it then stays and reports that, and ranks train the journaled batches
 again.
 """
 
@@ -24,11 +24,11 @@ from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 
 SETTLED_AFTER: Final = timedelta(seconds=5)
-"""A reading taken this long after a pod was made no longer counts the one before it."""
+"""Time after a pod's creation when a reading no longer counts its predecessor."""
 LOOK_AGAIN_SECONDS: Final = 9.0
-"""Until a group that waits for a newer reading is looked at again; the operator reads as often."""
+"""Seconds until a group that waits for a newer reading is checked again; the operator reads as often."""
 ONE_BY_ONE: Final = frozenset({Group.GENERATION, Group.INFERENCE})
-"""Groups that hold no training rank."""
+"""Groups without training ranks."""
 NONE_MESSAGE: Final = "no pod is being replaced on purpose"
 KEPT_MESSAGE: Final = (
     "the coordinator goes on with the settings it started with: without spec.checkpoints it would begin anew. "
@@ -38,27 +38,27 @@ KEPT_MESSAGE: Final = (
 
 @dataclass(frozen=True)
 class DesiredVersions:
-    """What the pods of a job should be made from."""
+    """The versions from which the pods of a job should be created."""
 
     epochs: Mapping[Group, int]
     """Restarts of each group by the failure policy."""
     hashes: Mapping[Group, str]
-    """Hashes of templates and settings; empty: those of pods are not compared."""
+    """Hashes of templates and settings; if empty, pods are not compared."""
     one_by_one: frozenset[Group] = ONE_BY_ONE
     """Groups whose pods are replaced one after another."""
     keeps_coordinator: bool = False
-    """It is not replaced for a change: the journal lies in its pod."""
+    """Whether the coordinator is not replaced for a change, because the journal is in its pod."""
 
     def of_earlier_epoch(self, pod: ObservedPod) -> bool:
-        """Return whether its group is restarted, and it is one of those before."""
+        """Return whether its group has restarted since it was created."""
         return pod.epoch < self.epochs.get(pod.group, 0)
 
     def outdated(self, pod: ObservedPod) -> bool:
-        """Return whether its template is another one by now, and it is to be replaced."""
+        """Return whether its template has changed and it is to be replaced."""
         return self._differs(pod) and not self._is_needed(pod)
 
     def keeps(self, pod: ObservedPod) -> bool:
-        """Return whether its template is another one by now, and it goes on all the same."""
+        """Return whether its template has changed but it is not to be replaced."""
         return self._differs(pod) and self._is_needed(pod)
 
     def _differs(self, pod: ObservedPod) -> bool:
@@ -66,7 +66,7 @@ class DesiredVersions:
         return bool(wanted and pod.template_hash) and pod.template_hash != wanted
 
     def _is_needed(self, pod: ObservedPod) -> bool:
-        """Return whether something is lost with it: nothing is with a coordinator that never ran."""
+        """Return whether its deletion would lose the journal, which a coordinator that never ran does not have."""
         return self.keeps_coordinator and pod.group == Group.COORDINATOR and pod.began is not None
 
 
@@ -77,9 +77,9 @@ def desired_versions(
     restarted: Collection[str],
     hashes: Mapping[Group, str],
 ) -> DesiredVersions:
-    """Return what the pods of a job should be made from.
+    """Return the versions from which the pods of a job should be created.
 
-    `restarted`: groups that are restarted from now on; `hashes`: of templates that are good to make pods from.
+    `restarted`: groups that restart from now on. `hashes`: hashes of valid templates.
     """
     known = {str(group["name"]): int(group.get("epoch") or 0) for group in status.get("groups") or []}
     epochs = {group: known.get(group, 0) + (group in restarted) for group in sizes}
@@ -94,7 +94,7 @@ def replaced_pods(
     reading: CoordinatorReading | None,
     now: datetime,
 ) -> list[ObservedPod]:
-    """Return the pods to delete now because they are made anew."""
+    """Return the pods to delete now in order to create them again."""
     within = [pod for pod in pods if pod.index < sizes.get(pod.group, 0)]
     replaced = [pod for pod in within if pod.active and versions.of_earlier_epoch(pod)]
     # The coordinator needs the ranks for its checkpoint, so they stay until it has ended.
@@ -115,8 +115,10 @@ def requeue_after(
     reading: CoordinatorReading | None,
     now: datetime,
 ) -> float | None:
-    """Return the seconds until a reading may let a group roll on that says the same as the one before, and so starts no
-    reconcile; None: no group waits for one."""
+    """Return the seconds until an unchanged newer reading, which causes no reconcile, may let a rollout continue.
+
+    None: no group waits for one.
+    """
     if reading is None:
         return None
     left = []
@@ -136,7 +138,7 @@ def restarting_condition(
     pods: Collection[ObservedPod],
     restarts: Mapping[str, GroupRestart],
 ) -> ConditionUpdate | None:
-    """Return the condition Restarting; None: it stays, for the reason it began with.
+    """Return the condition Restarting; None if it stays unchanged.
 
     `groups` is `status.groups`; `restarts`: group -> restart by the failure policy from now on.
     """
@@ -165,8 +167,7 @@ def _next_of_rollout(
     reading: CoordinatorReading | None,
     now: datetime,
 ) -> list[ObservedPod]:
-    """Return the next pods of a group that rolls one by one: those that are not up anyway, else the last one, once all
-    the others work."""
+    """Return the next pods of a one-by-one rollout: those that are not ready, else the last one if all others work."""
     outdated = [pod for pod in ours if pod.active and versions.outdated(pod)]
     broken = [pod for pod in outdated if not pod.ready]
     if broken or not outdated:
@@ -178,13 +179,13 @@ def _next_of_rollout(
 
 
 def _all_work(ours: Sequence[ObservedPod], size: int, reading: CoordinatorReading | None) -> bool:
-    """Return whether every pod of a group is ready, and works by the words of the coordinator if it is read."""
+    """Return whether every pod of a group is ready and, if the coordinator is read, works according to it."""
     ready = len(ours) == size and all(pod.active and pod.ready for pod in ours)
     return ready and (reading is None or reading.working.get(ours[0].group, 0) >= size)
 
 
 def _settled(ours: Sequence[ObservedPod], now: datetime) -> datetime:
-    """Return when the coordinator knows of the newest pod of a group: a reading from before means the one before it."""
+    """Return when the coordinator knows the newest pod of a group; an earlier reading refers to its predecessor."""
     newest = max((pod.created for pod in ours if pod.created is not None), default=now)
     return newest + SETTLED_AFTER
 
@@ -192,7 +193,7 @@ def _settled(ours: Sequence[ObservedPod], now: datetime) -> datetime:
 def _rollout_message(
     versions: DesiredVersions, groups: Sequence[Mapping[str, Any]], pods: Collection[ObservedPod]
 ) -> str:
-    """Return what the rollout of the templates waits for; empty when every pod is made from the present ones."""
+    """Return what the rollout of the templates waits for; empty if every pod has the current ones."""
     messages = []
     for group in groups:
         ours = [pod for pod in pods if pod.group == group["name"]]

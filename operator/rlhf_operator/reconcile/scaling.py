@@ -1,8 +1,8 @@
-"""Which pods a job should have, which of those it has must go, and what the condition Resizing says of it.
+"""Decides which pods a job should have, which of its pods must leave, and the condition Resizing.
 
-Rule: pure. A pod is named by its group and index, so there is never a second one of that name: a pod that has ended is
-deleted first and made again when its name is free. Pods that leave are those of the highest index. A job that starts is
-not being resized; a pod that is replaced is not either.
+Rule: pure. A pod is named by its group and index, so there is never a second one with that name. An ended pod is
+deleted first and created again when its name is free. Pods with the highest index leave first. Neither the start of a
+job nor the replacement of a pod is a resize.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 
 FAREWELL: Final = timedelta(seconds=15)
-"""A coordinator waits 5 s for its workers to go, and a kubelet may be slow to tell of its end."""
+"""Time for the end of a coordinator, which waits 5 s for its workers, and for the kubelet to report it."""
 LEAVING_SHOWN: Final = 3
 """Pods that the condition names."""
 _NOT_UP_YET: Final = frozenset({RunningReason.PENDING, RunningReason.STARTING, RunningReason.SUSPENDED})
@@ -27,9 +27,9 @@ _RESIZING: Final = frozenset({ResizingReason.SCALING_UP, ResizingReason.SCALING_
 
 
 def pod_places(job: RLHFJob, sizes: Mapping[Group, int] | None = None) -> Iterator[tuple[str, Group, int]]:
-    """Yield (pod name, group, index) of every pod the job should have, in the order in which they are made.
+    """Yield (pod name, group, index) of every pod the job should have, in the order of their creation.
 
-    `sizes`: pods of each group, where they are not those that the job wants.
+    `sizes`: pods of each group, if they differ from what the job wants.
     """
     for group, count in (group_sizes(job) if sizes is None else sizes).items():
         for index in range(count):
@@ -47,8 +47,7 @@ def missing_pods(job: RLHFJob, sizes: Mapping[Group, int], taken: Collection[str
 
 
 def leaving_pods(sizes: Mapping[Group, int], pods: Iterable[ObservedPod], now: datetime) -> list[ObservedPod]:
-    """Return the pods to delete in a job that runs: beyond the group's size, ended, or kept waiting by the kubelet for
-    a restart that they asked for."""
+    """Return the pods to delete in a running job: beyond the group's size, ended, or delayed in a requested restart."""
     leaving = []
     for pod in sorted(pods, key=lambda pod: (pod.group, -pod.index)):
         excess = pod.index >= sizes.get(pod.group, 0)
@@ -59,13 +58,13 @@ def leaving_pods(sizes: Mapping[Group, int], pods: Iterable[ObservedPod], now: d
 
 
 def next_farewell(pods: Iterable[ObservedPod], now: datetime) -> float | None:
-    """Return the seconds until a worker that ended well is replaced after all; None: there is none."""
+    """Return the seconds until a worker that ended well is replaced; None if there is none."""
     ends = [pod.end.at for pod in pods if pod.end and pod.end.at and _ended_well_lately(pod, now)]
     return min(((end + FAREWELL - now).total_seconds() for end in ends), default=None)
 
 
 def resize_request(reading: CoordinatorReading | None, sizes: Mapping[Group, int]) -> dict[str, int] | None:
-    """Return group -> workers, of the groups of which the coordinator wants another number; None when there is none."""
+    """Return group -> workers for groups of which the coordinator wants another number; None if there are none."""
     if reading is None:
         return None
     changed = {
@@ -84,15 +83,15 @@ def resizing_condition(
     pods: Iterable[ObservedPod],
     limited: str = "",
 ) -> ConditionUpdate:
-    """Return the condition Resizing, from the sizes wanted before and now and the pods that are there.
+    """Return the condition Resizing, from the previous and current sizes and the existing pods.
 
-    `running_reason`: that of the condition Running now; `groups`: `status.groups`; `limited`: why the job does not have
-    the size that its spec asks for; empty: it may have it.
+    `running_reason`: reason of the condition Running. `groups`: `status.groups`. `limited`: reason why the job does not
+    have the size that its spec asks for; empty if there is none.
     """
     sizes = {group["name"]: group["desired"] for group in groups}
     leaving = sorted(pod.name for pod in pods if pod.index >= sizes.get(pod.group, 0))
     wanted_before = {group["name"]: group["desired"] for group in groups_before}
-    # Also of one that shrinks: another group may grow at the same time.
+    # This includes shrinking jobs: another group may grow at the same time.
     goes_on = stored.reason(ConditionType.RESIZING) in _RESIZING
     joining = []
     for group in groups:
@@ -111,14 +110,13 @@ def resizing_condition(
 
 
 def _ended_well_lately(pod: ObservedPod, now: datetime) -> bool:
-    """Return whether a worker ended well a moment ago: workers do when the last iteration is trained, and their
-    coordinator after them."""
+    """Return whether a worker ended well recently: workers do so after the last iteration, before their coordinator."""
     end = pod.end
     well = end is not None and end.code == ExitCode.OK and pod.group != Group.COORDINATOR
     return well and end is not None and end.at is not None and now - end.at < FAREWELL
 
 
 def _waits_to_restart(pod: ObservedPod) -> bool:
-    """Return whether a worker asked for its restart, and the kubelet makes it wait as if it had crashed."""
+    """Return whether a worker asked for its restart and the kubelet delays it as after a crash."""
     asked = pod.end is not None and pod.end.code == ExitCode.RESTART
     return asked and pod.waiting == "CrashLoopBackOff" and pod.group != Group.COORDINATOR

@@ -1,8 +1,8 @@
-"""What happens to a job under chaos: faults picked by a seed.
+"""The faults of a job under chaos, picked from a seed.
 
 Rule: pure. The same seed and count give the same list, and a longer list begins with the shorter one. Every kind comes
-once before any comes again, so a list of sixteen has them all; after that, kinds come as often as they do in a
-cluster: pods end every day, etcd seldom. Nothing here knows how a fault is carried out.
+once before any repeats, so a list of sixteen has them all. After that, the frequency of kinds is like that in a
+cluster: pods end every day, etcd rarely. This module does not know how a fault is carried out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 
 class Kind(StrEnum):
-    """What is done; the words are those that are printed."""
+    """Kinds of faults; the values are printed."""
 
     DELETE = "delete a pod"
     FORCE = "delete a pod with grace 0"
@@ -56,10 +56,10 @@ WEIGHTS: Final = {
     Kind.SUSPEND: 2,
     Kind.RESIZE: 2,
 }
-"""How often each comes, beside the others, once all have come. What is not here comes where a list names it."""
+"""Relative frequency of kinds, once all have come. Other kinds occur only in explicit lists."""
 
 WORKERS: Final = ("coordinator", "generation-0", "inference-0", "training-0", "training-1")
-"""Pods of the job, by what follows the job's name."""
+"""Pods of the job, without the job's name."""
 SIGNALS: Final = ("SIGTERM", "SIGKILL")
 VICTIMS: Final[dict[Kind, Sequence[str]]] = {
     **dict.fromkeys((Kind.DELETE, Kind.FORCE, Kind.EVICT, Kind.KILL, Kind.CUT), WORKERS),
@@ -74,28 +74,28 @@ VICTIMS: Final[dict[Kind, Sequence[str]]] = {
     Kind.OUT_OF_MEMORY: WORKERS,
     Kind.DRAIN: ("{job}",),
 }
-"""Kind -> what it may be done to, or the signal by which."""
+"""Kind -> possible victims, or signals."""
 LONGEST_CALM: Final = 2.0
-"""Seconds from the job being at work again to the next fault, at most: about two iterations of the tiny job."""
+"""Longest time in seconds from the job's recovery to the next fault: about two iterations of the tiny job."""
 CUT_SECONDS: Final = (1.0, 12.0)
-"""How long a network is cut: from a hiccup to longer than any keep-alive, and well below the 30 s of a lost worker."""
+"""Seconds of a cut network: from a hiccup to longer than any keep-alive, and well below the 30 s of a lost worker."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One of them."""
+    """One fault."""
 
     kind: Kind
     victim: str
     """Worker, signal or object; `{job}` stands for the job's name."""
     calm: float
-    """Seconds to wait before it, so that it meets any stage of an iteration."""
+    """Seconds to wait before it, so that it hits any stage of an iteration."""
     seconds: float = 0.0
-    """How long it lasts, where that is not said by facts."""
+    """Duration, if no fact determines it."""
 
 
 def faults(seed: int, count: int) -> list[Fault]:
-    """The first `count` faults of a seed."""
+    """Return the first `count` faults of a seed."""
     rng = random.Random(seed)
     kinds = list(WEIGHTS)
     rng.shuffle(kinds)
@@ -114,25 +114,28 @@ OF_AN_ENGINE: Final = (
     Fault(Kind.DRAIN, "{job}", 0.3),
     Fault(Kind.FORCE, "coordinator", 0.9),
 )
-"""What an engine has to live through: its own process and its pod are lost, and whoever knows of its samples. All else
-that happens to a job happens outside of its engine, whichever that is."""
+"""Faults that an engine must survive: loss of its process, of its pod, and of the coordinator. All other faults are
+independent of the engine.
+"""
 
 
 @dataclass(frozen=True)
 class Due:
-    """What `status.restarts` has to say."""
+    """Expected counts of `status.restarts`."""
 
     failures: int
     disruptions: range
-    """Of a pod that is deleted with grace 0 nothing is left to be counted, unless it is seen on its way out."""
+    """Range, because a pod deleted with grace 0 is counted only if it is observed while terminating."""
 
     def met(self, failures: int, disruptions: int) -> bool:
-        """The counts are right."""
+        """Return whether the counts are as expected."""
         return failures == self.failures and disruptions in self.disruptions
 
 
 def due(done: Iterable[Fault]) -> Due:
-    """What must be counted after these: a killed container is a failure, a lost pod is not, the rest is nothing."""
+    """Return the expected counts: a killed container is a failure, a lost pod is a disruption, all else counts as
+    nothing.
+    """
     counts = Counter(item.kind for item in done)
     certain = counts[Kind.DELETE] + counts[Kind.EVICT] + counts[Kind.DRAIN] * len(WORKERS)
     return Due(counts[Kind.KILL] + counts[Kind.OUT_OF_MEMORY], range(certain, certain + counts[Kind.FORCE] + 1))

@@ -1,9 +1,8 @@
-"""Carries out faults on a real cluster, and knows by which facts each is over.
+"""Carries out faults on a real cluster, and detects the end of each from facts.
 
-Rule: thin; what happens to whom is decided in chaos.py. Every fault ends with a fact (an object with another uid, a
-container with another id, an answer of the API server), never after a time; the one that has a length is the cut
-network. A victim that is down just then is waited for. What a fault began is ended before it returns, but for what the
-cluster itself has to mend.
+Rule: thin; chaos.py decides which fault hits which victim. Every fault ends with a fact (an object with another uid, a
+container with another id, an answer of the API server), never after a time; only the cut network has a duration. A
+victim that is down is waited for. A fault is undone before it returns, except for what the cluster itself must repair.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from tests.cluster.node import Node
 from tests.cluster.processes import STOP_GRACE, wait_until
 
 PATIENCE: Final = 900.0  # seconds for any one fact; most take ten on two idle cores
-LOOK_SECONDS: Final = 1.0  # a look costs a kubectl, which is a tenth of a second of a core
-FAILED_SECONDS: Final = 10.0  # between two looks whether the job has failed
+LOOK_SECONDS: Final = 1.0  # a check costs a kubectl, which takes a tenth of a second of a core
+FAILED_SECONDS: Final = 10.0  # between two checks whether the job has failed
 NODE: Final = "n1"
 
 
@@ -52,15 +51,17 @@ class Faults:
         }
 
     def happen(self, fault: Fault) -> None:
-        """Returns when it is over; TimeoutError names what did not come, AssertionError that the job has failed."""
+        """Return when the fault is over. Raises TimeoutError naming the missing fact, or AssertionError if the job has
+        failed.
+        """
         self._by[fault.kind](fault)
 
     def until(self, what: str, holds: Callable[[], object]) -> None:
-        """Waits for a fact while operators are kept running; raises AssertionError when the job has failed."""
+        """Wait for a fact while restarting operators; raises AssertionError if the job has failed."""
         wait_until(what, holds, PATIENCE, check=self._check, every=LOOK_SECONDS)
 
     def iteration(self) -> None:
-        """Waits until an iteration more is trained."""
+        """Wait until another iteration is trained."""
         done = self._job.trained()
         self._job.allow(done + 1)
         self.until(f"iteration {done + 1} to be trained", lambda: self._job.trained() > done)
@@ -74,7 +75,7 @@ class Faults:
         assert failed.get("status") != "True", f"the job has failed: {failed['message']}"
 
     def _running(self, worker: str) -> str:
-        """Id of the container of a worker, once it runs."""
+        """Return the id of a worker's container, once it runs."""
         container = ""
 
         def runs() -> bool:
@@ -86,7 +87,7 @@ class Faults:
         return container
 
     def _uid(self, name: str) -> str:
-        """Return the uid of an object given as kind/name, once it is there and the API server answers."""
+        """Return the uid of an object given as kind/name, once it exists and the API server answers."""
         uid = ""
 
         def there() -> bool:
@@ -119,8 +120,9 @@ class Faults:
         )
 
     def _out_of_memory(self, fault: Fault) -> None:
-        """Its container may have what it has and no more, and a process in it asks for more: the kernel ends the one
-        that has most."""
+        """Limit a container to its present memory and let a process in it ask for more: the kernel kills the largest
+        one.
+        """
         before = self._running(fault.victim)
         self._node.exhaust(before)
         self.until(
@@ -137,7 +139,7 @@ class Faults:
         assert ended[0]["reason"] == "OOMKilled", ended
 
     def _drain(self, fault: Fault) -> None:
-        """All pods of the job are evicted at once, and find no node before it is given back."""
+        """Evict all pods of the job at once; none finds a node before the node is uncordoned."""
         before = {worker: self._uid(f"pod/{NAME}-{worker}") for worker in WORKERS}
         selector = f"--pod-selector=rlhf.dev/job-name={NAME}"
         drained = ("--force", "--delete-emptydir-data", "--ignore-daemonsets", f"--timeout={PATIENCE:.0f}s")
@@ -149,13 +151,13 @@ class Faults:
             self._replaced(worker, uid)
 
     def _replaced(self, worker: str, uid: str) -> None:
-        """Waits for another pod of a worker, and for it to run."""
+        """Wait until another pod of a worker runs."""
         name = f"{NAME}-{worker}"
         self.until(f"another pod {name}", lambda: self._job.uid(f"pod/{name}") not in ("", uid))
         self._running(worker)
 
     def _cut(self, fault: Fault) -> None:
-        """All packets from and to the pod are dropped in its own network namespace; its own loopback goes on."""
+        """Drop all packets from and to the pod in its own network namespace; its loopback continues to work."""
         container = self._running(fault.victim)
         rules = [("INPUT", "-i"), ("OUTPUT", "-o")]
         for chain, direction in rules:
@@ -166,13 +168,13 @@ class Faults:
         try:
             for chain, direction in rules:
                 self._in_network(container, "-D", chain, "!", direction, "lo", "-j", "DROP")
-        except ClusterError:  # the process ended by the cut, and with it the way into its namespace
+        except ClusterError:  # the cut ended the process, and with it the access to its namespace
             after = self._job.container(fault.victim)
             assert after != container, f"the network of {fault.victim} cannot be given back"
             self._restore(fault.victim, rules)
 
     def _restore(self, worker: str, rules: list[tuple[str, str]]) -> None:
-        """A container that came after has the network of the pod, which is still cut when the pod is the same."""
+        """Restore the network; a later container of the same pod shares its network, which is still cut."""
         container = self._running(worker)
         for chain, direction in rules:
             if "DROP" in self._in_network(container, "-S", chain):
@@ -198,7 +200,7 @@ class Faults:
             self.iteration()
         finally:
             processes.restart("kubelet")
-        # Ready may be what the kubelet said before: its Lease tells that it is back.
+        # Ready may be an old report of the kubelet; its Lease shows that it is back.
         self.until("the kubelet to renew its Lease", lambda: self._job.answer(*lease) not in (None, "", before))
         ready = "--output=jsonpath={.status.conditions[?(@.type=='Ready')].status}"
         self.until("the node to be Ready", lambda: self._job.answer("get", "node", NODE, ready) == "True")
@@ -246,7 +248,7 @@ class Faults:
 
 
 class Timer:
-    """True once its seconds are over, from the first look on."""
+    """Becomes True a number of seconds after its first call."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._deadline = seconds, 0.0

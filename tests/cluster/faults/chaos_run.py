@@ -1,8 +1,8 @@
-"""One run of chaos: a job, its faults one after the other, and what has to be true in the end.
+"""One run of chaos: a job, its consecutive faults, and the conditions at the end.
 
-Rule: a fault comes when the job is at work again after the one before: what that one did is mended, the restarts are
-counted right, an operator leads, and an iteration was trained since. Seed, moments and victims are printed as they
-happen. The job must end Complete with the weights of `rlhf run`, and leave nothing behind when it is deleted.
+Rule: a fault comes after the recovery from the previous one: its damage is repaired, the restarts are counted right, an
+operator leads, and an iteration was trained since. Seed, moments and victims are printed as they happen. The job must
+end Complete with the weights of `rlhf run`, and leave nothing behind when it is deleted.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from tests.cluster.jobs_in_pods.gated_job import OPEN, GatedJob
 from tests.cluster.processes import wait_until
 from tests.support.jobs.chaos import digest
 
-FIRST_ITERATIONS = 2  # before the first fault: a checkpoint every four is still ahead
-A_FAULT = 2  # iterations: one while it comes, one after it
+FIRST_ITERATIONS = 2  # before the first fault; the first checkpoint comes after four
+A_FAULT = 2  # iterations per fault: one during it, one after it
 LASTING = frozenset({Kind.KUBELET, Kind.CUT, Kind.RESIZE})
-"""Kinds that let one more be trained while they last."""
+"""Kinds during which one more iteration may be trained."""
 
 
 def iterations(chosen: Sequence[Fault]) -> int:
-    """Iterations of a job that these faults happen to, at most, and one more to be Complete after them."""
+    """Return the most iterations of a job with these faults, and one more to be Complete after them."""
     return FIRST_ITERATIONS + A_FAULT * len(chosen) + sum(item.kind in LASTING for item in chosen) + 1
 
 
 @dataclass
 class ChaosOutcome:
-    """What a run came to."""
+    """The result of a run."""
 
     seed: int
     done: list[dict[str, Any]] = field(default_factory=list)
@@ -46,33 +46,33 @@ class ChaosOutcome:
     disruptions: int = -1
     due_failures: int = 0
     due_disruptions: tuple[int, int] = (0, 0)
-    """Least and most."""
+    """Least and most expected disruptions."""
     operators_ended: int = 0
     """Operators that ended by themselves: they could not renew their Lease in time."""
     bugs: int = 0
-    """Reconciles that failed with an error of our own."""
+    """Reconciles that failed with an internal error."""
     weights: str = ""
     left: list[str] = field(default_factory=list)
-    """Of the job, after it was deleted."""
+    """Objects of the job that remained after its deletion."""
     seconds: float = 0.0
 
     @property
     def counted(self) -> bool:
-        """The restarts in the status are those that happened."""
+        """Return whether the restarts in the status are those that happened."""
         least, most = self.due_disruptions
         return self.failures == self.due_failures and least <= self.disruptions <= most
 
     def written(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the result as JSON."""
         return asdict(self) | {"counted": self.counted}
 
 
 def run(
     cluster: Cluster, image: str, folder: Path, count: int, outcome: ChaosOutcome, *, within: float = math.inf
 ) -> None:
-    """The first `count` faults of the outcome's seed on one job; none begins later than `within` seconds.
+    """Apply the first `count` faults of the outcome's seed to one job; none begins later than `within` seconds.
 
-    Raises AssertionError when the job fails, and TimeoutError naming a fact that does not come.
+    Raises AssertionError if the job fails, and TimeoutError naming a fact that does not happen.
     """
     run_faults(cluster, image, folder, faults(outcome.seed, count), outcome, within=within)
 
@@ -88,8 +88,10 @@ def run_faults(
     installed: bool = False,
     **more: Any,
 ) -> None:
-    """These faults, in this order, on one job; `installed`: the release's operator looks after it, and not a process of
-    this machine; `more`: what `write_job` takes. Raises as `run` does.
+    """Apply these faults, in this order, to one job; raises like `run`.
+
+    `installed`: the release's operator reconciles it instead of a process of this machine. `more`: arguments of
+    `write_job`.
     """
     seed, start = outcome.seed, time.monotonic()
     wanted = due(chosen)
@@ -144,7 +146,7 @@ def _one(
 
 
 def _counted(job: GatedJob, happening: Faults, wanted: Due) -> None:
-    """Waits for the counts; a mistake shows as a time-out that says what was counted instead."""
+    """Wait for the counts; a mistake shows as a time-out with the actual counts."""
     seen = (-1, -1)
 
     def right() -> bool:
@@ -160,7 +162,7 @@ def _counted(job: GatedJob, happening: Faults, wanted: Due) -> None:
 
 
 def _delete(job: GatedJob, happening: Faults, outcome: ChaosOutcome) -> None:
-    """Deletes the job, and waits for its objects to go."""
+    """Delete the job, and wait until its objects are gone."""
     job.kubectl("delete", "rlhfjob", "--all", "--wait=false")
 
     def gone() -> bool:

@@ -1,7 +1,7 @@
-"""What a hostile tenant posts, by a seed: objects that lie about what they are. Pure.
+"""Objects that a hostile tenant posts, from a seed: they pretend to be something else. Pure.
 
-The rule: nothing here is refused beforehand; what the API server takes is the operator's to live with. Everything is in
-the tenant's namespace, where all names, labels and owners may be written, those of other tenants' jobs too.
+Rule: this module filters nothing; the operator must cope with all that the API server accepts. All objects are in the
+tenant's namespace, where it may write all names, labels and owners, including those of other tenants' jobs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any, Final
 Json = dict[str, Any]
 
 NOWHERE: Final = {"nowhere": "true"}
-"""Node selector of pods that are not to run: what they say is written into their status, as a kubelet would."""
+"""Node selector of pods that must not run: a test writes their status, as a kubelet would."""
 SQUATTED: Final = 40
-"""Jobs to come for whose names objects lie there first; they stay, to be compared in the end."""
+"""Future jobs whose names are occupied first; the objects stay and are compared at the end."""
 LARGE: Final = 200_000
-"""Characters of a manifest that is edited again and again; the API server takes 1.5 million."""
+"""Characters of a repeatedly edited manifest; the API server accepts 1.5 million."""
 OWN_JOBS: Final = 12
-"""Names that the tenant's own jobs share: they are made, edited and deleted in turn."""
+"""Names that the tenant's own jobs share: they are created, edited and deleted in turn."""
 WORDS: Final[tuple[Any, ...]] = (
     *("abc", "-1", "", "9" * 60, "007", "1e9", "None", "true", "a" * 63, "0x10"),
     *("coordinator", "generation", "nobody"),
@@ -44,29 +44,29 @@ LINES: Final[tuple[str, ...]] = (
 
 @dataclass(frozen=True)
 class Post:
-    """One thing to post."""
+    """One object to post."""
 
     kind: str
     body: Json
     status: Json | None = None
-    """Written after it, as by a kubelet."""
+    """Status written after it, as by a kubelet."""
     foreign: bool = False
-    """It has to be in the end as it was posted."""
+    """Whether it must be unchanged at the end."""
     edit: bool = False
-    """Replaces `spec` of the job of that name."""
+    """Whether it replaces `spec` of the job of that name."""
 
 
 class Hostile:
     """A tenant with a seed."""
 
     def __init__(self, seed: int, namespace: str, job: Json, targets: Sequence[tuple[str, str]], image: str) -> None:
-        """`job`: a manifest that would be right; `targets`: (name, uid) of other tenants' jobs; `image` has a shell."""
+        """`job`: a valid manifest; `targets`: (name, uid) of other tenants' jobs; `image`: one with a shell."""
         self._random, self._namespace, self._job = random.Random(seed), namespace, job
         self._targets, self._image = list(targets), image
         self._count, self._squatted = 0, 0
 
     def moves(self) -> Iterator[list[Post]]:
-        """For ever."""
+        """Yield posts endlessly."""
         makers = [self._pod, self._pod, self._pod, self._malformed, self._edited, self._squat, self._alike, self._talks]
         while True:
             for make in self._random.sample(makers, len(makers)):
@@ -83,7 +83,7 @@ class Hostile:
         return {"name": name, "namespace": self._namespace} | more
 
     def _labels(self) -> Json:
-        """Labels of a job's pod, each maybe wrong."""
+        """Return the labels of a job's pod, each perhaps wrong."""
         name, uid = self._choice([*self._targets, (self._own(), "none"), (f"wild-{self._squatted}", "none")])
         right = {
             "rlhf.dev/job-name": name,
@@ -98,7 +98,7 @@ class Hostile:
         return right
 
     def _owners(self) -> list[Json]:
-        """A forged controller: a job of another tenant, by its real uid."""
+        """Return a forged controller: a job of another tenant, with its real uid."""
         name, uid = self._choice(self._targets)
         return [{"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "name": name, "uid": uid, "controller": True}]
 
@@ -113,7 +113,7 @@ class Hostile:
         return [Post("Pod", {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}, self._said())]
 
     def _said(self) -> Json:
-        """A status with a hostile end."""
+        """Return a status with a hostile end."""
         code = self._choice([0, 1, 137, -1, 2**31 - 1])
         state = {"exitCode": code, "reason": "Error", "message": self._choice(LINES)[:4096], "containerID": "x" * 300}
         state["finishedAt"] = self._choice(["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z", None])
@@ -137,7 +137,7 @@ class Hostile:
         return job
 
     def _malformed(self) -> list[Post]:
-        """A job that is wrong, or absurd."""
+        """Return a wrong or absurd job."""
         job = self._base(self._own())
         spec, template = job["spec"], job["spec"]["generation"]["template"]
         deep: Any = "end"
@@ -162,14 +162,14 @@ class Hostile:
         return [Post("RLHFJob", job)]
 
     def _edited(self) -> list[Post]:
-        """A large manifest that is another one each time."""
+        """Return a large manifest that differs each time."""
         job = self._base(self._own())
         note = {"note": f"{self._count} " + "x" * LARGE}
         job["spec"]["generation"]["template"]["metadata"] = {"annotations": note}
         return [Post("RLHFJob", job, edit=True)]
 
     def _squat(self) -> list[Post]:
-        """What lies under the names of a job to come, and then the job."""
+        """Return objects with the names of a future job, and then the job."""
         self._squatted += 1
         name = f"wild-{self._squatted % (2 * SQUATTED)}"
         job = Post("RLHFJob", self._base(name))
@@ -179,7 +179,7 @@ class Hostile:
         return [*(Post(item["kind"], item, foreign=True) for item in wanted), job]
 
     def _under(self, name: str, labels: Json | None = None) -> list[Json]:
-        """Objects under the names that a job's objects have."""
+        """Return objects with the names of a job's objects."""
         more = {"labels": labels} if labels else {}
         ports = [{"name": "db", "port": 5432}]
         text = json.dumps({"spec": self._choice(LINES)[:500]})
@@ -200,17 +200,17 @@ class Hostile:
         ]
 
     def _alike(self) -> list[Post]:
-        """An object that carries all labels of a job, some with a forged owner as well."""
+        """Return an object with all labels of a job, some with a forged owner too."""
         body = self._choice(self._under(f"alike-{self._count}", self._labels()))
         body["metadata"]["annotations"] = {"rlhf.dev/applied": self._choice(["", "x" * 5000, "0123456789abcdef"])}
         forged = self._random.random() < 0.3
         if forged:
-            # Its owner is in another namespace, so the garbage collector takes it away.
+            # Its owner is in another namespace, so the garbage collector deletes it.
             body["metadata"]["ownerReferences"] = self._owners()
         return [Post(body["kind"], body, foreign=not forged)]
 
     def _talks(self) -> list[Post]:
-        """A real pod under a job's labels whose last line is hostile."""
+        """Return a real pod with a job's labels and a hostile last line."""
         line = self._choice(LINES).encode("utf-8", "replace").decode().replace("\x00", "")
         container = {
             "name": "worker",

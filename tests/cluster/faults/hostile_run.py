@@ -1,9 +1,9 @@
-"""One run with a hostile tenant: three healthy jobs train beside it, and what it must not touch is compared in the end.
+"""One run with a hostile tenant: three healthy jobs train beside it, and untouchable objects are compared at the end.
 
-Rule: the tenant posts for a stated time, at a steady pace, and keeps no more objects than a quota would let it; the
-healthy jobs are gated, so that they are at work from its first object to its last, however fast the machine is. In the
-end they are Complete with the weights of `rlhf run`; one operator process served all the while; its memory is flat; and
-of every object that is nobody's of ours the uid, the content and the resourceVersion are those of its creation.
+Rule: the tenant posts for a given time, at a steady pace, with no more objects than a quota would allow. The healthy
+jobs are gated, so that they train from its first object to its last on a machine of any speed. At the end they are
+Complete with the weights of `rlhf run`; one operator process served throughout; its memory is flat; and every object
+without a job has the uid, content and resourceVersion of its creation.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ from tests.support.jobs.chaos import digest
 Json = dict[str, Any]
 
 HEALTHY: Final = 3
-"""Jobs beside the tenant, each in a namespace of its own."""
+"""Number of jobs beside the tenant, each in its own namespace."""
 TENANT: Final = "hostile"
 KEPT: Final = {"Pod": 60, "RLHFJob": 30}
-"""Objects that the tenant leaves there, as under a quota; of more it deletes the oldest."""
+"""Objects that the tenant leaves, as under a quota; it deletes the oldest beyond that."""
 PACE_SECONDS: Final = 0.15
-"""Between two posts: about five a second, beside what the machine has to do for the jobs."""
+"""Seconds between two posts: about five per second, beside the work for the jobs."""
 LEAST_POSTS: Final = 50
-"""Objects that the API server has taken when the tenant stops, however slow the machine."""
+"""Least number of accepted objects before the tenant stops, on a machine of any speed."""
 SAMPLE_SECONDS: Final = 5.0
 LEAST_SAMPLES: Final = 9
-"""Of memory while the tenant has as many objects as it keeps, however long a slow machine takes until it has them."""
+"""Least number of memory samples while the tenant has its full number of objects, on a machine of any speed."""
 FLAT: Final = 1.1
-"""Memory is flat when the median of the last third of these samples is at most this share of the middle third's: what
-grows on is kept for objects that are gone."""
+"""Bound of the ratio between the median memory of the last third and of the middle third of the samples. Larger growth
+means that data of deleted objects is retained.
+"""
 PATIENCE: Final = 900.0  # seconds for any fact
 PATHS: Final = {
     "Pod": "/api/v1/namespaces/{}/pods",
@@ -58,39 +59,39 @@ PATHS: Final = {
 
 @dataclass
 class TenantOutcome:
-    """What a run came to."""
+    """The result of a run."""
 
     seed: int
     minutes: float = 0.0
-    """Asked for."""
+    """Requested minutes."""
     posted: dict[str, int] = field(default_factory=dict)
-    """Kind -> objects that the API server took."""
+    """Kind -> number of objects that the API server accepted."""
     refused: int = 0
-    """Posts that the API server itself refused."""
+    """Number of posts that the API server refused."""
     trained: list[int] = field(default_factory=list)
     """Iterations of the healthy jobs while the tenant posted."""
     weights: list[str] = field(default_factory=list)
     restarts: list[tuple[int, int]] = field(default_factory=list)
     """(failures, disruptions) of the healthy jobs."""
     operators: int = 0
-    """Processes that served; 1: it never restarted."""
+    """Number of operator processes; 1: it never restarted."""
     bugs: int = 0
-    """Reconciles that failed with an error of our own."""
+    """Reconciles that failed with an internal error."""
     healthy: bool = False
-    """/healthz said ok in the end."""
+    """Whether /healthz was ok at the end."""
     memory: list[float] = field(default_factory=list)
-    """MB resident in the operator, every SAMPLE_SECONDS."""
+    """Resident memory of the operator in MB, every SAMPLE_SECONDS."""
     filling: int = 0
-    """The first of these, while the tenant had fewer objects than it keeps."""
+    """Number of first samples while the tenant had fewer objects than its full number."""
     foreign: int = 0
-    """Objects that were compared."""
+    """Number of compared objects."""
     changed: list[str] = field(default_factory=list)
-    """Of them, those that are another, or that our field managers wrote to."""
+    """Compared objects that have changed, or that our field managers wrote to."""
     seconds: float = 0.0
 
     @property
     def growth(self) -> float:
-        """Median memory of the last third by that of the middle third, since the tenant keeps no more objects."""
+        """Return the median memory of the last third divided by that of the middle third, without the filling phase."""
         steady = self.memory[self.filling :]
         third = len(steady) // 3
         if not third:
@@ -99,16 +100,16 @@ class TenantOutcome:
 
     @property
     def flat(self) -> bool:
-        """Memory did not grow."""
+        """Return whether memory did not grow."""
         return 0.0 < self.growth <= FLAT
 
     def written(self) -> Json:
-        """As JSON."""
+        """Return the result as JSON."""
         return asdict(self) | {"growth": round(self.growth, 3), "flat": self.flat}
 
 
 class Tenant:
-    """Posts, and remembers what has to stay."""
+    """Posts objects, and remembers those that must stay."""
 
     def __init__(self, cluster: Cluster, namespace: str, outcome: TenantOutcome) -> None:
         self._api: Any = config.new_client_from_config(str(cluster.kubeconfig))
@@ -116,15 +117,15 @@ class Tenant:
         self._posted = Counter[str]()
         self._kept: dict[str, deque[str]] = {kind: deque() for kind in KEPT}
         self.foreign: dict[tuple[str, str, str], Json] = {}
-        """(namespace, kind, name) -> object as it was answered."""
+        """(namespace, kind, name) -> object as the API server returned it."""
 
     @property
     def full(self) -> bool:
-        """It has as many objects as it keeps: one more costs an older one."""
+        """Return whether it has its full number of objects, so that a new one replaces an older one."""
         return all(len(self._kept[kind]) >= most for kind, most in KEPT.items())
 
     def ask(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> Json:
-        """One request; raises ApiException."""
+        """Send one request; raises ApiException."""
         url = self._api.configuration.host + path
         answer = self._api.call_api(method, url, header_params={"Content-Type": kind}, body=body)
         content = answer.read()
@@ -133,7 +134,7 @@ class Tenant:
         return dict(json.loads(content))
 
     def post(self, given: Post) -> None:
-        """Posts it; that it is refused is counted, and is nothing else."""
+        """Post an object; a refusal is only counted."""
         name = str(given.body["metadata"]["name"])
         place = PATHS[given.kind].format(self._namespace)
         try:
@@ -168,13 +169,13 @@ class Tenant:
             self._outcome.refused += 1
 
     def guard(self, body: Json) -> None:
-        """Creates an object of somebody who has nothing to do with any job."""
+        """Create an object of a user without jobs."""
         meta = body["metadata"]
         answer = self.ask("POST", PATHS[body["kind"]].format(meta["namespace"]), body)
         self.foreign[meta["namespace"], body["kind"], meta["name"]] = answer
 
     def compare(self) -> list[str]:
-        """Foreign objects that are not as they were, and pods of the tenant's that our field managers wrote to."""
+        """Return the foreign objects that have changed, and the tenant's pods that our field managers wrote to."""
         result = []
         for (namespace, kind, name), before in self.foreign.items():
             try:
@@ -193,7 +194,7 @@ class Tenant:
 
 
 def _of_a_job(pod: Json) -> bool:
-    """It was made by the operator, for a job of the tenant's."""
+    """Return whether the operator created it for a job of the tenant."""
     managed = pod["metadata"].get("labels", {}).get("app.kubernetes.io/managed-by")
     return bool(managed == "rlhf-operator")
 
@@ -204,13 +205,13 @@ def _differs(before: Json, after: Json) -> str:
 
 
 def resident(pid: int) -> float:
-    """MB of memory of a process."""
+    """Return the resident memory of a process in MB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
 
 def run(cluster: Cluster, folder: Path, iterations: int, outcome: TenantOutcome, *, minutes: float) -> None:
-    """The tenant for so long beside healthy jobs of so many iterations; raises when one fails or the operator ends."""
+    """Run the tenant for `minutes` beside healthy jobs with `iterations`; raises if one fails or the operator ends."""
     start, outcome.minutes = time.monotonic(), minutes
     places = [f"healthy-{outcome.seed}-{number}" for number in range(HEALTHY)]
     arguments = (f"--coordinator-image={images.MOUNTED}", f"--worker-image={images.MOUNTED}")
@@ -220,7 +221,8 @@ def run(cluster: Cluster, folder: Path, iterations: int, outcome: TenantOutcome,
     for place in (*places, TENANT):
         for body in _unrelated(place):
             tenant.guard(body)
-    # One that holds a Lease may lose it on a busy machine, and begins anew for that and not for the tenant.
+    # An operator with a Lease may lose it on a busy machine and restart for that reason rather than because of the
+    # tenant.
     with OperatorProcess(cluster, *arguments, "--no-leader-election") as operator:
         outcome.operators, pid = 1, operator.pid
         for job in jobs:
@@ -283,14 +285,14 @@ def _job(cluster: Cluster, place: str, folder: Path, iterations: int) -> GatedJo
     job = GatedJob(cluster, place, folder, forgiven=1000, iterations=iterations)
     spec = job.manifest["spec"]
     spec["generation"]["replicas"] = 1
-    # Three coordinators, each asking for a core, would wait for one another on a small machine.
+    # Three coordinators that each request a core would wait for each other on a small machine.
     small = {"name": "worker", "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}}
     spec["coordinator"] = {"template": {"spec": {"containers": [small]}}}
     return job
 
 
 def _manifest() -> Json:
-    """A job that would be right, for the tenant to bend."""
+    """Return a valid job for the tenant to change."""
     job: Json = yaml.safe_load((ROOT / "examples" / "ppo.yaml").read_text())
     job["spec"] |= {"generation": {"replicas": 2}, "inference": {"replicas": 1}}
     job["spec"]["training"] = {"parallelism": {"pipeline": 2}, "microBatchSize": 8}
@@ -298,7 +300,7 @@ def _manifest() -> Json:
 
 
 def _unrelated(namespace: str) -> list[Json]:
-    """What anybody may have in a namespace, under names that jobs might derive."""
+    """Return objects that anybody may have in a namespace, with names that jobs might derive."""
     core: list[Json] = [
         {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "wild-certificates"}, "stringData": {"a": "b"}},
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings-job"}, "data": {"a": "b"}},
@@ -314,5 +316,5 @@ def _unrelated(namespace: str) -> list[Json]:
 
 
 def load() -> Json:
-    """Of the machine."""
+    """Return the load of the machine."""
     return {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}

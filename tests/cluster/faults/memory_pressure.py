@@ -1,7 +1,7 @@
-"""Takes a container's memory away, so that the kernel ends what has most in it, as it does above a limit.
+"""Puts a container under memory pressure, so that the kernel kills its largest process, as it does above a limit.
 
-The rule: the container may keep what it has, and a process that joins it asks for more. Control groups of version 1
-take no limit below what is in use, and those of version 2 would end a process at once for one; both take this.
+Rule: the container may keep its present memory, and a process that joins it asks for more. Control groups of version 1
+accept no limit below the current use, and those of version 2 would kill a process at once for one; both accept this.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import os, sys
 open(sys.argv[1], "w").write(str(os.getpid()))
 kept = [b"x" * (1 << 20) for _ in range(256)]
 """
-"""Joins a control group and takes 256 MB, if nobody ends it: less than any worker has."""
+"""Joins a control group and takes 256 MB unless it is killed: less than any worker has."""
 
 
 def exhaust(node: str, container: str) -> None:
-    """`node`: name of the control group that a node's containers are below. Returns when the kernel has ended one."""
+    """Return when the kernel has killed a process. `node`: name of the control group above a node's containers."""
     first = (leftovers.CGROUPS / "memory").is_dir()
     top = leftovers.CGROUPS / ("memory" if first else "") / node
     limit, used = ("limit_in_bytes", "usage_in_bytes") if first else ("max", "current")
@@ -36,9 +36,9 @@ def exhaust(node: str, container: str) -> None:
     if group is None:
         raise ClusterError(f"container {container} has no control group below {top}")
     before = _processes(group)
-    for _ in range(ASKED):  # what files have in memory goes first
+    for _ in range(ASKED):  # the page cache of files is freed first
         _set_to(group / f"memory.{limit}", group / f"memory.{used}")
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel may look long for what it can take away
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel may search long for memory to reclaim
             subprocess.run([sys.executable, "-c", ASK, str(group / "cgroup.procs")], timeout=ASK_SECONDS, check=False)
         if not before <= _processes(group):
             return
@@ -46,7 +46,7 @@ def exhaust(node: str, container: str) -> None:
 
 
 def _processes(group: Path) -> set[str]:
-    """Ids of what is in a control group; none when it is gone."""
+    """Return the ids of the processes in a control group; empty if it is gone."""
     try:
         return set((group / "cgroup.procs").read_text().split())
     except OSError:

@@ -1,6 +1,6 @@
-"""Chaos on a real cluster: whatever happens to its pods and its control plane, a job trains to the same weights.
+"""Chaos on a real cluster: despite faults of its pods and the control plane, a job trains to the same weights.
 
-The rule: the cluster is the test's own, as its components are stopped and killed.
+Rule: the cluster is the test's own, because its components are stopped and killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.full
 
 SEED = 5
 COUNT = len(WEIGHTS)
-"""Every kind that is drawn comes once."""
+"""Number of faults; every kind with a weight comes once."""
 ROOT = Path(__file__).parents[3]
 
 
@@ -60,7 +60,7 @@ def test_only_killed_containers_are_failures() -> None:
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """A real node of its own."""
+    """Yield a separate cluster with a real node."""
     if os.geteuid() != 0:
         pytest.skip(NO_ROOT)
     with Cluster(level="node", images=[images.mounted(Path(environment.PYTHON).parent)]) as running:
@@ -81,7 +81,7 @@ def test_a_job_trains_to_the_same_weights_whatever_happens_and_leaves_nothing(cl
 
 @pytest.fixture
 def release() -> Iterator[Cluster]:
-    """A real node of its own, and the installed chart."""
+    """Yield a separate cluster with a real node and the installed chart."""
     if os.geteuid() != 0:
         pytest.skip(NO_ROOT)
     archives = [images.mounted(Path(environment.PYTHON).parent), images.operator()]
@@ -93,8 +93,10 @@ def release() -> Iterator[Cluster]:
 def test_a_job_of_the_chart_that_decodes_by_vllm_earns_the_same_rewards_though_its_engine_and_its_coordinator_are_lost(
     release: Cluster, tmp_path: Path
 ) -> None:
-    """On a CPU the last bits of vLLM's numbers depend on the batch, so tokens are the same and weights nearly so, the
-    more the smaller their steps: a reward is a share of the characters of a response."""
+    """Compare tokens, and weights approximately, because on a CPU the last bits of vLLM's numbers depend on the batch.
+
+    The difference shrinks with the step size. A reward is a share of the characters of a response.
+    """
     more: dict[str, Any] = {"engine": "vllm", "responses": 12, "learning_rate": 1e-5}
     iterating = iterations(OF_AN_ENGINE)
     with Undisturbed(tmp_path / "undisturbed", iterations=iterating, **more) as undisturbed:

@@ -1,6 +1,6 @@
-"""etcd goes back to an earlier state under a running operator, as a restored backup does: jobs become what they were.
+"""etcd returns to an earlier state under a running operator, as after restoring a backup; jobs return to that state.
 
-The rule: the cluster is the test's own. Versions go backwards by thousands, far below what the operator has seen.
+Rule: the cluster is the test's own. Versions go back by thousands, far below those that the operator has seen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.full
 
 NAMESPACE = "team"
 PATIENCE = 900.0
-"""Seconds; the operator looks within 15 of when its watches broke off, and every 300."""
+"""Seconds for any one fact; the operator compares within 15 after its watches broke off, and every 300."""
 CHURN = 1000
 """Versions between the backup and the restore; the operator's own writes after it are far fewer."""
 
@@ -38,7 +38,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def copied(cluster: Cluster, data: Path, backup: Path) -> None:
-    """etcd's folder as it is now; it is down for a moment."""
+    """Copy etcd's folder; etcd is down for a moment."""
     cluster.component("etcd").stop("etcd")
     shutil.copytree(data, backup)
     cluster.component("etcd").restart("etcd")
@@ -46,7 +46,7 @@ def copied(cluster: Cluster, data: Path, backup: Path) -> None:
 
 
 def restored(cluster: Cluster, data: Path, backup: Path) -> None:
-    """Everything that remembers versions starts anew, on the backup."""
+    """Restart all components that remember versions, on the backup."""
     for name in ("kwok", "kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd"):
         cluster.component(name).stop(name)
     shutil.rmtree(data)
@@ -67,7 +67,7 @@ def restored(cluster: Cluster, data: Path, backup: Path) -> None:
 
 def test_jobs_become_what_they_were_and_go_on_from_there(cluster: Cluster) -> None:
     data, backup = cluster.folder / "etcd", cluster.folder / "backup"
-    # One that holds a Lease may lose it meanwhile, and begins anew for that; this one has to find out.
+    # An operator with a Lease may lose it meanwhile and restart for that reason; this one must detect the restore.
     with OperatorProcess(cluster, "--no-leader-election") as operator:
         seen = Seen(cluster, operator, NAMESPACE)
         cluster.apply([manifest(NAMESPACE), manifest(NAMESPACE, "deleted-later")])

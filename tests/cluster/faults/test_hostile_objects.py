@@ -1,4 +1,4 @@
-"""What a tenant may write beside the jobs of others, on a real API server: the operator stays, and so do the jobs."""
+"""Objects that a tenant may write beside the jobs of others, on a real API server: operator and jobs continue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.full
 
 
 LEVELS = 100
-"""Of a template, which the API server stores."""
+"""Levels of a template that the API server stores."""
 
 
 def pod(name: str, namespace: str, **labels: str) -> dict[str, Any]:

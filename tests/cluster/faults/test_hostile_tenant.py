@@ -1,4 +1,4 @@
-"""A tenant that posts whatever the API server takes harms nobody beside it."""
+"""A tenant that posts everything the API server accepts does not harm the jobs beside it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_seed_posts_the_same_objects_and_every_kind_of_them() -> None:
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """A real node of its own."""
+    """Yield a separate cluster with a real node."""
     if os.geteuid() != 0:
         pytest.skip(NO_ROOT)
     with Cluster(level="node", images=[images.mounted(Path(environment.PYTHON).parent), images.python()]) as running:

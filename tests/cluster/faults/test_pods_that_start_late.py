@@ -1,6 +1,6 @@
-"""Pods of a real node that start late, not at all, or end late: what its user reads, and when the job goes on.
+"""Pods of a real node that start late, not at all, or end late: the messages for the user, and the job's recovery.
 
-The kubelet's words and times are real here: init containers, images, containers beside a worker that ignore SIGTERM.
+The kubelet's messages and times are real here: init containers, images, containers beside a worker that ignore SIGTERM.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ pytestmark = pytest.mark.full
 
 PATIENCE = 600.0  # seconds for a job of six processes to train an iteration; ninety on two cores
 STUBBORN = "trap '' TERM; while :; do sleep 1; done"
-"""A command that does not end when it is asked to."""
+"""A command that ignores SIGTERM."""
 
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """One real node."""
+    """Yield a cluster with one real node."""
     with own_cluster(request, level="node") as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def operator(cluster: Cluster) -> Iterator[OperatorProcess]:
-    """The operator beside it."""
+    """Yield the operator beside it."""
     with beside_node(cluster) as process:
         yield process
 
 
 def small(namespace: str, **pod_spec: Any) -> dict[str, Any]:
-    """A job whose generation pods have this pod spec; none of its workers comes to work here."""
+    """Return a job whose generation pods have this pod spec; none of its workers starts to work here."""
     job: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "ppo.yaml").read_text())
     job["metadata"] = {"name": "job", "namespace": namespace}
     del job["spec"]["checkpoints"]
@@ -59,22 +59,22 @@ def small(namespace: str, **pod_spec: Any) -> dict[str, Any]:
 
 
 def init(command: str) -> list[dict[str, Any]]:
-    """An init container that runs a command."""
+    """Return an init container that runs a command."""
     return [{"name": "fetch", "image": images.MOUNTED, "command": ["sh", "-c", command]}]
 
 
 def message(seen: Seen) -> str:
-    """The message of the condition Running."""
+    """Return the message of the condition Running."""
     return str(seen.condition("Running")["message"])
 
 
 def iteration(seen: Seen) -> int:
-    """The iteration that the job is at."""
+    """Return the present iteration of the job."""
     return int(seen.job().get("status", {}).get("progress", {}).get("iteration", 0))
 
 
 def until_said(seen: Seen, *parts: str) -> None:
-    """Wait until the condition Running says all this."""
+    """Wait until the condition Running contains all these texts."""
     seen.until(f"{parts}", lambda: all(part in message(seen) for part in parts), 60)
 
 
@@ -93,7 +93,7 @@ def test_a_command_that_cannot_be_run_is_told_in_the_runtimes_words(
     cluster: Cluster, seen: Seen, namespace: str
 ) -> None:
     cluster.apply(small(namespace))
-    # The kubelet gives a container that never ran the beginning of 1970 as its start.
+    # The kubelet sets the start of a container that never ran to the beginning of 1970.
     until_said(seen, "executable file not found in $PATH")
     assert "cannot be read" not in message(seen)
 
@@ -145,7 +145,7 @@ def test_a_quota_is_tried_ever_less_often_and_an_edit_at_once(cluster: Cluster, 
     until_said(seen, "exceeded quota: team", "free quota in the namespace, or raise it")
     quota(10)
     seen.until("pods", seen.pods, 60)
-    # Another job waits for longer by now.
+    # Another job has waited for longer.
     cluster.kubectl("delete", "rlhfjob", "job", seen.where)
     seen.until("no pods", lambda: not seen.pods())
     quota(0)

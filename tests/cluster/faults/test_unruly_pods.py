@@ -1,7 +1,7 @@
-"""Pods that do not end, writers that get in between, webhooks that are down, and a definition that is old or missing.
+"""Pods that do not end, concurrent writers, unavailable webhooks, and an old or missing definition.
 
-The API server is real; nothing schedules pods or runs them here, so a test binds them and reports their status itself,
-and a deletion waits for its whole grace as on a node whose kubelet is slow.
+The API server is real, but nothing schedules or runs pods here: a test binds them and reports their status itself, and
+a deletion waits for its whole grace period as on a node with a slow kubelet.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ SIDECAR = {"name": "mesh", "image": "mesh"}
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """etcd and the API server, with the definition."""
+    """Yield etcd and the API server, with the definition."""
     with own_cluster(request, level="api") as cluster:
         cluster.define(DEFINITION)
         yield cluster
 
 
 def job(namespace: str, name: str = "job", **spec: Any) -> dict[str, Any]:
-    """A job with a container beside each generation worker."""
+    """Return a job with another container beside each generation worker."""
     generation = {"replicas": 2, "template": {"spec": {"containers": [SIDECAR]}}}
     return manifest(namespace, name, generation=generation, **spec)
 
@@ -64,7 +64,7 @@ def bind(seen: Seen, worker: str) -> None:
 
 
 def report(seen: Seen, worker: str, code: int | None = None) -> None:
-    """The kubelet's words on a pod: it runs, or its worker has ended and what is beside it runs on."""
+    """Report a pod's status like the kubelet: it runs, or its worker has ended and the other container runs."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     ended = {"terminated": {"exitCode": code, "reason": "Completed", "startedAt": now, "finishedAt": now}}
     running = {"running": {"startedAt": now}}
@@ -78,13 +78,13 @@ def report(seen: Seen, worker: str, code: int | None = None) -> None:
 
 
 def grace(seen: Seen, worker: str) -> int | None:
-    """Seconds of the grace of a pod that is deleted."""
+    """Return the grace period in seconds of a deleted pod."""
     seconds: int | None = seen.pods().get(worker, {}).get("metadata", {}).get("deletionGracePeriodSeconds")
     return seconds
 
 
 def end(seen: Seen, *workers: str) -> None:
-    """The kubelet says that pods have ended."""
+    """Report like the kubelet that pods have ended."""
     for worker in workers:
         seen.cluster.kubectl(
             "delete", "pod", f"job-{worker}", seen.where, "--grace-period=0", "--force", "--wait=false"
@@ -181,7 +181,7 @@ def test_a_pod_webhook_that_is_down_is_told_until_it_is_gone(cluster: Cluster, s
 
 @contextmanager
 def labelling(cluster: Cluster, namespace: str) -> Iterator[list[float]]:
-    """Somebody writes a label of the job as often as the API server takes it; yields the times of the writes."""
+    """Write a label of the job as often as the API server accepts it; yield the times of the writes."""
     times: list[float] = []
     stop = threading.Event()
 

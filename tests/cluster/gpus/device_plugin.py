@@ -1,9 +1,9 @@
 """GPUs of a node without a GPU: a device plugin that registers nvidia.com/gpu with the real kubelet.
 
-A program of its own inside the node's namespaces: `device_plugin.py <kubelet's folder> <file>`, where the file holds
-one line `<id> Healthy` or `<id> Unhealthy` per GPU and may change at any time. The kubelet does its own bookkeeping, so
-counts survive its restart and a container learns its devices from NVIDIA_VISIBLE_DEVICES, as with the vendor's plugin.
-When this process dies the kubelet reports its GPUs as unhealthy.
+A separate program inside the node's namespaces: `device_plugin.py <kubelet's folder> <file>`. The file has one line
+`<id> Healthy` or `<id> Unhealthy` per GPU and may change at any time. The kubelet does its own accounting, so counts
+survive its restart. A container learns its devices from NVIDIA_VISIBLE_DEVICES, as with the vendor's plugin. When this
+process dies the kubelet reports its GPUs as unhealthy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import grpc
 
 RESOURCE = "nvidia.com/gpu"
 SOCKET = "rlhf-gpus.sock"
-POLL = 0.2  # seconds between looks at the file and at the kubelet's folder
+POLL = 0.2  # seconds between checks of the file and of the kubelet's folder
 messages, services = grpc.protos_and_services("device_plugin.proto")
 
 
@@ -32,11 +32,11 @@ class Plugin(services.DevicePluginServicer):  # type: ignore[misc, name-defined]
         self.stopped = threading.Event()
 
     def GetDevicePluginOptions(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """No options."""
+        """Return no options."""
         return messages.DevicePluginOptions()
 
     def ListAndWatch(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
-        """The devices, again at every change of the file."""
+        """Yield the devices, again after every change of the file."""
         reported = None
         while not self.stopped.is_set() and context.is_active():
             text = self._file.read_text()
@@ -81,7 +81,7 @@ def serve_once(folder: Path, file: Path) -> None:
 
 
 def main(folder: Path, file: Path) -> None:
-    """Register with every kubelet that comes, until killed."""
+    """Register with every kubelet that starts, until killed."""
     while True:
         if (folder / "kubelet.sock").exists():
             try:

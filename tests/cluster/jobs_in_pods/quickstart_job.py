@@ -1,7 +1,7 @@
-"""The quickstart's manifest on a real node under the installed chart, as the end-to-end tests adapt and watch it.
+"""The quickstart's manifest on a real node under the installed chart, as the end-to-end tests adapt and observe it.
 
-The rule: the manifest is that of the examples, and what it is adapted by is in `adapted` alone: this machine's Python
-in the worker pods instead of an image with torch, small requests, and few iterations that can be repeated bit for bit.
+Rule: the manifest is that of the examples; `adapted` has all changes: this machine's Python in the worker pods instead
+of an image with torch, small requests, and few iterations that can be repeated bit for bit.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "quickstart-cluster.yaml"
 PREPARE = ROOT / "examples" / "quickstart" / "prepare.py"
 NAMESPACE = "team-rl"
-ITERATIONS = int(os.environ.get("RLHF_QUICKSTART_ITERATIONS", "24"))  # of the example's 120; the reward climbs at once
+ITERATIONS = int(os.environ.get("RLHF_QUICKSTART_ITERATIONS", "24"))  # of the example's 120; the reward rises at once
 PATIENCE = 1800.0  # seconds for any step: a job of six processes; two minutes on two idle cores
 PLACE = f"--namespace={NAMESPACE}"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
 def install(cluster: Cluster, vllm_worker: str = images.MOUNTED, coordinator: str = images.COORDINATOR) -> None:
-    """The release, in its namespace, beside one for jobs; `vllm_worker` is the image of workers that decode by vLLM."""
+    """Install the release in its namespace; `vllm_worker` is the image of workers that decode with vLLM."""
     for name in (HOME, NAMESPACE):
         cluster.add_namespace(name, RESTRICTED)
     values: dict[str, Any] = {"image": {"registry": "localhost"}}
@@ -49,11 +49,11 @@ def install(cluster: Cluster, vllm_worker: str = images.MOUNTED, coordinator: st
 
 
 def adapted(shared: Path) -> dict[str, dict[str, Any]]:
-    """Kind -> object of the example, in the namespace of the test; `shared` is its volume."""
+    """Return kind -> object of the example, in the namespace of the test; `shared` is its volume."""
     result = {item["kind"]: copy.deepcopy(item) for item in yaml.safe_load_all(EXAMPLE.read_text())}
     for entry in result.values():
         entry["metadata"]["namespace"] = NAMESPACE
-    spec = result["RLHFJob"]["spec"] = json.loads(json.dumps(result["RLHFJob"]["spec"]))  # no part of it is shared
+    spec = result["RLHFJob"]["spec"] = json.loads(json.dumps(result["RLHFJob"]["spec"]))  # a deep copy
     spec |= {"iterations": ITERATIONS, "deterministic": True}
     volumes, mounts = environment.pod_spec(environment.folders())
     for group in ("generation", "inference", "training"):
@@ -83,7 +83,7 @@ def adapted(shared: Path) -> dict[str, dict[str, Any]]:
 def wait_for(
     cluster: Cluster, kind: str, status: str = "True", says: str = "", name: str = "quickstart"
 ) -> dict[str, Any]:
-    """Waits for a condition of a job; answers the job."""
+    """Wait for a condition of a job; return the job."""
     seen: dict[str, Any] = {}
 
     def holds() -> bool:
@@ -101,6 +101,6 @@ def wait_for(
 
 
 def rewards(metrics: Path) -> list[float]:
-    """Mean reward of each iteration; one that was trained again after a loss counts as it was the last time."""
+    """Return the mean reward of each iteration; for a repeated iteration the last one counts."""
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     return list({line["iteration"]: float(line["reward"]) for line in lines}.values())

@@ -1,4 +1,4 @@
-"""`rlhf logs` and `rlhf top` of pods that really run: streams through the API server, a restart, a metrics page."""
+"""`rlhf logs` and `rlhf top` with pods that really run: streams through the API server, a restart, a metrics page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.full
 
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT = 240.0  # seconds for anything here; a few on an idle machine
+TIMEOUT = 240.0  # seconds for any one step; a few on an idle machine
 NAMESPACE = "cli-pods"
 METRICS = """rlhf_iteration{job="grpo"} 4
 rlhf_phase{job="grpo",phase="Scoring"} 1
@@ -48,7 +48,7 @@ print("second life", flush=True); time.sleep(3600)
 
 
 def pod(name: str, group: str, script: str) -> dict[str, Any]:
-    """A pod as the job would have it, with another program in it."""
+    """Return a pod of the job with another program in it."""
     labels = {"rlhf.dev/job-name": name, "rlhf.dev/group": group, "rlhf.dev/index": "0"}
     container = {
         "name": "worker",
@@ -70,7 +70,7 @@ def pod(name: str, group: str, script: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def job(node_cluster: Cluster) -> Iterator[str]:
-    """A job with two pods that run."""
+    """Yield a job with two running pods."""
     node_cluster.nodes["n1"].import_image(images.python())
     node_cluster.define(ROOT / "crds" / "rlhfjobs.yaml")
     node_cluster.add_namespace(NAMESPACE)
@@ -83,19 +83,19 @@ def job(node_cluster: Cluster) -> Iterator[str]:
 
 
 def start(cluster: Cluster, *arguments: str) -> subprocess.Popen[str]:
-    """The command as a user starts it, its output in a pipe."""
+    """Start the command like a user, with its output in a pipe."""
     command = [sys.executable, "-m", "rlhf_cli.main", *arguments, f"--namespace={NAMESPACE}"]
     environment = os.environ | {"KUBECONFIG": str(cluster.kubeconfig)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def rlhf(cluster: Cluster, *arguments: str) -> str:
-    """Its output, with what went to standard error."""
+    """Return its output, including standard error."""
     return start(cluster, *arguments).communicate(timeout=TIMEOUT)[0]
 
 
 def says(cluster: Cluster, *parts: str, of: tuple[str, ...]) -> None:
-    """Wait until a command says all of these: pods begin to serve, and kubelets to report, in their own time."""
+    """Wait until a command's output has all of these: pods start to serve, and kubelets to report, after a while."""
 
     def said() -> bool:
         output = rlhf(cluster, *of)

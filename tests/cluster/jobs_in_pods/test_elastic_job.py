@@ -1,7 +1,7 @@
-"""Pods that join, leave, and gather the long tail while iterations of a real job go on; not one bit changes by it.
+"""Pods join, leave, and gather the long tail while iterations of a real job continue, with bitwise equal results.
 
-The rule: generation pods get little processor time where an iteration has to last until the cluster has seen it, and
-the gate in the reward keeps it open. What is short-lived is caught by watches, never by looking now and then.
+Rule: generation pods get little processor time when an iteration must last until the cluster has observed it, and the
+gate in the reward keeps it open. Short-lived states are observed with watches, never with polling.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ pytestmark = pytest.mark.full
 ROOT = Path(__file__).parents[3]
 PATIENCE = 600.0  # seconds for any one fact; twenty on two idle cores
 SHAPE = {"iterations": 4, "batch": 32, "responses": 300}
-"""Lengths come from the policy's own end of sequence: a few responses are ten times the median."""
+"""Size of the job. Lengths come from the policy's own end of sequence: a few responses are ten times the median."""
 ROWS = 3
-"""Samples that a worker decodes at once: at a crawl the others last for minutes, and are there for pods that join."""
+"""Samples that a worker decodes at once. At a crawl the others last for minutes, and are left for pods that join."""
 FUSION = {"interStage": {"mode": "Fixed", "threshold": ROWS, "pool": 1, "transfer": "KV"}}
-LOOK_SECONDS = 30.0  # between two looks whether the job has failed
+LOOK_SECONDS = 30.0  # between two checks whether the job has failed
 POOL = "rlhf.dev/migration-pool"
 SLOW, CRAWL, FREE = 10, 1, -1
 """Processor time of a container in percent of a core."""
@@ -44,7 +44,7 @@ SLOW, CRAWL, FREE = 10, 1, -1
 
 @pytest.fixture(scope="module")
 def node(node_cluster: Cluster) -> Node:
-    """The real node, the definition, and an image that finds this machine's environment."""
+    """Return the real node, with the definition and an image that finds this machine's environment."""
     node_cluster.nodes["n1"].import_image(images.mounted(Path(environment.PYTHON).parent))
     node_cluster.define(ROOT / "crds" / "rlhfjobs.yaml")
     return node_cluster.nodes["n1"]
@@ -52,16 +52,16 @@ def node(node_cluster: Cluster) -> Node:
 
 @pytest.fixture
 def operator(node_cluster: Cluster, node: Node) -> Iterator[OperatorProcess]:
-    """The operator beside it."""
+    """Yield the operator beside it."""
     image = images.MOUNTED
     arguments = (f"--coordinator-image={image}", f"--worker-image={image}")
-    # One that loses its Lease on a busy machine would begin anew, and so would what it has counted.
+    # An operator that loses its Lease on a busy machine would restart with new counts.
     with OperatorProcess(node_cluster, *arguments, "--no-leader-election") as process:
         yield process
 
 
 class Elastic:
-    """The job under test, with what is asked of it."""
+    """The job under test, with its observations."""
 
     def __init__(self, job: GatedJob, node: Node, operator: OperatorProcess) -> None:
         self.job, self._node, self._operator = job, node, operator
@@ -70,23 +70,25 @@ class Elastic:
 
     @property
     def run(self) -> Path:
-        """Its run folder."""
+        """Return its run folder."""
         return self.job.folder / "checkpoints" / "run"
 
     def until(self, what: str, holds: Callable[[], object], every: float = 0.5) -> None:
-        """Waits for a fact; raises when the job has failed."""
+        """Wait for a fact; raise if the job has failed."""
         wait_until(what, holds, PATIENCE, check=self._check, every=every)
 
     def limit(self, percent: int, *workers: str) -> None:
-        """Gives containers so much of a core, as a busy node does."""
+        """Limit containers to a percentage of a core, as on a busy node."""
         quota = percent * 1000 if percent > 0 else percent  # microseconds in 100 ms
         for worker in workers:
             container = self._running(worker)
             self._node.run(["runc", "--root=/run/containerd/runc/k8s.io", "update", f"--cpu-quota={quota}", container])
 
     def hold_as_they_join(self, *workers: str) -> None:
-        """Keeps each worker from ending the iteration alone: slow from its first command on, at a crawl from its first
-        tokens on, until all of them have decoded."""
+        """Keep each worker from ending the iteration alone until all of them have decoded.
+
+        A worker is slow from its first command on, and at a crawl from its first tokens on.
+        """
         new, slow = set(workers), set[str]()
 
         def all_decode() -> bool:
@@ -104,8 +106,10 @@ class Elastic:
         self.until(f"{' and '.join(workers)} to decode", all_decode, every=0.1)
 
     def _running(self, worker: str) -> str:
-        """Id of a worker's container, once the API server tells it: asked once, as none of them restarts, and a tail is
-        short."""
+        """Return the id of a worker's container, once the API server has it.
+
+        It is queried once, because none of them restarts and a tail is short.
+        """
         self._containers[worker] = self._containers.get(worker) or self._found(worker)
         return self._containers[worker]
 
@@ -121,31 +125,33 @@ class Elastic:
         return container
 
     def has(self, generation: int, inference: int) -> bool:
-        """The groups have these sizes, and everybody of them is ready."""
+        """Return whether the groups have these sizes and all their workers are ready."""
         groups = {group["name"]: group for group in self.job.seen().get("status", {}).get("groups", [])}
         sizes = [(groups[name]["desired"], groups[name]["ready"]) for name in ("generation", "inference")]
         settled = self.job.condition("Resizing").get("status") == "False"
         return sizes == [(generation, generation), (inference, inference)] and settled
 
     def decoding(self, iteration: int, least: int) -> bool:
-        """So many samples of this iteration are decoded now: one look, which asks nobody but the coordinator, as this
-        lasts for seconds."""
+        """Return whether at least `least` samples of this iteration are being decoded.
+
+        It queries only the coordinator, because this state lasts for seconds.
+        """
         self._address = self._address or self.job.address()
         samples = scraped(self._address)
         in_it = total(samples, "rlhf_iteration") == iteration
         return in_it and total(samples, "rlhf_samples", state="decoding") >= least
 
     def events(self, *kinds: str) -> list[dict[str, str]]:
-        """Events of the run, of these kinds."""
+        """Return the events of the run of these kinds."""
         lines = (self.run / "events.jsonl").read_text().splitlines()
         return [event for event in map(json.loads, lines) if event["kind"] in kinds]
 
     def labelled(self) -> list[str]:
-        """Pods with the label of the pool."""
+        """Return the pods with the label of the pool."""
         return self.job.kubectl("get", "pods", f"--selector={POOL}=true", "--output=name").split()
 
     def metric(self, name: str) -> float:
-        """Of the operator, for this job."""
+        """Return a metric of the operator for this job."""
         return self._operator.metric(name, namespace=self.job.where.partition("=")[2])
 
     def _check(self) -> None:
@@ -158,11 +164,13 @@ class Elastic:
 
 @pytest.fixture
 def elastic(node_cluster: Cluster, node: Node, operator: OperatorProcess, tmp_path: Path) -> Elastic:
-    """The job, held in its first iteration by the gate, all of it scored but for that."""
+    """Yield the job, stopped in its first iteration by the gate, with everything else scored."""
     job = GatedJob(node_cluster, "elastic", tmp_path / "elastic", forgiven=0, **SHAPE)
     spec = job.manifest["spec"]
     spec["generation"]["maxBatchSize"] = ROWS
-    spec["generation"]["speculation"] = {"mode": "Disabled"}  # drafts would end a tail before the cluster has seen it
+    spec["generation"]["speculation"] = {
+        "mode": "Disabled"
+    }  # drafts would end a tail before the cluster has observed it
     spec["fusion"] = FUSION
     spec["runPolicy"]["workerTimeoutSeconds"] = int(PATIENCE)  # a worker that crawls is not lost
     job.apply()
@@ -172,7 +180,7 @@ def elastic(node_cluster: Cluster, node: Node, operator: OperatorProcess, tmp_pa
 
 
 def outcome(run: Path) -> list[dict[str, Any]]:
-    """What iterations made, whoever made it."""
+    """Return the results of every iteration, independent of the worker."""
     names = ("iteration", "reward", "tokens", "kl", "kl_per_token", "response_tokens_max", "samples/truncated")
     return [{name: line.get(name) for name in names} for line in read_metrics(run / "metrics.jsonl")]
 
@@ -210,7 +218,7 @@ def test_pods_join_gather_and_leave_in_the_middle_of_iterations_and_no_bit_chang
     spans = list(timeline_json.read_spans(elastic.run / timeline_json.FILE))
     did = {(span.iteration, span.worker, span.name.partition("/")[0]) for span in spans}
     assert did >= {(1, "generation-2", "decode"), (1, "generation-3", "decode")}, "they joined the iteration"
-    # It joins while the third iteration is held open; what is left to be scored then is on the first one already.
+    # It joins while the third iteration is held open; the remaining scores are on the first one already.
     assert ("inference-1", "score") in {(worker, name) for _, worker, name in did}
     formed = elastic.events("pool-formed")
     members = {f"{NAME}-{worker}" for event in formed for worker in event["workers"].split(",")}
@@ -225,7 +233,7 @@ def test_pods_join_gather_and_leave_in_the_middle_of_iterations_and_no_bit_chang
 
 
 def _grow_and_gather(elastic: Elastic, pods: Path) -> None:
-    """The second iteration: two pods join it, then its tail consolidates, and pods get the label and lose it."""
+    """Run the second iteration: two pods join, then its tail consolidates, and pods get the label and lose it."""
     job = elastic.job
     old, new = ("generation-0", "generation-1"), ("generation-2", "generation-3")
     elastic.until("the label of the first iteration's pool to go", lambda: elastic.labelled() == [])
@@ -236,7 +244,7 @@ def _grow_and_gather(elastic: Elastic, pods: Path) -> None:
     job.kubectl("scale", f"rlhfjob/{NAME}", "--replicas=4")
     elastic.hold_as_they_join(*new)
     elastic.until("4 generation workers", lambda: elastic.has(4, 1))
-    # The tail may gather on any of them; one at full speed ends it before the operator has read the coordinator again.
+    # The tail may gather on any of them; one at full speed ends it before the operator reads the coordinator again.
     elastic.limit(SLOW, *new, *old)
     elastic.until("the tail to gather", lambda: len(elastic.events("pool-formed")) > before, every=0.1)
     elastic.limit(CRAWL, *old, *new)
@@ -249,7 +257,7 @@ def _grow_and_gather(elastic: Elastic, pods: Path) -> None:
 
 
 def _shrink(elastic: Elastic) -> None:
-    """The third iteration: three of four generation pods leave while they decode, and inference gets a second one."""
+    """Run the third iteration: three of four generation pods leave while they decode, and inference gets another."""
     job = elastic.job
     job.allow(2)
     elastic.until("samples of the third iteration", lambda: elastic.decoding(2, 3 * ROWS), every=0.1)

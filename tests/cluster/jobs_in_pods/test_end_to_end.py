@@ -1,7 +1,7 @@
 """The whole product on a real node: Helm installs the operator's image, and kubectl apply of the quickstart trains it.
-The node enforces NetworkPolicies, the chart's included, so they must let through whatever a job and its operator need.
 
-The rule: the manifest is that of the examples, adapted by quickstart_job.py.
+The node enforces NetworkPolicies, including the chart's, so they must allow all connections that a job and its operator
+need. Rule: the manifest is that of the examples, adapted by quickstart_job.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.cluster.releases.chart import HOME, RELEASE
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """The release on a real node, from the images of images/operator.Dockerfile and images/coordinator.Dockerfile."""
+    """Yield the release on a real node, from images/operator.Dockerfile and images/coordinator.Dockerfile."""
     archives = [images.mounted(Path(environment.PYTHON).parent), images.operator(), images.coordinator()]
     with own_cluster(request, level="node", network_policies=True, images=archives) as result:
         install(result)
@@ -42,7 +42,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 def actor(checkpoints: Path) -> dict[str, bytes]:
-    """File name -> bytes of the last actor's weights."""
+    """Return file name -> bytes of the last actor's weights."""
     result = {
         path.name: path.read_bytes() for path in (checkpoints / f"iteration-{ITERATIONS:06d}" / "actor").iterdir()
     }
@@ -51,7 +51,7 @@ def actor(checkpoints: Path) -> dict[str, bytes]:
 
 
 def on_this_machine(job: dict[str, Any], reward: str, shared: Path, folder: Path) -> Path:
-    """`rlhf run` of the same job with the same files; answers its run folder."""
+    """Run `rlhf run` of the same job with the same files; return its run folder."""
     spec = copy.deepcopy(job["spec"])
     for group in ("generation", "inference", "training", "coordinator"):
         del spec[group]["template"]
@@ -72,7 +72,7 @@ def on_this_machine(job: dict[str, Any], reward: str, shared: Path, folder: Path
 
 
 def operators_pod(cluster: Cluster) -> dict[str, Any]:
-    """The ready pod of the release that holds the Lease."""
+    """Return the ready pod of the release that has the Lease."""
     cluster.kubectl("rollout", "status", f"deployment/{RELEASE}", f"--namespace={HOME}", f"--timeout={PATIENCE:.0f}s")
     result: dict[str, Any] = {}
 
@@ -92,7 +92,7 @@ def operators_pod(cluster: Cluster) -> dict[str, Any]:
 
 
 def never_failed(cluster: Cluster, pod: dict[str, Any]) -> None:
-    """Fail if the operator in this pod ended for more than a Lease that a busy machine let run out, as it should."""
+    """Fail if the operator in this pod ended for another reason than an expired Lease on a busy machine."""
     [container] = pod["status"]["containerStatuses"]
     if container["restartCount"]:
         said = cluster.kubectl("logs", pod["metadata"]["name"], f"--namespace={HOME}", "--previous")

@@ -1,7 +1,7 @@
-"""A job of several turns in pods of a real node: its environment is a ConfigMap, with a key of a Secret, and it learns
-what it learns here.
+"""A job with several turns in pods of a real node: its environment is a ConfigMap, with a key of a Secret.
 
-The rule: the manifest is the calculator's of the examples, deterministic and with fewer iterations.
+It must train to the same result as on this machine. Rule: the manifest is the calculator's of the examples,
+deterministic and with fewer iterations.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if os.environ.get("LICENSE") != {LICENSE!r}:
 
 @pytest.fixture
 def operator(node_cluster: Cluster) -> Iterator[OperatorProcess]:
-    """The operator beside a real node that has an image with this machine's environment."""
+    """Yield the operator beside a real node that has an image with this machine's environment."""
     with beside_node(node_cluster) as process:
         yield process
 
 
 def calculator(folder: Path) -> dict[str, Any]:
-    """The example's job, with its assets in `folder`."""
+    """Return the example's job, with its assets in `folder`."""
     prepare = [sys.executable, str(EXAMPLE / "prepare.py"), "--folder", str(folder)]
     subprocess.run(prepare, check=True, capture_output=True, timeout=PATIENCE)
     job: dict[str, Any] = yaml.safe_load((EXAMPLE / "job.yaml").read_text())

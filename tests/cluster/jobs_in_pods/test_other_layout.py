@@ -1,4 +1,4 @@
-"""A job on a real node is suspended, given another backend and other ranks, and goes on where it was."""
+"""A job on a real node is suspended, gets another backend and other ranks, and continues where it stopped."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.full
 PATIENCE = 600.0  # seconds for any one fact; some dozen on two idle cores
 ITERATIONS = 4
 OTHER = {"backend": "megatron", "parallelism": {"pipeline": 1}}
-"""One rank with Megatron's layers, where there were two pipeline stages of the torch backend."""
+"""The new layout: one rank with Megatron's layers instead of two pipeline stages of the torch backend."""
 
 
 @pytest.fixture
 def operator(node_cluster: Cluster) -> Iterator[OperatorProcess]:
-    """The operator beside the node, which finds this machine's environment."""
+    """Yield the operator beside the node, which finds this machine's environment."""
     with beside_node(node_cluster, "--no-leader-election") as process:
         yield process
 

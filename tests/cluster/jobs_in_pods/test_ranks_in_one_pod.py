@@ -1,4 +1,4 @@
-"""A job whose ranks are in one pod of a real node: one is killed, the container starts anew, and the job completes."""
+"""A job whose ranks share one pod of a real node: one is killed, the container restarts, and the job completes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ for entry in pathlib.Path("/proc").glob("[0-9]*"):
 
 @pytest.fixture
 def operator(node_cluster: Cluster) -> Iterator[OperatorProcess]:
-    """The operator beside the node, which finds this machine's environment."""
+    """Yield the operator beside the node, which finds this machine's environment."""
     with beside_node(node_cluster, "--no-leader-election") as process:
         yield process
 

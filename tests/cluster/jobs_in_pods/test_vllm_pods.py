@@ -1,7 +1,7 @@
-"""Jobs that decode by vLLM, in pods of the installed chart: the image with vLLM, its pods, and what is told without it.
+"""Jobs that decode with vLLM, in pods of the installed chart: the image, its pods, and the message without vLLM.
 
-The rule: generation workers run from images/worker.Dockerfile with vLLM for CPU, as the chart's value names it, and
-take nothing but torch of this machine; all other workers are those of the other end-to-end test. The node enforces
+Rule: generation workers run from images/worker.Dockerfile with vLLM for CPU, as named by the chart's value, and take
+only torch from this machine; all other workers are those of the other end-to-end test. The node enforces
 NetworkPolicies and advertises GPUs.
 """
 
@@ -28,10 +28,10 @@ pytestmark = pytest.mark.full
 
 
 ITERATIONS = {"ppo": 14, "grpo": 8}
-"""Of the example's 120; the reward climbs from the first on."""
+"""Iterations of the example's 120; the reward rises from the first on."""
 GPUS = 4
 SHARED_BYTES = 3 * 2**30
-"""Of /dev/shm of a worker of four processes."""
+"""Bytes of /dev/shm of a worker with four processes."""
 WHERE = """
 import importlib.util, json, os
 names = ("VLLM_NO_USAGE_STATS", "VLLM_CACHE_ROOT", "HF_HUB_OFFLINE", "VLLM_SERVER_DEV_MODE")
@@ -52,13 +52,13 @@ for name in ("tcp", "tcp6"):
 """
 """Prints the ports at which the pod listens beyond its loopback."""
 NOT_STARTED = "container not found"
-"""What kubectl says of a container that its node has yet to start."""
+"""kubectl's message about a container that its node has yet to start."""
 NOT_INSTALLED = "raise ModuleNotFoundError(\"No module named 'vllm'\", name='vllm')"
 
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """The release on a real node, with the image of vLLM as its image.vllmWorker."""
+    """Yield the release on a real node, with the image of vLLM as its image.vllmWorker."""
     mounted = images.mounted(Path(environment.PYTHON).parent)
     archives = [mounted, images.operator(), images.coordinator(), images.worker_vllm()]
     with own_cluster(request, level="node", network_policies=True, gpus=GPUS, images=archives) as result:
@@ -69,7 +69,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def objects(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Kind -> object of the quickstart, its generation workers decoding by vLLM; all but the job is applied."""
+    """Return kind -> object of the quickstart, with generation workers that use vLLM; apply all but the job."""
     shared = tmp_path_factory.mktemp("shared")
     shared.chmod(0o777)
     made: dict[str, Any] = adapted(shared)
@@ -85,7 +85,7 @@ def objects(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 def variant(objects: dict[str, Any], name: str, **spec: Any) -> dict[str, Any]:
-    """The job under another name, with checkpoints of its own."""
+    """Return the job with another name and separate checkpoints."""
     job: dict[str, Any] = copy.deepcopy(objects["RLHFJob"])
     job["metadata"]["name"] = name
     job["spec"] |= {"checkpoints": {"path": f"/quickstart/{name}", "every": 30}, **spec}
@@ -93,7 +93,7 @@ def variant(objects: dict[str, Any], name: str, **spec: Any) -> dict[str, Any]:
 
 
 def inside(cluster: Cluster, pod: str, program: str) -> str:
-    """What a program prints in a pod, once its container runs: a job runs while another of its workers yet starts."""
+    """Return the output of a program in a pod, once its container runs: a job runs while other workers still start."""
     printed: list[str] = []
 
     def ran() -> bool:
@@ -136,7 +136,7 @@ def test_ppo_trains_by_vllm_from_the_built_image_with_no_port_but_ours(
     ports: set[int] = set()
 
     def listens() -> bool:
-        """It may be building its engine yet, while the other one decodes."""
+        """Return whether it listens; it may still build its engine while the other one decodes."""
         ports.update(map(int, inside(cluster, "ppo-generation-0", LISTENING).split()))
         return ports >= {WORKER_PORT, METRICS_PORT}
 
@@ -158,7 +158,7 @@ def test_grpo_trains_by_vllm_too(cluster: Cluster, objects: dict[str, Any]) -> N
 
 
 def test_an_image_without_vllm_is_told_in_words(cluster: Cluster, objects: dict[str, Any]) -> None:
-    """A module that says what Python says where there is none stands for an image without it."""
+    """Simulate the missing library with a module that raises Python's error."""
     hidden = objects["shared"] / "hidden"
     hidden.mkdir()
     (hidden / "vllm.py").write_text(NOT_INSTALLED)
@@ -176,7 +176,7 @@ def test_an_image_without_vllm_is_told_in_words(cluster: Cluster, objects: dict[
 def test_a_worker_gets_all_its_gpus_and_bounded_shared_memory_and_one_that_finds_none_waits(
     cluster: Cluster, objects: dict[str, Any]
 ) -> None:
-    """The GPUs are advertised and no more, so what a worker would compute on them is not shown."""
+    """Check the pods; the advertised GPUs are not real, so the worker's computation on them is not tested."""
     job = variant(objects, "split", iterations=1)
     generation = job["spec"]["generation"]
     generation |= {"replicas": 2, "gpusPerReplica": GPUS, "parallelism": {"tensor": GPUS}}

@@ -12,7 +12,7 @@ from tests.support.jobs import local_job
 
 
 def tiny_job(cluster: Cluster, name: str, folder: Path, **more: Any) -> dict[str, Any]:
-    """The tiny job in namespace `name`, with its files in `folder`; applied by the caller."""
+    """Return the tiny job in namespace `name`, with its files in `folder`; the caller applies it."""
     job: dict[str, Any] = yaml.safe_load(local_job.write_job(folder, **more).read_text())
     spec = job["spec"]
     job["metadata"] = {"name": "tiny", "namespace": name}
@@ -26,15 +26,17 @@ def tiny_job(cluster: Cluster, name: str, folder: Path, **more: Any) -> dict[str
 
 
 def in_pods(cluster: Cluster, job: dict[str, Any], folder: Path) -> None:
-    """Gives a job, whose policy is in `folder`, that folder, checkpoints in it, and this machine's Python; makes its
-    namespace. The caller applies it."""
+    """Give a job that folder with its policy, checkpoints in it, and this machine's Python; create its namespace.
+
+    The caller applies it.
+    """
     spec, namespace = job["spec"], job["metadata"]["namespace"]
     spec["checkpoints"] = {"path": str(folder / "checkpoints"), "every": 4}
     (folder / "checkpoints").mkdir()
     for item in (folder, folder / "checkpoints"):
         item.chmod(0o777)
     for item in (folder / "policy").iterdir():
-        item.chmod(0o644)  # safetensors writes 0600, and pods are another user
+        item.chmod(0o644)  # safetensors writes 0600, and pods run as another user
     code, data = environment.folders(), {"data": folder}
     cluster.add_namespace(namespace, {"pod-security.kubernetes.io/enforce": "restricted"})
     cluster.apply([*environment.volumes(code, namespace), *environment.volumes(data, namespace, writable=True)])
@@ -50,6 +52,6 @@ def in_pods(cluster: Cluster, job: dict[str, Any], folder: Path) -> None:
 
 
 def condition(job: dict[str, Any], kind: str) -> dict[str, Any]:
-    """A condition of a job; empty when it is not there yet."""
+    """Return a condition of a job; empty if it does not exist yet."""
     conditions = job.get("status", {}).get("conditions", [])
     return next((item for item in conditions if item["type"] == kind), {})

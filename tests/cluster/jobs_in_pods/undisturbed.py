@@ -1,4 +1,4 @@
-"""The run that a job in pods is compared with: `rlhf run` of the same manifest on this machine."""
+"""The reference for a job in pods: `rlhf run` of the same manifest on this machine."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PATIENCE = 900.0  # seconds; half a minute on two idle cores
 
 
 class Undisturbed:
-    """`rlhf run` of the same job on this machine, beside everything else."""
+    """`rlhf run` of the same job on this machine, in parallel."""
 
     def __init__(self, folder: Path, *options: str, **more: Any) -> None:
-        """`options`: of `rlhf run`. `more`: what `write_job` takes."""
+        """`options`: options of `rlhf run`. `more`: arguments of `write_job`."""
         self._folder, self._run = folder, folder / "run"
         manifest = local_job.write_job(folder, **more)
         module = [sys.executable, "-m", "rlhf_cli.main"]
@@ -43,11 +43,11 @@ class Undisturbed:
                 process.kill()
 
     def weights(self) -> str:
-        """Digest of the actor's, once it is trained."""
+        """Return the digest of the actor's weights, once it is trained."""
         return digest(self.finished() / "checkpoints")
 
     def finished(self) -> Path:
-        """Its run folder, once it is trained."""
+        """Return the run folder, once it is trained."""
         assert self._process is not None
         code = self._process.wait(PATIENCE)
         assert code == 0, (self._folder / "out").read_text()[-4000:]

@@ -1,6 +1,6 @@
-"""A job, and operators, to which faults happen that alerts are to see.
+"""A job, and operators, with faults that alerts must detect.
 
-The rule: a fault is caused as it would come, by files, signals and packets; which alert says so is decided in the test.
+Rule: a fault is caused realistically, with files, signals and packets; the test decides which alert reports it.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ def score(prompt, response, record):
 
 
 """
-"""The digits of a response and 1, unless the file MODE says what is wrong with the reward."""
+"""Returns the digits of a response and 1, unless the file MODE names a fault of the reward."""
 
 
 class AlertedJob(GatedJob):
-    """The tiny job with a gate in its reward, and a reward that goes wrong when it is told to."""
+    """The tiny job with a gate in its reward, and a reward that fails on command."""
 
     def __init__(self, cluster: Cluster, namespace: str, folder: Path, node: Node) -> None:
         super().__init__(cluster, namespace, folder, forgiven=100, iterations=100000)
         self._node = node
         spec = self.manifest["spec"]
         spec["generation"]["replicas"] = 1
-        small = {"requests": {"cpu": "50m", "memory": "256Mi"}}  # so that two coordinators find room on the node
+        small = {"requests": {"cpu": "50m", "memory": "256Mi"}}  # so that two coordinators fit on the node
         spec["coordinator"] = {"template": {"spec": {"containers": [{"name": "worker", "resources": small}]}}}
         spec["models"]["reward"]["retries"] = 20
         spec["training"]["optimizer"]["maxNonFiniteSteps"] = 1000
@@ -61,15 +61,15 @@ class AlertedJob(GatedJob):
         self.reward("right")
 
     def reward(self, mode: str) -> None:
-        """What its reward is from now on."""
+        """Set the behaviour of its reward."""
         (self.folder / MODE).write_text(mode)
 
     def hold(self) -> None:
-        """Let no more iterations end than have."""
+        """Let no further iterations end."""
         self.allow(self.trained())
 
     def until_running(self, worker: str) -> str:
-        """Wait until a worker's container runs; answer its id, by which it is found without the API server."""
+        """Wait until a worker's container runs; return its id, which identifies it without the API server."""
         found = ""
 
         def runs() -> bool:
@@ -81,11 +81,11 @@ class AlertedJob(GatedJob):
         return found
 
     def signal(self, container: str, name: str) -> None:
-        """Send a signal to a container, such as SIGSTOP."""
+        """Send a signal such as SIGSTOP to a container."""
         self._node.run([*self._ctr, "tasks", "kill", f"--signal={name}", container])
 
     def cut(self, container: str, port: int, *, begin: bool) -> None:
-        """Drop all packets to a port of a container's pod, or no longer."""
+        """Start or stop dropping all packets to a port of a container's pod."""
         listed = self._node.run([*self._ctr, "tasks", "list"]).splitlines()
         pid = next((line.split()[1] for line in listed if line.startswith(container)), "")
         if not pid:
@@ -95,7 +95,9 @@ class AlertedJob(GatedJob):
         self._node.run(["nsenter", f"--target={pid}", "--net", "--", "iptables", "-w", action, *rule])
 
     def beside(self, name: str, *, image: str = "", **template: Any) -> dict[str, Any]:
-        """The same job under another name, with another image, or something in the template of all its pods."""
+        """Return the same job with another name, with another image, or with an addition to the template of all its
+        pods.
+        """
         job: dict[str, Any] = json.loads(json.dumps(self.manifest))
         job["metadata"]["name"] = name
         job["spec"]["checkpoints"]["path"] += f"/{name}"
@@ -121,12 +123,12 @@ class WatchedOperators:
 
     @property
     def scrape(self) -> dict[str, Any]:
-        """How Prometheus finds them: as the chart's ServiceMonitor, but that they are no pods."""
+        """Return the scrape configuration of the operators, as in the chart's ServiceMonitor, but for processes."""
         found = {"files": [str(self._targets)], "refresh_interval": "1s"}
         return {"job_name": "rlhf-operator", "honor_labels": True, "file_sd_configs": [found]}
 
     def add(self, *arguments: str) -> OperatorProcess:
-        """Start one more, which waits for the Lease where another has it."""
+        """Start one more, which waits for the Lease if another has it."""
         process = OperatorProcess(self._cluster, *self._arguments, *arguments)
         process.launch()
         self._running.append(process)
@@ -134,13 +136,13 @@ class WatchedOperators:
         return process
 
     def kill(self, process: OperatorProcess) -> None:
-        """As if its node had died: its pod is a target no longer."""
+        """Kill it like the death of its node: it is no longer a target."""
         self._running.remove(process)
         process.kill()
         self._tell()
 
     def keep(self) -> None:
-        """Raise when one has ended by itself, but for want of its Lease."""
+        """Raise if one has ended by itself, except after losing its Lease."""
         for process in self._running:
             process.check()
 

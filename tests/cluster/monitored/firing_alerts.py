@@ -1,7 +1,7 @@
-"""The chart's alerts with the thresholds of a test, as Alertmanager has them.
+"""The chart's alerts with the thresholds of a test, as seen in Alertmanager.
 
-The rule: queries, texts and labels are those of the chart; a test gives values alone. An alert fires when Alertmanager
-holds it, and is over when it no longer does.
+Rule: queries, texts and labels are those of the chart; a test sets values only. An alert fires while Alertmanager lists
+it, and is over when it no longer does.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def at_once(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
 
 
 def documented(test: str) -> set[str]:
-    """Return the alerts that docs/alerts.md says a test of this name shows."""
+    """Return the alerts that docs/alerts.md assigns to a test of this name."""
     [row] = [line for line in PAGE.read_text().splitlines() if f"`tests/cluster/monitored/{test}`) |" in line]
     return set(re.findall(r"RLHF[A-Za-z]+", row.split("|")[2]))
 
 
 class FiringAlerts:
-    """The alerts of the chart with a test's thresholds, as Alertmanager has them."""
+    """The alerts of the chart with a test's thresholds, as seen in Alertmanager."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class FiringAlerts:
         scrape: Sequence[dict[str, Any]],
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check` raises when what is watched has ended, and nothing can come any more."""
+        """`check` raises if the watched processes have ended, so that no alert can come."""
         self._check = check
         self._given, self._rules = given, folder / "rules.yaml"
         self._write()
@@ -55,18 +55,18 @@ class FiringAlerts:
         """Names of alerts that fired and were over afterwards."""
 
     def change(self, name: str, **values: Any) -> None:
-        """Give one alert other values while Prometheus runs."""
+        """Change the values of one alert while Prometheus runs."""
         self._given = self._given | {name: {**self._given[name], **values}}
         self._write()
         self.monitoring.prometheus.reload()
 
     def firing(self, name: str, **labels: str) -> bool:
-        """Whether Alertmanager holds an alert with these labels."""
+        """Return whether Alertmanager lists an alert with these labels."""
         held = self.monitoring.alertmanager.alerts(name)
         return any(labels.items() <= alert["labels"].items() for alert in held)
 
     def until_firing(self, *names: str, **labels: str) -> None:
-        """Wait until all of these are held at the same time or one after the other."""
+        """Wait until each of these has fired, at the same time or one after the other."""
         left = set(names)
 
         def all_seen() -> bool:
@@ -76,17 +76,17 @@ class FiringAlerts:
         self._wait(f"{sorted(names)} with {labels} to fire", all_seen)
 
     def until_quiet(self, *names: str, **labels: str) -> None:
-        """Wait until none of these is held: what fires then is what comes next."""
+        """Wait until none of these fires, so that a later alert has a new cause."""
         self._wait(
             f"{sorted(names)} with {labels} to be quiet", lambda: not any(self.firing(n, **labels) for n in names)
         )
 
     def until_scraped(self, expression: str) -> None:
-        """Wait until Prometheus has something: a counter counts from its first sample on."""
+        """Wait until Prometheus has a series: a counter counts from its first sample on."""
         self.monitoring.prometheus.until(expression, PATIENCE)
 
     def until_over(self, *names: str, **labels: str) -> None:
-        """Wait until each of these was seen to be over."""
+        """Wait until each of these was over."""
         left = set(names)
 
         def none_left() -> bool:

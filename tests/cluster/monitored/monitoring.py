@@ -1,9 +1,9 @@
-"""A Prometheus and an Alertmanager beside a test cluster, which find what to scrape by asking its API server.
+"""A Prometheus and an Alertmanager beside a test cluster, which discover targets through its API server.
 
-Owns their command lines, their configuration and the account they ask with. The rule: what is scraped, and what labels
-it gets, is the configuration that is documented for users; only how the API server is reached is added here, as
-Prometheus is a process of this machine and no pod. Its account may read pods and nothing else. Both processes are the
-cluster's: they end with it, and their data lies in its folder.
+Owns their command lines, their configuration and their account. Rule: targets and labels follow the configuration that
+is documented for users. Only the access to the API server is added here, because Prometheus is a process of this
+machine rather than a pod. Its account may read pods and nothing else. Both processes belong to the cluster: they end
+with it, and their data is in its folder.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ PROMETHEUS_PORT, ALERTMANAGER_PORT = 5, 6  # ports of the slot, by index
 HOME = "monitoring"
 ACCOUNT = "prometheus"
 INTERVAL = "2s"
-"""Between two scrapes: a test waits for several. A cluster of users has 15 to 60 seconds."""
+"""Time between two scrapes, because a test waits for several. A user's cluster has 15 to 60 seconds."""
 DOCUMENTED = Path(__file__).parents[3] / "examples" / "prometheus" / "scrape.yaml"
 SCRAPE: tuple[dict[str, Any], ...] = tuple(yaml.safe_load(DOCUMENTED.read_text())["scrape_configs"])
-"""What users are told to put into their Prometheus."""
+"""The scrape configuration that is documented for users."""
 
 
 class Monitoring:
-    """Prometheus and Alertmanager of a cluster, between `start` and `stop`; at most one pair a cluster."""
+    """Prometheus and Alertmanager of a cluster, between `start` and `stop`; at most one pair per cluster."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class Monitoring:
         rules: Iterable[Path] = (),
         interval: str = INTERVAL,
     ) -> None:
-        """`scrape`: scrape_configs as a Prometheus in the cluster would have them. `rules`: rule files.
+        """`scrape`: scrape_configs as for a Prometheus in the cluster. `rules`: rule files.
 
-        `interval`: between two scrapes, and between two evaluations of a group that says nothing else.
+        `interval`: time between two scrapes, and between two evaluations of a group without its own interval.
         """
         self._cluster = cluster
         self._scrape = [dict(item) for item in scrape]
@@ -70,7 +70,7 @@ class Monitoring:
         return self
 
     def stop(self) -> None:
-        """Stop both; the data stay until the cluster goes."""
+        """Stop both; the data stays as long as the cluster."""
         for name in ("prometheus", "alertmanager"):
             self._processes.stop(name)
 
@@ -100,12 +100,12 @@ class Monitoring:
             f"--config.file={path}",
             f"--storage.path={folder / 'alertmanager'}",
             f"--web.listen-address={_address(self.alertmanager.url)}",
-            "--cluster.listen-address=",  # one of its kind
+            "--cluster.listen-address=",  # there is only one
         ]
         self._processes.start("alertmanager", [binary("alertmanager"), *argv])
 
     def _reaching(self, scrape: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        """A scrape_config with the way to the API server added where it asks one."""
+        """Return a scrape_config with the access to the API server, if it uses that."""
         result = copy.deepcopy(dict(scrape))
         asks = result.get("kubernetes_sd_configs", [])
         if asks:
@@ -117,7 +117,7 @@ class Monitoring:
         return result
 
     def _token(self, folder: Path) -> Path:
-        """A file with a token of the account that may read pods."""
+        """Return a file with a token of the account that may read pods."""
         path = folder / "token"
         if not path.exists():
             self._cluster.add_namespace(HOME)

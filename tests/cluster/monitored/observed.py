@@ -1,8 +1,8 @@
-"""A cluster as people observe it: the release with dashboards and alerts, Prometheus, Alertmanager, jobs that train.
+"""A fully observed cluster: the release with dashboards and alerts, Prometheus, Alertmanager, jobs that train.
 
-Owns how the parts are put together, and nothing of what is asserted about them. The rule: dashboards and rules are
-taken from the objects that the chart made in the cluster, as Grafana's sidecar and the Prometheus operator take them,
-never from files of the checkout. `make observe` and the tests bring up this very thing.
+Owns the set-up of these parts and asserts nothing about them. Rule: dashboards and rules come from the objects that the
+chart created in the cluster, as for Grafana's sidecar and the Prometheus operator, never from files of the checkout.
+`make observe` and the tests use the same set-up.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from tests.cluster.releases.chart import CHART, HOME, RELEASE
 
 NAMESPACE = "team-rl"
 PATIENCE = 600.0  # seconds for any step: a job of six processes on two cores, beside other work
-PAGE_PORT = 7  # of the slot, by index
+PAGE_PORT = 7  # port of the slot, by index
 FOUND_BY = "grafana_dashboard=1"
-"""The label that Grafana's sidecar looks for."""
+"""Label that Grafana's sidecar looks for."""
 SHAPE: dict[str, Any] = {"iterations": 100_000, "batch": 32, "responses": 120, "every": 4}
 MEASURED = {"interStage": {"mode": "Auto"}}
-"""Costs are measured and times predicted; whether it is worth while to move samples depends on the machine."""
+"""Fusion settings in which costs are measured and times predicted; whether samples move depends on the machine."""
 EVALUATED = {"every": 2, "promptCount": 4}
 CORRECTED = {"oldLogProbabilities": "Trainer", "mismatchCorrection": {"mode": "Truncate"}}
 FUSED = {"interStage": {"mode": "Fixed", "threshold": 6, "pool": 1, "transfer": "KV"}}
-"""Every tail moves."""
+"""Fusion settings in which every tail moves."""
 
 
 class Observed:
-    """Everything of it, between `start` and `stop`."""
+    """The whole set-up, between `start` and `stop`."""
 
     def __init__(self, folder: Path, *, interval: str = "2s") -> None:
-        """`folder`: the job's files, dashboards and rules. `interval`: between two scrapes."""
+        """`folder`: the job's files, dashboards and rules. `interval`: time between two scrapes."""
         self.folder, self.interval = folder, interval
         self._steps = ExitStack()
 
@@ -73,7 +73,7 @@ class Observed:
         return self
 
     def _install(self) -> None:
-        """The release, in its namespace, with everything on that can be observed."""
+        """Install the release in its namespace, with all observability features on."""
         self.cluster.add_namespace(HOME, {"pod-security.kubernetes.io/enforce": "restricted"})
         values: dict[str, Any] = {
             "image": {"registry": "localhost"},
@@ -91,7 +91,7 @@ class Observed:
         self.cluster.wait_defined("rlhfjobs.rlhf.dev")
 
     def _dashboards(self) -> list[str]:
-        """What Grafana's sidecar finds in the cluster, written to files; answers their names."""
+        """Write the dashboards that Grafana's sidecar finds in the cluster to files; return their names."""
         folder = self.folder / "dashboards"
         folder.mkdir()
         found = self.cluster.get("configmaps", f"--namespace={HOME}", f"--selector={FOUND_BY}")["items"]
@@ -101,14 +101,14 @@ class Observed:
         return sorted(path.stem for path in folder.iterdir())
 
     def _rules(self) -> Path:
-        """A rule file of what the chart's PrometheusRule says."""
+        """Return a rule file with the content of the chart's PrometheusRule."""
         found = self.cluster.get("prometheusrules.monitoring.coreos.com", f"--namespace={HOME}")["items"]
         path = self.folder / "rules.yaml"
         path.write_text(yaml.safe_dump({"groups": [group for item in found for group in item["spec"]["groups"]]}))
         return path
 
     def _train(self) -> GatedJob:
-        """A job that trains with fusion and checkpoints until it is deleted, and one that waits for GPUs."""
+        """Start a job that trains with fusion and checkpoints until it is deleted, and one that waits for GPUs."""
         job = GatedJob(self.cluster, NAMESPACE, self.folder / "job", forgiven=1000, **SHAPE)
         job.manifest["spec"] |= {"fusion": MEASURED, "evaluation": EVALUATED}
         for algorithm in job.manifest["spec"]["algorithm"].values():
@@ -124,12 +124,12 @@ class Observed:
         small = {"name": "worker", "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}}
         waiting["spec"]["coordinator"] = {"template": {"spec": {"containers": [small]}}}
         for group in ("generation", "inference", "training"):
-            waiting["spec"][group]["gpusPerReplica"] = 1  # of which the node has none
+            waiting["spec"][group]["gpusPerReplica"] = 1  # the node has none of these
         self.cluster.apply(waiting)
         return job
 
     def until_trained(self, iterations: int) -> None:
-        """Wait until the job has trained so many iterations."""
+        """Wait until the job has trained this number of iterations."""
 
         def trained() -> bool:
             failed = self.job.condition("Failed")
@@ -139,7 +139,7 @@ class Observed:
         wait_until(f"{iterations} iterations", trained, PATIENCE, every=1.0, check=self.cluster.check)
 
     def change(self) -> None:
-        """Have every tail move, by which its coordinator starts anew, and give inference another worker."""
+        """Let every tail move, which restarts its coordinator, and give inference another worker."""
         self.job.patch(fusion=FUSED, inference={"replicas": 2})
 
     def lose(self, worker: str) -> None:

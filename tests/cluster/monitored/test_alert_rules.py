@@ -1,5 +1,8 @@
-"""The alerts by Prometheus' own tools: the rules are valid, each alert fires in what it is for, and none in what looks
-like it (tests/support/observability/alert_scenarios)."""
+"""Checks the alerts with Prometheus' own tools.
+
+The rules are valid, and each alert fires in its scenarios and in no similar ones
+(tests/support/observability/alert_scenarios).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ ALERTS = [alert for family in FAMILIES for alert in family.alerts]
 
 
 def promtool(*arguments: str) -> None:
-    """Run promtool; raise AssertionError with its words when it finds fault."""
+    """Run promtool; raise AssertionError with its output if it reports an error."""
     done = subprocess.run([str(binary("promtool")), *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -38,7 +41,9 @@ def test_the_rule_file_is_valid() -> None:
 def test_every_alert_fires_in_its_scenario_and_is_silent_in_the_others(tmp_path: Path) -> None:
     files = []
     for family in FAMILIES:
-        for alert in family.alerts:  # by itself: promtool evaluates all rules of a file at every step of a scenario
+        for (
+            alert
+        ) in family.alerts:  # one rule per file: promtool evaluates all rules of a file at every step of a scenario
             rules, asked = tmp_path / f"{alert.name}.yaml", tmp_path / f"{alert.name}.test.yaml"
             rules.write_text(yaml.safe_dump(rule_file([replace(family, alerts=(alert,))])))
             of_alert = [scenario for scenario in SCENARIOS if scenario.alert == alert.name]

@@ -1,8 +1,8 @@
-"""Alerts on real faults: a job trains in pods of a real node, a real Prometheus evaluates the chart's rules on what it
-scrapes, faults happen, and each alert reaches Alertmanager and is over when its fault is.
+"""Alerts on real faults: each alert reaches Alertmanager and is over when its fault is.
 
-The rule: thresholds and times are short by the values that a user has too; queries are those of the chart. What cannot
-be caused in a cluster within seconds is shown by test_alerts_of_a_coordinator.py.
+A job trains in pods of a real node, and a real Prometheus evaluates the chart's rules on its scrapes. Rule: thresholds
+and times are shortened with values that users have too; queries are those of the chart. test_alerts_of_a_coordinator.py
+covers faults that cannot be caused in a cluster within seconds.
 """
 
 from __future__ import annotations
@@ -34,13 +34,19 @@ pytestmark = pytest.mark.full
 ROOT = Path(__file__).parents[3]
 NAMESPACE = "team"
 SILENT_SECONDS = 80
-"""Bookmarks come every minute or two: every watch has an event just before the API server falls silent."""
+"""Seconds of silence: bookmarks come every minute or two, so every watch has an event just before the API server falls
+silent.
+"""
 JOBS = next(item for item in SCRAPE if item["job_name"] == "rlhf-jobs")
 NO_PROGRESS_SECONDS = 24
 ITERATIONS_OF_PROGRESS = 4
-"""That last longer than NO_PROGRESS_SECONDS where the machine is slow: then the job is only slow as well."""
+"""Iterations that last longer than NO_PROGRESS_SECONDS if the machine is slow, so that the job is then only slow as
+well.
+"""
 MOST_SECONDS = 200
-"""Without progress, well below what the alert is waited for: an iteration that a lost worker held up says little."""
+"""Longest time without progress in seconds, well below the wait for the alert. An iteration that a lost worker delayed
+is not representative.
+"""
 SHORT: dict[str, dict[str, Any]] = {
     "RLHFJobNotStarting": {"startSeconds": 5},
     "RLHFJobUnschedulable": {"unschedulableSeconds": 3},
@@ -67,7 +73,7 @@ WAITING = {"RLHFJobUnschedulable": "nowhere", "RLHFJobNotStarting": "lacking", "
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A real node of its own, as its API server stands still for a while."""
+    """Yield a separate cluster with a real node, because its API server is frozen for a while."""
     with own_cluster(request, level="node", images=[images.mounted(Path(environment.PYTHON).parent)]) as running:
         for definition in (ROOT / "crds" / "rlhfjobs.yaml", Path(__file__).parents[1] / "crds" / "kueue.yaml"):
             running.define(definition)
@@ -88,14 +94,14 @@ def test_each_alert_fires_on_its_fault_and_is_over_with_it(cluster: Cluster, tmp
 
 
 class AlertedFaults:
-    """The faults in order, each with the alerts that it is for."""
+    """The faults in order, each with its alerts."""
 
     def __init__(self, cluster: Cluster, job: AlertedJob, operators: WatchedOperators, alerts: FiringAlerts) -> None:
         self._cluster, self._job, self._operators, self._alerts = cluster, job, operators, alerts
         self._start = time.monotonic()
 
     def happen(self) -> None:
-        """All of them, one after the other; what does not disturb another happens beside it."""
+        """Cause all faults, one after the other; independent ones run in parallel."""
         first, standby = self._operators.add(), self._operators.add()
         self._waiting()
         self._workers()
@@ -113,14 +119,16 @@ class AlertedFaults:
         print(f"[{time.monotonic() - self._start:5.0f} s] {text}", file=sys.stderr, flush=True)
 
     def _until_training(self) -> None:
-        """The operator says so, Prometheus has heard it, and iterations end."""
+        """Wait until the operator reports training, Prometheus has scraped that, and iterations end."""
         self._alerts.until_scraped(f'rlhf_job_phase{{rlhf_job="{NAME}", phase="Running"}} == 1')
         trained = self._job.trained()
         wait_until("the job to train", lambda: self._job.trained() >= trained + 2, PATIENCE, every=0.5)
 
     def _waiting(self) -> None:
-        """Three jobs that cannot begin, beside one that does; no Kueue runs that would admit one of them. They stay
-        until the end: the queue of the operator has them all in turn."""
+        """Start three jobs that cannot start, beside one that does; no Kueue runs to admit one of them.
+
+        They stay until the end, and the operator's queue has them all in turn.
+        """
         self._job.apply()
         self._job.allow(OPEN)
         nowhere = self._job.beside("nowhere", nodeSelector={"no": "node"})
@@ -134,7 +142,7 @@ class AlertedFaults:
         self._say("the job trains")
 
     def _workers(self) -> None:
-        """One is killed, and all are cut off before it is back."""
+        """Kill one worker, then cut all off before it is back."""
         killed = ("RLHFWorkerLost", "RLHFJobRecoveringRepeatedly")
         self._alerts.until_quiet(*killed, "RLHFCoordinatorWithoutSessions", **OF_JOB)
         for counter in ('rlhf_job_restarts_total{reason="failure", ', "rlhf_recoveries_total{"):
@@ -151,7 +159,7 @@ class AlertedFaults:
         self._say("the workers are back")
 
     def _leaders(self, first: OperatorProcess, standby: OperatorProcess) -> OperatorProcess:
-        """The one that leads dies, and later another takes no heed of the one that leads."""
+        """Kill the leader; later another operator ignores the present leader."""
         wait_until("one of both to lead", lambda: first.leads() != standby.leads(), PATIENCE, every=0.5)
         leader, other = (first, standby) if first.leads() else (standby, first)
         wait_until("the standby to be up", other.healthy, PATIENCE, every=0.5)
@@ -166,8 +174,9 @@ class AlertedFaults:
         return alone
 
     def _frozen(self) -> None:
-        """The API server stands still, for an operator that has no Lease to lose; the job trains on, with faults
-        that do not ask it."""
+        """Freeze the API server for an operator without a Lease to lose; the job trains on, with faults independent of
+        it.
+        """
         soon = ("RLHFOperatorErrors", "RLHFOperatorQueueOld")
         names = (*soon, "RLHFOperatorWatchStale")
         self._until_training()
@@ -179,7 +188,7 @@ class AlertedFaults:
         self._say("the API server stands still")
         server.signal("kube-apiserver", signal.SIGSTOP)
         try:
-            # The longer it lasts the rarer its jobs are tried, until none of them waits for another any more.
+            # The longer this lasts, the rarer its jobs are retried, until none of them waits for another.
             self._alerts.until_firing(*soon)
             self._hung()
             self._rewards()
@@ -191,7 +200,7 @@ class AlertedFaults:
         self._say("the API server goes on")
 
     def _bear_with_slow_iterations(self) -> None:
-        """A job makes no progress when nothing ends in the time of several iterations, however long these take here."""
+        """Adapt the alert to slow iterations: a job makes no progress if none ends in the time of several."""
         lasted = f'rlhf_iteration_last_seconds{{rlhf_job="{NAME}"}}'
         last = min(series.value for series in self._alerts.monitoring.prometheus.until(lasted, PATIENCE))
         seconds = min(max(NO_PROGRESS_SECONDS, math.ceil(ITERATIONS_OF_PROGRESS * last)), MOST_SECONDS)
@@ -199,7 +208,7 @@ class AlertedFaults:
         self._alerts.change("RLHFJobNoProgress", windowSeconds=seconds)
 
     def _hung(self) -> None:
-        """The reward hangs."""
+        """Let the reward hang."""
         names = ("RLHFJobStuck", "RLHFJobNoProgress", "RLHFGPUIdle")
         self._alerts.until_quiet(*names, **OF_JOB)
         self._job.hold()
@@ -231,7 +240,7 @@ class AlertedFaults:
         self._say("its coordinator stood still")
 
     def _storage(self) -> None:
-        """The folder of the checkpoints cannot be written any more, by which the job ends."""
+        """Make the folder of the checkpoints read-only, which ends the job."""
         self._alerts.until_firing("RLHFKLRunaway", **OF_JOB)
         self._alerts.until_quiet("RLHFCheckpointFailing", "RLHFCheckpointOverdue", **OF_JOB)
         (self._job.folder / "checkpoints").chmod(0o555)
@@ -239,7 +248,7 @@ class AlertedFaults:
         self._say("no checkpoint can be made")
 
     def _failed(self) -> None:
-        """The operator learns of the job's end when it can; the coordinator is there for five minutes more."""
+        """Wait until the operator reports the job's end; the coordinator remains for five more minutes."""
         self._alerts.until_firing("RLHFJobFailed", **OF_JOB)
         self._say("the job has failed")
         self._alerts.until_over("RLHFCheckpointOverdue", "RLHFCheckpointFailing", "RLHFKLRunaway", **OF_JOB)

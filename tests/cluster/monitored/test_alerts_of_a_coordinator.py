@@ -1,9 +1,9 @@
-"""Alerts on faults that a cluster cannot be given within seconds, on a real coordinator, its real metrics endpoint and
-simulated workers: moves that are refused, a sample that nobody can decode, drafts that are wrong, costs that change, a
-mismatch, a disk that fills, a certificate that ends.
+"""Alerts on faults that cannot be caused in a cluster within seconds, on a real coordinator with simulated workers.
 
-The rule: the coordinator is the code of a job, over real gRPC; workers misbehave as test doubles of real ones do. The
-Prometheus, the Alertmanager and the queries are the real ones, with short times by values.
+The faults: moves that are refused, a sample that fails everywhere, wrong drafts, changing costs, a mismatch, a disk
+that fills, a certificate that expires. Rule: the coordinator is the code of a job, over real gRPC with its real metrics
+endpoint; the workers are test doubles. Prometheus, Alertmanager and the queries are the real ones, with short times set
+by values.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ SHORT: dict[str, dict[str, Any]] = {
 }
 OF_JOB = {"namespace": "team", "rlhf_job": "simulated"}
 DISK_MIB = 256
-"""Of memory: what 7% of it leaves is more than the run writes while the alert of a full disk is waited for."""
+"""Size of the disk in MiB: 7% of it is more than the run writes while the test waits for the alert of a full disk."""
 DAY = timedelta(days=1)
 
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of its own, of DISK_MIB."""
+    """Yield a separate file system of DISK_MIB."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(folder)], check=True)
     try:
@@ -59,30 +59,30 @@ def small_disk(folder: Path) -> Iterator[Path]:
 
 
 def scrape(endpoint: Endpoint) -> dict[str, Any]:
-    """The coordinator as a target, with the labels that a scrape of its pod has."""
+    """Return the coordinator as a target, with the labels of a scrape of its pod."""
     return {"job_name": "rlhf", "static_configs": [{"targets": [f"127.0.0.1:{endpoint.port}"], "labels": OF_JOB}]}
 
 
 class Watched:
-    """The job, what may go wrong with it, and its alerts."""
+    """The job, its possible faults, and its alerts."""
 
     def __init__(self, alerts: FiringAlerts, run: JobRun, pace: Pace, disk: Path, certificates: Path) -> None:
         self.alerts, self._run, self.pace, self.disk, self._certificates = alerts, run, pace, disk, certificates
         self.prediction = 1.0
-        """What the planner predicts, as a share of what the iteration before took."""
+        """Predicted time as a share of the previous iteration's."""
 
     def will_predict(self, share: float) -> None:
-        """Predict so much of what the iteration before took from now on."""
+        """Set the predicted share of the previous iteration's time."""
         self.prediction = share
 
     def certificate(self, lifetime: timedelta) -> None:
-        """Have the job's processes a certificate of this lifetime."""
+        """Give the job's processes a certificate with this lifetime."""
         now = datetime.now(UTC)
         issued = new_authority("simulated", now).issue(["simulated"], now, lifetime)
         issued.write(self._certificates)
 
     async def predict(self) -> None:
-        """Let what is predicted of an iteration be so: simulated workers cannot be predicted."""
+        """Replace the prediction of each iteration, because simulated workers cannot be predicted."""
         fusion = self._run.state.fusion
         while True:
             before = self._run.last_metrics.get("seconds/generation_and_inference", 1.0)
@@ -90,7 +90,7 @@ class Watched:
             await asyncio.sleep(0.005)
 
     async def fault(self, name: str, begin: Callable[[], None], end: Callable[[], None]) -> None:
-        """Cause a fault, wait for its alert, mend it, and wait until the alert is over."""
+        """Cause a fault, wait for its alert, undo it, and wait until the alert is over."""
         # A busy machine is a fault as well: an iteration that it holds up takes longer than predicted.
         await asyncio.to_thread(self.alerts.until_quiet, name, **OF_JOB)
         begin()
@@ -101,7 +101,7 @@ class Watched:
 
 @asynccontextmanager
 async def watched(cluster: Cluster, folder: Path) -> AsyncIterator[Watched]:
-    """A job of four simulated generation workers that goes on and on, and moves its tail every time."""
+    """Yield an endless job of four simulated generation workers that moves its tail every time."""
     fusion = {
         "intraStage": {"mode": "Disabled"},
         "interStage": {"mode": "Fixed", "threshold": 5, "pool": 1, "transfer": "KV"},
@@ -177,7 +177,7 @@ async def _disk(job: Watched) -> None:
     filler = job.disk / "filler"
 
     def fill(share: float) -> None:
-        """Let so much of the disk be used, the run's own files among it: they grow, and the job needs what is left."""
+        """Fill the disk to this share, including the run's growing files; the job needs the rest."""
         space = os.statvfs(job.disk)
         more = int(share * DISK_MIB * 2**20) - (space.f_blocks - space.f_bavail) * space.f_frsize
         with filler.open("ab") as file:

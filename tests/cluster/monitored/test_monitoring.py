@@ -1,5 +1,6 @@
-"""Prometheus and Alertmanager beside a cluster: they find pods by the API server with few rights, and alerts arrive.
-The chart's objects for the Prometheus operator are taken by an API server that has its definitions.
+"""Prometheus and Alertmanager beside a cluster: they discover pods through the API server with few rights.
+
+Alerts arrive, and an API server with the definitions of the Prometheus operator accepts the chart's objects for it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ OBJECTS = {
         "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     },
 }
-"""Values by which the chart makes every kind of object that the Prometheus operator reads."""
+"""Values with which the chart creates every kind of object that the Prometheus operator reads."""
 
 
 def test_targets_are_found_and_an_alert_arrives_and_ends(

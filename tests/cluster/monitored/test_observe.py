@@ -1,7 +1,7 @@
-"""What people observe a real job by: every panel of every dashboard has data, no series is missing, doubled or unknown.
+"""Observes a real job: every panel of every dashboard has data, and no series is missing, duplicated or unknown.
 
-The rule: what is asked is read from the objects that the chart made, and every query is waited for by itself. A query
-that has data in a rare state alone is named in `RARE` with the reason, and such a list is checked too.
+Rule: the queries come from the objects that the chart created, and every query is waited for separately. A query that
+has data only in a rare state is listed in `RARE` with the reason, and that list is checked too.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ pytestmark = pytest.mark.full
 
 PATIENCE = 600.0  # seconds for any one fact
 WHOLE_SECONDS = 1800
-"""From before the job's first iteration on, however long it took: what happened once is looked at too."""
+"""Seconds of the whole period, from before the job's first iteration on, so that one-time events are included."""
 INTERVAL = 2  # seconds between two scrapes
 DRAWN_SCRAPES = 30
-"""Of what is there for a while alone: a small panel draws the whole time in steps of many seconds."""
+"""Scrapes of short-lived data: a small panel draws the whole time in steps of many seconds."""
 RATE_INTERVAL = "20s"  # several scrapes of a machine that is busy
-RUN_PAGE_PORT = 8  # of the slot, by index
+RUN_PAGE_PORT = 8  # port of the slot, by index
 SETTLED = 6
-"""Iterations that the job has trained when it is looked at: the second checkpoint, several tails, a recovery."""
+"""Iterations that the job has trained before the check: the second checkpoint, several tails, a recovery."""
 SCRAPE_LABELS = {"__name__", "instance", "job", "namespace", "pod", "rlhf_job"}
 PROCESSES = 9
-"""The operator, the coordinators of both jobs, and two workers each of generation, inference and training."""
+"""Number of processes: the operator, the coordinators of both jobs, two workers each of generation, inference,
+training.
+"""
 TAUGHT = "ranks that teach a draft model; tests/integration/jobs/test_trained_drafter.py reads what they measure"
 VLLM = "workers whose engine is vLLM; tests/integration/vllm/test_vllm_roles.py asks the endpoint of one"
 CARRIED = "jobs with rollout.maxStaleness; tests/integration/jobs/test_carried_job.py reads what they measure"
@@ -66,15 +68,15 @@ RARE = {
     ("learning", "What is not trained on", "D"): CARRIED,
     ("engine", "Held for scoring, given back by sleep", "A"): "scoring early, which Auto chooses by a measured gain",
 }
-"""(dashboard, panel, query) -> what has data of it, which a job on this machine need not be."""
+"""(dashboard, panel, query) -> the kind of job that has data for it, unlike a job on this machine."""
 
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
-    """A job that has trained some iterations and lost a worker meanwhile."""
+    """Yield a job that has trained some iterations and lost a worker meanwhile."""
     with Observed(tmp_path_factory.mktemp("observed"), interval=f"{INTERVAL}s") as result:
         result.until_trained(2)
-        # Times are predicted under Auto alone, which ends with the change.
+        # Times are predicted under Auto only, which ends with the change.
         seen = f"count_over_time(rlhf_fusion_prediction_error_ratio[{WHOLE_SECONDS}s])"
         result.monitoring.prometheus.until(
             seen, PATIENCE, lambda found: found and found[0].value >= DRAWN_SCRAPES, "as much of it as is drawn"
@@ -86,7 +88,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
 
 
 def asked(observed: Observed) -> list[Asked]:
-    """All queries of all dashboards."""
+    """Return all queries of all dashboards."""
     paths = sorted((observed.folder / "dashboards").glob("*.json"))
     return [item for path in paths for item in queries(path, rate_interval=RATE_INTERVAL, whole_range="15m")]
 
@@ -122,7 +124,7 @@ def test_the_catalogue_is_what_is_served(observed: Observed) -> None:
         wait_until("every series of the catalogue", lambda: not missing(), PATIENCE, every=INTERVAL)
     except TimeoutError as error:
         raise AssertionError(f"nobody serves {sorted(missing())}") from error
-    for labels in prometheus.series('{__name__=~"rlhf_[^:]+"}'):  # without what rules record
+    for labels in prometheus.series('{__name__=~"rlhf_[^:]+"}'):  # without recorded series
         metric = metric_of_series(labels["__name__"])
         assert metric is not None, f"{labels['__name__']} is not in the catalogue"
         own = {*metric.label_names, "le"}
@@ -140,7 +142,7 @@ def test_no_series_is_scraped_twice_and_no_scrape_fails(observed: Observed) -> N
     prometheus.until("count(up == 1)", PATIENCE, lambda found: found and found[0].value == PROCESSES)
     prometheus.until("up == 0", PATIENCE, lambda found: not found)
     live = 'count by (__name__, pod, job) ({__name__=~"rlhf_build_info|process_start_time_seconds"})'
-    # A container that has just been replaced is there twice until Prometheus has looked for targets again.
+    # A replaced container exists twice until Prometheus has discovered the targets again.
     prometheus.until(
         live, PATIENCE, lambda found: {item.value for item in found} == {1.0}, "each process to be there once"
     )
@@ -150,7 +152,7 @@ def test_the_rules_are_evaluated_and_only_what_is_wrong_fires(observed: Observed
     wrong: list[dict[str, Any]] = []
 
     def evaluated() -> bool:
-        """All of them, by their last evaluation; one that has not been yet has no health."""
+        """Return whether all were evaluated; one without an evaluation has no health."""
         rules = observed.monitoring.prometheus.rules()
         wrong[:] = [rule for rule in rules if rule["health"] != "ok"]
         return bool(rules) and not wrong
@@ -178,7 +180,7 @@ def test_grafanas_libraries_draw_every_panel(observed: Observed, tmp_path: Path)
 
 
 def test_the_page_of_a_job_that_runs_is_seen_in_a_browser(observed: Observed) -> None:
-    """As docs/how-to/look-at-one-run.md says: served in the coordinator's pod, seen through a forwarded port."""
+    """Follow docs/how-to/look-at-one-run.md: served in the coordinator's pod, viewed through a forwarded port."""
     port, place = observed.cluster.port(RUN_PAGE_PORT), f"--namespace={NAMESPACE}"
     program = ("python", "-m", "rlhf_coordinator.run_page", f"--port={port}")
     commands = (

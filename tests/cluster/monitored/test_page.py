@@ -1,4 +1,4 @@
-"""The page of dashboards tells what it shows: data, nothing, or an error, which a test of real dashboards relies on."""
+"""The page of dashboards reports data, no data, or an error, which the test of real dashboards relies on."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BROKEN: dict[str, dict[str, Any]] = {
 
 
 def write(folder: Path, name: str, panels: list[dict[str, Any]]) -> None:
-    """Writes a dashboard of these panels, one below the other."""
+    """Write a dashboard of these panels, one below the other."""
     for number, panel in enumerate(panels):
         for letter, target in zip("ABC", panel.get("targets", []), strict=False):
             target["refId"] = letter
@@ -54,7 +54,7 @@ def write(folder: Path, name: str, panels: list[dict[str, Any]]) -> None:
 
 @pytest.fixture
 def itself(cluster: Cluster) -> dict[str, Any]:
-    """The scrape_config of a Prometheus that scrapes itself."""
+    """Return the scrape_config of a Prometheus that scrapes itself."""
     address = Monitoring(cluster).prometheus.url.removeprefix("http://")
     return {"job_name": "itself", "static_configs": [{"targets": [address]}]}
 

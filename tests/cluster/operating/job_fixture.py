@@ -1,6 +1,6 @@
-"""Fixtures of tests that watch an operator work on jobs whose pods run on fake nodes, and what a user sees of them.
+"""Fixtures for tests that watch an operator work on jobs whose pods run on fake nodes, and the user's view of them.
 
-The rule: a module has one operator, a test a namespace of its own; nothing here knows what a test expects.
+Rule: a module has one operator, and a test has its own namespace; fixtures do not know what a test expects.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ ALL = ["coordinator", "generation-0", "generation-1", "inference-0", "training-0
 
 @pytest.fixture(scope="session")
 def cluster(control_plane_cluster: Cluster) -> Cluster:
-    """The control plane with the definition, and fake nodes that take any pod."""
+    """Return the control plane with the definition, and fake nodes that accept any pod."""
     control_plane_cluster.define(ROOT / "crds" / "rlhfjobs.yaml")
-    # Names of its own: other tests count on the taint of theirs.
+    # Separate names, because other tests depend on the taint of theirs.
     for name in control_plane_cluster.add_kwok_nodes(2, gpus=8, first=100):
         control_plane_cluster.kubectl("taint", "node", name, f"{TAINT['key']}-")
     return control_plane_cluster
@@ -35,14 +35,14 @@ def cluster(control_plane_cluster: Cluster) -> Cluster:
 
 @pytest.fixture(scope="module")
 def operator(cluster: Cluster) -> Iterator[OperatorProcess]:
-    """The operator."""
+    """Yield the operator."""
     with OperatorProcess(cluster) as process:
         yield process
 
 
 @pytest.fixture
 def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace of the restricted Pod Security level."""
+    """Yield a namespace of the restricted Pod Security level."""
     name = "job-" + request.node.name.removeprefix("test_").replace("_", "-")[:40].rstrip("-")
     cluster.add_namespace(name, {"pod-security.kubernetes.io/enforce": "restricted"})
     yield name
@@ -56,11 +56,11 @@ SHARED_FILES: dict[str, Any] = {
         "containers": [{"name": "worker", "volumeMounts": [{"name": "files", "mountPath": "/checkpoints"}]}],
     }
 }
-"""A template by which ranks have a place for checkpoints; no scheduler waits for the volume, no fake node mounts it."""
+"""Template with a volume for the checkpoints of ranks; no scheduler waits for the volume, no fake node mounts it."""
 
 
 def manifest(namespace: str, name: str = "job", **spec: Any) -> dict[str, Any]:
-    """A job of six pods without GPUs."""
+    """Return a job of six pods without GPUs."""
     job: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "ppo.yaml").read_text())
     job["metadata"] = {"name": name, "namespace": namespace}
     job["spec"] |= {
@@ -73,9 +73,9 @@ def manifest(namespace: str, name: str = "job", **spec: Any) -> dict[str, Any]:
 
 
 class Seen:
-    """What a user sees of a namespace.
+    """The user's view of a namespace.
 
-    The operator acts first and writes the status after that, and events after both: a test waits for each of them.
+    The operator acts first, then writes the status, and then posts events: a test waits for each of them.
     """
 
     def __init__(self, cluster: Cluster, operator: OperatorProcess, namespace: str) -> None:
@@ -86,13 +86,13 @@ class Seen:
         return self.cluster.get("rlhfjob", name, self.where)
 
     def condition(self, kind: str, name: str = "job") -> dict[str, Any]:
-        """Return a condition of a job; one whose fields are all empty while it is not there."""
+        """Return a condition of a job; one with empty fields if it does not exist."""
         conditions = self.job(name).get("status", {}).get("conditions", [])
         absent = dict.fromkeys(("status", "reason", "message"), "")
         return next((condition for condition in conditions if condition["type"] == kind), absent)
 
     def pods(self, name: str = "job") -> dict[str, dict[str, Any]]:
-        """Return the pods with the label of a job, by what follows its name."""
+        """Return the pods with the label of a job, by their names without the job's."""
         pods = self.cluster.get("pods", self.where, f"--selector={LABEL}={name}")["items"]
         return {pod["metadata"]["name"].removeprefix(f"{name}-"): pod for pod in pods}
 
@@ -105,21 +105,21 @@ class Seen:
         return sorted(name for name, pod in self.pods().items() if pod["status"].get("phase") == "Running")
 
     def until(self, what: str, holds: Any, timeout: float = TIMEOUT) -> None:
-        """Wait for a fact; raise when the operator has ended."""
+        """Wait for a fact; raise if the operator has ended."""
         wait_until(what, holds, timeout, every=0.3, check=self.operator.check)
 
     def until_pods(self, *expected: str) -> None:
-        """Wait until exactly these pods run and the status is that of the manifest as it is now."""
+        """Wait until exactly these pods run and the status is that of the present manifest."""
         self.until(f"pods {expected}", lambda: self.running() == sorted(expected))
         self.until("the status of this generation", self._observed)
 
     def until_gone(self, kind: str, name: str) -> None:
-        """Wait until there is no such object."""
+        """Wait until the object does not exist."""
         named = ("get", kind, name, self.where, "--ignore-not-found", "--output=name")
         self.until(f"{kind} {name} to be gone", lambda: not self.cluster.kubectl(*named).strip())
 
     def until_restarts(self, failures: int, disruptions: int) -> None:
-        """Wait until the status counts exactly these."""
+        """Wait until the status has exactly these counts."""
         what = f"{failures} failures and {disruptions} disruptions to be counted"
         try:
             self.until(what, lambda: self.restarts() == (failures, disruptions))
@@ -127,7 +127,7 @@ class Seen:
             raise TimeoutError(f"{error}; the status counts {self.job()['status'].get('restarts')}") from None
 
     def until_event(self, *reasons: str, name: str = "job") -> None:
-        """Wait until there is an event of each of these reasons about a job."""
+        """Wait until a job has an event of each of these reasons."""
         self.until(f"events {reasons}", lambda: set(reasons) <= set(self.events(name)))
 
     def events(self, name: str = "job") -> list[str]:
@@ -136,7 +136,7 @@ class Seen:
         return [event["reason"] for event in events if event["involvedObject"]["name"] == name]
 
     def restarts(self) -> tuple[int, int]:
-        """Return (failures, disruptions) as the status counts them; (-1, -1) while it counts nothing."""
+        """Return (failures, disruptions) of the status; (-1, -1) while it has no counts."""
         counts = self.job().get("status", {}).get("restarts")
         return (counts["failures"], counts["disruptions"]) if counts else (-1, -1)
 
@@ -145,12 +145,12 @@ class Seen:
         return bool(job.get("status", {}).get("observedGeneration") == job["metadata"]["generation"])
 
     def patch(self, **spec: Any) -> None:
-        """What `kubectl edit` does."""
+        """Change the spec like `kubectl edit`."""
         given = json.dumps({"spec": spec})
         self.cluster.kubectl("patch", "rlhfjob", "job", self.where, "--type=merge", f"--patch={given}")
 
     def report(self, worker: str, status: dict[str, Any]) -> None:
-        """A pod's status as a kubelet would write it."""
+        """Write a pod's status as a kubelet would."""
         given = json.dumps({"status": status})
         arguments = (self.where, "--subresource=status", "--type=merge", f"--patch={given}")
         self.cluster.kubectl("patch", "pod", f"job-{worker}", *arguments)
@@ -158,5 +158,5 @@ class Seen:
 
 @pytest.fixture
 def seen(cluster: Cluster, operator: OperatorProcess, namespace: str) -> Seen:
-    """The namespace of the test."""
+    """Return the view of the test's namespace."""
     return Seen(cluster, operator, namespace)

@@ -1,7 +1,7 @@
 """`rlhf get, describe, logs, top, suspend, resume, scale, wait` against a real API server, beside the real operator.
 
-The verbs run in this process, as a user types them. There are no nodes here, so pods stay Pending; logs and metrics of
-pods that run are in test_cli_pods.py.
+The verbs run in this process, as a user types them. There are no nodes here, so pods stay Pending; test_cli_pods.py
+covers logs and metrics of running pods.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.cluster.processes import wait_until
 from rlhf_cli import main as command_line
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT = 240.0  # seconds for anything here; a second or two on an idle machine
+TIMEOUT = 240.0  # seconds for any one step; a second or two on an idle machine
 NAMESPACE = "cli"
 Answer = tuple[int, str, str]
 Rlhf = Callable[..., Answer]
@@ -31,7 +31,7 @@ Rlhf = Callable[..., Answer]
 
 @pytest.fixture(scope="module")
 def cluster(api_cluster: Cluster) -> Cluster:
-    """The API server with the definition and one namespace."""
+    """Return the API server with the definition and one namespace."""
     api_cluster.define(ROOT / "crds" / "rlhfjobs.yaml")
     api_cluster.add_namespace(NAMESPACE)
     return api_cluster
@@ -39,14 +39,14 @@ def cluster(api_cluster: Cluster) -> Cluster:
 
 @pytest.fixture(scope="module")
 def operator(cluster: Cluster) -> Iterator[OperatorProcess]:
-    """The operator."""
+    """Yield the operator."""
     with OperatorProcess(cluster) as process:
         yield process
 
 
 @pytest.fixture
 def rlhf(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rlhf:
-    """Runs a command line; (exit code, standard output, standard error)."""
+    """Return a function that runs a command line and returns (exit code, standard output, standard error)."""
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
 
     def run(*arguments: str, program: str = "rlhf") -> Answer:
@@ -62,7 +62,7 @@ def rlhf(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 @pytest.fixture
 def job(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The name of a job of six pods."""
+    """Yield the name of a job of six pods."""
     body: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "ppo.yaml").read_text())
     name = request.node.name.split("[")[0].removeprefix("test_").replace("_", "-")[:30].rstrip("-")
     body["metadata"] = {"name": name, "namespace": NAMESPACE}
@@ -77,7 +77,7 @@ def job(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def write_status(cluster: Cluster, name: str, status: dict[str, Any], namespace: str = NAMESPACE) -> None:
-    """As an operator would."""
+    """Write a status as an operator would."""
     patch = f"--patch={json.dumps({'status': status})}"
     cluster.kubectl("patch", "rlhfjob", name, f"-n={namespace}", "--subresource=status", "--type=merge", patch)
 
@@ -106,7 +106,7 @@ def test_a_job_from_its_creation_to_its_suspension(
     code, out = 1, ""
 
     def whole() -> bool:
-        """Events come after the status, and pods' statuses after pods."""
+        """Return whether all is complete: events come after the status, and pods' statuses after pods."""
         nonlocal code, out
         code, out, _ = rlhf("describe", job, *where)
         return code == 0 and all(part in out for part in described)
@@ -137,14 +137,14 @@ def test_a_job_from_its_creation_to_its_suspension(
     assert "is suspended already" in rlhf("suspend", job, *where)[1]
     assert "will be resumed" in rlhf("resume", job, *where)[1]
     assert rlhf("wait", job, *where, "--for=condition=Suspended=False", f"--timeout={TIMEOUT:.0f}s")[0] == 0
-    # Its pods may be there again or not; the server gives an empty log of one that is on no node yet.
+    # Its pods may exist again or not; the server returns an empty log of one without a node.
     code, out, err = rlhf("logs", job, *where, "--group=generation")
     assert not out
     reported = ("no log", "has no pod generation") if code else ("has written anything yet", "written nothing yet")
     assert any(item in err for item in reported)
 
     def ran_out() -> bool:
-        """On a busy machine the time may be over before the job was read."""
+        """Return whether it timed out; on a busy machine the time may end before the job was read."""
         code, _, err = rlhf("wait", job, *where, "--for=iteration=1", "--timeout=2s")
         assert code == 124
         assert "iteration=1 did not come in 2s" in err
@@ -177,7 +177,9 @@ def test_what_was_mistyped_or_cannot_be_is_said_with_a_remedy(rlhf: Rlhf, job: s
 def test_a_failed_job_ends_a_wait_with_its_code_and_is_never_changed(cluster: Cluster, rlhf: Rlhf) -> None:
     body: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "grpo.yaml").read_text())
     body["metadata"] = {"name": "failed", "namespace": NAMESPACE}
-    body["spec"]["operatorClass"] = "of-nobody"  # or the operator's first status and that of this test would race
+    body["spec"]["operatorClass"] = (
+        "of-nobody"  # otherwise the operator's first status and that of this test would race
+    )
     cluster.apply(body)
     message = "the coordinator ended with exit code 22: prompts.jsonl cannot be read"
     write_status(
@@ -258,7 +260,7 @@ def test_rights_that_lack_are_named(cluster: Cluster, rlhf: Rlhf, job: str) -> N
 
 @pytest.fixture(scope="module")
 def bare() -> Iterator[Cluster]:
-    """An API server of its own, without the definition at first; it may be restarted."""
+    """Yield a separate API server, without the definition at first; it may be restarted."""
     with Cluster(level="api") as cluster:
         yield cluster
 

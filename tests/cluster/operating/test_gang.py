@@ -1,7 +1,7 @@
 """Gangs on a real API server: Kubernetes' own with the real scheduler, the others against the fields that we set.
 
-The definitions in crds/ hold what the published APIs of Kueue, Volcano and coscheduling say of those fields; their
-controllers are played by the test, through the API server.
+The definitions in crds/ contain these fields of the published APIs of Kueue, Volcano and coscheduling; the test plays
+their controllers through the API server.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ GATES = {"GenericWorkload": True, "GangScheduling": True}
 
 @pytest.fixture(scope="module")
 def audit(tmp_path_factory: pytest.TempPathFactory) -> Audit:
-    """What the API server is asked."""
+    """Return the audit log of the API server."""
     return Audit(tmp_path_factory.mktemp("audit"))
 
 
 @pytest.fixture(scope="module")
 def cluster(audit: Audit) -> Iterator[Cluster]:
-    """A control plane with gang scheduling switched on; no node yet."""
+    """Yield a control plane with gang scheduling switched on; no node yet."""
     with Cluster(
         level="control-plane",
         feature_gates=GATES,
@@ -55,7 +55,7 @@ def cluster(audit: Audit) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def operator(cluster: Cluster) -> Iterator[OperatorProcess]:
-    """The operator with the rights of the chart and no others; it finds every backend when it starts."""
+    """Yield the operator with exactly the rights of the chart; it finds every backend when it starts."""
     switched_on = {"scheduling": {mode.lower(): True for mode in MODES}}
     for (kind, _), body in render(switched_on).items():
         if kind in ("ClusterRole", "ClusterRoleBinding"):
@@ -70,17 +70,17 @@ def operator(cluster: Cluster) -> Iterator[OperatorProcess]:
 
 
 LARGE = {"spec": {"containers": [{"name": "worker", "resources": {"requests": {"cpu": "16"}}}]}}
-"""Four of them fill a fake node of 64 CPUs; five are the minimum of the job below, six all of it."""
+"""Pod template: four pods fill a fake node of 64 CPUs; five are the minimum of the job below, six all of it."""
 
 
 def add_node(cluster: Cluster, first: int) -> None:
-    """A fake node that takes any pod."""
+    """Add a fake node that accepts any pod."""
     for name in cluster.add_kwok_nodes(1, gpus=0, first=first):
         cluster.kubectl("taint", "node", name, f"{TAINT['key']}-")
 
 
 def large(namespace: str, name: str = "job", mode: str = "Auto") -> dict[str, Any]:
-    """A job of six large pods."""
+    """Return a job of six large pods."""
     gang = {"gang": {"mode": mode}}
     job = manifest(namespace, name, coordinator={"template": LARGE}, scheduling=gang)
     for group in ("generation", "inference", "training"):
@@ -92,7 +92,7 @@ def large(namespace: str, name: str = "job", mode: str = "Auto") -> dict[str, An
 
 
 def bound(seen: Seen, name: str = "job") -> list[str]:
-    """Pods that have a node."""
+    """Return the pods with a node."""
     return sorted(worker for worker, each in seen.pods(name).items() if each["spec"].get("nodeName"))
 
 
@@ -130,13 +130,13 @@ def test_a_native_gang_gets_all_its_pods_bound_or_none(cluster: Cluster, seen: S
 
 
 def named(namespace: str, mode: str, **more: Any) -> dict[str, Any]:
-    """A job that asks for a backend by name."""
+    """Return a job that asks for a backend by name."""
     return manifest(namespace, scheduling={"gang": {"mode": mode, **more}, "priorityClassName": "high"})
 
 
 @pytest.fixture(scope="module", autouse=True)
 def priority(cluster: Cluster) -> None:
-    """The API server refuses pods of a class that does not exist."""
+    """Create the priority class, because the API server refuses pods of a missing class."""
     kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "high"}, "value": 7}
     cluster.apply(kind)
 
@@ -184,7 +184,7 @@ class Kueue:
         return items[0] if items else {}
 
     def sizes(self) -> dict[str, int]:
-        """Pods by pod set; empty while one Workload has gone and the next is not there yet."""
+        """Return the number of pods by pod set; empty between two Workloads."""
         pod_sets = self.workload().get("spec", {}).get("podSets", [])
         return {pod_set["name"]: pod_set["count"] for pod_set in pod_sets}
 
@@ -193,7 +193,7 @@ class Kueue:
         return next((str(condition["status"]) for condition in conditions if condition["type"] == kind), "")
 
     def write(self, conditions: dict[str, tuple[str, str]], admission: dict[str, Any] | None = None) -> None:
-        """Conditions by type, (status, reason); an admission when one is given."""
+        """Write conditions, type -> (status, reason), and an admission if one is given."""
         status = self.workload().get("status", {})
         kept = [condition for condition in status.get("conditions", []) if condition["type"] not in conditions]
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -282,10 +282,10 @@ def test_every_right_of_every_backend_was_made_use_of(audit: Audit, request: pyt
     if sum(item.path == request.path for item in request.session.items) < len(TESTS) or request.session.testsfailed:
         pytest.skip("the tests of this module before it use the rights")
     granted = triples(FLAVORS).union(*map(triples, SCHEDULING.values()))
-    # Objects that no watch told of are asked for by name, and the native API takes changes from v1beta1 on.
+    # Objects that no watch reported are read by name, and the native API allows changes from v1beta1 on.
     native = {("scheduling.k8s.io", "workloads", "patch"), ("scheduling.k8s.io", "podgroups", "patch")}
     wanted = {right for right in granted - native if right[1:] not in (("workloads", "get"), ("podgroups", "get"))}
-    with contextlib.suppress(TimeoutError):  # the last requests of the test before may be under way
+    with contextlib.suppress(TimeoutError):  # the last requests of the previous test may be in flight
         wait_until("every right to be used", lambda: wanted <= audit.used(ACCOUNT), PATIENCE)
     assert wanted - audit.used(ACCOUNT) == set()
 

@@ -1,7 +1,7 @@
-"""What the NetworkPolicies of a job and of the chart let through and what they keep out, on a node that enforces them.
+"""Connections that the NetworkPolicies of a job and of the chart allow and block, on a node that enforces them.
 
-Policies and labels are what the operator and the chart make; behind them stand small servers that listen at every port
-in question, so that nothing but a policy refuses a connection.
+Policies and labels come from the operator and the chart. Small servers listen at every port in question, so that only a
+policy can block a connection.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COORDINATOR, WORKER, METRICS = names.COORDINATOR_PORT, names.WORKER_PORT, names.
 OPERATOR_METRICS, HEALTH = 8080, 8081
 RENDEZVOUS = 41234  # any other: training ranks choose theirs
 PORTS = (COORDINATOR, WORKER, METRICS, OPERATOR_METRICS, HEALTH, RENDEZVOUS)
-PATIENCE = 240.0  # seconds until policies are in force everywhere; two on an idle machine
+PATIENCE = 240.0  # seconds until policies are enforced everywhere; two on an idle machine
 TEAM, OTHER = "team-rl", "team-other"
 
 SERVER = f"""
@@ -43,7 +43,7 @@ while True:
     for key, _ in selector.select():
         key.fileobj.accept()[0].close()
 """
-# Refused is what does not answer while others do: a policy drops packets, it says nothing.
+# A port counts as blocked if it does not answer while others do: a policy drops packets silently.
 ASK = """
 import json, socket, sys, threading
 reached = []
@@ -61,7 +61,7 @@ print(json.dumps(sorted(reached)))
 
 
 def job(name: str = "job", namespace: str = TEAM) -> RLHFJob:
-    """A job of the examples."""
+    """Return a job of the examples."""
     result = load(ROOT / "examples" / "ppo.yaml")
     return result.model_copy(update={"metadata": {"name": name, "namespace": namespace}})
 
@@ -87,7 +87,7 @@ OF_THE_JOB = ("coordinator", "worker", "rank")
 
 
 class Peers:
-    """The pods, and what each of them reaches."""
+    """The pods and their connections."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -97,17 +97,17 @@ class Peers:
         }
 
     def run(self, name: str, program: str, *arguments: str) -> Any:
-        """What a program prints in pod `name`."""
+        """Return the output of a program in pod `name`."""
         inside = (f"--namespace={PEERS[name][0]}", "--", "python3", "-c", program, *arguments)
         return json.loads(self._cluster.kubectl("exec", name, *inside))
 
     def reached(self, name: str) -> set[tuple[str, int]]:
-        """(pod, port) of all that pod `name` gets a connection to now."""
+        """Return (pod, port) of all connections that pod `name` can open now."""
         asked = [[other, self._addresses[other], port] for other in PEERS if other != name for port in PORTS]
         return {(other, port) for other, port in self.run(name, ASK, json.dumps(asked))}
 
     def until(self, name: str, expected: set[tuple[str, int]]) -> None:
-        """Waits until pod `name` reaches exactly this."""
+        """Wait until pod `name` reaches exactly this."""
         seen: set[tuple[str, int]] = set()
 
         def exactly() -> bool:
@@ -124,7 +124,7 @@ class Peers:
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A node that enforces policies, with the pods and without any policy."""
+    """Yield a node that enforces policies, with the pods and without any policy."""
     with own_cluster(request, level="node", gpus=0, network_policies=True, images=[images.python()]) as result:
         for name in (HOME, TEAM, OTHER):
             result.add_namespace(name)
@@ -137,7 +137,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def peers(cluster: Cluster) -> Peers:
-    """All of them reach all others at every port, and then the policies come."""
+    """Check that all pods reach all others at every port, then apply the policies."""
     result = Peers(cluster)
     for name in ("stranger", "operator"):
         result.until(name, {(other, port) for other in PEERS if other != name for port in PORTS})
@@ -148,7 +148,7 @@ def peers(cluster: Cluster) -> Peers:
 
 
 def open_to(*ports: int, peers: tuple[str, ...]) -> set[tuple[str, int]]:
-    """(pod, port) for each pod and port."""
+    """Return (pod, port) for each pod and port."""
     return {(name, port) for name in peers for port in ports}
 
 
@@ -158,14 +158,14 @@ FOR_ANYBODY = open_to(METRICS, peers=OF_THE_JOB) | open_to(OPERATOR_METRICS, HEA
 
 @pytest.mark.parametrize("name", OF_THE_JOB)
 def test_pods_of_a_job_reach_each_other_at_every_port_and_the_world_outside(peers: Peers, name: str) -> None:
-    """Egress is the user's: reward endpoints, hubs, stores."""
+    """Check egress, which stays open for the user's reward endpoints, hubs and stores."""
     others = tuple(item for item in (*OF_THE_JOB, *OUTSIDE) if item != name)
     peers.until(name, open_to(*PORTS, peers=others) | open_to(OPERATOR_METRICS, HEALTH, peers=("operator",)))
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_nobody_else_reaches_more_than_metrics(peers: Peers, name: str) -> None:
-    """Neither another job of the namespace, nor one of the same name elsewhere, nor one that calls itself operator."""
+    """No other pod connects: not another job of the namespace, one of the same name elsewhere, or a fake operator."""
     others = tuple(item for item in OUTSIDE if item != name)
     peers.until(name, open_to(*PORTS, peers=others) | FOR_ANYBODY)
 
@@ -178,7 +178,7 @@ def test_the_operator_reaches_coordinators_dns_and_the_api_server_and_nothing_el
     service = cluster.get("service", "kubernetes")["spec"]["clusterIP"]
 
     def resolved() -> bool:
-        """One look: a server of names that is busy may leave a question unanswered."""
+        """Return whether the name resolves; a busy name server may not answer a single query."""
         try:
             return bool(peers.run("operator", resolves) == service)
         except ClusterError:

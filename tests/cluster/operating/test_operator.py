@@ -1,6 +1,6 @@
 """The operator against a real API server, scheduler and garbage collector; pods run on fake nodes.
 
-What training in real pods adds is in test_end_to_end.py.
+test_end_to_end.py adds training in real pods.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The life of a job against a real API server: failures by rule, rolls, deletion, certificates, repairs.
+"""The life of a job against a real API server: failures by rule, rollouts, deletion, certificates, repairs.
 
 Pods run on fake nodes; the tests write the statuses that kubelets would.
 """
@@ -21,32 +21,32 @@ pytestmark = pytest.mark.full
 
 
 CERTIFICATE_SECONDS = 30  # renewed after 20
-WATCHED_SECONDS = 25  # in which a place that is refused at once gets four pods at most; it got 52
+WATCHED_SECONDS = 25  # a name that is refused at once gets at most four pods in this time; it once got 52
 
 
 @pytest.fixture(scope="module")
 def operator(cluster: Cluster) -> Iterator[OperatorProcess]:
-    """The operator, whose certificates live half a minute."""
+    """Yield the operator with certificates that last half a minute."""
     with OperatorProcess(cluster, f"--certificate-lifetime-seconds={CERTIFICATE_SECONDS}") as process:
         yield process
 
 
 def ended(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]:
-    """The status of a pod whose container ended for good."""
+    """Return the status of a pod whose container has ended permanently."""
     state = {"exitCode": code, "reason": reason, "message": message, "containerID": f"containerd://{code:064x}"}
     container = {"name": "worker", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
     return {"phase": "Failed", "containerStatuses": [container | {"state": {"terminated": state}}]}
 
 
 def waiting(reason: str, message: str) -> dict[str, Any]:
-    """The status of a pod whose container cannot start."""
+    """Return the status of a pod whose container cannot start."""
     container = {"name": "worker", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
     state = {"waiting": {"reason": reason, "message": message}}
     return {"phase": "Pending", "containerStatuses": [container | {"state": state}]}
 
 
 def epochs(seen: Seen) -> dict[str, set[str]]:
-    """Group -> epochs that its pods carry."""
+    """Return group -> epochs of its pods."""
     result: dict[str, set[str]] = {}
     for pod in seen.pods().values():
         labels = pod["metadata"]["labels"]
@@ -97,7 +97,7 @@ def test_a_place_whose_pods_are_refused_at_once_gets_few_of_them_and_the_kubelet
     since = time.monotonic()
 
     def wait_is_said() -> bool:
-        """Each pod in this place is refused for as long as the wait for the next one is not said."""
+        """Refuse each pod until the condition reports the wait for the next one."""
         result = seen.pods().get("generation-0", {})
         meta = result.get("metadata", {"deletionTimestamp": "gone"})
         if "deletionTimestamp" not in meta and result["status"].get("phase") == "Running":
@@ -174,7 +174,7 @@ def test_a_deletion_waits_for_a_checkpoint_and_never_for_ever(
     let_go = '--patch={"metadata":{"finalizers":null}}'
     cluster.kubectl("patch", "pod", "job-coordinator", seen.where, "--type=merge", let_go)
 
-    # No operator: by hand.
+    # Without an operator, by hand.
     cluster.apply(manifest(namespace, "orphan", checkpoints=checkpoints))
     seen.until("the finalizer", lambda: seen.job("orphan")["metadata"].get("finalizers"))
     operator.stop()
@@ -214,7 +214,7 @@ def test_what_is_ours_comes_back_when_somebody_deletes_it(cluster: Cluster, seen
         return result not in ("", old[name])
 
     for each in ours:
-        # The Secret is not read while all is well: a pod that starts needs it.
+        # The Secret is not read while everything runs: a starting pod needs it.
         if each.startswith("secret"):
             cluster.kubectl("delete", "pod/job-generation-1", seen.where)
         seen.until(each, lambda each=each: back(each))
@@ -257,7 +257,7 @@ def test_the_words_of_kubelets_reach_the_user(cluster: Cluster, seen: Seen, name
 
 
 def test_the_words_of_scheduler_and_api_server_come_with_a_remedy(cluster: Cluster, seen: Seen, namespace: str) -> None:
-    """The remedies hang on words of theirs, which may change with a version of Kubernetes."""
+    """Check the API server's and the scheduler's messages, which may change with a version of Kubernetes."""
     volume = {"name": "data", "persistentVolumeClaim": {"claimName": "nosuch"}}
     wanted = {
         "claim": ({"volumes": [volume]}, "see that the claim exists in namespace"),
@@ -289,7 +289,7 @@ def test_pods_of_a_lost_node_come_back_when_there_is_another(cluster: Cluster, s
     cluster.apply(job)
     seen.until_pods(*ALL)
     before = seen.uids()
-    # What the node controller does to a node that does not answer; pods bear it for five minutes unless they say less.
+    # The node controller's taint of a silent node; pods tolerate it for five minutes unless they specify less.
     lost = "example.org/unreachable:NoExecute"
     cluster.kubectl("taint", "node", node, lost)
     message = "Unschedulable"

@@ -1,4 +1,4 @@
-"""The scale benchmark at a fiftieth of its size: that it measures what it says, not how fast anything is."""
+"""The scale benchmark at a fiftieth of its size: checks that it measures what it claims, not the speed."""
 
 from __future__ import annotations
 

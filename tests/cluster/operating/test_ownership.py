@@ -1,7 +1,7 @@
-"""What is not of a job is not touched, by its name or by its labels: against a real API server and garbage collector.
+"""Objects that do not belong to a job stay unchanged despite their names or labels, on a real API server.
 
-The rule: whatever a test made beside a job is compared whole, before and after; its `resourceVersion` says that nobody
-wrote.
+Rule: every object that a test created beside a job is compared as a whole, before and after; its `resourceVersion`
+proves that it was not written. The garbage collector is real too.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from tests.cluster.operating.job_fixture import ALL, LABEL, Seen, manifest
 pytestmark = pytest.mark.full
 
 
-RETRY_SECONDS = 15  # between two attempts at what is refused
+RETRY_SECONDS = 15  # between two attempts at a refused write
 
 
 def secret(namespace: str, name: str, **more: Any) -> dict[str, Any]:
-    """A user's Secret."""
+    """Return a user's Secret."""
     meta = {"name": name, "namespace": namespace}
     data = {"ca.crt": base64.b64encode(b"mine").decode(), "ca.key": base64.b64encode(b"mine too").decode()}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": meta | more, "data": data}
 
 
 def of_others(namespace: str, job: str) -> list[dict[str, Any]]:
-    """An object of a user under every name that a job's objects beside pods have."""
+    """Return a user's object with every name that a job's objects besides pods have."""
 
     def meta(name: str) -> dict[str, Any]:
         return {"name": name, "namespace": namespace, "labels": {"team": "storage"}}
@@ -51,7 +51,7 @@ def of_others(namespace: str, job: str) -> list[dict[str, Any]]:
 
 
 def refusals(seen: Seen) -> float:
-    """How often the API server has said that a name is taken, once the operator tells it."""
+    """Return how often the API server has reported that a name is taken, once the operator has this metric."""
     count = 0.0
 
     def counted() -> bool:
@@ -64,12 +64,12 @@ def refusals(seen: Seen) -> float:
 
 
 def ready(seen: Seen) -> dict[str, int]:
-    """Group -> pods that are ready by the status."""
+    """Return group -> pods that are ready according to the status."""
     return {group["name"]: group["ready"] for group in seen.job()["status"]["groups"]}
 
 
 def stored(cluster: Cluster, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the API server holds of these objects."""
+    """Return these objects as stored in the API server."""
     return [
         cluster.get(body["kind"].lower(), body["metadata"]["name"], f"--namespace={body['metadata']['namespace']}")
         for body in bodies
@@ -88,7 +88,7 @@ def test_objects_of_others_under_a_jobs_names_are_told_and_neither_changed_nor_t
     message, gone = "", before
 
     def named() -> bool:
-        """One look: what is named, and the message that names it."""
+        """Return whether the objects are named, together with the message that names them."""
         nonlocal message, gone
         running = seen.condition("Running", "wild")
         message = running["message"] if running["reason"] == "NameTaken" else ""
@@ -121,7 +121,7 @@ def test_deleting_a_job_leaves_what_others_had_under_its_names(cluster: Cluster,
     times = 2 + passed // RETRY_SECONDS
     assert tried <= times * len(others), "it is tried again slowly, as somebody has to act"
     cluster.kubectl("delete", "rlhfjob", "default-deny", seen.where)
-    # A job of another name that came and went has been cleaned up: the garbage collector has had its turn.
+    # A job of another name that came and went has been cleaned up, so the garbage collector has run.
     cluster.apply(manifest(namespace))
     seen.until_pods(*ALL)
     cluster.kubectl("delete", "rlhfjob", "job", seen.where)
@@ -149,12 +149,12 @@ def test_objects_that_only_carry_the_labels_of_a_job_are_not_its_own(
     alike[1]["metadata"]["labels"] = labels
     cluster.apply(alike)
     before = stored(cluster, alike)
-    # Somebody makes ours his own: the labels stay, the owner does not.
+    # Somebody takes our object over: the labels stay, the owner does not.
     change: list[dict[str, Any]] = [{"op": "remove", "path": "/metadata/ownerReferences"}]
     change += [{"op": "replace", "path": "/data", "value": {"job.json": "{}"}}]
     cluster.kubectl("patch", "configmap", "job-job", seen.where, "--type=json", f"--patch={json.dumps(change)}")
     forged = cluster.get("configmap", "job-job", seen.where)
-    # The operator hears of ConfigMaps and of pods by watches that do not wait for each other.
+    # The operator learns of ConfigMaps and of pods through independent watches.
     words = "ConfigMap job-job"
     seen.until("the words", lambda: words in seen.condition("Running").get("message", ""))
     seen.until("both to be ready", lambda: ready(seen)["generation"] == 2)
@@ -173,7 +173,7 @@ def test_objects_that_only_carry_the_labels_of_a_job_are_not_its_own(
 def test_what_was_created_can_be_changed_and_lose_a_field(cluster: Cluster, seen: Seen, namespace: str) -> None:
     cluster.apply(manifest(namespace))
     seen.until_pods(*ALL)
-    # Another version of the operator made it: with a port more, and with another fingerprint.
+    # Another version of the operator created it: with one more port, and with another fingerprint.
     service = cluster.get("service", "job", seen.where)
     uid = service["metadata"]["uid"]
     mark = {"metadata": {"annotations": {"rlhf.dev/applied": "of another version"}}}

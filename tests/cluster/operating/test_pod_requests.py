@@ -1,4 +1,4 @@
-"""What gangs ask for against what the real scheduler counts for the same pods, as the real API server has made them."""
+"""Compares the requests of gangs with those that the real scheduler counts for the same pods on the real API server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SERIES = re.compile(r'^kube_pod_resource_request\{.*?pod="([^"]+)".*?resource="(
 
 
 class CountingScheduler:
-    """A scheduler that says how much it counts for each pod."""
+    """A scheduler that reports its count for each pod."""
 
     def __init__(self) -> None:
         with socket.socket() as free:
@@ -38,7 +38,7 @@ class CountingScheduler:
         ]
 
     def counts(self) -> dict[str, dict[str, float]]:
-        """Return pod -> resource -> amount; resources of which there is nothing are left out."""
+        """Return pod -> resource -> amount; resources with amount 0 are omitted."""
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         url = f"https://127.0.0.1:{self.port}/metrics/resources"
@@ -52,13 +52,13 @@ class CountingScheduler:
 
 @pytest.fixture(scope="module")
 def scheduler() -> CountingScheduler:
-    """The scheduler of the cluster."""
+    """Return the scheduler of the cluster."""
     return CountingScheduler()
 
 
 @pytest.fixture(scope="module")
 def cluster(scheduler: CountingScheduler) -> Iterator[Cluster]:
-    """A control plane without nodes, and a runtime class with an overhead."""
+    """Yield a control plane without nodes, with a runtime class that has an overhead."""
     with Cluster(level="control-plane", component_args={"kube-scheduler": scheduler.arguments}) as started:
         runtime_class = {
             "apiVersion": "node.k8s.io/v1",

@@ -1,6 +1,6 @@
-"""The Helm chart as its tests see it: what it renders, and the one table of rights that it may grant.
+"""The Helm chart for its tests: its rendered objects, and the table of rights that it may grant.
 
-The rule: the table says what the operator asks for; code and chart are both compared with it, so neither can drift.
+Rule: the table lists the rights that the operator uses; code and chart are both compared with it, so neither can drift.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ RELEASE, HOME = "rlhf", "rlhf-system"
 USED = {
     ("rlhf.dev", "rlhfjobs"): "get list watch patch delete",  # patch: the finalizer; delete: time to live
     ("rlhf.dev", "rlhfjobs/status"): "patch",
-    ("rlhf.dev", "rlhfjobs/finalizers"): "update",  # children with blockOwnerDeletion, under the admission named above
+    ("rlhf.dev", "rlhfjobs/finalizers"): "update",  # objects with blockOwnerDeletion, under the admission named above
     ("", "pods"): "get list watch create patch delete",  # patch: the label of the migration pool
-    ("", "services"): "get list watch create patch",  # a patch by server-side apply creates, and needs both
+    ("", "services"): "get list watch create patch",  # a server-side apply that creates an object needs both
     ("", "configmaps"): "get list watch create patch",
     ("networking.k8s.io", "networkpolicies"): "get list watch create patch",
     ("", "secrets"): "get create patch",
     ("events.k8s.io", "events"): "create",
 }
-"""What the operator asks of the API server in the namespaces of jobs."""
+"""Requests of the operator in the namespaces of jobs."""
 _OBJECTS = "get list watch create patch delete"  # delete: a group of another size, and quota of a suspended job
 SCHEDULING: dict[str, dict[tuple[str, str], str]] = {
     "native": {("scheduling.k8s.io", "workloads"): _OBJECTS, ("scheduling.k8s.io", "podgroups"): _OBJECTS},
@@ -37,15 +37,15 @@ SCHEDULING: dict[str, dict[tuple[str, str], str]] = {
     "volcano": {("scheduling.volcano.sh", "podgroups"): _OBJECTS},
     "coscheduling": {("scheduling.x-k8s.io", "podgroups"): _OBJECTS},
 }
-"""And for each backend of gangs and queues that the chart's values switch on."""
+"""Additional rights for each backend of gangs and queues that the chart's values switch on."""
 FLAVORS = {
     ("kueue.x-k8s.io", "resourceflavors"): "get",
     ("kueue.x-k8s.io", "workloadpriorityclasses"): "get",
     ("scheduling.k8s.io", "priorityclasses"): "get",
 }
-"""And in the whole cluster, with Kueue."""
+"""Additional rights in the whole cluster, with Kueue."""
 LEASE = {("coordination.k8s.io", "leases"): "get create update"}
-"""And in its own."""
+"""Additional rights in the operator's namespace."""
 EVERYTHING: dict[str, Any] = {
     "fullnameOverride": "everything",
     "commonLabels": {"team": "rl"},
@@ -74,9 +74,9 @@ Objects = dict[tuple[str, str], dict[str, Any]]
 
 
 def render(values: dict[str, Any] | None = None, *served: str) -> Objects:
-    """What the chart makes of `values` on a cluster that has the APIs `served`, by kind and name.
+    """Return the objects that the chart renders from `values` on a cluster with the APIs `served`, by kind and name.
 
-    Raises ValueError with helm's words.
+    Raises ValueError with helm's message.
     """
     command = [str(binary("helm")), "template", RELEASE, str(CHART), f"--namespace={HOME}", "--values=-"]
     command += [f"--api-versions={version}" for version in served]
@@ -88,20 +88,20 @@ def render(values: dict[str, Any] | None = None, *served: str) -> Objects:
 
 
 def notes(*arguments: str) -> str:
-    """What helm says after an installation with these arguments."""
+    """Return helm's notes after an installation with these arguments."""
     command = [str(binary("helm")), "install", RELEASE, str(CHART), "--dry-run=client", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout.partition("NOTES:")[2]
 
 
 def pod(objects: Objects, name: str = RELEASE) -> dict[str, Any]:
-    """Spec of the operator's pods."""
+    """Return the spec of the operator's pods."""
     spec: dict[str, Any] = objects["Deployment", name]["spec"]["template"]["spec"]
     return spec
 
 
 def flat(rules: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
-    """(group, resource, verb) of RBAC rules."""
+    """Return (group, resource, verb) of RBAC rules."""
     return {
         (group, resource, verb)
         for rule in rules
@@ -112,5 +112,5 @@ def flat(rules: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
 
 
 def triples(table: dict[tuple[str, str], str]) -> set[tuple[str, str, str]]:
-    """(group, resource, verb) of a table above."""
+    """Return (group, resource, verb) of a table above."""
     return {(group, resource, verb) for (group, resource), verbs in table.items() for verb in verbs.split()}

@@ -1,4 +1,4 @@
-"""The Helm chart without a cluster: what its values accept, what every toggle renders, which rights it grants."""
+"""The Helm chart without a cluster: the values it accepts, the objects of every toggle, and the rights it grants."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_images_by_tag_and_by_digest_reach_the_pod_and_the_flags() -> None:
 
 @pytest.mark.parametrize(
     "none", [{"repository": ""}, None]
-)  # the second is what --reuse-values brings of a chart before
+)  # the second is what --reuse-values keeps of an earlier chart
 def test_without_an_image_of_vllm_its_workers_get_that_of_all(none: dict[str, str] | None) -> None:
     arguments = pod(render({"image": {"vllmWorker": none}}))["containers"][0]["args"]
     assert not [argument for argument in arguments if "vllm" in argument]
@@ -266,7 +266,7 @@ def test_without_an_image_of_vllm_its_workers_get_that_of_all(none: dict[str, st
         ({}, 10001),
         ({"podSecurity": {"runAsUser": 1000680000}}, 1000680000),
         ({"podSecurity": {"runAsUser": None}}, None),
-        ({"podSecurity": None}, 10001),  # helm upgrade --reuse-values from a chart that did not know it
+        ({"podSecurity": None}, 10001),  # helm upgrade --reuse-values from a chart without this value
     ],
 )
 def test_the_user_of_all_pods_is_named_or_left_to_the_cluster(values: dict[str, Any], user: int | None) -> None:
@@ -279,7 +279,7 @@ def test_the_user_of_all_pods_is_named_or_left_to_the_cluster(values: dict[str, 
 @pytest.mark.parametrize("name", ["app.kubernetes.io/name", "helm.sh/chart", "pod-template-hash", "rlhf.dev/job-name"])
 @pytest.mark.parametrize("field", ["commonLabels", "controller.podLabels"])
 def test_labels_that_objects_are_found_by_are_refused(field: str, name: str) -> None:
-    """The Deployment finds its pods by some, and the NetworkPolicy of every job lets the operator in by them."""
+    """Check that labels are refused: some select the Deployment's pods, and every job's NetworkPolicy uses others."""
     values: dict[str, Any] = {name: "x"}
     for item in reversed(field.split(".")):
         values = {item: values}

@@ -1,6 +1,6 @@
 """The Helm chart on an API server: accepted as a whole, installed, upgraded and uninstalled under a job that stays.
 
-The rule: the operator itself runs with the rights of the chart's service account, and nothing is refused. The server
+Rule: the operator itself runs with the rights of the chart's service account, and no request is refused. The server
 enforces OwnerReferencesPermissionEnforcement, as OpenShift does, because one grant exists for it only.
 """
 
@@ -49,16 +49,16 @@ PATIENCE = 240.0  # seconds for what takes one or two on an idle machine
 DEFINITION = "customresourcedefinition/rlhfjobs.rlhf.dev"
 NOT_ASKED_HERE = {
     ("rlhf.dev", "rlhfjobs", "delete"),  # a job whose time to live is over
-    ("rlhf.dev", "rlhfjobs/finalizers", "update"),  # no request of its own: admission looks it up
-    ("", "pods", "get"),  # a pod that exists already
+    ("rlhf.dev", "rlhfjobs/finalizers", "update"),  # no separate request: admission looks it up
+    ("", "pods", "get"),  # an existing pod
     ("", "secrets", "get"),  # certificates of a job that is older than a minute
     ("", "pods", "patch"),  # the label of the migration pool
-    # What exists is changed when its job is edited, a certificate is renewed, or another version comes.
+    # Existing objects change when their job is edited, a certificate is renewed, or another version comes.
     ("", "services", "patch"),
     ("", "configmaps", "patch"),
     ("", "secrets", "patch"),
     ("networking.k8s.io", "networkpolicies", "patch"),
-    # What no watch told of, and the ConfigMap of a reward.
+    # Objects that no watch has reported, and the ConfigMap of a reward.
     ("rlhf.dev", "rlhfjobs", "get"),
     ("", "services", "get"),
     ("", "configmaps", "get"),
@@ -68,13 +68,13 @@ NOT_ASKED_HERE = {
 
 @pytest.fixture(scope="module")
 def audit(tmp_path_factory: pytest.TempPathFactory) -> Audit:
-    """What the API server is asked."""
+    """Return the audit log of the API server."""
     return Audit(tmp_path_factory.mktemp("audit"))
 
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest, audit: Audit) -> Iterator[Cluster]:
-    """An API server of its own, as the definition is the release's here."""
+    """Yield a separate API server, because the definition belongs to the release here."""
     failed_before = request.session.testsfailed
     admission = "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement"
     result = Cluster(level="api", component_args={"kube-apiserver": [admission, *audit.arguments]}).start()
@@ -86,7 +86,7 @@ def cluster(request: pytest.FixtureRequest, audit: Audit) -> Iterator[Cluster]:
 
 @pytest.fixture
 def installed(cluster: Cluster) -> Iterator[Cluster]:
-    """The release in place; the definition goes with it afterwards."""
+    """Yield the installed release; its definition is removed afterwards."""
     cluster.helm("install", RELEASE, str(CHART), f"--namespace={HOME}", "--create-namespace")
     cluster.wait_defined("rlhfjobs.rlhf.dev")
     try:
@@ -97,7 +97,7 @@ def installed(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def job(name: str, namespace: str) -> dict[str, Any]:
-    """A job of the examples."""
+    """Return a job of the examples."""
     made: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "grpo.yaml").read_text())
     made["metadata"] = {"name": name, "namespace": namespace}
     for group in ("generation", "inference", "training"):
@@ -122,7 +122,7 @@ def test_the_server_accepts_everything_rendered_and_its_pods_are_restricted(clus
 
 
 def range_of_users(namespace: str) -> list[dict[str, Any]]:
-    """What OpenShift says of pods before it sets their user: one that is not of the range is refused."""
+    """Return OpenShift's check of pods before it sets their user: a user outside the range is refused."""
     kind, name = "ValidatingAdmissionPolicy", "range-of-users"
     own = [f"!has(object.spec.securityContext.{item})" for item in ("runAsUser", "fsGroup")]
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
@@ -164,7 +164,7 @@ def test_a_cluster_that_chooses_the_user_takes_pods_of_operator_and_jobs_that_na
 
 
 def load_job(namespace: str) -> RLHFJob:
-    """A job of the examples, as it is resolved."""
+    """Return a job of the examples, resolved."""
     result = load(ROOT / "examples" / "grpo.yaml")
     return result.model_copy(update={"metadata": {"name": "ranged", "namespace": namespace}})
 
@@ -189,7 +189,7 @@ def test_a_job_outlives_upgrade_uninstall_and_a_second_install(installed: Cluste
 
 
 def rights(kubeconfig: Path, namespace: str) -> set[tuple[str, str, str]]:
-    """(group, resource, verb) that RBAC gives a user in a namespace, as the API server says it."""
+    """Return (group, resource, verb) that RBAC grants a user in a namespace, according to the API server."""
     with kubernetes.config.new_client_from_config(str(kubeconfig)) as client:
         review = kubernetes.client.V1SelfSubjectRulesReview(
             spec=kubernetes.client.V1SelfSubjectRulesReviewSpec(namespace=namespace)
@@ -201,18 +201,18 @@ def rights(kubeconfig: Path, namespace: str) -> set[tuple[str, str, str]]:
         for group in rule.api_groups or []
         for resource in rule.resources or []
         for verb in rule.verbs
-        # What every authenticated user may ask about itself.
+        # Questions that every authenticated user may ask about itself.
         if group not in ("authentication.k8s.io", "authorization.k8s.io")
     }
 
 
 def listed(cluster: Cluster, *what: str) -> bool:
-    """Return whether there are any objects of these."""
+    """Return whether any of these objects exist."""
     return bool(cluster.get(*what)["items"])
 
 
 def until_rights(account: Path, namespace: str, expected: set[tuple[str, str, str]]) -> None:
-    """Wait until RBAC gives a user exactly these: the API server learns of roles by watches of its own."""
+    """Wait until RBAC grants a user exactly these rights: the API server learns of roles through its own watches."""
     with contextlib.suppress(TimeoutError):
         wait_until("the rights", lambda: rights(account, namespace) == expected, PATIENCE)
     assert rights(account, namespace) == expected
@@ -257,7 +257,7 @@ def test_the_operator_works_with_the_rights_of_the_chart(installed: Cluster, wat
         install = ("upgrade", RELEASE, str(CHART), f"--namespace={HOME}", f"--set=watchNamespaces={{{watched}}}")
         installed.helm(*install)
     place, account = f"--namespace={namespace}", installed.user(ACCOUNT)
-    # An operator that asks before the API server has heard of its roles is refused, and says so.
+    # An operator that sends requests before the API server knows its roles is refused, and reports that.
     until_rights(account, namespace, triples(USED))
     until_rights(account, HOME, triples(LEASE) if watched else triples(USED) | triples(LEASE))
 

@@ -1,6 +1,6 @@
-"""An operator with other images takes over the jobs of one that was: what runs goes on, what starts is new.
+"""An operator with other images takes over the jobs of its predecessor: running jobs continue, new ones use the images.
 
-Pods run on fake nodes; what the API server adds to a pod is its own.
+Pods run on fake nodes; fields that the API server adds to a pod are not compared.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ REGISTRY = "registry.example.com"
 
 
 def images(version: str) -> tuple[str, str]:
-    """Arguments of an operator."""
+    """Return the arguments of an operator with images of a version."""
     return f"--coordinator-image={REGISTRY}/operator:{version}", f"--worker-image={REGISTRY}/worker:{version}"
 
 
 @pytest.fixture
 def operator(cluster: Cluster) -> Iterator[OperatorProcess]:
-    """The operator before its upgrade."""
+    """Yield the operator before its upgrade."""
     with OperatorProcess(cluster, *images("old")) as process:
         yield process
 
 
 def versions(seen: Seen) -> dict[str, str]:
-    """Pod -> tag of its image."""
+    """Return pod -> tag of its image."""
     return {name: pod["spec"]["containers"][0]["image"].rpartition(":")[2] for name, pod in seen.pods().items()}
 
 
 def lose(seen: Seen, *workers: str) -> None:
-    """Deletes pods, and waits for those in their place."""
+    """Delete pods, and wait for their replacements."""
     before = seen.uids()
     seen.cluster.kubectl("delete", *(f"pod/job-{worker}" for worker in workers), seen.where)
     seen.until(

@@ -10,5 +10,5 @@ __all__ = ["api_cluster", "served"]
 
 @pytest.fixture(scope="session")
 def served(api_cluster: Cluster) -> ServedDefinition:
-    """RLHFJobs on a real API server."""
+    """Return RLHFJobs on a real API server."""
     return serve(api_cluster)

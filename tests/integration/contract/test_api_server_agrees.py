@@ -1,7 +1,7 @@
-"""A real API server and `rlhf validate` give the same verdicts, and name the same fields in the same words.
+"""A real API server and `rlhf validate` give the same verdicts, and name the same fields with the same messages.
 
-Both sides come from one set of models and rules; what is tested is that CEL, defaulting and pruning mean to the API
-server what the Python side takes them to mean.
+Both sides come from one set of models and rules; the test checks that CEL, defaulting and pruning mean the same to the
+API server as to the Python side.
 """
 
 import random
@@ -26,7 +26,7 @@ SEED = 20260822
 RULE_WORDS = tuple(rule.message for rule in RULES)
 MANIFESTS = 150  # random manifests; a dry-run create takes about 5 ms
 
-# Values around every limit that a rule knows; each manifest takes a few of them.
+# Values around every limit of a rule; each manifest has a few of them.
 CHANGES: dict[str, list[Any]] = {
     "spec.rollout.batchSize": [0, 1, 32, 64, 100, 512, 4096],
     "spec.rollout.temperature": [0, 0.5, 1],
@@ -58,7 +58,7 @@ CHANGES: dict[str, list[Any]] = {
 
 
 def problems(text: str) -> list[Problem]:
-    """What the command line has against it, without what only this version lacks."""
+    """Return the command line's problems, without those that only this version has."""
     lacks = {lack.field: lack for lack in UNAVAILABLE}
     try:
         parse(text)
@@ -78,7 +78,7 @@ def assert_same(served: ServedDefinition, text: str) -> None:
         return
     for problem in ours:
         if problem.message.startswith(RULE_WORDS):
-            # A union's words go on with what was found; the API server's stop before that.
+            # A union's messages continue with the found value; the API server's stop before that.
             words = problem.message.partition(", got")[0]
             assert any(field == problem.field and words in message for field, message in theirs), (problem, theirs)
 
@@ -89,7 +89,7 @@ TABLE = [case for case in invalid_cases() if not case.whole_text]
 @pytest.mark.parametrize("case", TABLE, ids=lambda case: case.name)
 def test_table_gets_the_same_verdict(served: ServedDefinition, case: Case) -> None:
     assert bool(served.created(read_document(case.text).data)[1]) != case.cluster_accepts
-    if not case.cluster_accepts:  # what the operator alone refuses is in test_verdicts_agree.py
+    if not case.cluster_accepts:  # test_verdicts_agree.py covers what only the operator refuses
         assert_same(served, case.text)
 
 
@@ -119,7 +119,7 @@ def test_definition_is_structural_and_applied_twice_without_a_change(
 
 
 OBJECTS = sorted(path for path in EXAMPLES.rglob("*.yaml") if path.parent.name != "prometheus")
-"""Every example but the configuration of Prometheus, which is no object of the API server."""
+"""Every example but the configuration of Prometheus, which is no API object."""
 
 
 @pytest.mark.parametrize("path", OBJECTS, ids=lambda path: str(path.relative_to(EXAMPLES)))

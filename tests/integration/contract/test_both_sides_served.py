@@ -1,6 +1,6 @@
-"""Every rule, enum value and default of the generated definition on a real API server: what it takes, what it refuses.
+"""Every rule, enum value and default of the generated definition on a real API server: what it accepts and refuses.
 
-The rows are read off the definition by the unit tests' `definition_rows`, which count that none is missing.
+`definition_rows` of the unit tests reads the rows from the definition and checks that none is missing.
 """
 
 from collections.abc import Iterator
@@ -19,19 +19,19 @@ from rlhf_api.structural_schema import job_schema, with_defaults
 from rlhf_api.yaml_document import read_document
 
 LEAVES_NO_OTHER = {"spec.suspend", "spec.iterations", "spec.checkpoints.every"}
-"""Some of what must be among the fields that are changed in a live job, so that the list cannot become empty."""
+"""Some fields that must be changeable in a live job, so that the list cannot become empty."""
 
 
 @pytest.fixture(scope="module")
 def live(served: ServedDefinition) -> Iterator[str]:
-    """A stored job in which every field that is fixed has a value."""
+    """Yield a stored job in which every fixed field has a value."""
     name = served.store(rows.whole("") | {"metadata": {"name": "live"}})
     yield name
     served.remove(name)
 
 
 def says(causes: Causes, field: str, words: str) -> bool:
-    """True when the API server blames `field` in these words."""
+    """Return whether the API server blames `field` with this message."""
     return any(where == field and words in message for where, message in causes)
 
 
@@ -100,7 +100,7 @@ def test_every_default_is_filled_in_as_the_models_do_and_takes_no_other_type(
         result, causes = served.created(data)
         assert causes == []
         assert result["spec"] == dump(parse(yaml.safe_dump(data)))["spec"]
-        # What was filled in may also be written.
+        # The defaults may also be written.
         assert served.created({**result, "metadata": data["metadata"]})[1] == []
         stored.append(result)
     for status in (rows.STATUS, {}):

@@ -1,4 +1,4 @@
-"""A rule that came with a later definition is of new jobs alone: one that is stored stays writable on an API server."""
+"""A rule of a later definition applies to new jobs only: a stored job stays writable on an API server."""
 
 import copy
 from typing import Any
@@ -13,17 +13,17 @@ from rlhf_api import crd
 from rlhf_api.manifest import parse_stored
 
 NAME = "x-coordinator"
-PATIENCE = 240.0  # seconds until the API server goes by another definition; one on an idle machine
+PATIENCE = 240.0  # seconds until the API server uses another definition; one on an idle machine
 
 
 def of_new_jobs(definition: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rules of a definition that are of new jobs alone."""
+    """Return the rules of a definition that apply to new jobs only."""
     result = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["x-kubernetes-validations"]
     return [item for item in result if item.get("optionalOldSelf")]
 
 
 def earlier() -> dict[str, Any]:
-    """The definition without them, as it was."""
+    """Return the earlier definition without them."""
     definition = copy.deepcopy(crd.definition())
     schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     schema["x-kubernetes-validations"] = [

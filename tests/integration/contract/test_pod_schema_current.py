@@ -1,4 +1,4 @@
-"""The pod schema that is shipped for `rlhf validate` is that of the API server of these tests."""
+"""The pod schema shipped for `rlhf validate` is that of the API server of these tests."""
 
 import json
 

@@ -1,7 +1,7 @@
-"""`rlhf validate` says of more than a hundred manifests what the API server and the operator say together.
+"""`rlhf validate` gives the same verdict on more than a hundred manifests as the API server and the operator together.
 
-The API server's part is its schema, its rules and a dry run of the pods; the operator's is its admission. Both are the
-real ones: a manifest is created (as a dry run), what would be stored is admitted, and its pods are tried.
+The API server's part is its schema, its rules and a dry run of the pods; the operator's is its admission. Both are
+real: a manifest is created (as a dry run), the resulting object is admitted, and its pods are tried.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ def of_validate(case: Verdict) -> str:
 def of_cluster(
     served: ServedDefinition, trials: Trials, loop: asyncio.AbstractEventLoop, case: Verdict
 ) -> tuple[str, str]:
-    """(verdict, words)."""
+    """Return (verdict, message) of the cluster."""
     documents = [item for item in yaml.safe_load_all(case.text) if item["kind"] == KIND]
     result = [_of_job(served, trials, loop, document) for document in documents]
     order = ["invalid", "warning", "valid"]
@@ -59,7 +59,7 @@ def _of_job(
 
 
 def test_both_sides_give_the_same_verdicts(served: ServedDefinition, api_cluster: Cluster) -> None:
-    # There are no controllers here, which make one in every namespace.
+    # There are no controllers here to create one in every namespace.
     api_cluster.apply(ACCOUNT)
     differ: list[str] = []
     loop = asyncio.new_event_loop()
@@ -67,7 +67,7 @@ def test_both_sides_give_the_same_verdicts(served: ServedDefinition, api_cluster
         cluster = loop.run_until_complete(connect(api_cluster.kubeconfig))
         for case in verdicts():
             ours = of_validate(case)
-            # New ones, as an earlier row's verdict would be remembered for a job of the same generation.
+            # New trials, because they remember the verdict on an earlier row for a job of the same generation.
             theirs, words = of_cluster(served, Trials(cluster, Images()), loop, case)
             if (ours, theirs) != (case.verdict, case.verdict):
                 reported = [str(problem) for document in load_documents(case.text) for problem in document.problems]

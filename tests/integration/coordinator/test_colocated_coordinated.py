@@ -1,4 +1,4 @@
-"""Training ranks in generation workers, over real gRPC with simulated workers: they take turns, whoever dies."""
+"""Training ranks in generation workers, over real gRPC with simulated workers: they take turns despite kills."""
 
 import asyncio
 import shutil
@@ -58,7 +58,7 @@ async def test_a_rank_that_is_lost_with_its_samples_restarts_the_group_and_nothi
     jobs: list[Coordinated], tmp_path: Path
 ) -> None:
     pace = Pace(tokens_per_tick=1, train_seconds=0.05)
-    # So many kills within one iteration would look as if a sample of it were their cause.
+    # This many kills within one iteration would look as if one of its samples were the cause.
     rollout = {"batchSize": 16, "maxResponseTokens": 48, "sampleRetries": KILLS}
     coordinated, workers = begin(jobs, tmp_path, pace, iterations=4, rollout=rollout)
     ended = asyncio.create_task(coordinated.outcome(SECONDS))

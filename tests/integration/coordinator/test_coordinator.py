@@ -1,4 +1,4 @@
-"""The coordinator over real gRPC with simulated workers: whole jobs, and what happens when somebody dies."""
+"""The coordinator over real gRPC with simulated workers: whole jobs, and the recovery from kills."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ async def jobs() -> AsyncIterator[list[Coordinated]]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session that breaks is back before its worker counts as lost, on a slow machine too."""
+    """Give broken sessions time to reconnect before their workers count as lost, on a slow machine too."""
     monkeypatch.setattr(fleet, "GRACE_SECONDS", 60.0)
 
 
@@ -58,14 +58,14 @@ def begin(
 
 
 def certificate_folder(folder: Path) -> Path:
-    """A certificate of an authority of its own."""
+    """Write a certificate of a separate authority."""
     now = datetime.now(UTC)
     new_authority("simulated", now).issue(["127.0.0.1"], now).write(folder)
     return folder
 
 
 def trained_once(workers: Crew, iterations: int) -> None:
-    """Within one group's life no iteration is trained twice, and the last lineage has no gap."""
+    """Assert that no iteration is trained twice within one group's life, and that the last lineage has no gap."""
     for worker in workers.workers:
         if worker.group is Group.TRAINING:
             lives = {(number, epoch) for number, epoch, _ in worker.trained}
@@ -142,7 +142,7 @@ async def test_workers_that_die_lose_nothing(jobs: list[Coordinated], tmp_path: 
     pace = Pace(tokens_per_tick=2)
     coordinated, workers = begin(jobs, tmp_path, iterations=6, batch=24, pace=pace)
     victims = workers.victims(seed=1)
-    for number in range(6):  # the last iteration is left alone: a rank that is lost after it has no weights
+    for number in range(6):  # the last iteration is not disturbed: a rank that is lost after it has no weights
         await coordinated.until("Generating", number % 5)
         await asyncio.sleep(0.01 * number)
         next(victims).kill()
@@ -240,7 +240,7 @@ async def test_a_failed_score_is_retried_elsewhere_then_ends_the_job(jobs: list[
     assert outcome.failure.field == "spec.models.reward"
     assert "sample 3 failed 3 times" in outcome.failure.message
     assert "KeyError: 'answer'" in outcome.failure.message
-    # Iteration 0 got over two failures, the second try on the other worker; iteration 1 used its three tries up.
+    # Iteration 0 survived two failures, the second attempt on the other worker; iteration 1 used all three attempts.
     assert asked == [(0, 0), (0, 0), (1, 0), (1, 0), (1, 1)]
     assert not (tmp_path / "checkpoints" / "iteration-000002").exists()
 
@@ -307,7 +307,7 @@ async def test_metrics_are_served(jobs: list[Coordinated], tmp_path: Path) -> No
     pace = Pace()
     coordinated, workers = begin(jobs, tmp_path, iterations=2, pace=pace)
     await coordinated.until("Generating", 1)
-    pace.tokens_per_tick = 0  # it stays there
+    pace.tokens_per_tick = 0  # it stays in this iteration
     assert coordinated.run is not None
     address = free_address()
     endpoint = open_endpoint(address)
@@ -330,14 +330,14 @@ async def test_stopping_checkpoints_and_resuming_goes_on(jobs: list[Coordinated]
     pace = Pace(tokens_per_tick=2)
     coordinated, workers = begin(jobs, tmp_path, iterations=5, every=100, pace=pace)
     await coordinated.until("Generating", 3)
-    pace.tokens_per_tick = 0  # it stays there
+    pace.tokens_per_tick = 0  # it stays in this iteration
     async with aio_channel(coordinated.address, None) as channel:
         reply = await CoordinatorStub(channel).Stop(pb.StopRequest(checkpoint=True))
     assert (await coordinated.outcome()).phase == "Stopped"
     assert await workers.end(60.0) == [0] * 6
     assert reply.iteration == 3
     assert reply.checkpoint.endswith("iteration-000003")
-    # The journal goes on; so does another run folder, from the checkpoint.
+    # The journal continues; another run folder resumes from the checkpoint.
     coordinated.start()
     workers = crew(dict(coordinated.counts()), coordinated.address)
     assert (await coordinated.outcome()).phase == "Complete"
@@ -356,7 +356,7 @@ async def test_status_names_what_is_waited_for(jobs: list[Coordinated], tmp_path
         assert status.phase == "Starting"
         assert any(summary.startswith("generation-1 to register (") for summary in status.waiting_for)
         assert status.ledger["queued"] == 16
-        pace = Pace(tokens_per_tick=0)  # it generates for as long as nobody has seen it
+        pace = Pace(tokens_per_tick=0)  # it generates until a status was read
         workers, phases = None, []
         async for status in stub.WatchStatus(pb.WatchStatusRequest(max_rate_hz=20)):
             phases.append(status.phase)
@@ -369,7 +369,7 @@ async def test_status_names_what_is_waited_for(jobs: list[Coordinated], tmp_path
 
 
 def refused(worker: SimulatedWorker, words: str) -> bool:
-    """Return whether the coordinator has refused a worker with these words."""
+    """Return whether the coordinator has refused a worker with this message."""
     return any(words in text for text in worker.refusals)
 
 

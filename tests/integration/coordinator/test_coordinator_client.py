@@ -31,7 +31,7 @@ async def until(holds: Callable[[], bool]) -> None:
 async def test_a_coordinator_is_read_and_told_its_sizes_by_the_holder_of_its_certificates(
     host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Listening as a pod does, by the address of a pod of either family."""
+    """Listen as a pod does, at the address of a pod of either family."""
     monkeypatch.setattr(coordinator_client, "TIMEOUT_SECONDS", 60.0)
     ours = certificates()
     ours.write(tmp_path / "certificates")

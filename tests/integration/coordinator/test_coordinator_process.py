@@ -1,4 +1,4 @@
-"""The coordinator as a process of its own: killed at random moments, stopped, started wrongly, out of disk."""
+"""The coordinator as a separate process: killed at random moments, stopped, started wrongly, out of disk."""
 
 import asyncio
 import itertools
@@ -26,7 +26,7 @@ from rlhf_operator.reconcile.observed.termination_log import last_report
 
 COUNTS = {Group.GENERATION: 2, Group.INFERENCE: 2, Group.TRAINING: 2}
 SEED = 9
-"""Of the moments of kills."""
+"""Seed of the moments of kills."""
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ async def process(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
 
 
 async def finish(workers: Crew) -> str:
-    """The weights all ranks agree on."""
+    """Return the weights that all ranks have."""
     await workers.end()
     (weights,) = {workers[f"training-{rank}"].weights for rank in (0, 1)}
     return weights
@@ -131,7 +131,7 @@ async def test_sigterm_checkpoints_and_resume_must_be_asked_for(process: Coordin
 async def test_renewed_certificates_are_taken_up_by_who_runs_and_who_comes_back(
     process: CoordinatorProcess, tmp_path: Path
 ) -> None:
-    """What is renewed here is the authority too, so that the old certificate is as good as expired."""
+    """Renew the authority too, so that the old certificate is as good as expired."""
     job = write_files(tmp_path, iterations=12, batch=24)
     folder = tmp_path / "certificates"
     renew(folder)
@@ -139,7 +139,7 @@ async def test_renewed_certificates_are_taken_up_by_who_runs_and_who_comes_back(
     workers = crew(COUNTS, process.address, pace=Pace(tokens_per_tick=1, train_seconds=0.1), certificates=folder)
     await process.until_iteration(2, certificates=folder)
     renew(folder)
-    # The same process lets in whoever shows a new certificate, and keeps the sessions that it has.
+    # The same process accepts a new certificate, and keeps its present sessions.
     await process.until_iteration(4, certificates=folder)
     process.kill()
     process.start({Env.CERTIFICATES: str(folder)})
@@ -150,7 +150,7 @@ async def test_renewed_certificates_are_taken_up_by_who_runs_and_who_comes_back(
 
 
 def renew(folder: Path) -> None:
-    """Files that nobody has seen."""
+    """Write new certificate files."""
     now = datetime.now(UTC)
     new_authority("simulated", now).issue([], now).write(folder)
 

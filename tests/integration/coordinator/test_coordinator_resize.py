@@ -1,4 +1,4 @@
-"""Groups that grow and shrink during an iteration: nothing is lost, nobody restarts, the weights are the same."""
+"""Groups that grow and shrink during an iteration: nothing is lost, no worker restarts, the weights are the same."""
 
 import asyncio
 from pathlib import Path
@@ -38,7 +38,7 @@ async def test_generation_grows_to_four_and_shrinks_to_one_while_inference_doubl
         crews += [some(Group.GENERATION, 2, 3), some(Group.INFERENCE, 1)]
         await resize(coordinated, generation=4, inference=2)
         await coordinated.until("Generating", 2)
-        pace.tokens_per_tick = 0  # it stays there until they have joined
+        pace.tokens_per_tick = 0  # it stays in this iteration until they have joined
         async with asyncio.timeout(120):
             while not all(worker.roles for worker in run.state.fleet):  # noqa: ASYNC110 it is the coordinator's own
                 await asyncio.sleep(0.005)

@@ -1,6 +1,6 @@
-"""Critics beside decoding over real gRPC with simulated workers: mode Auto measures both ways, and does what is faster.
+"""Critics beside decoding over real gRPC with simulated workers: mode Auto measures both ways, and uses the faster one.
 
-Ranks take a stated time for each token, so that it is known which way is faster.
+Ranks take a given time for each token, so that the faster way is known.
 """
 
 import json
@@ -18,13 +18,15 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 ITERATIONS = 8
 PROBE = 2
-"""The first iteration is the first of its group, which tells nothing; the second one trains all at once."""
+"""Iteration of the probe: the first iteration of a group is not representative, the second one trains all at once."""
 CHOSEN = 4
-"""The critics of the probe train beside the iteration after it."""
+"""First iteration after the choice: the critics of the probe train beside the iteration after it."""
 TOKEN = 2e-4
-"""Seconds of training it, all models."""
+"""Seconds to train one token, all models."""
 SECONDS = {"wins": (TOKEN, TOKEN / 4, TOKEN * 3 / 4), "loses": (TOKEN, TOKEN * 5 / 4, TOKEN)}
-"""Part by part. Where it loses, critics had been trained in the policy's bubbles."""
+"""Case -> seconds per token: all models, policy, others. In "loses", critics would have trained in the policy's
+bubbles.
+"""
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ async def test_auto_does_what_it_measured_to_be_faster(jobs: list[Coordinated], 
     coordinated.start()
     pace = Pace(tokens_per_tick=1, part_seconds=SECONDS[case])
     workers = crew(dict(coordinated.counts()), coordinated.address, pace=pace)
-    if case == "wins":  # another coordinator goes on by what the first one wrote down, in the middle of the probe
+    if case == "wins":  # another coordinator continues from the first one's record, in the middle of the probe
         await coordinated.until("Scoring", PROBE)
         await coordinated.cancel()
         coordinated.start()

@@ -1,5 +1,7 @@
-"""Evaluation during training, with simulated workers over real gRPC: it changes no weight, whoever dies its numbers are
-the same, and of every weight version that is due there is one."""
+"""Evaluation during training, with simulated workers over real gRPC.
+
+It changes no weight, its numbers are the same despite kills, and every due weight version has one.
+"""
 
 import json
 from collections.abc import AsyncIterator

@@ -26,7 +26,7 @@ async def jobs() -> AsyncIterator[list[Coordinated]]:
 
 
 class Poison:
-    """Lets workers fail on one sample, and counts where they did."""
+    """Makes workers fail on one sample, and counts the failures."""
 
     def __init__(self, how: str, times: int = 1000) -> None:
         self.how, self.left = how, times

@@ -1,4 +1,4 @@
-"""Inter-stage fusion over real gRPC with simulated workers: whatever moves, whoever dies, the weights are the same."""
+"""Inter-stage fusion over real gRPC with simulated workers: the weights are the same despite moves and kills."""
 
 import asyncio
 import json
@@ -100,7 +100,7 @@ async def test_released_workers_share_the_queue_of_inference_workers(jobs: list[
 
 
 async def test_auto_measures_once_and_fuses_by_plans_alone(jobs: list[Coordinated], tmp_path: Path) -> None:
-    pace = Pace(tokens_per_tick=1, score_seconds=0.05)  # a plan is there before an iteration ends
+    pace = Pace(tokens_per_tick=1, score_seconds=0.05)  # a plan exists before an iteration ends
     settings = {"mode": "Auto"}
     coordinated, workers = begin(jobs, tmp_path, settings, pace, batch=32, iterations=4, inference={"replicas": 0})
     await coordinated.until("Generating", 2, SECONDS)
@@ -145,7 +145,7 @@ async def test_a_migration_that_fails_is_made_up_for_by_tokens(
 ) -> None:
     rng = random.Random(4)
     pace = Pace(tokens_per_tick=1, transfer_seconds=0.02, fail_migrate=lambda *_: fault if rng.random() < 0.5 else None)
-    # One sample in two iterations moves by its tokens, as most are decoded to their end first: of twelve some do.
+    # One sample in two iterations moves by its tokens, because most end first; of twelve some do.
     coordinated, workers = begin(jobs, tmp_path, fixed(10, 1, "KV"), pace, batch=24, iterations=12)
     assert (await coordinated.outcome(SECONDS)).phase == "Complete"
     await workers.end()
@@ -155,7 +155,7 @@ async def test_a_migration_that_fails_is_made_up_for_by_tokens(
 
 
 async def test_a_source_that_waits_for_its_receipt_is_not_told_to_stop(jobs: list[Coordinated], tmp_path: Path) -> None:
-    """Its destination is heard first, and what the source decoded last comes after that: before any score is there."""
+    """Check a late receipt: the destination reports first, and the source's last tokens follow, before any score."""
     pace = Pace(tokens_per_tick=1, transfer_seconds=0.02, receipt_seconds=0.05, score_seconds=0.1)
     coordinated, workers = begin(jobs, tmp_path, fixed(10, 1, "KV"), pace, batch=24, iterations=2)
     assert (await coordinated.outcome(SECONDS)).phase == "Complete"
@@ -171,7 +171,7 @@ async def test_a_source_that_waits_for_its_receipt_is_not_told_to_stop(jobs: lis
 async def test_whoever_dies_while_samples_move_the_weights_are_the_same(
     jobs: list[Coordinated], tmp_path: Path, seed: int
 ) -> None:
-    """Sources, destinations, coordinators and sessions, at the moment a migration is under way."""
+    """Kill sources, destinations, coordinators and sessions during a migration."""
     rng = random.Random(seed)
     hits: list[str] = []
 

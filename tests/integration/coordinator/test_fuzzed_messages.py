@@ -1,5 +1,8 @@
-"""10,000 messages that no process of ours would send, to a real coordinator and to real workers: none dies, none hangs,
-what has no certificate of the job changes nothing, and the work beside it ends as if it had not been."""
+"""10,000 messages that none of our processes would send, to a real coordinator and to real workers.
+
+No process dies or hangs, a sender without a certificate of the job changes nothing, and concurrent work is not
+affected.
+"""
 
 import asyncio
 import json
@@ -31,15 +34,15 @@ pytestmark = pytest.mark.full
 
 
 COUNTS = {Group.GENERATION: 2, Group.INFERENCE: 2, Group.TRAINING: 2}
-"""Of the crew; the job wants a third generation worker, under whose name the messages come."""
+"""Workers of the crew; the job wants a third generation worker, whose name the messages use."""
 SESSIONS = 500
 MESSAGES = 12
-"""Of a session, after Register."""
+"""Messages of a session, after Register."""
 CALLS = 1200
 STRANGERS = 400
-"""Calls without a certificate of the job, of each kind."""
+"""Calls of each kind without a certificate of the job."""
 ANSWER_SECONDS = 120.0
-"""A deadline that only a call that hangs meets, on a busy machine too."""
+"""Deadline in seconds that only a hanging call reaches, on a busy machine too."""
 SERVICE = "/rlhf.v1.Coordinator/"
 
 
@@ -51,7 +54,7 @@ def certified(folder: Path) -> Path:
 
 
 def bare_channel(address: str, authority: bytes | None) -> grpc.aio.Channel:
-    """Without a certificate; it trusts the server's, or encrypts nothing."""
+    """Return a channel without a client certificate that trusts the server's, or without encryption."""
     options = [*OPTIONS, ("grpc.ssl_target_name_override", SERVER_NAME)]
     if authority is None:
         return grpc.aio.insecure_channel(address, options=OPTIONS)
@@ -59,19 +62,19 @@ def bare_channel(address: str, authority: bytes | None) -> grpc.aio.Channel:
 
 
 def unlimited_channel(address: str, certificates: Path) -> grpc.aio.Channel:
-    """Sends messages of any size."""
+    """Return a channel that sends messages of any size."""
     authority, certificate, key = ((certificates / name).read_bytes() for name in ("ca.crt", "tls.crt", "tls.key"))
     options = [("grpc.max_send_message_length", -1), ("grpc.ssl_target_name_override", SERVER_NAME)]
     return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(authority, key, certificate), options=options)
 
 
 def raw(method: Any) -> Any:
-    """A method of a channel without serializers: it takes and gives bytes, which the types of gRPC do not say."""
+    """Return a method without serializers, which takes and returns bytes; gRPC's types do not express that."""
     return method
 
 
 async def outcome(call: Any) -> grpc.StatusCode:
-    """How a call ended; one that hangs fails the test."""
+    """Return how a call ended; a hanging one fails the test."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             code: grpc.StatusCode = await call.code()
@@ -85,7 +88,7 @@ async def unary(channel: grpc.aio.Channel, method: str, data: bytes) -> grpc.Sta
 
 
 async def stream(channel: grpc.aio.Channel, method: str, data: bytes) -> grpc.StatusCode:
-    """The first answers of a call that streams; WatchStatus has no end."""
+    """Read the first answers of a streaming call; WatchStatus has no end."""
     call = raw(channel.unary_stream(SERVICE + method))(data, timeout=ANSWER_SECONDS)
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -97,7 +100,7 @@ async def stream(channel: grpc.aio.Channel, method: str, data: bytes) -> grpc.St
 
 
 async def session(channel: grpc.aio.Channel, messages: list[bytes]) -> tuple[grpc.StatusCode, str]:
-    """One session with these messages; then our side is closed."""
+    """Run one session with these messages, then close our side."""
     call = raw(channel.stream_stream(SERVICE + "Session"))(timeout=ANSWER_SECONDS)
     try:
         for data in messages:
@@ -116,7 +119,7 @@ async def session(channel: grpc.aio.Channel, messages: list[bytes]) -> tuple[grp
 
 
 def messages_of(rng: random.Random, number: int) -> list[bytes]:
-    """A session's: mostly a good Register, so that what follows is looked at."""
+    """Return a session's messages, mostly with a valid Register, so that the rest is processed."""
     first = register(number)
     opening = first.SerializeToString() if rng.random() < 0.8 else b""
     data = [pb.WorkerMessage(register=first).SerializeToString() if opening else _odd_register(rng, number)]
@@ -132,8 +135,10 @@ def _odd_register(rng: random.Random, number: int) -> bytes:
 
 
 def _harmless(data: bytes) -> bytes:
-    """Without what a worker of the job may rightly say: that it cannot go on for a reason that ends the job, that it
-    decodes already, and what it brings along of samples."""
+    """Remove messages that a worker of the job may rightly send.
+
+    They are a failure that ends the job, a report that it already decodes, and its initial samples.
+    """
     try:
         message = pb.WorkerMessage.FromString(data)
     except Exception:
@@ -156,7 +161,7 @@ async def process(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
 
 
 async def many(count: int, at_once: int, one: Callable[[int], Any]) -> list[Any]:
-    """The results of `one` for 0 .. count-1, so many at once."""
+    """Return the results of `one` for 0 .. count-1, with at most `at_once` in flight."""
     slots = asyncio.Semaphore(at_once)
 
     async def slotted(number: int) -> Any:
@@ -167,7 +172,7 @@ async def many(count: int, at_once: int, one: Callable[[int], Any]) -> list[Any]
 
 
 async def strangers(process: CoordinatorProcess, tmp_path: Path) -> None:
-    """Whoever has no certificate of the job is told nothing and changes nothing."""
+    """Assert that a client without a certificate of the job learns nothing and changes nothing."""
     theirs, ours = certified(tmp_path / "theirs"), (tmp_path / "certificates" / "ca.crt").read_bytes()
     rng = random.Random(1)
     calls: list[tuple[str, bytes]] = [
@@ -208,7 +213,7 @@ async def test_a_coordinator_and_ten_thousand_messages(process: CoordinatorProce
     workers = crew(COUNTS, process.address, pace=pace, certificates=certificates)
 
     async def stay() -> None:
-        """However long the messages take, the job is not over before them."""
+        """Keep the job running until all messages are sent."""
         await process.until_iteration(30, certificates=certificates)
         pace.tokens_per_tick = 0
 
@@ -216,7 +221,7 @@ async def test_a_coordinator_and_ten_thousand_messages(process: CoordinatorProce
     staying = asyncio.create_task(stay())
     await strangers(process, tmp_path)
     run = tmp_path / "run"
-    whole = (run / "events.jsonl").read_text().rpartition("\n")[0]  # the last line may be half written
+    whole = (run / "events.jsonl").read_text().rpartition("\n")[0]  # the last line may be incomplete
     kinds = {json.loads(line)["kind"] for line in whole.splitlines()}
     assert not kinds & {"stop", "resize", "worker-refused", "bad-message"}, "a stranger changed something"
 
@@ -244,7 +249,7 @@ async def test_a_coordinator_and_ten_thousand_messages(process: CoordinatorProce
 
 
 async def call_of(channel: grpc.aio.Channel, rng: random.Random, number: int) -> grpc.StatusCode:
-    """One of the calls that are no sessions."""
+    """Make one of the calls that are not sessions."""
     match number % 4:
         case 0:
             return await unary(channel, "GetStatus", bytes_of(rng, pb.GetStatusRequest()) if number % 8 else b"\xff")
@@ -264,13 +269,13 @@ async def call_of(channel: grpc.aio.Channel, rng: random.Random, number: int) ->
 
 TRANSFERS = 350
 PARTS = 6
-"""Of a transfer, at most."""
+"""Most parts of a transfer."""
 READS = 400
 WEIGHTS = "/rlhf.v1.WeightSource/"
 
 
 async def recorded(stage: MigrationStage) -> tuple[int, list[pb.KvPart]]:
-    """A sample, and what a worker sends when it moves it, all of it but for who takes it."""
+    """Return a sample and the recorded messages of its move, without the receiver's name."""
     for number in range(40, 45):  # one that is finished before it was handed over says nothing of it
         sink = PlayedSink("hand-over", "refuse")
         async with serving(sink, stage.certificates) as address:
@@ -284,7 +289,7 @@ async def recorded(stage: MigrationStage) -> tuple[int, list[pb.KvPart]]:
 
 
 async def transfer(channel: grpc.aio.Channel, parts: list[bytes]) -> pb.KvReceipt | grpc.StatusCode:
-    """One call to a KvSink: its receipt, or how else it ended."""
+    """Make one call to a KvSink; return its receipt, or how it ended."""
     call = raw(channel.stream_unary("/rlhf.v1.KvSink/Receive", response_deserializer=pb.KvReceipt.FromString))(
         timeout=ANSWER_SECONDS
     )
@@ -301,7 +306,7 @@ async def transfer(channel: grpc.aio.Channel, parts: list[bytes]) -> pb.KvReceip
 async def numbered_transfer(
     channel: grpc.aio.Channel, parts: list[bytes], number: int
 ) -> pb.KvReceipt | grpc.StatusCode:
-    """The same transfer, whatever its number."""
+    """Make the same transfer, for any number."""
     return await transfer(channel, parts)
 
 
@@ -312,7 +317,7 @@ async def outcome_of(call: Any) -> grpc.StatusCode:
 
 
 def parts_of(rng: random.Random, good: list[pb.KvPart], number: int) -> list[bytes]:
-    """A transfer that must not succeed: parts are changed, and one part of the cache at least is left out."""
+    """Return a transfer that must fail: parts are changed, and at least one part of the cache is missing."""
     offer, chunks = good[0], [part for part in good if part.HasField("chunk")]
     result = [offer, *rng.sample(chunks, min(len(chunks) - 1, rng.randrange(PARTS - 1))), good[-1]]
     wrong = rng.randrange(len(result))
@@ -326,7 +331,7 @@ def parts_of(rng: random.Random, good: list[pb.KvPart], number: int) -> list[byt
 
 
 async def read(channel: grpc.aio.Channel, rng: random.Random, number: int) -> grpc.StatusCode:
-    """Weights that this worker does not hold."""
+    """Read weights that this worker does not have."""
     data = bytes_of(rng, pb.WeightRequest(model="actor", version=number % 3))
     kinds: tuple[Any, Any] = (channel.unary_unary, channel.unary_stream)
     call = kinds[number % 2](WEIGHTS + ("Describe", "Fetch")[number % 2])(data, timeout=ANSWER_SECONDS)
@@ -363,7 +368,7 @@ async def test_workers_and_what_their_peers_send(tmp_path: Path) -> None:
 
 
 async def idle_at_last(stage: MigrationStage) -> None:
-    """Nothing of a transfer that failed is left in the worker."""
+    """Assert that a failed transfer leaves nothing in the worker."""
     beats: list[pb.Heartbeat] = []
     async with asyncio.timeout(ANSWER_SECONDS):
         while not beats or beats[-1].active_samples:

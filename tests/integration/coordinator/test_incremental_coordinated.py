@@ -1,4 +1,4 @@
-"""Incremental scoring over real gRPC with simulated workers: whoever dies, nothing is lost, nothing scored twice."""
+"""Incremental scoring over real gRPC with simulated workers: despite kills nothing is lost or scored twice."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 SECONDS = 120.0
 STRIKES = 20
-"""A machine that is slow has to get through as many as a fast one, and no more."""
+"""Number of kills; a slow machine must complete as many as a fast one."""
 ROLLOUT = {"batchSize": 16, "maxResponseTokens": 400}
 
 
@@ -66,7 +66,7 @@ async def test_scores_are_those_of_a_job_without(jobs: list[Coordinated], tmp_pa
 async def test_auto_goes_by_the_last_iteration(
     jobs: list[Coordinated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token_seconds: float
 ) -> None:
-    # What scoring takes is simulated and what decoding takes is real: on a slow machine the gain is a small share.
+    # Scoring time is simulated and decoding time is real, so on a slow machine the gain is a small share.
     monkeypatch.setattr(incremental_gain, "MIN_GAIN", 1e-4)
     pace = Pace(tokens_per_tick=4, token_seconds=token_seconds)
     coordinated, workers = begin(jobs, tmp_path, pace, iterations=5, incremental="Auto", replicas=1)

@@ -1,4 +1,4 @@
-"""The coordinator chooses the training schedule with simulated ranks: measured, searched, written down, kept."""
+"""The coordinator chooses the training schedule with simulated ranks: it measures, searches, records and reuses it."""
 
 import json
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from rlhf_common import control_pb2 as pb
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 SECONDS = 120.0
-"""The search is a process of its own that loads its solvers: seconds on a quiet machine."""
+"""Seconds for the search, a separate process that loads its solvers: seconds on a quiet machine."""
 
 
 @pytest.fixture

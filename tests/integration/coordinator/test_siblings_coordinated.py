@@ -1,4 +1,6 @@
-"""Siblings shared over real gRPC with simulated workers: whoever dies, what comes is true, and it changes nothing."""
+"""Shared siblings over real gRPC with simulated workers: despite kills the shared tokens are right and change no
+result.
+"""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from rlhf_coordinator.storage.prompts import random_key
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 ITERATIONS = 7
-"""Of 4 prompts each, and there are 11: the last ones see prompts again."""
+"""Iterations of 4 prompts each, with 11 prompts: the last iterations repeat prompts."""
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ async def test_siblings_reach_who_decodes_their_prompt_and_change_nothing(
 
 
 def assert_true_tokens(coordinated: Coordinated, worker: SimulatedWorker) -> None:
-    """What a worker was sent is what the samples' random keys give, wherever they were decoded."""
+    """Assert that a worker's sibling tokens are those of the samples' random keys, wherever they were decoded."""
     assert worker.siblings
     for message in worker.siblings:
         for delta in message.deltas:

@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds strictly, and a bad link ends the build and leaves the earlier site."""
+"""The documentation as a site: it builds strictly, and a bad link fails the build and leaves the earlier site."""
 
 import re
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""The commands of the documentation that need nothing but one machine run as they stand, on a real run.
+"""The documented commands that need only one machine run unchanged, on a real run.
 
-Their names are those of the pages: job.yaml is a small job, RUN its folder. Iterations, samples and ports that a page
-makes up are those that the run has, and a command that serves until Ctrl-C is ended by it.
+Their names are those of the pages: job.yaml is a small job, RUN its folder. Invented iterations, samples and ports of a
+page are replaced by those of the run, and a command that serves until Ctrl-C is interrupted.
 """
 
 import json
@@ -24,10 +24,10 @@ from tests.support.jobs.local_job import write_job
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 RUN_COMMAND: Final = "rlhf run job.yaml --set spec.iterations=5"
-"""The one that makes RUN, for all others."""
+"""The command that creates RUN for all others."""
 ITERATION: Final = 2
 SAMPLE: Final = 3
-"""Of the run, in the place of those that a page makes up."""
+"""Sample number of the run, which replaces a page's invented one."""
 TIMEOUT_SECONDS: Final = 600.0
 INSTANCE: Final = {
     "devices": 2,
@@ -42,7 +42,7 @@ LEAVES: Final = {
     "--output page": "page/index.html",
     "--parquet samples.parquet": "samples.parquet",
 }
-"""Options, and the file that a command leaves that has them."""
+"""Option -> file that a command with it writes."""
 
 
 def given_to_this_file() -> list[str]:
@@ -58,7 +58,7 @@ COMMANDS: Final = given_to_this_file()
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a reader types them, with the run in runs/."""
+    """Return the folder in which a reader types them, with the run in runs/."""
     folder = tmp_path_factory.mktemp("documented")
     manifest = write_job(folder, iterations=8, every=2)
     job = yaml.safe_load(manifest.read_text())
@@ -96,7 +96,7 @@ def started(command: str, folder: Path) -> "subprocess.Popen[str]":
 
 
 def typed(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """Return how a command ended; one that hangs is ended, and fails."""
+    """Return how a command ended; a hanging one is ended, and fails."""
     running = started(command, folder)
     try:
         said, _ = running.communicate(timeout=TIMEOUT_SECONDS)

@@ -1,4 +1,4 @@
-"""`scripts/gpu-check --small` runs every step on a CPU, so that each still works when a GPU is at hand."""
+"""`scripts/gpu-check --small` runs every step on a CPU, so that each still works when a GPU is available."""
 
 import json
 import os
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).resolve().parents[3]
 BUDGET_SECONDS = 3600
-"""Generous: no test relies on speed; what it takes is in the file."""
+"""Generous time limit in seconds: no test relies on speed; the file has the real time."""
 
 
 @pytest.mark.timeout(BUDGET_SECONDS + 100)

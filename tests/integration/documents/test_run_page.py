@@ -1,4 +1,4 @@
-"""The page of a run in a real browser: what it shows, that it stays fluid, and that nothing of a run is believed."""
+"""The page of a run in a real browser: its content, its responsiveness, and its escaping of the run's texts."""
 
 import os
 import signal
@@ -63,7 +63,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def shown(tmp_path: Path) -> Iterator[Any]:
-    """A function that serves a run folder by `rlhf view` and returns the address; all are ended by Ctrl-C."""
+    """Yield a function that serves a run folder with `rlhf view` and returns the address; Ctrl-C ends all of them."""
     started: list[subprocess.Popen[str]] = []
 
     def serve(folder: Path) -> str:
@@ -82,12 +82,12 @@ def shown(tmp_path: Path) -> Iterator[Any]:
 
 
 def words(browser: Browser, selector: str) -> str:
-    """The text of an element as people see it."""
+    """Return the visible text of an element."""
     return str(browser.do("run", script=f"document.querySelector({selector!r}).textContent"))
 
 
 def hovered(browser: Browser, canvas: str, share: float, y: int) -> str:
-    """What is said where the pointer is: at this share of the width of a canvas, so far below its top."""
+    """Return the tooltip at this share of the width of a canvas and `y` below its top."""
     box = browser.do(
         "run",
         script=f"(() => {{ const e = document.getElementById('{canvas}'); e.scrollIntoView({{block: 'center'}}); "
@@ -178,7 +178,7 @@ def test_a_written_page_needs_no_server_and_no_network(browser: Browser, tmp_pat
 
 
 def test_what_slips_into_the_page_is_not_run(browser: Browser, shown: Any, tmp_path: Path) -> None:
-    """If a text became markup after all, the policy would still keep it from doing anything."""
+    """Check the policy that would disarm a text even if it became markup."""
     write_run(tmp_path / "run", iterations=1)
     browser.do("open", url=shown(tmp_path / "run"))
     browser.do("run", script=SLIPPED)
@@ -188,7 +188,7 @@ def test_what_slips_into_the_page_is_not_run(browser: Browser, shown: Any, tmp_p
 def test_a_thousand_samples_on_sixty_four_workers_are_drawn_in_a_frame(
     browser: Browser, shown: Any, tmp_path: Path
 ) -> None:
-    """What a frame takes is printed and not judged, as it is the machine's."""
+    """Print the time of a frame without judging it, because it depends on the machine."""
     write_run(tmp_path / "run", iterations=6, samples=1000, generation=40, others=12)
     browser.do("open", url=shown(tmp_path / "run"))
     assert browser.do("run", script="document.getElementById('count').textContent") == "6 of 9 iterations, 5,052 spans"

@@ -1,4 +1,4 @@
-"""What the tutorials show runs as they say: jobs of real processes with the parts that a reader writes."""
+"""The tutorials' examples run as described: jobs of real processes with the code that a reader writes."""
 
 from pathlib import Path
 

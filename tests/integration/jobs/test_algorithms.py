@@ -1,7 +1,7 @@
-"""Every algorithm in a real local run: interrupted and resumed, it ends in the same weights bit for bit.
+"""Every algorithm in a real local run: interrupted and resumed, it ends with the same weights bit for bit.
 
-Two optimizer steps an iteration, so that ratios leave 1; one training rank and one generation worker, so that a run is
-short. PPO, GRPO, plug-ins and algorithms that generate nothing have tests of their own.
+Two optimizer steps per iteration, so that ratios differ from 1; one training rank and one generation worker, so that a
+run is short. PPO, GRPO, plug-ins and algorithms that generate nothing have their own tests.
 """
 
 from pathlib import Path
@@ -28,7 +28,7 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "dapo": ("dapo", {}),
     "online-dpo": ("onlineDpo", {}),
 }
-"""Name -> (member of `spec.algorithm`, fields). Whoever adds an algorithm adds its line."""
+"""Name -> (member of `spec.algorithm`, fields). A new algorithm needs a line here."""
 
 
 def said(*runs: Ended) -> str:

@@ -1,5 +1,7 @@
-"""A job that carries what it cuts off into its next iteration, in real local runs: processes are killed, and one goes
-on without its journal. Responses are long enough that many of them are cut off half-way."""
+"""A job that carries cut-off samples into its next iteration, in real local runs.
+
+Processes are killed, and one run resumes without its journal. Responses are long enough that many of them are cut off.
+"""
 
 import shutil
 from collections import Counter
@@ -17,9 +19,9 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 ITERATIONS, BATCH, SIBLINGS, MORE = 24, 16, 4, 2
 PROMPTS = 40
-"""Lines of the file."""
+"""Lines of the prompt file."""
 SEED = 11
-"""Of the moments of kills."""
+"""Seed of the moments of kills."""
 FIELDS = (
     "spec.deterministic=false",
     f"spec.rollout.oversample={MORE}",
@@ -43,8 +45,7 @@ def rows_of(run: Path) -> list[SampleRow]:
 
 
 def assert_trained_once_or_on_the_way(rows: list[SampleRow]) -> None:
-    """Of all prompts that were begun, in the order of the file, the last cut is what is missing, and nothing is
-    there twice."""
+    """Assert that all started prompts, in the order of the file, are present once, except for the last cut-off ones."""
     begun = Counter(number % PROMPTS + 1 for number in range(ITERATIONS * BATCH // SIBLINGS + MORE))
     trained = Counter(row.line for row in rows)
     assert all(count % SIBLINGS == 0 for count in trained.values()), trained
@@ -66,7 +67,7 @@ def assert_carried(lines: list[dict[str, Any]]) -> None:
 
 
 def assert_spans_rise(rows: list[SampleRow]) -> None:
-    """Some responses were gone on with by the next weights, and every span is of a version that may be trained on."""
+    """Assert that some responses continued with the next weights, and that every span has an allowed version."""
     for row in rows:
         versions = [version for version, _ in row.weight_versions]
         assert versions == sorted(set(versions)), row.weight_versions

@@ -1,5 +1,4 @@
-"""A real job whose ranks share each sample by position: a rank killed on the way changes no weight, and it trains what
-a rank with whole samples does."""
+"""A real job whose ranks share each sample by position trains like a rank with whole samples, despite a killed rank."""
 
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from tests.support.jobs.local_job import write_job
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
 SEED = 27
-"""Of the moments of kills; printed with every kill when the test fails."""
+"""Seed of the moments of kills; printed with every kill when the test fails."""
 CUT = ["--set", "spec.training.parallelism={pipeline: 1, data: 1, context: 2}", "--set", "spec.training.packing=true"]
 WHOLE = ["--set", "spec.training.parallelism={pipeline: 1, data: 1}", "--set", "spec.training.packing=true"]
 

@@ -1,4 +1,4 @@
-"""A real job whose critic trains beside the next decoding, whoever is killed then: the same weights and reports."""
+"""A real job whose critic trains beside the next decoding has the same weights and reports despite kills."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ TIMES = ("seconds", "time_ns")
 
 
 def reports(run_dir: Path) -> list[dict[str, float]]:
-    """What may not differ of every iteration."""
+    """Return the reports of every iteration that must be equal."""
     return [
         {name: value for name, value in line.items() if name.startswith(SAME) and not name.endswith(TIMES)}
         for line in lines(run_dir)

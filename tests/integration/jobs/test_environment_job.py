@@ -1,4 +1,4 @@
-"""A real job of several turns: it learns to ask a calculator, and whoever is killed, it ends in the same weights."""
+"""A real job with several turns: it learns to ask a calculator, and ends with the same weights despite kills."""
 
 import shutil
 import subprocess
@@ -20,7 +20,7 @@ CHAT = (
     "{% elif message.role == 'assistant' %}{{ message.content + eos_token }}"
     "{% else %}{{ ':' + message.content + ';' }}{% endif %}{% endfor %}"
 )
-"""A chat template that writes what the example's environment writes by itself."""
+"""Chat template with the same texts as the example's environment."""
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "calculator"
 ITERATIONS = 12
 
@@ -56,7 +56,7 @@ def test_it_learns_to_ask_and_to_repeat_the_answer(manifest: Path, straight: End
 
 @pytest.fixture
 def chat(manifest: Path, tmp_path: Path) -> Path:
-    """The same job of a policy with a chat template, whose environment answers by messages."""
+    """Write the same job for a policy with a chat template, whose environment answers with messages."""
     shutil.copytree(manifest.parent / "assets", tmp_path / "assets")
     (tmp_path / "assets" / "policy" / "chat_template.jinja").write_text(CHAT)
     text, asked = (manifest.parent / "environment.py").read_text(), '{"message": f":{product};", "reward": 0.0}'
@@ -84,7 +84,7 @@ def test_whoever_is_killed_it_ends_in_the_same_weights_by_chat_messages_too(
 def test_more_conversations_than_the_batch_are_begun_and_cut_off_between_turns(
     manifest: Path, tmp_path: Path, staleness: int
 ) -> None:
-    """With a staleness they are gone on with in the next iteration, wherever they stand."""
+    """With a staleness they continue in the next iteration from any turn."""
     more = 2
     sizes = (f"rollout.oversample={more}", f"rollout.maxStaleness={staleness}")
     fields = ("deterministic=false", *sizes, f"checkpoints={{path: kept-{staleness}, every: 1}}")

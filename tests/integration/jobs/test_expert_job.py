@@ -1,5 +1,8 @@
-"""Real jobs of mixtures of experts: they end, a folder of theirs is one of the hub's, a rank killed on the way changes
-no weight, and vLLM decodes by the weights that the ranks publish."""
+"""Real jobs with mixtures of experts.
+
+They complete, their folders have the hub's format, a killed rank changes no weight, and vLLM decodes with the weights
+that the ranks publish.
+"""
 
 from pathlib import Path
 
@@ -12,9 +15,9 @@ from tests.support.jobs.local_job import write_job
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
 SEEDS = {"mixtral": 23, "qwen3_moe": 24}
-"""Of the moments of kills; printed with every kill when the test fails."""
+"""Seeds of the moments of kills; printed with every kill when the test fails."""
 SIZES = {"mixtral": {"pipeline": 1, "data": 2, "expert": 2}, "qwen3_moe": {"pipeline": 1, "data": 2, "shard": 2}}
-"""Of the two training ranks: experts shared out, and models in parts."""
+"""Layouts of the two training ranks: divided experts, and sharded models."""
 
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]

@@ -16,7 +16,7 @@ VICTIM = "training-1"
 
 
 def trained(run_dir: Path) -> dict[str, str]:
-    """SHA-256 of every file of weights and moments in the newest checkpoint."""
+    """Return the SHA-256 of every file of weights and moments in the newest checkpoint."""
     newest = max(run_dir.glob("checkpoints/iteration-*"))
     files = sorted(newest.rglob("*.safetensors"))
     return {str(file.relative_to(newest)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}

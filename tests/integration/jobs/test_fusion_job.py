@@ -1,4 +1,4 @@
-"""A real job whose tail consolidates, in any way, ends with the bits of one that fuses nothing; also when killed."""
+"""A real job whose tail consolidates, in any way, ends with the bits of one without fusion, also after kills."""
 
 import json
 import math
@@ -15,14 +15,15 @@ pytestmark = pytest.mark.timeout(1800)
 
 ITERATIONS = 3
 TOKENS = 300
-"""Long enough that a tail is left when others are done: lengths come from the policy's own end of sequence."""
+"""Tokens of a response; enough that a tail remains, because lengths come from the policy's own end of sequence."""
 BATCH, SLOTS = 32, 16
-"""Of an iteration, and of each of two workers."""
+"""Samples of an iteration, and slots of each of two workers."""
 THRESHOLD = 16
-"""Unfinished samples of BATCH at which the tail gathers, and one worker has room for all: about eight would move, and
-some of them do, though many end before they are handed over, on a machine that decodes fast."""
+"""Number of unfinished samples at which the tail gathers, so that one worker has room for all. About eight would move,
+and some do, although many end before the hand-over on a machine that decodes fast.
+"""
 LEARNING_RATE = 1e-4
-"""The policy moves, and does not learn to end at once."""
+"""Learning rate at which the policy changes but does not learn to end at once."""
 SEED = 6
 
 
@@ -43,7 +44,7 @@ def said(*runs: Ended) -> str:
 
 
 def outcome(run_dir: Path) -> list[dict[str, Any]]:
-    """What an iteration made, whoever made it."""
+    """Return the results of every iteration, independent of the worker."""
     names = ("iteration", "reward", "tokens", "kl", "kl_per_token", "response_tokens_max", "samples/truncated")
     return [{name: line.get(name) for name in names} for line in read_metrics(run_dir / "metrics.jsonl")]
 
@@ -54,7 +55,7 @@ def total(run_dir: Path, name: str) -> float:
 
 @pytest.fixture(scope="module")
 def off(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Ended]:
-    """(manifest, run folder, how it ended) of the job without fusion, scored by a worker of its own."""
+    """Return (manifest, run folder, how it ended) of the job without fusion, with a separate scoring worker."""
     folder = tmp_path_factory.mktemp("fusion")
     manifest = write_job(folder, iterations=ITERATIONS, batch=BATCH, responses=TOKENS, learning_rate=LEARNING_RATE)
     return manifest, folder / "off", run_job(manifest, folder / "off", options=options("Disabled"))
@@ -71,7 +72,7 @@ def test_a_gathered_tail_changes_no_bit(
     assert fused.weights == without.weights != "", said(fused)
     assert outcome(tmp_path / "run") == outcome(folder)
     for line in read_metrics(tmp_path / "run" / "metrics.jsonl"):
-        if transfer == "KV":  # what could not be moved with its cache stayed first, and that is counted
+        if transfer == "KV":  # samples that could not move with their cache stayed first, which is counted
             assert line["fusion/moved_tokens"] <= line["fusion/stayed"], said(fused)
         else:
             assert line["fusion/moved_kv"] == line["fusion/stayed"] == 0

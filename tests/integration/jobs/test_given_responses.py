@@ -1,5 +1,7 @@
-"""Jobs that generate nothing, as real processes: killed in the middle and resumed, they end in the same weights, which
-are a folder that the next job takes."""
+"""Jobs that generate nothing, as real processes: killed and resumed, they end with the same weights.
+
+The next job accepts these weights as a model folder.
+"""
 
 import json
 import random
@@ -21,14 +23,15 @@ from transformers import AutoModelForCausalLM
 pytestmark = pytest.mark.timeout(1800)
 
 SECONDS = 300.0
-"""For what takes about 15 on two idle cores."""
+"""Seconds for what takes about 15 on two idle cores."""
 ALGORITHMS = ("sft", "dpo")
-"""Of those without generation the simplest, and the one with most parts: pairs, and a reference that inference workers
-score."""
+"""The simplest algorithm without generation, and the one with most parts: pairs, and a reference scored by inference
+workers.
+"""
 
 
 def write_job(folder: Path, algorithm: str) -> Path:
-    """Writes a model, a file of its lines, and job.yaml: the response, or the better one, is the prompt reversed."""
+    """Write a model, its data file, and job.yaml: the response, or the better one, is the prompt reversed."""
     folder.mkdir(parents=True)
     models.write_policy(folder / "policy", "llama")
     rng, lines = random.Random(3), []
@@ -69,7 +72,7 @@ def start(manifest: Path, *more: str) -> subprocess.Popen[bytes]:
 
 def lines_of(manifest: Path) -> list[dict[str, Any]]:
     file = manifest.parent / "run" / "metrics.jsonl"
-    whole = file.read_text().rpartition("\n")[0] if file.exists() else ""  # a line may be half written
+    whole = file.read_text().rpartition("\n")[0] if file.exists() else ""  # a line may be incomplete
     return [json.loads(line) for line in whole.splitlines()]
 
 

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 ITERATIONS = 3
 TOKENS = 300
-"""Several blocks of most responses."""
+"""Tokens of a response; several blocks in most cases."""
 SAME = ("iteration", "reward", "tokens", "kl", "kl_per_token", "response_tokens_max", "samples/truncated")
 
 
@@ -28,7 +28,7 @@ def options(incremental: str) -> list[str]:
 def test_prefixes_and_the_death_of_who_holds_them_change_no_bit(tmp_path: Path) -> None:
     manifest = write_job(tmp_path, iterations=ITERATIONS, responses=TOKENS)
     victims = ("inference-0",) * 2
-    # When the last response is there its scorer holds prefixes; only two of the three iterations meet a death.
+    # When the last response arrives its scorer has prefixes; only two of the three iterations have a kill.
     kills = Kills(7, len(victims), victims[:1], first=victims, in_phases=("Scoring",) * len(victims))
     off = run_job(manifest, tmp_path / "off", options=options("Disabled"))
     killed = run_job(manifest, tmp_path / "on", options=options("Enabled"), kills=kills)

@@ -1,4 +1,4 @@
-"""A real job whose every process is killed at a random moment trains the same weights as one that nobody touched."""
+"""A real job whose every process is killed at a random moment trains the same weights as an undisturbed one."""
 
 import json
 import random
@@ -11,7 +11,7 @@ from tests.support.jobs.local_job import PROCESSES, write_job
 ITERATIONS = 20
 BATCH = 16
 SEED = 20
-"""Of victims' order and moments; printed with every kill when the test fails."""
+"""Seed of the victims' order and moments; printed with every kill when the test fails."""
 
 
 def metrics(run_dir: Path) -> list[dict[str, float]]:
@@ -30,7 +30,7 @@ def test_every_process_killed_once_and_the_weights_are_the_same(tmp_path: Path) 
     first = list(PROCESSES)
     random.Random(SEED).shuffle(first)
     kills = Kills(SEED, len(first), PROCESSES, first=tuple(first), longest_calm_seconds=0.5, iterations_between=1)
-    # Executed: a run that is forked, and shares the seed of hashes with others, is held to one that is neither.
+    # Executed: a forked run, which shares the hash seed with others, is compared with one that is not forked.
     killed = run_job(manifest, tmp_path / "killed", kills=kills, executed=True)
     assert killed.code == 0, said(killed)
     assert len(killed.kills) == len(first), said(killed)

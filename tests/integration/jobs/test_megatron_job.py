@@ -1,5 +1,4 @@
-"""A real job that trains by Megatron's layers, experts shared out over its two ranks: it ends, and ranks killed on the
-way change no weight."""
+"""A real job with Megatron's layers and experts divided over its two ranks: it ends, and kills change no weight."""
 
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from tests.support.jobs.local_job import write_job
 pytestmark = pytest.mark.full
 
 SEEDS = {"llama": 20, "mixtral": 21}
-"""Of the moments of kills, by family; printed with every kill when the test fails."""
+"""Seeds of the moments of kills, by family; printed with every kill when the test fails."""
 
 
 @pytest.mark.timeout(1800)

@@ -1,4 +1,4 @@
-"""Micro-batches of bounded tokens in real jobs: killed ranks change no weight, nor does a bound above all lengths."""
+"""Micro-batches with a token limit in real jobs: killed ranks change no weight, nor does a limit above all lengths."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.support.jobs.local_job import write_job
 pytestmark = pytest.mark.full
 
 SEED = 22
-"""Of the moments of kills; printed with every kill when the test fails."""
+"""Seed of the moments of kills; printed with every kill when the test fails."""
 TOKENS = "spec.training.microBatchTokens"
 
 
@@ -21,7 +21,9 @@ def metrics_of(run_dir: Path) -> list[dict[str, float]]:
 
 @pytest.mark.timeout(900)
 def test_pipelines_whose_ranks_are_killed_end_in_the_same_weights(tmp_path: Path) -> None:
-    """Two stages, so that hidden states of unlike shapes pass between them; a bound that most mini-batches meet."""
+    """Use two stages, so that hidden states of different shapes pass between them, and a limit that most mini-batches
+    reach.
+    """
     manifest = write_job(tmp_path, iterations=4, every=2)
     options = ["--set", "spec.training.parallelism.pipeline=2", "--set", f"{TOKENS}=40"]
     assert_killed_ranks_change_no_weight(manifest, tmp_path, options, SEED)

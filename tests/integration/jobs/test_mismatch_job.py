@@ -1,5 +1,7 @@
-"""Trainer and engine that differ, in real local runs: the mismatch is seen and corrected, in bfloat16 beside float32 as
-in the last bits of float32, and there a killed rank changes nothing of it."""
+"""Trainer and engine that differ, in real local runs: the mismatch is detected and corrected.
+
+It is bfloat16 beside float32, or the last bits of float32; in the latter a killed rank changes nothing.
+"""
 
 from pathlib import Path
 
@@ -13,7 +15,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 ITERATIONS = 6
 SEED = 7
-"""Of the moment of the kill."""
+"""Seed of the moment of the kill."""
 CORRECTED = (
     "spec.training.precision=Float32",
     "spec.algorithm.grpo.oldLogProbabilities=Trainer",
@@ -23,7 +25,7 @@ PARTS = ("", "_max", "_kl", "_corrected", "_weight")
 
 
 def mismatches(run: Path) -> list[dict[str, float]]:
-    """What each iteration says of the mismatch."""
+    """Return the reported mismatch of each iteration."""
     lines = list(read_metrics(run / "metrics.jsonl"))
     assert len(lines) == ITERATIONS
     return [{part: line[f"training/actor/mismatch{part}"] for part in PARTS} for line in lines]

@@ -1,4 +1,4 @@
-"""A real job that is stopped, and resumed with its ranks laid out otherwise, learns what it learns undisturbed."""
+"""A real job that is stopped, and resumed with another layout of its ranks, learns the same as undisturbed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ LAYOUTS = (
     },
     {"backend": "torch", "parallelism.pipeline": 2},
 )
-"""Tensor groups of Megatron's layers; models in parts, whose moments are in host memory; pipeline stages."""
+"""Layouts: tensor groups of Megatron's layers; sharded models with moments in host memory; pipeline stages."""
 
 
 def options(layout: dict[str, object]) -> Iterator[str]:
@@ -45,7 +45,7 @@ def test_a_job_goes_on_with_other_backends_and_layouts(tmp_path: Path) -> None:
     undisturbed_lines = list(read_metrics(tmp_path / "straight" / "metrics.jsonl"))
     assert [line["iteration"] for line in lines] == list(range(ITERATIONS))
     for mine, undisturbed in zip(lines, undisturbed_lines, strict=True):
-        # Sums of float32 in other orders, no more; a token would part where its uniform number falls just between.
+        # Only float32 sums in another order differ; a token would differ if its random number fell exactly in between.
         for name in (
             "reward",
             *(f"training/{model}/loss" for model in ("actor", "critic")),

@@ -1,4 +1,4 @@
-"""A job that begins more prompts than it trains on, in a real local run whose processes are killed."""
+"""A job that starts more prompts than it trains on, in a real local run whose processes are killed."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 ITERATIONS = 8
 BATCH, SIBLINGS, MORE = 16, 4, 2
 SEED = 11
-"""Of the moments of kills."""
+"""Seed of the moments of kills."""
 
 
 def test_every_iteration_trains_on_a_whole_batch_and_cuts_off_the_rest(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
-"""Packed micro-batches in real jobs: killed ranks change no weight, the reward rises as it does with padding, and the
-comparison runs as documented."""
+"""Packed micro-batches in real jobs.
+
+Killed ranks change no weight, the reward rises as with padding, and the comparison runs as documented.
+"""
 
 from pathlib import Path
 
@@ -12,13 +14,13 @@ from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 SEED = 27
-"""Of the moments of kills; printed with every kill when the test fails."""
+"""Seed of the moments of kills; printed with every kill when the test fails."""
 PACKED = ("--set", "spec.training.packing=true")
 ITERATIONS = 24
 
 
 def test_pipelines_whose_ranks_are_killed_end_in_the_same_weights(tmp_path: Path) -> None:
-    """Two stages, so that rows of unlike lengths pass between them, and more micro-batches where tokens ask so."""
+    """Use two stages, so that rows of different lengths pass between them, and more micro-batches if needed."""
     manifest = write_job(tmp_path, iterations=4, every=2)
     bound = ("--set", "spec.training.microBatchTokens=80", "--set", "spec.algorithm.ppo.oldLogProbabilities=Trainer")
     assert_killed_ranks_change_no_weight(manifest, tmp_path, [*PACKED, *bound], SEED)
@@ -37,7 +39,7 @@ def test_the_reward_rises_as_it_does_with_padding(tmp_path: Path) -> None:
     packed, padded = lines["packed"], lines["padded"]
     assert {line["training/train/padding"] for line in packed} == {0.0}
     assert all(line["training/train/padding"] > 0 for line in padded)
-    # Until rounding makes two policies of one, they sample and are trained alike.
+    # The policies sample and train equally until rounding makes them differ.
     assert packed[0]["reward"] == padded[0]["reward"]
     norms = [line[0]["training/gradient_norm/actor"] for line in (packed, padded)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)

@@ -1,4 +1,4 @@
-"""An algorithm from outside the project trains in a real local run: the one of the tutorial, from its file."""
+"""An algorithm from outside the project trains in a real local run: the tutorial's, from its file."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 ITERATIONS = 12
 SEED = 4
 LINES = 60
-"""Of the plug-in, at most: an algorithm is little code."""
+"""Largest number of lines of the plug-in: an algorithm is little code."""
 
 
 def said(*runs: Ended) -> str:

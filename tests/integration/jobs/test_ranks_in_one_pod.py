@@ -1,4 +1,4 @@
-"""A real job whose ranks share a pod trains the weights of one with a pod a rank, though its processes are killed."""
+"""A real job whose ranks share a pod trains the weights of one with a pod per rank, although processes are killed."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.support.jobs.local_job import write_job
 pytestmark = pytest.mark.full
 
 SEED = 66
-"""Of the moments of kills; printed with every kill when the test fails."""
+"""Seed of the moments of kills; printed with every kill when the test fails."""
 PROCESSES = ("training-0", "training-1", "training-pod-0")
 
 

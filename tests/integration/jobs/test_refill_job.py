@@ -1,5 +1,7 @@
-"""A real job that drops prompts which teach nothing: others take their place, and the weights are the same with its
-tail consolidated and its processes killed."""
+"""A real job that drops prompts without a learning signal: others replace them.
+
+The weights are the same with its tail consolidated and its processes killed.
+"""
 
 import json
 from collections import defaultdict

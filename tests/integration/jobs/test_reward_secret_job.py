@@ -1,4 +1,4 @@
-"""A real job whose reward needs a secret: it has it, and not one file of the run holds it, though it is printed."""
+"""A real job whose reward needs a secret: it receives it, and no file of the run has it, although it is printed."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A real job whose iterations decode while the one before is trained on: the same weights whoever is killed then."""
+"""A real job whose iterations decode while the previous one is trained on: the same weights despite kills."""
 
 from pathlib import Path
 
@@ -14,13 +14,13 @@ ITERATIONS = 7
 EVERY = 5
 """Iterations from one checkpoint to the next, before which nothing is trained beside decoding."""
 BESIDE = [True, True, True, True, False, True, False]
-"""Which iterations are trained on while the next one decodes."""
+"""Whether each iteration is trained on while the next one decodes."""
 VICTIMS = ("coordinator", "training-1", "generation-0", "inference-0")
 SAME = ("reward", "staleness/", "response_tokens_", "kl", "training/actor/", "training/critic/", "training/gradient")
 
 
 def reports(run_dir: Path) -> list[dict[str, float]]:
-    """What may not differ of every iteration."""
+    """Return the reports of every iteration that must be equal."""
     return [
         {name: value for name, value in line.items() if name.startswith(SAME) and "seconds" not in name}
         for line in lines(run_dir)

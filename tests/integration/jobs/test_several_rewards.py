@@ -1,4 +1,4 @@
-"""A real job of two rewards, one of which is a judge that fails on some responses, killed and begun again."""
+"""A real job with two rewards, one of them a judge that fails on some responses, killed and restarted."""
 
 import json
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def score(prompts, responses, records, finish_reason):
 
 
 def failing_judge(request: dict[str, Any], _: Message) -> tuple[int, Any]:
-    """Rates a response by its length, and breaks down over some: what it says depends on the text alone."""
+    """Rate a response by its length, and fail on some; the answer depends on the text alone."""
     size = len(request["messages"][0]["content"])
     top = [{"token": str(1 + size % 9), "logprob": -0.1}]
     return 500 if size % 3 == 0 else 200, {"choices": [{"logprobs": {"content": [{"top_logprobs": top}]}}]}

@@ -1,4 +1,4 @@
-"""A real job whose ranks hold the models in parts: it ends, and ranks killed on the way change no weight."""
+"""A real job whose ranks have sharded models completes, and killed ranks change no weight."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.support.jobs.local_job import write_job
 pytestmark = pytest.mark.full
 
 SEED = 21
-"""Of the moments of kills; printed with every kill when the test fails."""
+"""Seed of the moments of kills; printed with every kill when the test fails."""
 
 
 @pytest.mark.timeout(900)

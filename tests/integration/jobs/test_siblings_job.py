@@ -1,4 +1,4 @@
-"""A real job whose samples are drafted by their siblings on other workers has the bits of one that drafts nothing."""
+"""A real job whose siblings on other workers provide drafts has the bits of one without drafts."""
 
 import math
 from pathlib import Path
@@ -16,7 +16,7 @@ DRAFTED: dict[str, Any] = {"mode": "Fixed", "maxTokens": 4, "drafters": '["Sibli
 
 
 def run(manifest: Path, folder: Path, speculation: dict[str, Any]) -> Ended:
-    """Two workers that decode two samples at a time: those of a prompt that come later have siblings elsewhere."""
+    """Run two workers that decode two samples at a time, so that later samples of a prompt have siblings elsewhere."""
     values = {f"spec.generation.speculation.{name}": value for name, value in speculation.items()}
     values |= {
         "spec.generation.maxBatchSize": 2,
@@ -30,7 +30,7 @@ def run(manifest: Path, folder: Path, speculation: dict[str, Any]) -> Ended:
 
 
 def made(folder: Path) -> list[dict[str, Any]]:
-    """What an iteration came to, however it was decoded."""
+    """Return the results of every iteration, independent of the way of decoding."""
     names = ("iteration", "reward", "tokens", "response_tokens_max", "training/actor/loss")
     return [{name: line.get(name) for name in names} for line in read_metrics(folder / "metrics.jsonl")]
 

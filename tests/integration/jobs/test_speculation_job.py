@@ -1,4 +1,4 @@
-"""A real deterministic job ends with the same bits whether, by whom and how far its tokens are drafted."""
+"""A real deterministic job ends with the same bits regardless of its drafters and the length of drafts."""
 
 import math
 from pathlib import Path

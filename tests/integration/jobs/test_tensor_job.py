@@ -1,5 +1,7 @@
-"""Real jobs whose ranks compute every layer together, share their moments out, or keep them in host memory: they end,
-and a rank killed on the way changes no weight."""
+"""Real jobs whose ranks compute every layer together, divide their moments, or store them in host memory.
+
+They complete, and a killed rank changes no weight.
+"""
 
 from pathlib import Path
 
@@ -11,7 +13,7 @@ pytestmark = pytest.mark.full
 
 HELD = "training/train/host_optimizer_bytes"
 SEED = 22
-"""Of the moments of kills; printed with every kill when the test fails."""
+"""Seed of the moments of kills; printed with every kill when the test fails."""
 
 
 @pytest.mark.timeout(900)

@@ -1,5 +1,7 @@
-"""Real local jobs that are traced: a collector gets their spans, their log lines name the traces, and without a
-collector nothing of the job differs."""
+"""Real local jobs with traces.
+
+A collector receives their spans, their log lines name the traces, and without a collector the job does not differ.
+"""
 
 import json
 from collections import Counter
@@ -21,7 +23,7 @@ ITERATIONS, BATCH = 2, 8
 
 
 def lines_of(run_dir: Path) -> dict[str, list[dict[str, Any]]]:
-    """Worker -> lines of its log, each of which is one JSON object."""
+    """Return worker -> lines of its log, each of which is one JSON object."""
     logs = {name: run_dir / "logs" / f"{name}.log" for name in PROCESSES}
     return {name: [json.loads(line) for line in path.read_text().splitlines()] for name, path in logs.items()}
 
@@ -38,7 +40,7 @@ def traced_job(folder: Path, environ: dict[str, str], *options: str) -> tuple[En
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path, list[CollectedSpan]]:
-    """A job that is traced, all samples told, and logged as JSON; and its spans."""
+    """Return a job with traces of all samples and a JSON log, and its spans."""
     with OtlpCollector() as collector:
         ended, run_dir = traced_job(
             tmp_path_factory.mktemp("traced"),
@@ -104,7 +106,7 @@ def test_a_sample_tells_where_it_was(traced: tuple[Ended, Path, list[CollectedSp
 def test_a_dead_endpoint_and_none_give_the_same_job(
     traced: tuple[Ended, Path, list[CollectedSpan]], tmp_path: Path
 ) -> None:
-    """By the environment alone, as it is set in many clusters; no sample is lost, no metric differs, no weight."""
+    """Set the endpoint by the environment alone, as in many clusters; samples, metrics and weights are equal."""
     dead, run_dir = traced_job(tmp_path / "dead", {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{free_address()}"})
     assert dead.weights == traced[0].weights
     rewards = [[line["reward"] for line in read_metrics(folder / "metrics.jsonl")] for folder in (run_dir, traced[1])]

@@ -1,5 +1,7 @@
-"""A real job that trains a draft model: policy and critic have the bits that they have without it, and a killed rank
-comes to the draft model that nobody disturbed, which its checkpoint has as a Hugging Face folder."""
+"""A real job that trains a draft model: policy and critic have the same bits as without it.
+
+After a kill a rank reaches the same draft model as undisturbed, and its checkpoint has it as a Hugging Face folder.
+"""
 
 import hashlib
 import json
@@ -30,7 +32,7 @@ def job_with_a_draft_model(folder: Path) -> Path:
 
 
 def digests(run_dir: Path) -> dict[str, str]:
-    """Model -> digest of its weights and moments in the last checkpoint."""
+    """Return model -> digest of its weights and moments in the last checkpoint."""
     folder = run_dir / "checkpoints" / f"iteration-{ITERATIONS:06d}"
     return {
         model: hashlib.sha256(
@@ -45,7 +47,7 @@ def digests(run_dir: Path) -> dict[str, str]:
 
 
 def loaded_bytes(run_dir: Path) -> int:
-    """Bytes that generation workers loaded with each version."""
+    """Return the bytes that generation workers loaded with each version."""
     spans = [event for event in json.loads((run_dir / "timeline.json").read_text()) if event["name"] == "load-weights"]
     [size] = {int(span["args"]["bytes"]) for span in spans if "copy_seconds" in span["args"]}
     return size

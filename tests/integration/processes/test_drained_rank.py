@@ -1,4 +1,6 @@
-"""A real training rank that its machine asks to end: it says so, stays for its coordinator, and ends when let go."""
+"""A real training rank that its machine asks to end: it reports that, waits for its coordinator, and ends when
+released.
+"""
 
 import asyncio
 import json
@@ -53,7 +55,7 @@ async def test_a_rank_stays_until_it_is_let_go_or_alone_or_out_of_grace(tmp_path
         await session.first("heartbeat", lambda beat: beat.leaving)
         assert process.returncode is None or way == "out of grace"
         if way == "let go":
-            # It still does its work: the coordinator saves its last checkpoint.
+            # It still works: the coordinator saves its last checkpoint.
             session.send(2, save_checkpoint=pb.SaveCheckpoint(folder=str(tmp_path), iteration=0))
             assert (await session.done(2)).checkpoint.files
             session.send(3, exit=pb.Exit(code=0, reason="the job is Stopped"))

@@ -1,4 +1,4 @@
-"""Workers forked from one preloaded process: each is who it should be, its end is seen, none outlives the run."""
+"""Workers forked from one preloaded process: each has its identity, its end is observed, none outlives the run."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from rlhf_common.names import Env, ExitCode, Group
 
 
 def worker(folder: Path, index: int, *, coordinator: str = "127.0.0.1:1", **other: str) -> LocalProcess:
-    """A worker that dials a coordinator nobody is at."""
+    """Return a worker that dials an address without a coordinator."""
     name = f"generation-{index}"
     port = next(free_ports(Random()))
     env = {
@@ -41,7 +41,7 @@ def worker(folder: Path, index: int, *, coordinator: str = "127.0.0.1:1", **othe
 
 
 def title(pid: int) -> str:
-    """What `top` shows."""
+    """Return the title that `top` shows."""
     return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
@@ -58,7 +58,7 @@ def titled(pid: int, name: str) -> bool:
 
 
 def says(log: Path, words: str) -> bool:
-    """Return whether a log has these words."""
+    """Return whether a log contains these words."""
     return words in log.read_text()
 
 
@@ -128,7 +128,7 @@ async def test_a_server_that_is_too_slow_is_given_up_for_all_who_wait_for_it(
 ) -> None:
     monkeypatch.setattr(fork_client, "READY_SECONDS", 0.01)
     server = ForkServerClient({leftover_processes.TOKEN_VARIABLE: uuid.uuid4().hex})
-    monkeypatch.setattr(server, "kill", lambda: None)  # it takes its time to die
+    monkeypatch.setattr(server, "kill", lambda: None)  # it takes time to die
     try:
         async with asyncio.timeout(120):
             starts = (server.start(worker(tmp_path, index)) for index in range(3))

@@ -1,5 +1,4 @@
-"""What a forked `rlhf run` shares with one that a shell starts: how it ends, and what it says (that it trains the same
-weights: `test_kills`)."""
+"""A forked `rlhf run` ends and prints like one that a shell starts (`test_kills` covers equal weights)."""
 
 import os
 import signal
@@ -20,8 +19,11 @@ pytestmark = pytest.mark.full
 
 @pytest.fixture(scope="module", autouse=True)
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job that would go on for long. Writing it imports libraries that may add to the environment, as earlier tests
-    may have; and of a new one the second run is the first that is forked."""
+    """Write a job that would run for long; return its manifest.
+
+    Writing it imports libraries that may add to the environment, as earlier tests may. In a new environment the second
+    run is the first that is forked.
+    """
     folder = tmp_path_factory.mktemp("job")
     manifest = write_job(folder, iterations=1000)
     assert start_run(["--help"], folder / "out", executed=False).wait(60) == 0

@@ -1,4 +1,4 @@
-"""A real worker whose engine loads slowly, then hangs in a step: it says where it is, is heard meanwhile, and ends."""
+"""A real worker whose engine loads slowly, then hangs in a step: it reports its place, stays connected, and ends."""
 
 import asyncio
 import json

@@ -1,6 +1,6 @@
-"""A real coordinator and a real worker that are stopped in the middle: their kubelets hear of it; slow work is no hang.
+"""A real coordinator and a real worker that are stopped in the middle: their kubelets notice; slow work is no hang.
 
-SIGSTOP stands for a process that hangs as a whole. The probes ask as a kubelet would, with less patience.
+SIGSTOP stands for a process that hangs as a whole. The probes work like a kubelet's, with shorter time-outs.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ COUNTS = {Group.GENERATION: 2, Group.INFERENCE: 2, Group.TRAINING: 2}
 
 
 def answer(address: str, seconds: float = 5.0) -> int:
-    """The status a probe sees; 0: no answer in time."""
+    """Return the status that a probe sees; 0: no answer in time."""
     try:
         with urllib.request.urlopen(f"http://{address}{LIVENESS_PATH}", timeout=seconds) as response:
             return int(response.status)
@@ -75,7 +75,7 @@ async def test_a_coordinator_answers_while_it_waits_for_its_journal_and_not_when
     await coordinator.until_serving()
     await until(first, 200)
 
-    # One that waits for the journal of another cannot serve its job, and is not to be killed for it.
+    # A coordinator that waits for the journal's lock cannot serve its job, but must not be killed for it.
     other = CoordinatorProcess(tmp_path)
     other.start({Env.METRICS: second})
     try:
@@ -128,7 +128,7 @@ async def test_a_worker_answers_before_its_libraries_are_loaded_and_not_when_it_
 async def test_a_coordinator_that_was_cut_off_ends_when_it_comes_back_and_harms_nothing(
     coordinator: CoordinatorProcess, tmp_path: Path
 ) -> None:
-    """Its storage took the lock away meanwhile, as a file server does when a node is silent for its lease."""
+    """Remove the lock meanwhile, as a file server does when a node is silent for its lease."""
     job = write_files(tmp_path, iterations=6, batch=24)
     coordinator.start()
     first = crew(COUNTS, coordinator.address, pace=Pace(tokens_per_tick=1, train_seconds=0.1))
@@ -159,7 +159,7 @@ async def test_a_coordinator_that_was_cut_off_ends_when_it_comes_back_and_harms_
 
 
 async def worker_state(run_dir: Path, address: str, name: str) -> tuple[str, float]:
-    """(state, seconds of silence) of a worker, as its coordinator says it."""
+    """Return (state, seconds of silence) of a worker, as its coordinator reports it."""
     async with aio_channel(address, run_dir / "certificates") as channel:
         status = await CoordinatorStub(channel).GetStatus(pb.GetStatusRequest(), wait_for_ready=True, timeout=60)
     return next((worker.state, worker.silent_seconds) for worker in status.workers if worker.worker == name)
@@ -167,7 +167,7 @@ async def worker_state(run_dir: Path, address: str, name: str) -> tuple[str, flo
 
 @pytest.mark.timeout(1800)
 async def test_a_worker_that_hangs_is_lost_for_its_coordinator_killed_and_replaced(tmp_path: Path) -> None:
-    """A real job on one machine, which cannot go on without this rank; its processes are asked as a kubelet asks."""
+    """Run a real job on one machine that cannot continue without this rank; probe its processes as a kubelet does."""
     manifest, run_dir, port = write_job(tmp_path, iterations=8), tmp_path / "run", free_address().rpartition(":")[2]
     (tmp_path / HOLD).write_text(f"{run_dir / 'metrics.jsonl'}\n7\n")
     policy = ["--set", "spec.runPolicy.hangTimeoutSeconds=20", "--set", "spec.runPolicy.workerTimeoutSeconds=6"]
@@ -196,7 +196,7 @@ async def test_a_worker_that_hangs_is_lost_for_its_coordinator_killed_and_replac
 
 
 async def pid_of(name: str, runner: int) -> int:
-    """The process of this worker; one of a run whose processes come and go may be missed by a look."""
+    """Return the process of this worker; a single check may miss it while processes restart."""
     async with asyncio.timeout(PATIENCE):
         while name not in (found := processes(runner)):  # noqa: ASYNC110 /proc tells nobody
             await asyncio.sleep(0.05)

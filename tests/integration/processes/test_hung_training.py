@@ -1,5 +1,7 @@
-"""A training rank that lives while an action of its schedule row never ends, as by a deadlock: its clock runs on, and
-nothing but the count of what it has finished tells it from one that computes for long."""
+"""A live training rank in which an action of its schedule row never ends, as after a deadlock.
+
+Its clock continues, and only its progress counter distinguishes it from a rank that computes for a long time.
+"""
 
 import re
 from pathlib import Path
@@ -12,7 +14,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 ITERATIONS = 4
 LIMIT_SECONDS = 20
-"""Of spec.runPolicy.hangTimeoutSeconds: what no step of so small a model takes, nor anything that keeps a loop."""
+"""spec.runPolicy.hangTimeoutSeconds: longer than any step of such a small model, and than any delay of its loop."""
 DEADLOCK = """
 import importlib.util, os, sys, threading
 
@@ -42,7 +44,7 @@ def deadlock(run):
 
 sys.meta_path.insert(0, Hangs())
 """
-"""In the first process that comes to an action after an iteration was trained, once."""
+"""Hangs once, in the first process that reaches an action after an iteration was trained."""
 
 
 def _logs_with(folder: Path, text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""A whole job of real processes that reach each other by IPv6 alone: coordinator, workers, weights, ranks, metrics."""
+"""A whole job of real processes that use IPv6 only: coordinator, workers, weights, ranks, metrics."""
 
 import json
 from dataclasses import replace
@@ -22,7 +22,7 @@ ADDRESSES = {Env.COORDINATOR, Env.LISTEN, Env.ADVERTISE, Env.METRICS}
 
 
 def by_ipv6(name: str, value: str) -> str:
-    """A variable of a process with the other loopback address in it."""
+    """Return a variable of a process with the IPv6 loopback address."""
     if name in ADDRESSES:
         return value.replace(f"{LOOPBACK}:", "[::1]:")
     return "::1" if name == Env.RENDEZVOUS else value

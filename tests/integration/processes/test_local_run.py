@@ -1,4 +1,4 @@
-"""The local supervisor with real, small processes: they come back, they stop, and none is left behind."""
+"""The local supervisor with real, small processes: they restart, they stop, and none is left behind."""
 
 import asyncio
 import contextlib
@@ -42,13 +42,13 @@ class Running:
         return outcome
 
     async def started(self, *names: str, other_than: int = 0) -> dict[str, int]:
-        """Process ids once all of these run (and the first is not `other_than`)."""
+        """Return process ids once all of these run (and the first is not `other_than`)."""
         await until(lambda: all(name in self.supervisor.children for name in names))
         await until(lambda: self.supervisor.children.get(names[0], other_than) != other_than)
         return dict(self.supervisor.children)
 
     async def stopped(self) -> LocalRunResult:
-        """Stops the job once its coordinator is ready for that, and waits for the end."""
+        """Stop the job once its coordinator is ready for that, and wait for the end."""
         (coordinator,) = (p for p in self.processes if p.group is Group.COORDINATOR)
         await until(lambda: coordinator.log.exists() and coordinator.log.read_text().endswith("ready\n"))
         self.supervisor.stop()

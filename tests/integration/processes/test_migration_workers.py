@@ -1,6 +1,8 @@
-"""Samples that move between real generation workers with their KV caches: whatever breaks, and whenever, one worker
-goes on with each sample, and its tokens and log-probabilities are those of an undisturbed one: with the torch engine to
-the last bit."""
+"""Samples that move between real generation workers with their KV caches, with failures at any time.
+
+One worker continues each sample, and its tokens and log-probabilities are those of an undisturbed one; with the torch
+engine to the last bit.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,16 +26,16 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(900), pytest.mark.asyncio(lo
 async def stage(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[MigrationStage]:
-    """Two workers of one engine."""
+    """Yield two workers of one engine."""
     async with set_up(tmp_path_factory.mktemp("moves"), request.param) as made:
         yield made
 
 
 TORCH_ALONE = pytest.mark.parametrize("stage", ["torch"], indirect=True)
-"""For what the engine has no part in, or what it does not do."""
+"""Mark of tests that do not depend on the engine, or that vLLM does not support."""
 
 
-# ---------------------------------------------------------------- as it should be
+# ---------------------------------------------------------------- without failures
 
 
 async def test_a_sample_moves_while_it_is_decoded_and_its_source_forgets_it(stage: MigrationStage) -> None:
@@ -84,7 +86,7 @@ async def test_samples_move_there_and_back_and_one_that_waits_for_a_slot_moves_b
     assert bool(waited.bytes) == bool(len(unpack(waited.progress.tokens))), "it has no cache before it is decoded"
     answer = await stage.other.session.done(stage.other.migrate(stage.one.address, (10, 2, 3)))
     back = answer.migrate.samples[0]
-    if not back.moved:  # the slots it left were taken meanwhile
+    if not back.moved:  # its former slots were taken meanwhile
         assert "no slot, or no room" in back.why
     for number in (12, 13, 14):
         stage.check(await stage.one.finished(number, 1))
@@ -111,7 +113,7 @@ FAULTS = [
 
 
 async def test_a_destination_that_fails_at_any_phase_leaves_the_sample_where_it_was(stage: MigrationStage) -> None:
-    """After the hand-over too: a lost receipt means not moved."""
+    """This includes the hand-over: a lost receipt means not moved."""
 
     async def one(number: int, fault: str, how: str, why: str) -> None:
         sink = PlayedSink(fault, how)
@@ -137,7 +139,7 @@ async def test_a_destination_that_fails_at_any_phase_leaves_the_sample_where_it_
 @TORCH_ALONE
 async def test_a_destination_that_is_not_there_or_is_cut_off(stage: MigrationStage) -> None:
     await stage.one.generate(sample(120), sample(121), sample(122))
-    # Less than the cache of a sample of few tokens, which a fast machine moves whole before anything is cut.
+    # Less than the cache of a sample of few tokens, which a fast machine moves as a whole before the link is cut.
     links = [Link(stage.other.address, 6_000), Link(stage.other.address, 6_000, breaks=False)]
     async with links[0].open() as breaking, links[1].open() as silent:
         identifiers = [
@@ -182,10 +184,10 @@ async def test_a_sample_that_is_withdrawn_or_finished_while_it_moves(stage: Migr
 
 
 async def recorded(stage: MigrationStage, number: int, attempt: int) -> list[pb.KvPart]:
-    """What the first worker sends when it moves this sample; it keeps nothing of it."""
+    """Return the first worker's messages when it moves this sample; it forgets the sample."""
     sink = PlayedSink()
     async with serving(sink, stage.certificates) as address:
-        for own in (1, 101, 102, 103):  # one that is finished before it has moved is decoded again
+        for own in (1, 101, 102, 103):  # one that ends before it has moved is decoded again
             sink.parts.clear()
             await stage.one.generate(sample(number, attempt=own))
             answer = await stage.one.session.done(stage.one.migrate(address, (number, own, attempt)))
@@ -195,7 +197,7 @@ async def recorded(stage: MigrationStage, number: int, attempt: int) -> list[pb.
 
 
 def changed(parts: list[pb.KvPart], index: int, **changes: Any) -> list[pb.KvPart]:
-    """The messages with other fields in one of them."""
+    """Return the messages with other fields in one of them."""
     part = pb.KvPart()
     part.CopyFrom(parts[index])
     inner = getattr(part, str(part.WhichOneof("part")))
@@ -327,7 +329,7 @@ async def test_a_session_that_breaks_during_a_transfer_ends_it_on_either_side(st
     assert unpack(held.tokens).tolist() == unpack(sink.parts[-1].hand_over.sample.tokens).tolist()
     assert (held.key.sample, held.key.attempt, held.offset) == (number, 1, 0)
 
-    # A destination without a session takes nothing; in a new one it does.
+    # A destination without a session accepts nothing; in a new one it does.
     stage.one.session.welcome(stage.one.job)
     parts = await recorded(stage, 165, attempt=2)
     go_on = asyncio.Event()
@@ -356,7 +358,7 @@ async def test_a_session_that_breaks_during_a_transfer_ends_it_on_either_side(st
 
 
 async def test_a_process_that_dies_during_a_transfer(stage: MigrationStage) -> None:
-    """A killed destination leaves the sample at its source; of a killed source nothing arrives."""
+    """A killed destination leaves the sample at its source; from a killed source nothing arrives."""
     third = await stage.start(2)
     link = Link(third.address, 20_000, breaks=False)
     async with link.open() as address:
@@ -375,5 +377,7 @@ async def test_a_process_that_dies_during_a_transfer(stage: MigrationStage) -> N
         link.cut()
     await stage.other.idle()
     assert not [message for message in stage.other.session.received if message.progress.key.sample == number]
-    await stage.other.generate(*(sample(190 + number) for number in range(SLOTS)))  # no slot is kept for what died
+    await stage.other.generate(
+        *(sample(190 + number) for number in range(SLOTS))
+    )  # no slot is reserved for the dead source
     await stage.other.withdraw(*(190 + number for number in range(SLOTS)))

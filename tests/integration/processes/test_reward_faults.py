@@ -80,7 +80,7 @@ async def running(
 
 
 async def outcome(source: FunctionReward, response: str) -> float | str | None:
-    """The reward, or `Reason: message` of the failure."""
+    """Return the reward, or `Reason: message` of the failure."""
     try:
         return (await source.score(sample(response))).reward
     except WorkError as error:
@@ -122,7 +122,7 @@ async def test_slow_synchronous_calls_run_in_several_processes(tmp_path: Path) -
 
 
 async def test_quick_calls_need_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_processes, "GROW_SECONDS", 60.0)  # all of them together are quicker on any machine
+    monkeypatch.setattr(user_processes, "GROW_SECONDS", 60.0)  # all of them together are faster on any machine
     async with running(tmp_path, children=4) as source:
         assert len(set(await asyncio.gather(*(outcome(source, "pid") for _ in range(200))))) == 1
 
@@ -133,7 +133,7 @@ async def test_asynchronous_calls_share_a_process_and_survive_a_neighbours_hang(
         assert len(set(pids)) == 1
         blocking = asyncio.create_task(outcome(source, "block"))
         await asyncio.sleep(0.7)
-        later = await outcome(source, "sleep0.1")  # stuck behind the blocked loop; made again in a new process
+        later = await outcome(source, "sleep0.1")  # stuck behind the blocked loop; repeated in a new process
         assert str(await blocking).startswith("RewardTimeout")
         assert isinstance(later, float)
         assert later not in pids
@@ -199,7 +199,7 @@ def test_a_child_dies_with_its_worker(tmp_path: Path, how: str) -> None:
     deadline = time.monotonic() + 120
     while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
         state = Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        if state == "Z":  # dead, and nobody of this machine's init collects it
+        if state == "Z":  # dead, and this machine's init does not collect it
             return
         time.sleep(0.05)
     with pytest.raises(ProcessLookupError):

@@ -1,6 +1,6 @@
-"""Weights in memory of another process: the same bits as a stream of them, and never anything in between.
+"""Weights in memory of another process: the same bits as in a stream, and never a mix of versions.
 
-The lender is a real process, which these tests kill and bring to another version at the worst times.
+The lender is a real process, which these tests kill and switch to another version at the worst times.
 """
 
 import asyncio
@@ -136,7 +136,7 @@ def test_a_reader_that_is_killed_leaves_no_memory_behind(lender: Lender) -> None
 
 
 class Spoiling(WeightSourceService):
-    """Lends what is not as it says."""
+    """Lends weights that differ from their description."""
 
     def __init__(self, fault: str, copies: WeightCopies | None) -> None:
         held = VersionedWeights(1)
@@ -150,7 +150,7 @@ class Spoiling(WeightSourceService):
 
 
 def change(message: Any, field: str, value: Any) -> None:
-    """Sets a field of a message."""
+    """Set a field of a message."""
     setattr(message, field, value)
 
 

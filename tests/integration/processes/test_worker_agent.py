@@ -1,4 +1,4 @@
-"""A real worker process against a coordinator played by hand: its whole life, sessions that break, and how it ends."""
+"""A real worker process with a scripted coordinator: its whole life, broken sessions, and its end."""
 
 import asyncio
 import json
@@ -85,7 +85,7 @@ async def scored(session: ScriptedSession, count: int) -> dict[tuple[int, str], 
 class CriticStage:
     """A training rank's weights: the policy's backbone and a value head that is not zero.
 
-    Whoever asks for them waits until the stage is `open`.
+    Readers wait until the stage is `open`.
     """
 
     def __init__(self, policy: Path) -> None:
@@ -132,7 +132,7 @@ async def serving(stage: CriticStage, certificates: Path | None) -> AsyncIterato
 
 
 async def test_the_life_of_a_worker(folder: Path) -> None:
-    """Registers, scores, survives a broken session idle and busy, and obeys Exit while it is stuck; all over TLS."""
+    """Register, score, survive a broken session idle and busy, and obey Exit while stuck; all over TLS."""
     certificates = folder / "certificates"
     renew(certificates)
     torch.set_num_threads(1)
@@ -160,8 +160,8 @@ async def test_the_life_of_a_worker(folder: Path) -> None:
         assert beat.busy_seconds > 0
         await check_probes(first.address, certificates, metrics)
 
-        # The coordinator is killed and comes back at its address; the worker is still what it was. Meanwhile the
-        # certificates were renewed, and the old ones are good for nothing any more.
+        # The coordinator is killed and restarts at its address; the worker keeps its state. Meanwhile the certificates
+        # were renewed, and the old ones are no longer valid.
         await coordinator.stop()
         renew(certificates)
         await coordinator.listen(certificates, int(coordinator.address.rpartition(":")[2]))
@@ -192,13 +192,13 @@ async def test_the_life_of_a_worker(folder: Path) -> None:
 
 
 def renew(certificates: Path) -> None:
-    """Certificates of a new authority: whoever has only the old ones is refused."""
+    """Write certificates of a new authority: a process with only the old ones is refused."""
     now = datetime.now(UTC)
     new_authority("tiny", now).issue([], now).write(certificates)
 
 
 def check_first_register(register: pb.Register, pid: int) -> None:
-    """A process that was never anything yet."""
+    """Check the Register of a process without any state."""
     assert (register.worker, register.group, register.index) == ("inference-0", "inference", 0)
     assert (register.device, register.pid) == ("cpu", pid)
     assert register.device_memory_bytes > 2**30
@@ -209,7 +209,7 @@ async def loads_across_sessions(
     coordinator: ScriptedCoordinator, session: ScriptedSession, load: pb.LoadWeights, stage: CriticStage,
     samples: list[pb.ScoreSample], manifest: str,
 ) -> ScriptedSession:  # fmt: skip
-    """A load that waits for its peer goes on across a session; samples of the old session are forgotten."""
+    """Check that a load that waits for its peer survives a session, and that old samples are forgotten."""
     session.send(3, load_weights=load)
     session.send(4, score=pb.Score(samples=samples))
     await asyncio.wait_for(stage.asked.wait(), PATIENCE)
@@ -233,7 +233,7 @@ async def loads_across_sessions(
 def check_scores(
     folder: Path, samples: list[pb.ScoreSample], scores: dict[tuple[int, str], pb.ScoredSample], value: Any
 ) -> None:
-    """Bitwise what the scorers give when called alone in another process."""
+    """Compare bitwise with the results of the scorers in another process."""
     cpu = torch.device("cpu")
     path = str(folder / "policy")
     policy = models.load_causal_lm(path, field="", dtype=torch.float32, device=cpu, attention="eager")
@@ -249,7 +249,7 @@ def check_scores(
 
 
 async def check_probes(address: str, certificates: Path, metrics: str) -> None:
-    """Health over the worker's own server, and its Prometheus series."""
+    """Check health on the worker's own server, and its Prometheus series."""
     async with aio_channel(address, certificates) as channel:
         health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
     assert health.status == health_pb2.HealthCheckResponse.SERVING
@@ -259,7 +259,7 @@ async def check_probes(address: str, certificates: Path, metrics: str) -> None:
 
 
 async def test_what_cannot_be_loaded_is_told_and_sigterm_ends_cleanly(folder: Path) -> None:
-    """A role that fails leaves a worker that can be told to try again."""
+    """A failed role leaves a worker that can be told to retry."""
     coordinator = ScriptedCoordinator()
     await coordinator.listen(None)
     async with worker_process(coordinator.address, "inference", folder / "worker.log") as process:
@@ -308,7 +308,7 @@ async def test_a_worker_of_another_manifest_asks_to_be_restarted(folder: Path) -
 
 
 def of_a_newer_version(text: str, **more: Any) -> str:
-    """The same job as a newer coordinator writes it."""
+    """Return the same job as written by a newer coordinator."""
     document = json.loads(text)
     document["spec"] |= {"newBlock": {"mode": "Auto"}} | more
     document["spec"]["rollout"] = {"newField": 1}
@@ -316,7 +316,7 @@ def of_a_newer_version(text: str, **more: Any) -> str:
 
 
 async def test_a_worker_works_with_the_coordinator_before_and_the_next_one(folder: Path) -> None:
-    """Each restarts under the worker, which goes on: what it does not know in the job is no other job."""
+    """Each coordinator restarts under the worker, which continues: unknown fields do not make it another job."""
     coordinator = ScriptedCoordinator()
     await coordinator.listen(None)
     async with worker_process(coordinator.address, "inference", folder / "worker.log") as process:
@@ -338,7 +338,7 @@ async def test_a_worker_of_a_distant_version_says_so_and_waits(folder: Path) -> 
     async with worker_process(coordinator.address, "inference", log, **{Env.START_TIMEOUT: "1"}) as process:
         session = await coordinator.session()
         session.welcome(job(folder), protocol=PROTOCOL + 2)
-        session = await coordinator.session()  # it dials again, beyond its start time-out
+        session = await coordinator.session()  # it dials again, after its start time-out
         assert mismatch("inference-0", PROTOCOL, PROTOCOL + 2) in log.read_text()
         session.welcome(job(folder))
         await session.first("heartbeat")

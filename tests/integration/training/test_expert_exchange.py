@@ -1,4 +1,4 @@
-"""The exchange of experts' rows between real processes over gloo: every row comes back, and a lost peer is named."""
+"""The exchange of experts' rows between real processes over gloo: every row returns, and a lost peer is named."""
 
 import multiprocessing
 from multiprocessing.connection import Connection
@@ -15,11 +15,11 @@ from rlhf_workers.training.parallel.expert_group import ExpertGroup
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(120)]
 COUNTS = ([3, 0, 0, 0], [2, 1, 0, 4])
-"""Rows of each rank for each of four experts, two a rank: the second rank gets none of the first."""
+"""Rows of each rank for each of four experts, two per rank: the second rank gets none of the first."""
 
 
 def exchange(rank: int, folder: str, results: Connection) -> None:
-    """Spread rows over two ranks by both transports, forward and backward; the second rank then ends."""
+    """Distribute rows over two ranks with both transports, forward and backward; the second rank then ends."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     direct = TorchCommunicator(rank, [(0, 1)], GroupTransport("gloo"))
     group, came = ExpertGroup(rank, (0, 1)), True

@@ -1,7 +1,7 @@
 """Published instances at the bound, with a peak no higher than the published one.
 
-Budgets are counted in tries and solver effort, and the clock stands still: the same answer on a busy machine. The other
-instances take longer (1, 3 and 9 a minute) and are left out.
+Budgets are tries and solver effort, and the clock stands still, so a busy machine gives the same result. The other
+instances are omitted because they take longer (1, 3 and 9 minutes each).
 """
 
 import pytest

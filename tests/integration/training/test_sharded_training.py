@@ -1,6 +1,6 @@
-"""Models in parts on two and four ranks: gradients, losses and norms of plain PyTorch, and the same checkpoints.
+"""Sharded models on two and four ranks: gradients, losses and norms of plain PyTorch, and the same checkpoints.
 
-The ranks are processes, as a process has one process group; a group does once what several tests look at.
+The ranks are processes, as a process has one process group; a group computes the results of several tests once.
 """
 
 import math
@@ -36,17 +36,16 @@ from rlhf_workers.failures import WorkError
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 TOLERANCE = 1e-5
-"""Of the largest number of a tensor: float32 sums in another order."""
+"""Tolerance relative to the largest number of a tensor: float32 sums in another order."""
 FAMILIES = ("llama", "qwen2", "gemma2", "mixtral", "qwen3_moe")
-"""Untied; tied with biases; tied with scaled embeddings and a cap on logits; experts; experts in some layers
-alone."""
+"""Untied; tied with biases; tied with scaled embeddings and a cap on logits; experts; experts only in some layers."""
 EVERY = [(family, tied) for family in models.ARCHITECTURES for tied in (True, False)]
-"""Of what is loaded, published and saved: every family, with a head that is its embeddings and with one of its own."""
+"""Cases of loading, publishing and saving: every family, with a tied and with a separate head."""
 SHARDS = (2, 4)
 ABSTAINED = (0, 1, 2, 3)
-"""Half of the batch: micro-batches of no token."""
+"""Half of the batch: micro-batches without tokens."""
 AGAIN = {"ppo": {"miniBatchSize": 8, "epochs": 2, "oldLogProbabilities": "Trainer", "criticWarmupIterations": 1}}
-"""A pass of forwards alone before a training, and an iteration in which the actor is held."""
+"""Settings with a forward-only pass before a training, and an iteration in which the actor is frozen."""
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +66,9 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def saved(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A checkpoint of two pipeline stages by tensor groups of two ranks, of Megatron's layers, after an iteration."""
+    """Yield a checkpoint of two pipeline stages with tensor groups of two ranks, of Megatron's layers, after an
+    iteration.
+    """
     folder = tmp_path_factory.mktemp("whole") / "checkpoint"
     with group_of_one():
         run(in_tensor_groups(folders), range(1), pipeline=2, save=folder)
@@ -83,7 +84,7 @@ def ranks(
     saved: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[ShardedRanks]:
-    """A group that does all that the tests ask for, and then, when it is told to, trains on and on."""
+    """Yield a group that carries out the orders of all tests, and then trains until it is ended."""
     shard, root = request.param, tmp_path_factory.mktemp("ranks")
 
     def order(name: str, job: RLHFJob, **wanted: Any) -> Order:
@@ -130,7 +131,7 @@ def packed(folder: Path) -> RLHFJob:
 
 
 def cut(folder: Path, context: int) -> RLHFJob:
-    """Packed samples that all ranks share by position."""
+    """Return a job with packed samples that all ranks share by position."""
     return make_job(folder, folder, training={"packing": True, "parallelism": {"context": context}})
 
 
@@ -190,7 +191,7 @@ def test_losses_norms_and_weights_are_those_of_a_rank_that_holds_everything(
     weights = weights_of(trainers)
     published = united(ours, "published")
     assert published.keys() == weights.keys()
-    rate = 1e-2  # a step of AdamW is as large as this, whatever the gradient: rounding decides where it is about zero
+    rate = 1e-2  # a step of AdamW has this size for any gradient: rounding decides it where the gradient is about zero
     for name, value in weights.items():
         assert float((published[name] - value).abs().mean()) <= 1e-3 * rate, name
 
@@ -230,7 +231,7 @@ def test_what_was_loaded_is_published_and_saved_bit_by_bit_and_by_one_rank_each(
 def test_a_checkpoint_goes_from_tensor_groups_to_parts_and_back_bit_by_bit(
     ranks: ShardedRanks, folders: dict[str, Path], saved: Path, tmp_path: Path
 ) -> None:
-    """From Megatron's layers, tensor 2 x pipeline 2, to models in parts of the backend torch; then whole, and back."""
+    """Go from Megatron's layers, tensor 2 x pipeline 2, to sharded models of torch; then whole, and back."""
     root = ranks.folder
     expected, _, _ = run(job_of(folders), range(1, 1), pipeline=1, restore=str(saved))
     assert_same_bits(united(ranks.reports("restored"), "published"), weights_of(expected))
@@ -280,7 +281,7 @@ def test_rows_of_moments_that_are_missing_are_named(
 
 
 def test_ranks_of_a_lost_or_silent_one_end_and_ask_to_be_started_again(ranks: ShardedRanks) -> None:
-    """The last test of a group: rank 1 is killed, or stopped, while all train on and on; no other waits for ever."""
+    """Kill or stop rank 1 in the last test of a group, while all train: no other rank waits forever."""
     ranks.go_on()
     ranks.reports("begun")
     how = signal.SIGSTOP if ranks.world == SHARDS[0] else signal.SIGKILL

@@ -1,4 +1,4 @@
-"""The comparison of training backends and layouts, in small: every layout trains, with the gradients of one rank."""
+"""The small comparison of training backends and layouts: every layout trains, with the gradients of one rank."""
 
 import json
 import subprocess

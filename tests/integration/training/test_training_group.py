@@ -1,7 +1,7 @@
-"""Four real training ranks (pipeline 2, data 2) over gloo: bitwise what threads compute, checkpoints, a killed rank.
+"""Four real training ranks (pipeline 2, data 2) over gloo: bitwise the results of threads, checkpoints, a killed rank.
 
-Importing the libraries takes most of the time, so one launcher imports them and forks the ranks, and they run once. The
-coordinator is a real gRPC server that holds only batches, and comes up late on purpose.
+Importing the libraries takes most of the time, so one launcher imports them and forks the ranks, which run once. The
+coordinator is a real gRPC server that has only batches, and starts late on purpose.
 """
 
 import json
@@ -53,7 +53,7 @@ ALGORITHM = {"ppo": {"miniBatchSize": 8, "epochs": 2, "klTarget": 2.0}}
 
 
 class BatchServer(PartialCoordinator):
-    """Serves the batch of any iteration, two samples a part."""
+    """Serves the batch of any iteration, two samples per part."""
 
     def FetchBatch(self, request: pb.FetchBatchRequest, context: Any) -> Iterator[pb.BatchPart]:  # noqa: N802
         samples = make_samples(seed=request.iteration)
@@ -62,7 +62,7 @@ class BatchServer(PartialCoordinator):
 
 
 def rank_main(folder: Path, rank: int) -> None:
-    """A training process without its agent: becomes a rank, trains, saves, then trains on until the group breaks."""
+    """Run a training process without its agent: become a rank, train, save, then train until the group breaks."""
     torch.set_num_threads(1)
     job = RLHFJob.model_validate_json((folder / "job.json").read_text())
     become = pb.BecomeTraining(
@@ -94,7 +94,7 @@ def rank_main(folder: Path, rank: int) -> None:
 
 
 def launch(folder: Path) -> None:
-    """Forks the ranks before this process has any thread; prints their pids, then their exit codes."""
+    """Fork the ranks before this process has a thread; print their pids, then their exit codes."""
     pids = []
     for rank in range(WORLD):
         pid = os.fork()
@@ -135,7 +135,7 @@ def start_ranks(folder: Path, coordinator: int) -> subprocess.Popen[str]:
 
 
 def report_of(folder: Path, rank: int, launcher: subprocess.Popen[str]) -> dict[str, object]:
-    """What a rank reported after its iterations."""
+    """Return a rank's report after its iterations."""
     file, deadline = folder / f"report-{rank}.json", time.monotonic() + WAIT
     while not file.exists():
         assert time.monotonic() < deadline, f"waited {WAIT} s for the report of rank {rank}"
@@ -159,7 +159,7 @@ def test_processes_compute_what_threads_compute_and_a_killed_rank_restarts_the_o
     try:
         expected, metrics = threads_train(job)
         pids = json.loads(launcher.stdout.readline())
-        time.sleep(1.0)  # ranks are up and ask a coordinator that is not there yet
+        time.sleep(1.0)  # ranks are up and contact a coordinator that does not run yet
         assert server.add_insecure_port(f"127.0.0.1:{port}") == port
         server.start()
         answers = [report_of(tmp_path, rank, launcher) for rank in range(WORLD)]
@@ -177,7 +177,7 @@ def test_processes_compute_what_threads_compute_and_a_killed_rank_restarts_the_o
 
 
 def threads_train(job: RLHFJob) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """Weights by stage owner and last metrics of the same training with ranks as threads."""
+    """Return weights by stage owner, and last metrics, of the same training with ranks as threads."""
 
     def work(rank: int, peers: ThreadCommunicator) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
         trainer = trainer_of(job, serial(job, 2, 2), rank, WORLD, peers)
@@ -196,7 +196,9 @@ def threads_train(job: RLHFJob) -> tuple[dict[str, torch.Tensor], dict[str, floa
 
 
 def check_weights(served: list[dict[str, torch.Tensor]], expected: dict[str, torch.Tensor]) -> None:
-    """Replicas are equal bit by bit, and equal to the threads' (two summands commute, so gloo has no other order)."""
+    """Assert that replicas equal each other and the threads' bit by bit (two summands commute, so gloo has no other
+    order).
+    """
     together = {**served[0], **served[1]}
     assert together.keys() == expected.keys()
     assert {**served[2], **served[3]}.keys() == expected.keys()

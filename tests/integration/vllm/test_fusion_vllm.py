@@ -1,5 +1,8 @@
-"""Inter-stage fusion with real vLLM workers, and with workers of two engines: a pool forms, samples move to it with
-their caches or by their tokens, released workers score, and every token is the one of a job that fuses nothing."""
+"""Inter-stage fusion with real vLLM workers, and with workers of two engines.
+
+A pool forms, samples move to it with their caches or by their tokens, released workers score, and every token is that
+of a job without fusion.
+"""
 
 import json
 import math
@@ -20,19 +23,22 @@ from rlhf_coordinator.storage.journal import unframe
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 ITERATIONS = 10
-"""A job begins with the first worker that is there; the second one comes seconds later."""
+"""Number of iterations; a job starts with the first available worker, and the second one comes seconds later."""
 TOKENS = 300
-"""Long enough that a tail is left when others are done: lengths come from the policy's own end of sequence."""
+"""Tokens of a response; enough that a tail remains, because lengths come from the policy's own end of sequence."""
 SEED = 5
 ROOT = Path(__file__).resolve().parents[3]
 BATCH = 32
 THRESHOLD = 16
-"""Unfinished samples of BATCH at which the tail consolidates: most have not ended by themselves then."""
+"""Number of unfinished samples of BATCH at which the tail consolidates; most have not ended by then."""
 
 
 def write(folder: Path) -> Path:
-    """A job of vLLM workers, which score their own samples. Its steps change no weight by more than rounding: what is
-    compared are tokens, of which sums in another order must move none."""
+    """Write a job of vLLM workers, which score their own samples.
+
+    Its steps change weights only by rounding: the test compares tokens, and sums in another order must move none of
+    them.
+    """
     manifest = write_job(folder, algorithm="grpo", iterations=ITERATIONS, responses=TOKENS, batch=BATCH)
     models.write_policy(folder / "policy", "llama", head_dim=32)
     job = yaml.safe_load(manifest.read_text())
@@ -47,19 +53,19 @@ def write(folder: Path) -> Path:
 
 
 def options(mode: str, **others: object) -> list[str]:
-    """Words of `rlhf run`."""
+    """Return arguments of `rlhf run`."""
     values = {"spec.fusion.interStage.mode": mode, "spec.fusion.intraStage.mode": "Disabled", **others}
     return [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
 
 
 def gathered(transfer: str, **others: object) -> list[str]:
-    """Options by which the tail gathers on one worker."""
+    """Return options that gather the tail on one worker."""
     settings = {"threshold": THRESHOLD, "pool": 1, "transfer": transfer}
     return options("Fixed", **{f"spec.fusion.interStage.{name}": value for name, value in settings.items()}, **others)
 
 
 def tokens_of(run_dir: Path) -> dict[tuple[int, int], list[int]]:
-    """(iteration, sample) -> tokens, of the iterations whose journal is kept."""
+    """Return (iteration, sample) -> tokens, of the iterations whose journal is stored."""
     found: dict[tuple[int, int], list[int]] = {}
     for path in sorted(run_dir.rglob("iteration-*.log")):
         for record, _ in unframe(path.read_bytes()):
@@ -70,12 +76,12 @@ def tokens_of(run_dir: Path) -> dict[tuple[int, int], list[int]]:
 
 
 def total(run_dir: Path, name: str) -> float:
-    """Sum of a metric over iterations."""
+    """Return the sum of a metric over iterations."""
     return math.fsum(line[name] for line in read_metrics(run_dir / "metrics.jsonl"))
 
 
 def lengths(run_dir: Path) -> list[dict[str, Any]]:
-    """What every iteration made that depends on tokens alone."""
+    """Return the results of every iteration that depend on tokens alone."""
     names = ("iteration", "reward", "tokens", "response_tokens_max", "samples/truncated")
     return [{name: line.get(name) for name in names} for line in read_metrics(run_dir / "metrics.jsonl")]
 
@@ -85,7 +91,7 @@ def said(*runs: Ended) -> str:
 
 
 def same(run: Ended, run_dir: Path, off: tuple[Path, Path, Ended]) -> None:
-    """Fail unless a run made what the one without fusion made."""
+    """Fail unless a run has the same results as the one without fusion."""
     assert run.code == 0, said(run)
     assert lengths(run_dir) == lengths(off[1]), said(run)
     undisturbed, tokens = tokens_of(off[1]), tokens_of(run_dir)
@@ -94,7 +100,7 @@ def same(run: Ended, run_dir: Path, off: tuple[Path, Path, Ended]) -> None:
 
 
 def rebuilt(run_dir: Path) -> float:
-    """Tokens that were computed again where their sample went."""
+    """Return the tokens that were computed again at a sample's destination."""
     lines = (run_dir / "timeline.json").read_text().splitlines()
     rows = [json.loads(line.rstrip(",")).get("args", {}) for line in lines if line.startswith("{")]
     return math.fsum(
@@ -106,7 +112,7 @@ def rebuilt(run_dir: Path) -> float:
 
 @pytest.fixture(scope="module")
 def off(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Ended]:
-    """(manifest, run folder, how it ended) of the job without fusion."""
+    """Return (manifest, run folder, how it ended) of the job without fusion."""
     folder = tmp_path_factory.mktemp("fusion")
     manifest = write(folder)
     ended = run_job(manifest, folder / "off", options=options("Disabled"))

@@ -1,4 +1,4 @@
-"""A worker of vLLM of two executor processes, on a CPU: tokens by new weights, one killed, the whole worker killed."""
+"""A vLLM worker with two executor processes, on a CPU: tokens with new weights, one killed, the whole worker killed."""
 
 import asyncio
 import json
@@ -63,7 +63,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shown(file: Path) -> str:
-    """What the kernel shows of a thread or process; nothing of one that ended while we looked."""
+    """Return the kernel's text about a thread or process; empty if it has just ended."""
     try:
         return file.read_bytes().decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -71,7 +71,7 @@ def shown(file: Path) -> str:
 
 
 def children(pid: int) -> list[int]:
-    """All processes below one, whichever of its threads started them."""
+    """Return all processes below one, whichever of its threads started them."""
     tasks = Path(f"/proc/{pid}/task")
     below = [int(child) for task in [*tasks.glob("*")] for child in shown(task / "children").split()]
     return [*below, *(grandchild for child in below for grandchild in children(child))]
@@ -94,7 +94,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def shared_names(pids: list[int]) -> set[str]:
-    """Memory that these processes share by a name that others can open."""
+    """Return named memory that these processes share and that others can open."""
     lines = "".join(shown(Path(f"/proc/{pid}/maps")) for pid in pids).splitlines()
     return {path for path in (line.partition("/dev/shm/")[2] for line in lines) if path and "(deleted)" not in path}
 
@@ -107,7 +107,7 @@ def lives(pid: int) -> bool:
 
 
 async def decoding(scripted: ScriptedCoordinator, policy: Path, number: int = 1) -> ScriptedSession:
-    """A worker of two processes that has built its engine, in which each verifies what is drafted beside them."""
+    """Yield a worker of two processes that has built its engine, with each process verifying drafts."""
     session = await scripted.session()
     drafts = {"mode": "Fixed", "maxTokens": 4, "drafters": ["Ngram"]}
     session.welcome(job(policy, engine="vllm", parallelism={"tensor": 2}, speculation=drafts))
@@ -177,7 +177,7 @@ async def test_executor_processes_end_with_a_worker_that_is_killed(tmp_path: Pat
             await decoding(scripted, policy)
             below = children(process.pid)
             shared = shared_names([process.pid, *executors(process.pid)])
-            os.kill(executors(process.pid)[0], signal.SIGSTOP)  # one that waits in a collective hears nothing
+            os.kill(executors(process.pid)[0], signal.SIGSTOP)  # one that waits in a collective handles no signals
             process.kill()
             await until(lambda: not any(map(lives, below)), "a process outlived its worker")
     finally:

@@ -1,4 +1,4 @@
-"""vLLM takes the weight files that all other readers take, from every folder that the start lets through."""
+"""vLLM reads the same weight files as all other readers, from every folder that passes the checks at the start."""
 
 import os
 import tempfile

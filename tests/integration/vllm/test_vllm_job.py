@@ -1,8 +1,7 @@
-"""A job whose generation workers are vLLM engines draws the tokens that the torch engine draws, though one is killed,
-though they train too, and though it is interrupted and resumed.
+"""A job with vLLM engines draws the tokens of the torch engine, despite a kill, an interrupt, and training beside them.
 
 The learning rate is too small to move a logit of float32, so that every iteration decodes with the same numbers and
-only what the engines do can make a difference.
+only the engines can make a difference.
 """
 
 import json
@@ -24,7 +23,7 @@ VICTIM = "generation-1"
 ITERATIONS = 3
 BATCH = 32
 HEADS: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
-"""Heads of 32: vLLM's kernels for CPU take no smaller ones."""
+"""Heads of size 32: vLLM's kernels for CPU accept no smaller ones."""
 TOGETHER = [
     word
     for change in ("placement=Colocated", "inference.replicas=0", "fusion.intraStage.mode=Disabled")
@@ -57,12 +56,12 @@ def write(folder: Path, engine: str) -> Path:
 
 
 def scored(folder: Path) -> set[tuple[str, str]]:
-    """Prompts with the responses that were scored; one that was scored twice counts once."""
+    """Return prompts with their scored responses; one that was scored twice counts once."""
     return {tuple(json.loads(line)) for line in (folder / "scored.jsonl").read_text().splitlines()}
 
 
 def tokens(run_dir: Path) -> list[float]:
-    """Tokens of each iteration."""
+    """Return the number of tokens of each iteration."""
     return [line["tokens"] for line in read_metrics(run_dir / "metrics.jsonl")]
 
 
@@ -72,7 +71,7 @@ def said(ended: Ended) -> str:
 
 @pytest.fixture(scope="module")
 def by_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the job when nothing happens to it, decoded by the torch engine."""
+    """Return the folder of the undisturbed job, decoded by the torch engine."""
     folder = tmp_path_factory.mktemp("torch")
     undisturbed = run_job(write(folder, "torch"), folder / "run")
     assert undisturbed.code == 0, said(undisturbed)

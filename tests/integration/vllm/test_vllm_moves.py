@@ -1,5 +1,8 @@
-"""Samples that move between two real vLLM engines with their caches: at any length and any moment their tokens are
-those of an engine that was left alone, and none of what had been computed is computed again."""
+"""Samples that move between two real vLLM engines with their caches.
+
+At any length and any moment their tokens are those of an undisturbed engine, and no computed cache entry is computed
+again.
+"""
 
 import itertools
 import random
@@ -34,7 +37,7 @@ BLOCK = 32
 SLOTS = 6
 LONGEST = 140
 TOLERANCE = 1e-4
-"""Of log-probabilities in float32: another batch may change the last bits."""
+"""Tolerance of log-probabilities in float32: another batch may change the last bits."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,7 @@ def engines(policy: Path) -> Iterator[tuple[VllmEngine, VllmEngine]]:
 
 @pytest.fixture
 def pair(engines: tuple[VllmEngine, VllmEngine]) -> Iterator[tuple[VllmEngine, VllmEngine]]:
-    """Nothing is held when a test begins, nor after it."""
+    """Yield engines that are empty when a test begins, and check that they are empty after it."""
     yield engines
     for engine in engines:
         engine.withdraw()
@@ -68,7 +71,7 @@ def built(policy: Path, **generation: Any) -> VllmEngine:
 
 
 def spec_of(policy: Path, **generation: Any) -> RLHFJobSpec:
-    plain = {"mode": "Disabled"}  # a token a step: the tests count them
+    plain = {"mode": "Disabled"}  # one token per step: the tests count them
     spec = generation_job(policy, deterministic=False, maxBatchSize=SLOTS, speculation=plain, **generation).spec
     sizes = {"max_prompt_tokens": LONGEST, "max_response_tokens": LONGEST, "top_k": TOP_K}
     return spec.model_copy(update={"rollout": spec.rollout.model_copy(update=sizes)})
@@ -80,7 +83,7 @@ def moves_of(engine: VllmEngine) -> VllmKvMoves:
 
 
 def exported(engine: VllmEngine, key: SampleKey, cuts: list[int]) -> KvSlice | None:
-    """The whole cache, in parts with these edges."""
+    """Return the whole cache, in parts with these edges."""
     stop = moves_of(engine).cached(key)
     assert stop is not None
     edges = sorted({0, stop, *[cut for cut in cuts if cut < stop]})
@@ -95,7 +98,7 @@ def exported(engine: VllmEngine, key: SampleKey, cuts: list[int]) -> KvSlice | N
 
 
 def move(source: VllmEngine, key: SampleKey, destination: VllmEngine, cuts: list[int]) -> SampleKey:
-    """Moves a sample between two steps."""
+    """Move a sample between two steps."""
     cache = exported(source, key, cuts)
     moved = replace(moves_of(source).carried(key), key=key._replace(attempt=key.attempt + 1))
     assert moves_of(destination).reserve()
@@ -106,7 +109,7 @@ def move(source: VllmEngine, key: SampleKey, destination: VllmEngine, cuts: list
 
 @contextmanager
 def scheduled(engine: VllmEngine) -> Iterator[list[int]]:
-    """Tokens that vLLM itself says went through the model, of each sample in each step."""
+    """Yield the tokens of each sample in each step that went through the model, according to vLLM."""
     counts: list[int] = []
     step = engine._core.step
 
@@ -123,7 +126,7 @@ def scheduled(engine: VllmEngine) -> Iterator[list[int]]:
 
 
 def forget_prefixes(*engines: VllmEngine) -> None:
-    """What a test before left in the prefix cache would hide what is computed."""
+    """Clear the prefix cache, because entries of an earlier test would hide what is computed."""
     for engine in engines:
         assert engine._core._core.reset_prefix_cache()
 
@@ -144,7 +147,7 @@ LENGTHS = [
     for prompt, positions in itertools.product((1, 32, 33), (31, 32, 33, 64))
     if 1 <= (known := positions - prompt + 1) <= LONGEST
 ]
-"""Prompt and generated tokens whose positions end before, on and after a block's edge."""
+"""(prompt, generated) tokens whose positions end before, on and after a block's edge."""
 
 
 def test_a_cache_of_any_length_is_read_back_and_not_one_token_is_computed_again(
@@ -221,7 +224,7 @@ def test_a_paused_sample_keeps_its_place_and_a_step_of_paused_ones_alone_does_no
     assert (counts, report.decoded, report.prefilled, report.passes) == ([], 0, 0, 0)
     for sample in samples:
         moves.pause(sample.key, False)
-    assert not home._core._core.reset_prefix_cache()  # refused, for their blocks are theirs
+    assert not home._core._core.reset_prefix_cache()  # refused, because the samples use the blocks
     with scheduled(home) as counts:
         done = finish(home)
     assert set(counts) == {1}
@@ -326,7 +329,7 @@ def test_layouts_are_alike_between_workers_of_a_job_and_differ_from_other_sizes(
 def test_a_cache_of_the_torch_engine_has_the_same_numbers_and_is_refused_all_the_same(
     pair: tuple[VllmEngine, VllmEngine], policy: Path
 ) -> None:
-    """Nothing but this test, for one model, holds the two implementations of positions to each other."""
+    """This test alone compares the two implementations of positions, for one model."""
     home, _ = pair
     torch_engine = build_engine(spec_of(policy, engine="torch"), load_tokenizer(str(policy), ""), torch.device("cpu"))
     torch_moves = kv_moves_of(torch_engine)
@@ -342,7 +345,7 @@ def test_a_cache_of_the_torch_engine_has_the_same_numbers_and_is_refused_all_the
     for layer, same in zip(ours.layers, theirs.layers, strict=True):
         for one, other in zip(layer, same, strict=True):
             assert torch.allclose(one, other, atol=TOLERANCE)
-    # By its tokens it goes from either to the other.
+    # It can move between both by its tokens.
     (known,) = torch_engine.withdraw([sample.key])
     undisturbed = finish(home)[81]
     check(finish(home, [resumed(sample, known)])[81], undisturbed)
@@ -351,7 +354,7 @@ def test_a_cache_of_the_torch_engine_has_the_same_numbers_and_is_refused_all_the
 def test_a_cache_goes_to_a_worker_of_two_executor_processes_and_back(
     pair: tuple[VllmEngine, VllmEngine], policy: Path
 ) -> None:
-    """Each of the two holds half of the heads."""
+    """Each of the two has half of the heads."""
     home, _ = pair
     wide = built(policy, parallelism={"tensor": 2})
     try:

@@ -1,7 +1,6 @@
-"""vLLM drafts by a model of its own, as `engineArgs` may say on a GPU; here on a CPU, where it is refused to users.
+"""vLLM drafts with its own model, as `engineArgs` may say on a GPU; here on a CPU, where it is refused to users.
 
-What is right is what an engine without drafts decodes. vLLM has one kind of engine in a process, so one comes after the
-other.
+The reference is an engine without drafts. vLLM allows one kind of engine in a process, so one runs after the other.
 """
 
 from pathlib import Path

@@ -1,5 +1,7 @@
-"""What the rest of the system needs of a vLLM engine, on real ones: memory that it gives back and takes again, costs
-that leave its samples as they are, and metrics that its dashboards find."""
+"""The interface of a vLLM engine for the rest of the system, on real engines.
+
+It releases memory and takes it back, measures costs without changing its samples, and has metrics for its dashboards.
+"""
 
 import re
 from collections.abc import Iterator
@@ -35,18 +37,18 @@ pytestmark = pytest.mark.full
 CPU = torch.device("cpu")
 SLOTS = 6
 ROOM = 128 * 2**20
-"""Bytes of caches: far more than anything else that a test takes or gives meanwhile."""
+"""Bytes of caches: far more than anything else that a test allocates or frees meanwhile."""
 
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a tiny model that vLLM serves on a CPU."""
+    """Return the folder of a tiny model that vLLM serves on a CPU."""
     return write_policy(tmp_path_factory.mktemp("policy"), head_dim=32)
 
 
 @pytest.fixture(scope="module")
 def built(policy: Path) -> Iterator[VllmEngine]:
-    """One engine for all tests."""
+    """Yield one engine for all tests."""
     job = generation_job(
         policy, deterministic=False, engine="vllm", maxBatchSize=SLOTS, engineArgs={"kv_cache_memory_bytes": ROOM}
     )
@@ -57,7 +59,7 @@ def built(policy: Path) -> Iterator[VllmEngine]:
 
 @pytest.fixture
 def engine(built: VllmEngine, policy: Path) -> VllmEngine:
-    """It holds nothing, is awake and has its first weights."""
+    """Return the engine, empty and awake, with its first weights."""
     built.withdraw()
     built.wake()
     built.load_weights(load_file(policy / "model.safetensors"), 0)
@@ -69,7 +71,7 @@ def tokens_of(responses: dict[int, ResponsePart]) -> dict[int, list[int]]:
 
 
 def measured(engine: VllmEngine, between: dict[int, ResponsePart] | None = None) -> EngineCosts:
-    """Costs; what finishes in steps between two points goes to `between`."""
+    """Return the costs; samples that finish in steps between two points go to `between`."""
     pieces = engine.measure()
     while True:
         try:
@@ -188,12 +190,12 @@ def _served(role: GenerationRole) -> CollectorRegistry:
 
 
 def _page(registry: CollectorRegistry) -> list[str]:
-    """What a scraper reads."""
+    """Return the lines that a scraper reads."""
     request = {"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics", "HTTP_ACCEPT": "application/openmetrics-text"}
     return b"".join(text_application(registry)(request, lambda status, headers: None)).decode().splitlines()
 
 
 def _asked() -> set[str]:
-    """Series that the engine's dashboard asks for."""
+    """Return the series that the engine's dashboard queries."""
     queries = (query.expression for row in ENGINE_DASHBOARD.rows for panel in row.panels for query in panel.queries)
     return {name for query in queries for name in re.findall(r"\brlhf_\w+", query)}

@@ -1,5 +1,6 @@
-"""Drafts on a real vLLM engine beside all that happens to one: new weights in place, sleep, kept prefixes, weights that
-yield no probabilities, and what a step's report says. What is right is what the same engine decodes without drafts.
+"""Drafts on a real vLLM engine with new weights in place, sleep, cached prefixes, invalid weights and step reports.
+
+Invalid weights give no probabilities. The reference is the same engine without drafts.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.full
 
 
 NEAR = 1e-5
-"""Of log-probabilities of passes of one shape and another."""
+"""Tolerance of log-probabilities between passes of different shapes."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Policy]:
 
 @pytest.fixture
 def policy(served: Policy) -> Policy:
-    """The policy at version 1, with nothing to decode and nobody who drafts."""
+    """Return the policy at version 1, without samples and without a drafter."""
     served.engine.withdraw()
     served.engine.draft_by(None)
     served.update(1)
@@ -55,7 +56,7 @@ def same(got: dict[int, ResponsePart], wanted: dict[int, ResponsePart]) -> None:
 
 
 def until_decoded(policy: Policy, tokens: int) -> int:
-    """Steps until the one sample has so many tokens or more; returns how many."""
+    """Step until the one sample has at least this number of tokens; return the number."""
     known = 0
     while known < tokens:
         assert not policy.engine.step().finished
@@ -89,7 +90,7 @@ def test_a_kept_prefix_holds_what_was_accepted_and_nothing_of_what_was_not(polic
     responses = finish(policy.engine, [first])
     longer = np.concatenate([first.prompt, responses[0].tokens])[:48]
     follower = SampleRequest(SampleKey(0, 1, 0), longer, 7, RESPONSE)
-    policy.update(1)  # no prefix of before is found
+    policy.update(1)  # no earlier prefix is found
     policy.engine.draft_by(speculator := knowing(responses, right=0.5))
     same(finish(policy.engine, [first]), responses)
     assert speculator.drafted > speculator.accepted > 0
@@ -153,7 +154,7 @@ def decoded_some(policy: Policy) -> list[ResponsePart]:
 
 
 def test_a_model_with_a_state_is_decoded_without_drafts() -> None:
-    """Its caches cannot be rolled back; what vLLM says of them is all that is asked."""
+    """Its caches cannot be rolled back; the test only uses vLLM's description of them."""
 
     from rlhf_workers.generation.vllm_engine.core_drafts import CoreDrafts  # imports vLLM
 

@@ -1,9 +1,9 @@
-"""What vLLM decodes is what one undisturbed engine decodes, token for token, whatever happens to the samples.
+"""vLLM decodes the tokens of one undisturbed engine, despite all disturbances of the samples.
 
-Real engines in float32. The disturbed ones have little room: prompts are prefilled in pieces, caches run out, so that
-samples are pushed out of the batch and computed again, and prefixes are shared. Samples are withdrawn, go on elsewhere
-by their tokens, and move with their caches while they are decoded, at random moments of a seed. The same again with
-drafts, right and wrong ones, which reach over the ends of blocks and of responses.
+Real engines in float32. The disturbed ones have little room: prompts are prefilled in chunks, caches run out, so that
+samples are preempted and computed again, and prefixes are shared. At random moments of a seed, samples are withdrawn,
+continue elsewhere by their tokens, and move with their caches while they are decoded. The same is repeated with right
+and wrong drafts, which extend over the ends of blocks and of responses.
 """
 
 import os
@@ -31,25 +31,25 @@ from rlhf_workers.models.loading import load_causal_lm, load_tokenizer
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 CPU = torch.device("cpu")
-SEEDS = int(os.environ.get("RLHF_TOKEN_SEEDS", "100"))  # more of them: for who changes the sampler, or moves
+SEEDS = int(os.environ.get("RLHF_TOKEN_SEEDS", "100"))  # more seeds for changes of the sampler or of moves
 MIXED_SEEDS = 10
 PROMPT, RESPONSE = 64, 24
 LONGEST_DRAFT = 8
 CRAMPED: dict[str, Any] = {"max_num_batched_tokens": 24, "num_gpu_blocks_override": 7}
-"""Less than a prompt in a step; blocks for two of the longest samples."""
+"""Engine arguments: less than a prompt in a step, and blocks for two of the longest samples."""
 SAMPLING: dict[str, dict[str, Any]] = {
     "whole distribution": {},
     "cut distribution": {"temperature": 0.7, "topP": 0.9, "topK": 12, "stop": ["a1", "="], "stopTokenIds": [9]},
 }
 TOLERANCE = 1e-4
-"""Of log-probabilities in float32."""
+"""Tolerance of log-probabilities in float32."""
 NEAR = 1e-5
-"""Of log-probabilities of one engine and another, which run them in passes of other shapes."""
+"""Tolerance of log-probabilities between engines, which run passes of different shapes."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """More threads only wait for each other in models this small."""
+    """Use one thread: more threads only wait for each other in models this small."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -58,7 +58,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy with heads of 32: vLLM's kernels for CPU take no smaller ones."""
+    """Return a policy with heads of size 32: vLLM's kernels for CPU accept no smaller ones."""
     sizes: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
     return write_policy(tmp_path_factory.mktemp("vllm") / "policy", **sizes)
 
@@ -82,7 +82,7 @@ def build(folder: Path, sampling: dict[str, Any], engine: str = "vllm", **engine
 
 
 class EngineTrio:
-    """Three engines that sample alike: one with room that decodes token by token, and two that are cramped."""
+    """Three engines that sample alike: one with room that decodes token by token, and two with little room."""
 
     def __init__(self, folder: Path, sampling: dict[str, Any]) -> None:
         self.undisturbed = build_vllm(folder, sampling)
@@ -103,7 +103,7 @@ def model(folder: Path) -> Any:
 
 @pytest.fixture
 def preempted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Requests that a scheduler of vLLM pushed out of its batch for want of room."""
+    """Return the requests that a scheduler of vLLM preempted for lack of room."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
     names: list[str] = []
@@ -124,7 +124,7 @@ def tokens_of(responses: dict[int, ResponsePart]) -> dict[int, list[int]]:
 def far_from_transformers(
     model: Any, samples: Sequence[SampleRequest], responses: dict[int, ResponsePart], temperature: float
 ) -> float:
-    """Largest difference of a log-probability from one pass of transformers over the whole sample."""
+    """Return the largest difference of a log-probability from one pass of transformers over the whole sample."""
     worst = 0.0
     for sample in samples:
         response = responses[sample.key.sample]
@@ -214,7 +214,7 @@ def test_samples_change_between_vllm_and_torch_by_their_tokens(trios: dict[str, 
 
 
 def test_a_group_of_one_prompt_shares_its_prefill_and_draws_by_key(trios: dict[str, EngineTrio]) -> None:
-    """GRPO: the same prompt eight times in one batch, whose blocks the prefix cache shares."""
+    """Use the same prompt eight times in one batch, as in GRPO; the prefix cache shares its blocks."""
     engine = trios["whole distribution"].undisturbed
     first = replace(requests(1, seed=11, longest=1)[0], prompt=np.arange(5, 5 + 40).astype(np.int32))
     group = [

@@ -1,6 +1,6 @@
-"""New weights in a real vLLM engine: whole or not at all, never mixed, and no key or value of older ones read unseen.
+"""New weights in a real vLLM engine: whole or not at all, never mixed, and no key or value of older ones is reused.
 
-What is right is what transformers decodes greedily with the same weights.
+The reference is transformers' greedy decoding with the same weights.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,12 +35,12 @@ pytestmark = pytest.mark.full
 
 UPDATES = 50
 LONG_PROMPT = np.arange(45, dtype=np.int32) % 40 + 5
-"""More than a block of 32 tokens, which is what vLLM keeps of a prefix."""
+"""Prompt of more than a block of 32 tokens, the unit in which vLLM caches prefixes."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Threads that wait for each other take longer than what they share of a tiny model."""
+    """Use one thread: threads that wait for each other take longer than they save for a tiny model."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -49,7 +49,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["qwen3", "mixtral", "qwen3_moe"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Policy]:
-    """A policy whose head is tied to its embeddings, then two of experts, which checkpoints name one by one."""
+    """Yield a policy whose head is tied to its embeddings, then two with experts, which checkpoints name one by one."""
     policy = Policy(tmp_path_factory.mktemp("policy"), request.param)
     assert ("lm_head.weight" in policy.weights()) == (request.param != "qwen3")
     assert ("model.layers.0.mlp.experts.gate_up_proj" in policy.weights()) == (request.param != "qwen3")
@@ -59,7 +59,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def policy(served: Policy) -> Policy:
-    """The policy at version 1 and with nothing to decode."""
+    """Return the policy at version 1 and without samples."""
     served.engine.withdraw()
     served.update(1)
     return served
@@ -70,7 +70,7 @@ def sample(number: int, prompt: Any = LONG_PROMPT, response: int = RESPONSE) -> 
 
 
 def decode(policy: Policy, request: SampleRequest) -> tuple[ResponsePart, int]:
-    """The response, and how many of its tokens were computed before the first new one."""
+    """Return the response, and the number of its tokens that were computed before the first new one."""
     policy.engine.submit([request])
     prefilled = 0
     while policy.engine.held:
@@ -84,7 +84,7 @@ def decode(policy: Policy, request: SampleRequest) -> tuple[ResponsePart, int]:
 
 @contextmanager
 def during_load(policy: Policy, tensors: int, event: Callable[[], object]) -> Iterator[None]:
-    """Something happens when vLLM's loader has taken so many tensors."""
+    """Run `event` when vLLM's loader has read this number of tensors."""
     model: Any = policy.engine._core._core.model_executor.driver_worker.worker.model_runner.get_model()
     load = type(model).load_weights
 
@@ -143,7 +143,7 @@ def test_a_new_sample_reads_no_keys_and_values_of_older_weights(policy: Policy) 
     response, prefilled = decode(policy, sample(3))
     assert prefilled == len(LONG_PROMPT)
     assert policy.is_right(response, sample(3))
-    policy.engine.load_weights(policy.weights(), 2)  # a version can come again: of a group that was restored
+    policy.engine.load_weights(policy.weights(), 2)  # a version can come again, from a restored group
     assert decode(policy, sample(4))[1] == len(LONG_PROMPT)
 
 
@@ -157,7 +157,7 @@ def test_nor_those_of_a_sample_that_goes_on_through_an_update(policy: Policy) ->
     assert prefilled == len(LONG_PROMPT)
     assert policy.is_right(response, sample(2))
     for _ in range(12):
-        policy.engine.step()  # the old one fills a block of the prefix with what older keys and values gave
+        policy.engine.step()  # the old sample fills a block of the prefix with older keys and values
     [given] = policy.engine.withdraw()
     assert len(LONG_PROMPT) + len(given.tokens) > 64
     _, prefilled = decode(policy, resumed(old, given))
@@ -205,7 +205,7 @@ def test_an_update_that_breaks_off_leaves_an_engine_that_takes_no_sample_until_a
 
 
 class Lent:
-    """`weight_fetcher` of a role: what it is told, and what happens when all was read."""
+    """The `weight_fetcher` of a role: records its calls, and runs a callback when all was read."""
 
     def __init__(self, tensors: Weights, confirm: Callable[[], None]) -> None:
         self._tensors, self._confirm = tensors, confirm
@@ -250,7 +250,7 @@ def load_from(lenders: Sequence[Lender], version: int, identifier: int) -> pb.Co
 
 
 def part_of(message: Any) -> ResponsePart:
-    """The response that a role reported finished."""
+    """Return the response that a role reported as finished."""
     versions = tuple(VersionSpan(span.version, span.tokens) for span in message.versions)
     return ResponsePart(key_of(message.key), 0, unpack(message.tokens), unpack(message.log_probabilities), versions)
 

@@ -1,4 +1,4 @@
-"""A job for coordinator tests: no models, prompts made of numbers, simulated workers, the coordinator in-process."""
+"""A job for coordinator tests: no models, prompts of numbers, simulated workers, and the coordinator in-process."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ from rlhf_coordinator.storage.sample_codec import packed, span_messages
 def make_job(
     folder: Path, *, algorithm: str = "ppo", iterations: int = 3, batch: int = 16, every: int = 2, **spec: Any
 ) -> RLHFJob:
-    """A resolved job; `spec` replaces parts of the spec."""
+    """Return a resolved job; `spec` replaces parts of the spec."""
     policy = folder / "policy"
     policy.mkdir(parents=True, exist_ok=True)
     (policy / "config.json").write_text("{}")
@@ -70,11 +70,11 @@ def make_job(
 
 
 PROMPTS = 11
-"""An odd number: passes end in the middle of iterations."""
+"""Number of prompts; odd, so that passes end in the middle of iterations."""
 
 
 def make_prompts(job: RLHFJob, count: int = PROMPTS) -> PromptSet:
-    """Prompts without a tokenizer."""
+    """Return prompts without a tokenizer."""
     item = samples_per_prompt(job.spec)
     lines = [Prompt(n + 1, struct.pack("<2i", n, n + 1), f"p{n}", f'{{"prompt": "p{n}"}}') for n in range(count)]
     return PromptSet(
@@ -88,7 +88,7 @@ def make_prompts(job: RLHFJob, count: int = PROMPTS) -> PromptSet:
 
 
 def write_files(folder: Path, **spec: Any) -> RLHFJob:
-    """Manifest, prompts and a tokenizer on disk."""
+    """Write manifest, prompts and a tokenizer to disk; return the job."""
     job = make_job(folder, **{"runPolicy": {"workerTimeoutSeconds": 60, "startTimeoutSeconds": 240}, **spec})
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, **{f"p{n}": n + 1 for n in range(20)}}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -102,7 +102,7 @@ def write_files(folder: Path, **spec: Any) -> RLHFJob:
 
 
 def prompts_of(job: RLHFJob) -> PromptSet:
-    """What the process must read from the files of `write_files`."""
+    """Return the prompts that the process must read from the files of `write_files`."""
     lines = [
         Prompt(n + 1, struct.pack("<2i", n + 1, n + 2), f"p{n} p{n + 1}", json.dumps({"prompt": f"p{n} p{n + 1}"}))
         for n in range(PROMPTS)
@@ -111,7 +111,7 @@ def prompts_of(job: RLHFJob) -> PromptSet:
 
 
 def expected_weights(job: RLHFJob, prompts: PromptSet | None = None, failed: Container[tuple[int, int]] = ()) -> str:
-    """The hash chain of an undisturbed run, from the data alone. `failed`: (iteration, sample) that nobody decodes."""
+    """Return the hash chain of an undisturbed run, from the data. `failed`: (iteration, sample) that failed."""
     prompts, spec = prompts or make_prompts(job), job.spec
     tasks = graph_of(spec).tasks_of(Group.INFERENCE)
     weights = "initial"
@@ -147,7 +147,7 @@ def expected_weights(job: RLHFJob, prompts: PromptSet | None = None, failed: Con
 
 
 def left_out(index: int, group: int, prompt: bytes) -> pb.TrainSample:
-    """What training gets of a sample that failed: its prompt, masked out."""
+    """Return the training sample of a failed sample: its prompt, masked out."""
     nothing = packed("int32", b"")
     return pb.TrainSample(
         sample=index,
@@ -160,11 +160,11 @@ def left_out(index: int, group: int, prompt: bytes) -> pb.TrainSample:
 
 
 UNHURRIED = {"worker_timeout_seconds": 60, "start_timeout_seconds": 240}
-"""By the real clock a busy machine may stand still for seconds, and nobody is lost for that."""
+"""Run policy for the real clock: a busy machine may stall for seconds, and no worker may be lost because of that."""
 
 
 class Coordinated:
-    """Coordinators of one job, one after the other, at one address in one run folder."""
+    """Consecutive coordinators of one job, at one address in one run folder."""
 
     def __init__(self, job: RLHFJob, folder: Path, certificates: Path | None = None) -> None:
         policy = job.spec.run_policy.model_copy(update=UNHURRIED)
@@ -176,7 +176,7 @@ class Coordinated:
         self._task: asyncio.Task[JobOutcome] | None = None
 
     def start(self, *, resume: bool = False) -> JobRun:
-        """A new coordinator goes on from what is on disk."""
+        """Start a new coordinator, which resumes from the files on disk."""
         plan = job_context(self.job, schedule_json(self.job.spec))
         journal = Journal(self.folder / "journal")
         self.run, restored = restore_run(plan, journal, make_prompts(self.job), "prompts", self.folder, resume=resume)
@@ -186,17 +186,17 @@ class Coordinated:
         return self.run
 
     async def outcome(self, seconds: float = 240.0) -> JobOutcome:
-        """How the job ended."""
+        """Return how the job ended."""
         assert self._task is not None
         return await asyncio.wait_for(self._task, seconds)
 
     def check(self) -> None:
-        """Raises if the coordinator has ended, from its own exception if it has one."""
+        """Raise if the coordinator has ended, with its own exception if it has one."""
         if self._task is not None and self._task.done():
             raise AssertionError(f"the coordinator has ended: {self._task.result()}")
 
     async def until(self, phase: str, iteration: int = 0, seconds: float = 120.0) -> None:
-        """Waits until the job is in a phase of an iteration, or beyond that iteration."""
+        """Wait until the job is in a phase of an iteration, or beyond that iteration."""
         run, end = self.run, time.monotonic() + seconds
         assert run is not None
         while run.state.iteration < iteration or (run.state.iteration == iteration and run.times.phase != phase):
@@ -204,7 +204,7 @@ class Coordinated:
             await asyncio.sleep(0.002)
 
     async def until_checkpoint(self, version: int, seconds: float = 120.0) -> None:
-        """Waits for a checkpoint of this version."""
+        """Wait for a checkpoint of this version."""
         run, end = self.run, time.monotonic() + seconds
         assert run is not None
         while run.state.checkpoint.newest < version:
@@ -212,12 +212,12 @@ class Coordinated:
             await asyncio.sleep(0)
 
     async def cancel(self) -> None:
-        """Ends the coordinator's task, if it still runs."""
+        """Cancel the coordinator's task if it still runs."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await self._task
 
     def counts(self) -> Mapping[Group, int]:
-        """Workers of the job."""
+        """Return the number of workers of each group."""
         return wanted(self.job.spec)

@@ -1,4 +1,4 @@
-"""The coordinator as a real process, for tests and benchmarks: started, killed, started again, asked."""
+"""The coordinator as a real process, for tests and benchmarks that start, kill, restart and query it."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ class CoordinatorProcess:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, environment: Mapping[str, str] | None = None, preexec: Callable[[], None] | None = None) -> None:
-        """Start it with more variables of the environment; `preexec` runs in the new process first."""
+        """Start it with additional environment variables; `preexec` runs in the new process first."""
         variables = {
             Env.JOB_FILE: str(self.folder / "job.yaml"),
             Env.RUN_DIR: str(self.folder / "run"),
@@ -50,7 +50,7 @@ class CoordinatorProcess:
         return await asyncio.wait_for(asyncio.to_thread(self.process.wait), seconds)
 
     async def until_serving(self) -> None:
-        """A connection may still be to the process before: then another one is made."""
+        """Wait until it serves; reconnect if the connection belongs to its predecessor."""
         while True:
             assert self.process is not None
             assert self.process.poll() is None, f"the coordinator has ended: {self.last_line}"

@@ -1,4 +1,4 @@
-"""Messages of control.proto as they should not be: valid ones with fields changed, cut bytes, fields nobody knows."""
+"""Malformed messages of control.proto: valid ones with changed fields, truncated bytes, or unknown fields."""
 
 import random
 from typing import Any, Final
@@ -32,7 +32,7 @@ def _scalar(rng: random.Random, field: Any) -> Any:
 
 
 def changed(rng: random.Random, message: Any, depth: int = 0) -> None:
-    """Changes one field, somewhere in the message."""
+    """Change one field somewhere in the message."""
     if not message.DESCRIPTOR.fields:
         return
     field = rng.choice(message.DESCRIPTOR.fields)
@@ -63,7 +63,7 @@ def _repeated(rng: random.Random, message: Any, field: Any, depth: int) -> None:
 
 
 def bytes_of(rng: random.Random, message: Any) -> bytes:
-    """The message with one to four changes, as it or as something like it comes by the wire."""
+    """Return the message with one to four changes, serialised, perhaps with damaged bytes."""
     for _ in range(rng.randint(1, 4)):
         changed(rng, message)
     data: bytes = message.SerializeToString()
@@ -83,7 +83,7 @@ def observation(index: int, **work: Any) -> pb.Observation:
 
 
 def worker_messages(index: int) -> list[pb.WorkerMessage]:
-    """What a worker that is nothing yet may say; it holds no sample and was asked nothing it answers."""
+    """Return the messages that a worker without state may send; it has no sample and no command to answer."""
     array = pb.Array(dtype="int32", shape=[2], data=b"\1\0\0\0\2\0\0\0")
     floats = pb.Array(dtype="float32", shape=[2], data=b"\0" * 8)
     key = pb.SampleKey(iteration=index % 3, sample=index % 16, attempt=1 + index % 2)
@@ -111,7 +111,7 @@ def worker_messages(index: int) -> list[pb.WorkerMessage]:
 
 
 def register(index: int) -> pb.Register:
-    """Of a worker that the job waits for and that is not started."""
+    """Return the registration of a worker that the job expects and that is not started."""
     incarnation = f"stranger-{index}"
     return pb.Register(
         worker="generation-2", group="generation", index=2, incarnation=incarnation, address="nowhere:1", protocol=1

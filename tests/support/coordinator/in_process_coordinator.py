@@ -1,4 +1,4 @@
-"""A coordinator's parts without its process: no sockets, no server, reports that are kept in memory."""
+"""The parts of a coordinator without its process: no sockets, no server, reports in memory."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from rlhf_coordinator.storage.restore import Restored
 
 
 class SpansInMemory(Tracker):
-    """Keeps the spans, and nothing else."""
+    """Stores spans and ignores all else."""
 
     def __init__(self) -> None:
         self.spans: list[pb.Span] = []
@@ -27,7 +27,7 @@ class SpansInMemory(Tracker):
 
 
 def begin_in_process(folder: Path, job: RLHFJob, tracker: Tracker | None = None) -> tuple[JobRun, Restored]:
-    """Return the running job that goes on from the journal in this folder, and what was restored."""
+    """Return the running job that resumes from the journal in this folder, and what was restored."""
     context = job_context(job, schedule_json(job.spec))
     journal = Journal(folder / "run" / "journal")
     trackers = RunTrackers(folder, {"memory": tracker or SpansInMemory()})

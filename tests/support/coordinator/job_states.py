@@ -1,6 +1,6 @@
-"""States of a job put together by hand, for tests of the scheduler.
+"""States of a job built by hand, for tests of the scheduler.
 
-Owns how a worker registers and a sample is finished in them; nothing here decides.
+Defines how a worker registers and a sample finishes in them; makes no decisions.
 """
 
 from rlhf_common import control_pb2 as pb
@@ -17,13 +17,13 @@ from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 
 NOW = 100.0
 KINDS = {"generation": ("actor",), "inference": ("critic",), "training": ()}
-"""Group -> models whose weights its workers hold."""
+"""Group -> models whose weights its workers have."""
 
 
 def ready_state(
     context: JobContext, at: int = 0, *, version: int | None = None, absent: tuple[str, ...] = ()
 ) -> JobState:
-    """Everybody is there with the weights of iteration `at` (or `version`)."""
+    """Return a state in which all workers are ready with the weights of iteration `at` (or `version`)."""
     size = context.spec.rollout.batch_size
     ledger = Ledger(at, size, context.tasks, 1)
     state = JobState(Fleet(context.spec, NOW), ledger, fusion_state(context.spec), [4] * size, range(1, size + 1))
@@ -49,7 +49,7 @@ def ready_state(
 
 
 def finish_all(state: JobState, *, score: bool = True) -> None:
-    """Finish every sample that is queued with a response of one token, and score it as well."""
+    """Finish every queued sample with a response of one token, and score it too."""
     for sample in [sample for sample in state.ledger.samples if sample.state is SampleState.QUEUED]:
         response = PackedResponse(b"\1\0\0\0", b"\0\0\0\0", (VersionSpan(state.iteration, 1),))
         state.ledger.finish(sample.index, state.ledger.assign(sample.index, "w"), "w", response, "stop", "")
@@ -60,15 +60,15 @@ def finish_all(state: JobState, *, score: bool = True) -> None:
 
 
 def decided(context: JobContext, state: JobState, now: float) -> list[d.Decision]:
-    """Return what the scheduler decides."""
+    """Return the scheduler's decisions."""
     return list(iteration.decide(context, state, now).decisions)
 
 
 def kinds(decisions: list[d.Decision]) -> list[str]:
-    """Return the names of the decisions' classes."""
+    """Return the class names of the decisions."""
     return [type(decision).__name__ for decision in decisions]
 
 
 def pend(state: JobState, name: str, work: CommandKind, **fields: object) -> None:
-    """Let worker `name` have a command of this work under way."""
+    """Give worker `name` a command of this kind in progress."""
     state.fleet.workers[name].pending[99] = PendingCommand(work, NOW, "do it", **fields)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Services of the control protocol of which a test serves some methods; the others answer UNIMPLEMENTED."""
+"""Services of the control protocol that implement some methods; the others answer UNIMPLEMENTED."""
 
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Random iterations, and costs for them."""
+"""Random iterations and costs for property tests."""
 
 from hypothesis import strategies as st
 
@@ -10,7 +10,7 @@ from rlhf_planner.inter_stage.tail_placement import TailSample
 
 @st.composite
 def costs(draw: st.DrawFn) -> StageCosts:
-    """Any costs: flat or steep decoding, known or unknown bandwidth, limited KV memory, replays."""
+    """Draw costs: flat or steep decoding, known or unknown bandwidth, limited KV memory, replays."""
     base = draw(st.floats(0.001, 0.1))
     row = draw(st.floats(0.0, 0.05))
     key = draw(st.floats(0.0, 1e-4))
@@ -33,7 +33,7 @@ def costs(draw: st.DrawFn) -> StageCosts:
 
 @st.composite
 def iterations(draw: st.DrawFn) -> tuple[list[int], IterationSetup]:
-    """Lengths and a layout: up to 40 samples on up to 6 generation and 2 inference workers."""
+    """Draw lengths and a layout: up to 40 samples on up to 6 generation and 2 inference workers."""
     size = draw(st.integers(1, 40))
     short, long = st.integers(1, 20), st.integers(1, 200)
     lengths = draw(st.lists(st.one_of(short, short, long), min_size=size, max_size=size))
@@ -44,7 +44,7 @@ def iterations(draw: st.DrawFn) -> tuple[list[int], IterationSetup]:
 
 @st.composite
 def held_samples(draw: st.DrawFn, most: int = 8) -> dict[str, list[TailSample]]:
-    """What 1 to 5 generation workers hold, up to `most` samples each."""
+    """Draw the samples of 1 to 5 generation workers, up to `most` each."""
     names = [f"generation-{index}" for index in range(draw(st.integers(1, 5)))]
     sizes = [draw(st.integers(0, most)) for _ in names]
     sample = iter(draw(st.permutations(range(sum(sizes)))))

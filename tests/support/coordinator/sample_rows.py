@@ -1,4 +1,4 @@
-"""A row of a sample table, and the histories of an iteration, to be changed by tests."""
+"""A row of a sample table and the histories of an iteration, for tests to change."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from rlhf_coordinator.reports.sample_table import SampleRow
 
 
 def sample_row() -> SampleRow:
-    """A sample that was judged and trained on, and moved once."""
+    """Return a sample that was judged and trained on, and moved once."""
     return SampleRow(
         iteration=2,
         sample=3,
@@ -33,7 +33,7 @@ def sample_row() -> SampleRow:
 
 
 def sample_histories(iteration: int = 2, **changed: Any) -> SampleHistories:
-    """Two samples, of which the second moved, and was drafted for."""
+    """Return two samples, of which the second moved and had drafts."""
     whole: dict[str, Any] = {
         "iteration": iteration,
         "began_ns": 1_700_000_000_000_000_000 + iteration * 4_000_000_000,

@@ -1,6 +1,6 @@
-"""A coordinator that a test plays by hand: a real gRPC server whose sessions are queues.
+"""A coordinator that a test controls: a real gRPC server whose sessions are queues.
 
-Rule: it decides nothing. A test takes each new session, reads what the worker says and sends what it likes.
+Rule: makes no decisions. A test accepts each new session, reads the worker's messages and sends its own.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ PATIENCE = 400.0
 
 
 class ScriptedSession:
-    """One worker's session: `received` holds everything but Register, in order."""
+    """One worker's session; `received` has all messages but Register, in order."""
 
     def __init__(self, register: pb.Register, outgoing: "asyncio.Queue[pb.CoordinatorMessage | None]") -> None:
         self.register = register
@@ -42,7 +42,7 @@ class ScriptedSession:
         self._outgoing.put_nowait(pb.CoordinatorMessage(command=pb.Command(id=number, **command)))
 
     def end(self) -> None:
-        """Ends the call from the coordinator's side."""
+        """End the call from the coordinator's side."""
         self._outgoing.put_nowait(None)
 
     def arrive(self, message: pb.WorkerMessage) -> None:
@@ -50,7 +50,7 @@ class ScriptedSession:
         self._arrived.set()
 
     async def first(self, kind: str, wanted: Callable[[Any], bool] = lambda _: True) -> Any:
-        """The first message of this kind that is as wanted, already received or to come."""
+        """Return the first matching message of this kind, already received or still to come."""
         return (await self.all(kind, 1, wanted))[0]
 
     async def all(self, kind: str, count: int, wanted: Callable[[Any], bool] = lambda _: True) -> list[Any]:
@@ -69,7 +69,7 @@ class ScriptedSession:
 
 
 class ScriptedCoordinator(PartialCoordinator):
-    """Takes sessions; `session()` is the next one."""
+    """Accepts sessions; `session()` returns the next one."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -79,7 +79,7 @@ class ScriptedCoordinator(PartialCoordinator):
     async def listen(self, certificates: Path | None, port: int = 0) -> None:
         self._server = grpc.aio.server(options=[*OPTIONS, ("grpc.so_reuseport", 0)])
         add_CoordinatorServicer_to_server(self, self._server)
-        address = f"127.0.0.1:{port or free_port()}"  # it stays the same over restarts
+        address = f"127.0.0.1:{port or free_port()}"  # the address stays the same over restarts
         if certificates is None:
             port = self._server.add_insecure_port(address)
         else:
@@ -88,7 +88,7 @@ class ScriptedCoordinator(PartialCoordinator):
         await self._server.start()
 
     async def stop(self) -> None:
-        """As good as killed: every call breaks at once."""
+        """Stop like a killed process: every call breaks at once."""
         assert self._server is not None
         await self._server.stop(None)
 
@@ -120,7 +120,7 @@ class ScriptedCoordinator(PartialCoordinator):
 async def worker_process(
     coordinator: str, group: str, log: Path, **environment: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A real worker process `<group>-0`, its log in `log`; killed at the end if it still runs."""
+    """Run a real worker process `<group>-0` with its log in `log`; kill it at the end if it still runs."""
     variables: dict[str, str] = {
         Env.COORDINATOR: coordinator,
         Env.GROUP: group,

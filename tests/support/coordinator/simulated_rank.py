@@ -1,7 +1,7 @@
-"""The training half of a simulated worker, how workers are paced, and how they misbehave.
+"""The training half of a simulated worker, the pace of workers, and their injected faults.
 
 "Weights" are a hash chain over the batches a rank trained on. Ranks meet in a `Collective` before they finish a Train,
-as real ones do: when one dies, the others hang until they are told to exit.
+as real ones do: when one dies, the others hang until the coordinator ends them.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ RECONNECT_SECONDS = 0.05
 
 @dataclass
 class Collective:
-    """Where the ranks of a group meet; shared by the simulated ranks of a job."""
+    """Meeting point of the simulated ranks of a job."""
 
     size: int
     arrived: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def meet(self, group_epoch: int, iteration: int, rank: int) -> None:
-        """Returns when all ranks of the group are here; for ever otherwise."""
+        """Return when all ranks of the group have arrived; otherwise never."""
         async with self.changed:
             arrived = self.arrived.setdefault((group_epoch, iteration), set())
             arrived.add(rank)
@@ -40,44 +40,45 @@ class Collective:
 
 @dataclass
 class Pace:
-    """How fast a simulated worker is, and how it misbehaves."""
+    """Speed and injected faults of a simulated worker."""
 
     tick_seconds: float = 0.005
     tokens_per_tick: int = 8
     score_seconds: float = 0.0
     token_seconds: float = 0.0
-    """Of a score, for every token that was not scored early; workers that take any tell their passes."""
+    """Seconds for each token that was not scored early; workers with a value above 0 report their passes."""
     train_seconds: float = 0.01
     part_seconds: tuple[float, float, float] | None = None
-    """Of training a token: all models at once, the policy alone, the others alone; instead of `train_seconds`. Ranks
-    then tell these times, and not what a busy machine makes of them."""
+    """Seconds to train a token, instead of `train_seconds`: all models at once, the policy alone, the others alone.
+    Ranks report these times instead of measured ones.
+    """
     training_metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of every training, beside its loss."""
+    """Metrics of every training besides its loss."""
     progress_seconds: float = 0.02
     fail_decode: Callable[[str, pb.SampleKey], str | None] | None = None
-    """(worker, sample) -> "refused" (the worker lets go of it and says so) or "crashed" (its process ends)."""
+    """(worker, sample) -> "refused" (the worker releases it and reports that) or "crashed" (its process ends)."""
     fail_checkpoint: Callable[[], pb.Failure | None] | None = None
-    """What to answer instead of a checkpoint."""
+    """Returns the failure to answer instead of a checkpoint."""
     fail_score: Callable[[pb.ScoreSample, str, int], pb.ScoredSample | None] | None = None
-    """(sample, task, earlier tries arrived) -> what to answer instead of the result."""
+    """(sample, task, earlier tries that arrived) -> answer instead of the result."""
     fail_measure: Callable[[int, pb.Measure], pb.Failure | None] | None = None
-    """(rank, command) -> what to answer instead of measured times."""
+    """(rank, command) -> answer instead of measured times."""
     step_seconds: Mapping[str, float] = field(default_factory=dict)
     """Schedule -> measured seconds of a mini-batch."""
     most_prefixes: int = 1000
-    """Of unfinished samples that a worker has room for."""
+    """Number of unfinished samples that a worker has room for."""
     transfer_seconds: float = 0.0
-    """Of a Migrate, for all its samples."""
+    """Seconds of a Migrate, for all its samples."""
     receipt_seconds: float = 0.0
-    """From when the destination has a sample, and tells so, until its paused source hears of it."""
+    """Seconds from the destination's report of a sample until the paused source receives its receipt."""
     fail_migrate: Callable[[str, pb.MigrateSample], str | None] | None = None
-    """(source, sample) -> "refused" (the destination has it not) or "unheard" (it has it, its receipt is lost)."""
+    """(source, sample) -> "refused" (the destination lacks it) or "unheard" (it has it, but the receipt is lost)."""
     draft_acceptance: float | None = None
-    """Share of drafted tokens that are right, of workers that say that they draft; None: they say nothing of it."""
+    """Share of accepted draft tokens of workers that report drafts; None if they report none."""
 
 
 class SimulatedRank:
-    """What a simulated worker does as a rank of a training group."""
+    """The behaviour of a simulated worker as a rank of a training group."""
 
     name: str
     index: int
@@ -167,7 +168,7 @@ class SimulatedRank:
         return self.pace.part_seconds[part] * tokens
 
     async def _fetch(self, iteration: int) -> list[pb.TrainSample] | None:
-        """On a channel of its own: training goes on when the session, and its channel, are gone."""
+        """Fetch on a separate channel: training continues when the session and its channel are gone."""
         request = pb.FetchBatchRequest(worker=self.name, iteration=iteration)
         try:
             async with aio_channel(self.coordinator, self.certificates) as channel:
@@ -182,7 +183,7 @@ class SimulatedRank:
     def _on_save_checkpoint(self, order: pb.SaveCheckpoint, done: pb.CommandDone) -> None:
         folder = Path(order.folder)
         failure = self.pace.fail_checkpoint() if self.pace.fail_checkpoint is not None else None
-        if not folder.is_dir():  # another rank failed before, and the try is over
+        if not folder.is_dir():  # another rank failed earlier, and the attempt is over
             done.failure.CopyFrom(pb.Failure(reason="StorageDenied", message=f"{folder}: No such file or directory"))
         elif failure is not None:
             (folder / "half-written").write_bytes(b"?")

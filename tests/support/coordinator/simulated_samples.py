@@ -1,4 +1,4 @@
-"""What a simulated worker does with samples: decodes, gives back, hands over to a peer, scores.
+"""The sample handling of a simulated worker: decoding, withdrawal, migration to a peer, scoring.
 
 Tokens are a function of (random key, position), scores of the tokens. A peer is found by its address.
 """
@@ -24,10 +24,10 @@ class _Decoding:
 
 
 class SimulatedSamples:
-    """The samples that a simulated worker holds."""
+    """The samples of a simulated worker."""
 
     _peers: ClassVar[dict[str, "SimulatedSamples"]] = {}
-    """By coordinator and address: where KV caches are pushed to."""
+    """(coordinator, address) -> worker to which KV caches are sent."""
 
     name: str
     coordinator: str
@@ -35,15 +35,15 @@ class SimulatedSamples:
     roles: set[str]
     versions: dict[str, int]
     decoded: dict[tuple[int, int], list[int]]
-    """(iteration, sample) -> positions at which it came here, in order."""
+    """(iteration, sample) -> positions at which it arrived, in order."""
     scored: list[tuple[int, int, str]]
-    """(iteration, sample, task) of every score it told."""
+    """(iteration, sample, task) of every reported score."""
 
     prefixes: int
-    """Prefixes it was asked for, in all its lives."""
+    """Number of requested prefixes, over all its processes."""
 
     def kill(self) -> None:
-        """The process dies, and a new one is started."""
+        """Let the process die and start a new one."""
         raise NotImplementedError
 
     def _hold_nothing(self) -> None:
@@ -184,7 +184,7 @@ class SimulatedSamples:
         self._scores.clear()
 
     def _score_slowly(self, now: float) -> None:
-        """One score after the other, each `score_seconds` long, as long as there are any."""
+        """Report the scores one after the other, `score_seconds` apart."""
         while self._to_score and now >= self._scored_until:
             sample, task = self._to_score.pop(0)
             reported = self._scored(sample, task)

@@ -1,6 +1,6 @@
-"""A made-up engine for the controller of speculation: passes of a stated cost, drafts of a stated acceptance.
+"""A simulated engine for the controller of speculation: passes with given costs, drafts with given acceptance.
 
-Rule: all that a controller is told is what an engine would measure; chance comes from the seed alone.
+Rule: a controller receives only what an engine would measure; randomness comes from the seed alone.
 """
 
 from collections.abc import Callable
@@ -17,45 +17,45 @@ MATCHES = 16
 
 @dataclass(frozen=True)
 class World:
-    """What is true of an engine: seconds of a pass by rows, and how often a drafted token is right."""
+    """The true properties of an engine: seconds of a pass by rows, and acceptance of drafts."""
 
     pass_seconds: Callable[[int], float]
     acceptance: tuple[float, ...]
-    """By drafter, at every position."""
+    """Acceptance at every position, by drafter."""
     draft_seconds: tuple[float, ...]
-    """Of one draft, by drafter."""
+    """Seconds of one draft, by drafter."""
     available: float = 1.0
     """Share of the requests for which there is a draft."""
     hiccups: float = 0.0
     """Share of the steps that take four times as long."""
     noise: float = 0.0
-    """Of a step's seconds: standard deviation of their logarithm."""
+    """Standard deviation of the logarithm of a step's seconds."""
     choosing: float = 0.0
-    """Seconds of a step that asks drafters, beside theirs."""
+    """Seconds that a step with drafters takes besides their own."""
     cold: float = 0.0
-    """Seconds more of the first such step after a plain one."""
+    """Additional seconds of the first such step after a plain one."""
 
 
 @dataclass
 class Ran:
-    """What a run gave."""
+    """The result of a run."""
 
     tokens: int = 0
     seconds: float = 0.0
     expected_seconds: float = 0.0
-    """Without noise."""
+    """Seconds without noise."""
     expected_tokens: float = 0.0
     slots: list[int] = field(default_factory=list)
     asked: int = 0
 
     @property
     def rate(self) -> float:
-        """Expected tokens a second: free of the chance of what happened to be accepted."""
+        """Return the expected tokens per second, without the randomness of acceptance."""
         return self.expected_tokens / self.expected_seconds
 
 
 def accepted_of(world: World, drafter: int, lengths: Ints, random: np.random.Generator) -> Ints:
-    """How many tokens of each draft are right."""
+    """Return the number of accepted tokens of each draft."""
     right = random.random((len(lengths), max(int(lengths.max(initial=0)), 1))) < world.acceptance[drafter]
     right &= np.arange(right.shape[1]) < lengths[:, None]
     accepted: Ints = np.cumprod(right, axis=1).sum(axis=1)
@@ -72,7 +72,7 @@ def run(
     fixed: int | None = None,
     plan_every: int = 4,
 ) -> tuple[DraftController, Ran]:
-    """Make steps of `rows` samples; `fixed` drafts so many tokens for each, by the first drafter, and learns not."""
+    """Make steps of `rows` samples. `fixed`: tokens that the first drafter drafts for each, without learning."""
     random = np.random.default_rng(seed)
     ran = Ran()
     plan: Plan | None = None

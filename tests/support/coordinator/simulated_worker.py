@@ -1,9 +1,9 @@
-"""A worker without models: a real gRPC client that obeys the control plane and computes deterministic fake results.
+"""A worker without models: a real gRPC client that follows the control plane and computes deterministic fake results.
 
 Tokens are a function of (random key, position), scores of the tokens, and "weights" are a hash chain over the batches a
-rank trained on. So the final weights of a run prove that every sample was trained on, once, in its iteration, whatever
-was killed on the way: `expected_weights` computes them without any worker. Ranks meet in a `Collective` before they
-finish a Train, as real ones do: when one dies, the others hang until they are told to exit.
+rank trained on. So the final weights of a run prove that every sample was trained on once, in its iteration, despite
+all kills: `expected_weights` computes them without any worker. Ranks meet in a `Collective` before they finish a Train,
+as real ones do: when one dies, the others hang until the coordinator ends them.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ Call = grpc.aio.StreamStreamCall[pb.WorkerMessage, pb.CoordinatorMessage]
 
 
 class SimulatedWorker(SimulatedSamples, SimulatedRank):
-    """One worker; `run` lives through any number of processes (incarnations) and sessions."""
+    """One worker; `run` covers any number of processes (incarnations) and sessions."""
 
     _incarnations = itertools.count(1)
 
@@ -56,9 +56,9 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
         self.protocol = PROTOCOL
         self.learns_siblings = False
         self.siblings: list[pb.SiblingTokens] = []
-        """What it was told to draft by."""
+        """Sibling tokens that it received as draft hints."""
         self.job = ""
-        """What it was welcomed with."""
+        """Job of its Welcome message."""
         self.exits: list[pb.Exit] = []
         self.refusals: list[str] = []
         self.registered = 0
@@ -69,7 +69,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
         self.schedule = ""
         self.offloads: list[str] = []
         self.clashes: list[str] = []
-        """Commands of one side that came while the other was at work; a worker that is also a rank takes turns."""
+        """Commands to one role that arrived while the other was working; a worker that is also a rank takes turns."""
         self.measures = 0
         """(incarnation number, group epoch, iteration) of every Train this worker finished."""
         self.address = f"simulated:{self.name}"
@@ -83,16 +83,16 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
     # ---------------------------------------------------------------- faults
 
     def kill(self) -> None:
-        """The process dies (kill -9) and a new one is started."""
+        """Let the process die (kill -9) and start a new one."""
         self._kill.set()
 
     def leave(self) -> None:
-        """The process ends for good."""
+        """End the process permanently."""
         self._gone = True
         self._kill.set()
 
     def drop_session(self) -> None:
-        """The stream breaks; the process goes on."""
+        """Break the stream; the process continues."""
         self._drop.set()
 
     # ---------------------------------------------------------------- life
@@ -114,7 +114,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
         self._moving: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
-        """Until told to exit with another code than 75; returns that code."""
+        """Run until told to exit with another code than 75; return that code."""
         while True:
             self._kill.clear()
             life = asyncio.create_task(self._live())
@@ -133,7 +133,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
 
     async def _live(self) -> int:
         while True:
-            # A channel a session, as a worker has it: its certificates may have been renewed.
+            # One channel per session, as in a real worker: its certificates may have been renewed.
             async with aio_channel(self.coordinator, self.certificates) as channel:
                 code = await self._session(CoordinatorStub(channel))
             if code is not None:
@@ -242,7 +242,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
                     messages, self._outbox = self._outbox, []
                     await call.write(pb.WorkerMessage(batch=pb.Batch(messages=messages)))
                 await asyncio.sleep(self.pace.tick_seconds)
-        # Nothing can be written any more: as a worker does, it begins a new session.
+        # No more messages can be written, so a new session begins, as in a real worker.
         self._drop.set()
         call.cancel()
 
@@ -312,7 +312,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
                 done.measure.stages.add(model=model, stage=stage, activation_bytes=1000, **times)
 
     def _measure_work(self, result: pb.MeasureResult, role: str) -> None:
-        """Steps take as long with many samples as with one; scores come one after the other."""
+        """Answer a measurement: steps take the same time for any number of samples; scores come one after the other."""
         pace = self.pace
         if role == "generation":
             step = pace.tick_seconds / pace.tokens_per_tick
@@ -327,7 +327,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
 
 
 def _drafted(acceptance: float) -> pb.Observation:
-    """Ten steps of one sample, each with a hundred drafted tokens."""
+    """Return ten steps of one sample, each with a hundred drafted tokens."""
     tokens = 1000
     count = pb.DraftCount(drafter="Ngram", drafted=tokens, judged=tokens, accepted=acceptance * tokens)
     learned = pb.LearnedDrafts(counts=[count])
@@ -348,11 +348,11 @@ class Crew:
         return next(worker for worker in self.workers if worker.name == name)
 
     def victims(self, seed: int) -> "itertools.cycle[SimulatedWorker]":
-        """Workers in a random order, for ever."""
+        """Yield workers in a random order, endlessly."""
         return itertools.cycle(random.Random(seed).sample(self.workers, len(self.workers)))
 
     async def end(self, seconds: float = 3.0) -> list[int]:
-        """Exit codes; workers that were never told to exit are ended after a moment (-1)."""
+        """Return the exit codes; workers that are never told to exit are ended after `seconds` (-1)."""
         done, waiting = await asyncio.wait(self._tasks, timeout=seconds)
         for task in waiting:
             task.cancel()
@@ -367,7 +367,7 @@ def crew(
     pace: Pace | None = None,
     certificates: Path | None = None,
 ) -> Crew:
-    """Starts all workers of a job; without a training group every generation worker holds a rank."""
+    """Start all workers of a job; without a training group every generation worker has a rank."""
     ranks = Group.TRAINING if Group.TRAINING in counts else Group.GENERATION
     collective = Collective(counts[ranks])
     return Crew(

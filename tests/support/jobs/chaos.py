@@ -1,8 +1,8 @@
-"""Runs a job by `rlhf run` and kills its processes at random moments; says what the job made of it.
+"""Runs a job with `rlhf run`, kills its processes at random moments, and reports the result.
 
-Rule: only processes that the run itself started are killed, by pid: a process of a job is a child of the
-run's process with the group and index variables in its environment. The moments and the victims come from a seed.
-A job whose reward is `held` does not end before all was done to it: its last responses are scored after that.
+Rule: kills by pid, and only processes that the run itself started: a process of a job is a child of the run's process
+with the group and index variables in its environment. Moments and victims come from a seed. A job whose reward is
+`held` does not end before all kills: its last responses are scored afterwards.
 """
 
 import hashlib
@@ -25,16 +25,16 @@ from tests.support.jobs.local_job import HOLD, PROCESSES
 from rlhf_common.names import Env
 
 FORK_SERVER = b"rlhf_workers.fork_server"
-"""Argument of the process that workers are forked from; each bears its worker's name."""
+"""Argument of the process that workers are forked from; each has its worker's name."""
 SHORTEST_CALM_SECONDS = 0.2
-"""Least time between two kills; the longest is the caller's: kills fall into work, recovery and start."""
+"""Shortest time in seconds between two kills; the caller sets the longest. Kills hit work, recovery and start."""
 RUN_TIMEOUT_SECONDS = 600.0
-"""A run that takes longer hangs."""
+"""Seconds after which a run counts as hung."""
 
 
 @dataclass(frozen=True)
 class Kills:
-    """What to do to a run."""
+    """The planned kills of a run."""
 
     seed: int
     count: int
@@ -44,29 +44,29 @@ class Kills:
     """Victims of the first kills, in order; the others are random."""
     longest_calm_seconds: float = 6.0
     iterations_between: int = 0
-    """Iterations trained before each kill since the one before, so that it meets a job at work; 0: also recovery."""
+    """Iterations trained between two kills, so that each hits a working job; 0: kills may also hit a recovery."""
     at_event: str = ""
-    """Kind of event in events.jsonl at which to kill, without further calm: its next one since the kill before."""
+    """Kind of event in events.jsonl at which to kill at once: the next one after the previous kill."""
     in_phases: Sequence[str] = ()
-    """Phases of the job at whose beginning to kill, one a kill, each in a later iteration, without further calm."""
+    """Phases of the job at whose beginning to kill at once, one phase per kill, each in a later iteration."""
 
 
 @dataclass
 class Ended:
-    """How a run ended, and what was done to it."""
+    """The end of a run, with its kills."""
 
     code: int = -1
     seconds: float = 0.0
     output: str = ""
     kills: list[str] = field(default_factory=list)
-    """`<seconds since start> <worker>`."""
+    """`<seconds since start> <worker>` for each kill."""
     summary: dict[str, Any] = field(default_factory=dict)
     weights: str = ""
     """SHA-256 over the files of the last checkpoint's actor."""
 
 
 def processes(runner: int) -> dict[str, int]:
-    """Name -> pid of the processes of a job whose `rlhf run` has pid `runner`, ranks of a launcher included."""
+    """Return name -> pid of the processes of a job whose `rlhf run` has pid `runner`, including ranks of a launcher."""
     result: dict[str, int] = {}
     for child in _children(runner):
         try:
@@ -76,7 +76,7 @@ def processes(runner: int) -> dict[str, int]:
             if FORK_SERVER in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
                 result |= {Path(f"/proc/{worker}/comm").read_text().strip(): worker for worker in _children(child)}
                 continue
-        except OSError:  # it ended while we looked
+        except OSError:  # the process has just ended
             continue
         if Env.GROUP in environment:
             group, index = environment[Env.GROUP], environment.get(Env.INDEX, "0")
@@ -92,7 +92,7 @@ def _children(pid: int) -> list[int]:
 
 
 def digest(checkpoints: Path) -> str:
-    """SHA-256 of the newest checkpoint's actor weights; empty when there is none."""
+    """Return the SHA-256 of the newest checkpoint's actor weights; empty if there is none."""
     folders = sorted(folder for folder in checkpoints.glob("iteration-*") if folder.is_dir())
     if not folders:
         return ""
@@ -104,22 +104,21 @@ def digest(checkpoints: Path) -> str:
 
 
 def trained(run_dir: Path) -> dict[str, str]:
-    """SHA-256 of every file of weights and moments in the newest checkpoint."""
+    """Return the SHA-256 of every file of weights and moments in the newest checkpoint."""
     newest = max(run_dir.glob("checkpoints/iteration-*"))
     files = sorted(newest.rglob("*.safetensors"))
     return {str(file.relative_to(newest)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def lines(run_dir: Path) -> list[dict[str, Any]]:
-    """What a run has reported of its iterations."""
+    """Return the reported iterations of a run."""
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 def assert_killed_ranks_change_no_weight(
     manifest: Path, folder: Path, options: Sequence[str], seed: int, *, otherwise: Sequence[str] = ()
 ) -> None:
-    """Run a job of two ranks undisturbed, and again, by the options of `otherwise` besides, with each rank killed once:
-    it ends in the same weights."""
+    """Run a job of two ranks undisturbed, and again with `otherwise` and one kill of each rank; compare the weights."""
     undisturbed = run_job(manifest, folder / "undisturbed", options=options)
     assert undisturbed.code == 0, undisturbed.output[-4000:]
     ranks = ("training-1", "training-0")
@@ -139,9 +138,9 @@ def run_job(
     interrupt_after: int | None = None,
     executed: bool = False,
 ) -> Ended:
-    """`rlhf run` of a manifest, disturbed by `kills` if given, or interrupted as by Ctrl-C after so many iterations.
+    """Run `rlhf run` of a manifest, with `kills`, or with an interrupt like Ctrl-C after a number of iterations.
 
-    A run past its time-out is ended and reported as -1. `executed`: never forked (`forked_runs`).
+    A run beyond its time-out is ended and reported as -1. `executed`: never forked (`forked_runs`).
     """
     log, hold = run_dir.with_suffix(".out"), manifest.with_name(HOLD)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -188,7 +187,7 @@ def _recorded(run_dir: Path, kind: str) -> int:
 
 
 def _begun(run_dir: Path, phase: str) -> int:
-    """The last iteration that came to this phase; -1: none."""
+    """Return the last iteration that reached this phase; -1: none."""
     log = run_dir / "logs" / "coordinator.log"
     result = re.findall(rf" {phase} \(iteration (\d+)\)", log.read_text()) if log.is_file() else []
     return int(result[-1]) if result else -1
@@ -197,9 +196,9 @@ def _begun(run_dir: Path, phase: str) -> int:
 def _disturb(
     runner: subprocess.Popen[bytes] | ForkedRun, run_dir: Path, kills: Kills, last: int, started: float, ended: Ended
 ) -> None:
-    """Kills until there were enough or the run is over; a victim that is down just then is waited for.
+    """Kill until all kills are done or the run is over; wait for a victim that is down.
 
-    A job that has come to the scores of its `last` iteration is held there: nothing more is waited for before a kill.
+    A job that has reached the scores of its `last` iteration is held there, so the kills then follow without delay.
     """
     rng = random.Random(kills.seed)
     reported, iteration = 0, -1

@@ -1,7 +1,7 @@
-"""Every command of the documentation, and the register that says which test runs it, or why none does.
+"""Every command of the documentation, and the register of the tests that run them.
 
-A command is a line of a fenced block `sh` in the README or below docs/, without its comment; lines that end in a
-backslash go on. Decision pages are left out: they say what was thought, not what to type.
+A command is a line of a fenced block `sh` in the README or below docs/, without its comment; a backslash at the end of
+a line continues it. Decision pages are excluded, because they contain arguments rather than instructions.
 """
 
 import re
@@ -20,12 +20,12 @@ ROOT: Final = Path(__file__).resolve().parents[3]
 REGISTER: Final = Path(__file__).with_suffix(".yaml")
 _BLOCK: Final = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHELL_FENCES: Final = re.compile(r"^\s*```(bash|console|shell|zsh)\b", re.MULTILINE)
-"""Blocks that this module would not read: the documentation writes ```sh."""
+"""Blocks that this module would not read: the documentation uses ```sh."""
 
 
 @dataclass(frozen=True)
 class DocumentedCommand:
-    """One line to type."""
+    """One documented command line."""
 
     page: str
     text: str
@@ -33,25 +33,25 @@ class DocumentedCommand:
 
 @dataclass(frozen=True)
 class Entry:
-    """What becomes of the commands that a pattern matches whole."""
+    """The test of all commands that match a pattern, or the reason why there is none."""
 
     pattern: re.Pattern[str]
     pages: str
-    """Where they stand: the beginning of a page's path."""
+    """Pages of the commands: a prefix of the page's path."""
     run_by: str = ""
     """Test file, or path of CI, that runs them."""
     shows: str = ""
-    """What of the command stands in that file; nothing where the file runs commands of this register."""
+    """Part of the command that the file must contain; empty if the file runs commands of this register."""
     not_run: str = ""
-    """Why no test does."""
+    """Reason why no test runs them."""
 
     def holds(self, command: DocumentedCommand) -> bool:
-        """Return whether this entry is about a command."""
+        """Return whether this entry covers a command."""
         return command.page.startswith(self.pages) and self.pattern.fullmatch(command.text) is not None
 
 
 def pages() -> list[Path]:
-    """Return the pages whose commands count."""
+    """Return the pages with commands."""
     found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [page for page in found if ROOT / "docs" / "decisions" not in page.parents]
 
@@ -75,14 +75,15 @@ def register() -> list[Entry]:
 
 
 def parse_rlhf(arguments: Sequence[str]) -> None:
-    """Read the arguments of `rlhf` as it does, which raises for an option that it does not have."""
+    """Parse the arguments of `rlhf`; raises for an unknown option."""
     verb, rest = verb_of(arguments)
     verb.make_context(verb.name, rest)
 
 
 def verb_of(arguments: Sequence[str]) -> tuple[Any, list[str]]:
-    """Return the verb of `rlhf`, below its group if it has one, and what is left of the arguments; KeyError: there is
-    no such verb."""
+    """Return the verb of `rlhf`, below its group if it has one, and the remaining arguments. Raises KeyError for no
+    verb.
+    """
     verb: Any = typer.main.get_command(app)
     rest = list(arguments)
     while isinstance(verb, TyperGroup):

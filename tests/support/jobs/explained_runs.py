@@ -1,4 +1,4 @@
-"""Facts of an iteration, to be changed by tests, and those of real runs with a cause injected."""
+"""Profiles of iterations, for tests to change, and recorded ones of real runs with an injected cause."""
 
 from pathlib import Path
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from rlhf_planner.explain.iteration_profile import IterationProfile, JobSettings
 
 RUNS = Path(__file__).parent / "recorded_facts"
-"""Folder of facts.jsonl of real runs, one file for each injected cause."""
+"""Folder with facts.jsonl of real runs, one file for each injected cause."""
 
 
 def recorded_facts(**changed: Any) -> IterationProfile:
-    """An iteration of ten seconds in which nothing is lost; `changed`: fields of it, or of its settings."""
+    """Return an iteration of ten seconds without losses; `changed`: fields of it, or of its settings."""
     settings = {
         "generation_workers": 2,
         "inference_workers": 1,

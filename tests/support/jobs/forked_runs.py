@@ -1,11 +1,10 @@
-"""Starts `rlhf run` for a test: forked of a process that has imported everything, or executed.
+"""Starts `rlhf run` for a test, either forked from a process with all imports or executed.
 
-Rule: a run is forked where nothing tells it from one that a shell starts (`run_server`), of a process that began in its
-very environment: libraries read theirs when they are imported. The first place, an environment and a folder, has such a
-process at once, each other from its second run on: a place that one test makes for one run is executed in, at the same
-cost, and one that lasts, as after a library that a test imports has added to the environment, is forked for. Executed
-is also what a test asks for, and every run outside pytest: benchmarks measure what people type. Must never outlive
-pytest.
+Rule: a run is forked only if it does not differ from one that a shell starts (`run_server`). The forking process must
+have started with the same environment, because libraries read theirs when they are imported. A place is an environment
+and a folder. The first place gets such a process at once, every other from its second run on: one run is executed at
+the same cost. A run is also executed if a test asks for it, and always outside pytest, because benchmarks measure what
+people type. Must never outlive pytest.
 """
 
 import atexit
@@ -21,43 +20,43 @@ from threading import Lock
 from typing import Any, Final
 
 OF_A_TEST: Final = "PYTEST_CURRENT_TEST"
-"""The variable that is set in tests, and differs between any two; no run looks at it."""
+"""Variable that pytest sets and that differs in every test; no run reads it."""
 
 MOST_SERVERS: Final = 3
-"""Each holds every library in memory for as long as pytest runs."""
+"""Number of forking processes; each has all libraries in memory as long as pytest runs."""
 
 Place = tuple[str, dict[str, str]]
-"""Folder and environment."""
+"""(folder, environment) of a run."""
 
 
 class ForkedRun:
-    """A forked `rlhf run`, with as much of Popen as a test of a job uses."""
+    """A forked `rlhf run` with the part of Popen's interface that tests use."""
 
     def __init__(self, server: "RunServerClient", pid: int) -> None:
-        """`server`: that forked it."""
+        """`server`: the client of the process that forked it."""
         self.pid = pid
         self.returncode: int | None = None
         self._server = server
         self._process = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
-        """Return how it ended, negative for a signal; None while it runs."""
+        """Return its exit code, negative for a signal; None while it runs."""
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end and return how it ended. Raises TimeoutExpired after `timeout` seconds."""
+        """Wait for its end and return its exit code. Raises TimeoutExpired after `timeout` seconds."""
         code = self._ended(timeout)
         if code is None:
             raise subprocess.TimeoutExpired("rlhf run", timeout or 0.0)
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal unless it has ended."""
+        """Send a signal unless it has ended."""
         if self.poll() is None:
             signal.pidfd_send_signal(self._process, number)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it at once."""
         self.send_signal(signal.SIGKILL)
 
     def _ended(self, seconds: float | None) -> int | None:
@@ -68,10 +67,10 @@ class ForkedRun:
 
 
 class RunServerClient:
-    """The process that runs are forked of, and what it says of them."""
+    """Client of the process that forks runs."""
 
     def __init__(self) -> None:
-        """Start it, in this environment and folder."""
+        """Start the process, in this environment and folder."""
         self.place = place()
         self._lock = Lock()
         self._codes: dict[int, int] = {}
@@ -96,14 +95,14 @@ class RunServerClient:
             return ForkedRun(self, said["pid"])
 
     def code(self, pid: int) -> int:
-        """Return how a run ended that has ended."""
+        """Return the exit code of a run that has ended."""
         with self._lock:
             while pid not in self._codes:
                 self._said()
             return self._codes.pop(pid)
 
     def close(self) -> None:
-        """End it, and with it its runs."""
+        """End the process and its runs."""
         self._server.kill()
         self._server.wait()
 
@@ -118,20 +117,20 @@ class RunServerClient:
 
 
 def place() -> Place:
-    """Return what a process inherits of this one: its folder and environment."""
+    """Return what a child inherits from this process: its folder and environment."""
     return str(Path.cwd()), {name: value for name, value in os.environ.items() if name != OF_A_TEST}
 
 
 class RunServers:
-    """The processes that runs are forked of, one a place."""
+    """The processes that fork runs, one per place."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Start without processes."""
         self._servers: list[RunServerClient] = []
         self._seen: list[Place] = []
 
     def of_this_place(self) -> RunServerClient | None:
-        """Return it; None where a run is to be executed."""
+        """Return the process of this place; None if a run is to be executed."""
         wanted = place()
         for server in self._servers:
             if server.place == wanted:
@@ -147,7 +146,7 @@ _servers: Final = RunServers()
 
 
 def start_run(arguments: Sequence[str], log: Path, *, executed: bool) -> "subprocess.Popen[bytes] | ForkedRun":
-    """Start `rlhf` with arguments; what it prints goes to a new log."""
+    """Start `rlhf` with arguments; its output goes to a new log."""
     log.unlink(missing_ok=True)
     if not executed and OF_A_TEST in os.environ:
         server = _servers.of_this_place()

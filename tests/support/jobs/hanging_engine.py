@@ -1,4 +1,4 @@
-"""An engine that loads slowly and hangs in its third step, as one whose kernel deadlocks, or does not end at all."""
+"""An engine that loads slowly and hangs in its third step, as after a deadlock in a kernel."""
 
 import os
 import threading
@@ -14,7 +14,7 @@ from rlhf_workers.models.loading import load_causal_lm
 from rlhf_workers.progress import stage
 
 GATE = "HANGING_ENGINE_GATE"
-"""Variable with the path of a pipe: loading ends when somebody has written to it."""
+"""Variable with the path of a pipe: loading ends when something is written to it."""
 
 
 class HangingEngine(PlainEngine):

@@ -1,4 +1,4 @@
-"""A small deterministic job of real parts for tests and benchmarks: tiny models, prompts, a reward, a manifest."""
+"""A small deterministic job with real components for tests and benchmarks: tiny models, prompts, reward, manifest."""
 
 import json
 import random
@@ -13,8 +13,9 @@ PROCESSES = ("coordinator", "generation-0", "generation-1", "inference-0", "trai
 """Every process of the job."""
 
 HOLD = "hold"
-"""File beside a reward: `<record of iterations>\\n<iterations>`. A response waits for its score while so many, or more,
-are recorded, so that a job, on a machine of any speed, is not over before what a test does to it."""
+"""File beside a reward: `<record of iterations>\\n<iterations>`. A response waits for its score once that many
+iterations are recorded, so that on a machine of any speed the job does not end before the test has finished.
+"""
 HELD = f"""\
 import functools
 import pathlib
@@ -42,9 +43,9 @@ def held(score):
 
 
 """
-"""What stands before a reward that is `@held`; it says the same, later."""
+"""Code before a reward that is `@held`; it returns the same value, later."""
 HELD_SECONDS = 3600
-"""Time-out of a call: it waits for as long as a fault takes."""
+"""Time-out of a call in seconds: it waits as long as a fault takes."""
 
 REWARD = f'''{HELD}\
 @held
@@ -54,7 +55,7 @@ def score(prompt, response, record):
 '''
 
 EPOCHS = {"ppo": 2}
-"""Passes over a batch by algorithm; 1 where nothing is said."""
+"""Passes over a batch by algorithm; 1 for others."""
 
 
 def write_job(
@@ -70,9 +71,9 @@ def write_job(
     learning_rate: float = 1e-3,
     family: str = "llama",
 ) -> Path:
-    """Writes models, prompts, reward and job.yaml below `folder`; the checkpoints go to the run folder.
+    """Write models, prompts, reward and job.yaml below `folder`; the checkpoints go to the run folder.
 
-    With engine vllm the heads are of the size that it serves on a CPU, and the job is not deterministic.
+    With engine vllm the heads have the size that vLLM serves on a CPU, and the job is not deterministic.
     """
     folder.mkdir(parents=True, exist_ok=True)
     models.write_policy(folder / "policy", family, **({"head_dim": 32} if engine == "vllm" else {}))

@@ -1,4 +1,4 @@
-"""Processes of a local run that do next to nothing: for ever, until they are stopped, or until they exit."""
+"""Trivial processes of a local run: they run until they are stopped, or until they exit."""
 
 import sys
 from pathlib import Path

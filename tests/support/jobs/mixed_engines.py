@@ -1,4 +1,4 @@
-"""An engine that is torch's on generation workers of even index and vLLM's on others: a job with workers of both."""
+"""An engine for a job with both kinds of workers: torch on generation workers of even index, vLLM on the others."""
 
 import os
 from typing import Any
@@ -11,7 +11,7 @@ from rlhf_workers.generation.engine import Engine
 
 
 def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Engine:
-    """Build the one for this worker."""
+    """Build the engine of this worker."""
     if int(os.environ[Env.INDEX]) % 2:
         from rlhf_workers.generation.vllm_engine import build as vllm
 

@@ -1,8 +1,8 @@
-"""A module that is named as an engine and builds none."""
+"""A module that is named as an engine but builds none."""
 
 from typing import Any
 
 
 def build_engine(spec: Any, tokenizer: Any, device: Any) -> dict[str, str]:
-    """Return something that is no engine."""
+    """Return an object that is not an engine."""
     return {}

@@ -1,4 +1,4 @@
-"""Waits for what processes do, and says whether one is still there."""
+"""Waits for conditions, and checks whether a process still exists."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ PATIENCE_SECONDS = 30.0
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds."""
+    """Wait until a condition holds."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not holds():
         assert time.monotonic() < deadline, "waited in vain"
@@ -16,7 +16,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that ended and that nobody waits for does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

@@ -1,5 +1,7 @@
-"""The files of a run that nobody ran: as many workers, samples and iterations as a test asks for, by the trackers
-themselves, with the same numbers every time."""
+"""The files of an invented run, with any number of workers, samples and iterations.
+
+The trackers themselves write them, with the same numbers every time.
+"""
 
 import json
 import random
@@ -17,7 +19,7 @@ from rlhf_coordinator.reports.trackers.registry import TRACKERS
 BEGAN_NS = 1_795_450_000_000_000_000
 ITERATION_NS = 10_000_000_000
 HOSTILE = "</script><img src=x onerror=alert(1)><script>alert(2)</script>"
-"""What a page that believed its texts would run."""
+"""Text that a page would execute if it did not escape it."""
 WRITTEN = ("metrics.jsonl", "facts.jsonl", "samples", "sample-histories.jsonl", "timeline.json")
 STEPS = ("train/actor/F", "train/actor/B", "train/critic/F", "train/critic/B")
 
@@ -25,7 +27,7 @@ STEPS = ("train/actor/F", "train/actor/B", "train/critic/F", "train/critic/B")
 def write_run(
     folder: Path, *, iterations: int = 3, samples: int = 24, generation: int = 3, others: int = 3, text: str = HOSTILE
 ) -> None:
-    """Write a run that goes on: `finish_run` ends it. `others`: inference workers, and training ranks."""
+    """Write an unfinished run; `finish_run` ends it. `others`: number of inference workers, and of training ranks."""
     folder.mkdir(parents=True, exist_ok=True)
     job = {"metadata": {"name": text}, "spec": {"algorithm": {"ppo": {}}, "iterations": 9}}
     (folder / "job.json").write_text(json.dumps(job))
@@ -56,7 +58,7 @@ def add_iterations(
 
 
 def finish_run(folder: Path) -> None:
-    """Let the run be over."""
+    """End the run."""
     (folder / "summary.json").write_text('{"phase": "Complete"}')
 
 

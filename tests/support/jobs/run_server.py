@@ -1,13 +1,13 @@
-"""Forks whole `rlhf run`s, and what their workers are forked from, of one process that has imported everything.
+"""Forks whole `rlhf run`s, and the processes that their workers are forked from, from one process with all imports.
 
 `python -m tests.support.jobs.run_server rlhf_workers.fork_server` speaks the protocol of `rlhf_workers.fork_server`; an
-order has `arguments` besides, those of `rlhf`. A run is then what it is where a person types it, but for two things: it
-has imported what it would import, and the process that its workers are forked from was forked, before the run had a
-thread, rather than executed. Importing the same libraries anew was more than half of what a small job computes.
+order has `arguments` besides, those of `rlhf`. A run differs from one that a person starts in two ways: its imports are
+already done, and its fork server was forked, before the run had a thread, instead of executed. Importing the same
+libraries took more than half of the time of a small job.
 
-Rule: what a run decides, it decides by its own code; only how two processes begin is another. A fork server that is
-needed again, as after its death, is executed as ever. All runs of one server share Python's seed of hashes, so a test
-that has to see another seed runs in processes of its own. Must never serve what is not a test.
+Rule: a run makes its decisions with its own code; only the start of two processes differs. A fork server that is needed
+again, such as after its death, is executed as usual. All runs of one server share Python's hash seed, so a test that
+needs another seed executes its runs. Must never serve anything but tests.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from rlhf_workers.fork_server import PRELOADED as OF_WORKERS
 from rlhf_workers.fork_server import main as serve
 
 PRELOADED: Final = ("rlhf_cli.main", "rlhf_cli.run", "rlhf_coordinator.reports.run_figures")
-"""What `rlhf run` itself imports."""
+"""Modules that `rlhf run` itself imports."""
 
 
 class RunServer(ForkServer):
@@ -53,10 +53,10 @@ class RunServer(ForkServer):
 
 
 class ForkedServer:
-    """A fork server that waits to be taken: a child of the run, with as much of asyncio's Process as is used."""
+    """A waiting fork server: a child of the run with the part of asyncio's Process interface that is used."""
 
     def __init__(self) -> None:
-        """Fork it. Only a process of one thread may."""
+        """Fork it. The calling process must have a single thread."""
         requests, orders = os.pipe()
         answers, replies = os.pipe()
         runner = os.getpid()
@@ -74,7 +74,7 @@ class ForkedServer:
         self.stdout: asyncio.StreamReader | None = None
 
     async def take(self, environment: dict[str, str], folder: Path, log: Path) -> "ForkedServer":
-        """Let it serve, in an environment, a folder and a log of its own; return it."""
+        """Start serving in a given environment, folder and log; return this object."""
         self.taken = True
         place = {"name": "python", "environment": environment, "folder": str(folder), "log": str(log), "cores": None}
         os.write(self._orders, json.dumps(place).encode() + b"\n")
@@ -90,7 +90,7 @@ class ForkedServer:
         return self
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal. Raises ProcessLookupError."""
+        """Send a signal. Raises ProcessLookupError."""
         os.kill(self.pid, number)
 
     async def wait(self) -> int:

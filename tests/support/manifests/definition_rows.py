@@ -1,8 +1,8 @@
-"""Rows read off the generated definition: rules, enum values and defaults, with manifests to accept and to refuse.
+"""Rows derived from the generated definition: rules, enum values and defaults, with manifests to accept and to refuse.
 
-Also run against a real API server, so nothing here imports pytest. The rule: what there is to test is found in the
-definition, so that a field, a value or a rule that is added without a row fails a test. Written by hand is only what
-cannot be read there: what has to be beside a value for it to be allowed, and another valid value of a fixed field.
+Also run against a real API server, so this module does not import pytest. Rule: the test subjects are found in the
+definition, so that a new field, value or rule without a row fails a test. Only what the definition does not show is
+written by hand: fields that a value requires, and another valid value of a fixed field.
 """
 
 import copy
@@ -38,13 +38,13 @@ ALL: Final[Json] = {
         "openTelemetry": {"endpoint": "http://otel-collector:4317"},
     },
 }
-"""What the examples leave out and fields are within."""
+"""Values that the examples omit and that fields are within."""
 ENDPOINT: Final[Json] = {"spec.models.reward": {"endpoint": {"url": "http://rewards:8000"}}}
 """Another reward than that of the examples."""
 JUDGE: Final[Json] = {"spec.models.reward": {"judge": {"endpoint": {"url": "http://judge:8000", "model": "judge"}}}}
-"""A judge, in place of the reward of the examples."""
+"""A judge instead of the reward of the examples."""
 COSTS: Final[Json] = {"spec.models.cost": {"function": {"file": "cost.py"}}}
-"""What an algorithm with a limit on costs needs."""
+"""Fields that an algorithm with a limit on costs needs."""
 SEVERAL: Final[Json] = {
     "spec.models.rewards": [
         {"name": "called", "endpoint": {"url": "http://rewards:8000"}},
@@ -52,7 +52,7 @@ SEVERAL: Final[Json] = {
         {"name": "asked", "judge": {"endpoint": {"url": "http://judge:8000", "model": "judge"}}},
     ],
 }
-"""Several rewards, in place of that of the examples."""
+"""Several rewards instead of that of the examples."""
 EVALUATED: Final[Json] = {
     "spec.evaluation": {"samplesPerPrompt": 2, "temperature": 1.0, "prompts": {"path": "/data/held-out.jsonl"}},
 }
@@ -62,16 +62,16 @@ _SOURCES: Final[list[Json]] = [
     {"name": "math", "path": "/data/math.parquet", "weight": 3, "promptKey": "question"},
 ]
 MIXED: Final[Json] = {"spec.prompts.sources": _SOURCES}
-"""Several sources of prompts, in place of the file of the examples."""
+"""Several sources of prompts instead of the file of the examples."""
 MIXED_EVALUATION: Final[Json] = {"spec.evaluation": {"prompts": {"sources": _SOURCES}}}
-"""An evaluation with such."""
+"""An evaluation with several sources."""
 TURNS: Final[Json] = {
     "spec.rollout.environment": {"file": "game.py"},
     "spec.rollout.stop": [],
 }
-"""An environment that answers the turns of the policy, which not every algorithm has."""
+"""An environment that answers the policy's turns, which not every algorithm has."""
 SHOWN: Final = "ppo"
-"""The algorithm of the example that rows are made from."""
+"""Algorithm of the example that rows are made from."""
 BESIDE: Final[dict[tuple[str, str], Json]] = {
     ("spec.training.parallelism.sequenceParallel", "Enabled"): {
         "spec.training.backend": "megatron",
@@ -110,7 +110,7 @@ BESIDE: Final[dict[tuple[str, str], Json]] = {
         for mode in LIMITS
     },
 }
-"""(field, value) -> what must be set with it, or with None be left out."""
+"""(field, value) -> fields that must be set with it, or with None be omitted."""
 STATUS: Final[Json] = {
     "conditions": [
         {
@@ -125,7 +125,7 @@ STATUS: Final[Json] = {
     "migrationPool": {"replicas": 1, "generationReplicas": 4, "threshold": 30, "summary": "1/4"},
     "restarts": {},
 }
-"""A status with every part that has fields of its own with defaults or enums."""
+"""A status with every part that has fields with defaults or enums."""
 
 FIXED: Final[dict[str, tuple[Json, list[str]]]] = {
     "spec.checkpoints": ({}, ["spec.checkpoints"]),
@@ -178,7 +178,7 @@ WRONG: Final[Json] = {
     "object": "text",
     "array": "text",
 }
-"""A value of another type, by the type of the field."""
+"""Type of a field -> a value of another type."""
 
 
 @dataclass(frozen=True)
@@ -190,12 +190,12 @@ class Field:
 
     @property
     def in_status(self) -> bool:
-        """Written through the status subresource."""
+        """Return whether it is written through the status subresource."""
         return self.path.startswith("status")
 
 
 def nodes(node: Json = SCHEMA, path: str = "") -> Iterator[Field]:
-    """Every node of the definition."""
+    """Yield every node of the definition."""
     yield Field(path, node)
     for name, child in node.get("properties", {}).items():
         yield from nodes(child, f"{path}.{name}" if path else name)
@@ -211,18 +211,18 @@ RULES: Final[list[tuple[str, Json]]] = [
     for rule in node.node.get("x-kubernetes-validations", [])
     if "oldSelf" not in rule["rule"] or "optionalOldSelf" in rule
 ]
-"""(node, validation) of what any job must keep, or any new one."""
+"""(node, validation) of every rule for any job or any new job."""
 TRANSITIONS: Final[dict[str, str]] = {
     f"{node.path}{rule.get('fieldPath', '')}": rule["message"]
     for node in nodes()
     for rule in node.node.get("x-kubernetes-validations", [])
     if "oldSelf" in rule["rule"] and "optionalOldSelf" not in rule
 }
-"""Field to blame -> message, of what a live job must keep."""
+"""Field to blame -> message, of every rule for a live job."""
 
 
 def whole(path: str) -> Json:
-    """A valid manifest in which the parents of a field are set."""
+    """Return a valid manifest with the parents of a field."""
     several = path.startswith(("spec.models.rewards", "spec.rewardShaping"))
     if path.startswith("spec.evaluation"):
         return _of(SHOWN, MIXED_EVALUATION if ".sources" in path else EVALUATED)
@@ -239,7 +239,7 @@ def whole(path: str) -> Json:
 
 
 def _of(algorithm: str, more: Json) -> Json:
-    """An example with another algorithm, and with what the examples leave out."""
+    """Return an example with another algorithm, and with the values that the examples omit."""
     chosen: Json = {} if algorithm == SHOWN else {"spec.algorithm": algorithms.member(algorithm)}
     if len(algorithms.judges(algorithms.member(algorithm), {})) > 1:
         chosen |= COSTS
@@ -254,8 +254,9 @@ def _of(algorithm: str, more: Json) -> Json:
 
 
 def placed(data: Json, path: str, value: Any) -> str:
-    """Puts a value at a path with `[]`, into the first member that has what is named next, or with None takes away what
-    is there; answers where."""
+    """Set a value at a path with `[]`, in the first member that has the next name, or remove it with None; return its
+    path.
+    """
     node: Any = data
     names = path.split(".")
     where = []
@@ -283,7 +284,7 @@ def placed(data: Json, path: str, value: Any) -> str:
 
 
 def with_value(field: Field, value: Any) -> tuple[Json, str]:
-    """(manifest or status with a value in a field, where it is)."""
+    """Return (manifest or status with a value in a field, path of the value)."""
     if field.in_status:
         data = {"status": copy.deepcopy(STATUS)}
         return data, placed(data, field.path, value)
@@ -294,7 +295,7 @@ def with_value(field: Field, value: Any) -> tuple[Json, str]:
 
 
 def bare() -> list[Json]:
-    """Valid manifests without any field that has a default; and the same with the objects around such fields kept."""
+    """Return valid manifests without fields that have a default, and the same with the parents of such fields."""
     result = []
     made = [_of(algorithm, {} if algorithm == SHOWN else ENDPOINT) for algorithm in ALGORITHMS]
     for data in (
@@ -327,7 +328,7 @@ def _without(value: Any, schema: Json, *, keep: bool) -> Any:
 
 
 def values_at(data: Any, path: str) -> list[Any]:
-    """Every value at a path with `[]`; none where a field on the way is not set."""
+    """Return every value at a path with `[]`; empty if a field on the way is not set."""
     result = [data]
     for part in path.split("."):
         name, listed = part.removesuffix("[]"), part.endswith("[]")
@@ -338,15 +339,15 @@ def values_at(data: Any, path: str) -> list[Any]:
 
 
 def filled_in(field: Field, stored: list[Json]) -> bool:
-    """True when objects that were written as `bare` came back with the default of a field."""
+    """Return whether objects that were written as `bare` came back with the default of a field."""
     result = [value for data in stored for value in values_at(data, field.path)]
     wanted = with_defaults(field.node["default"], field.node)
-    # What is around other fields is left out in one object and kept in the next.
+    # The parents of other fields are omitted in one object and present in the next.
     return wanted in result and (isinstance(wanted, dict | list) or all(item == wanted for item in result))
 
 
 def others() -> list[tuple[Field, Any]]:
-    """Another valid value for every field with a default that may change in a live job."""
+    """Return another valid value for every field with a default that may change in a live job."""
     result: list[tuple[Field, Any]] = []
     for field in DEFAULTS:
         node, default = field.node, field.node["default"]

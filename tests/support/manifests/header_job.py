@@ -16,7 +16,7 @@ CONFIG = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads
 
 
 def write_header_job(folder: Path, spec: Mapping[str, Any]) -> Path:
-    """Writes model, reward, prompts and job.yaml; returns the manifest."""
+    """Write model, reward, prompts and job.yaml; return the manifest."""
     (folder / "policy").mkdir()
     (folder / "policy" / "config.json").write_text(json.dumps(CONFIG))
     header = json.dumps({"w": {"dtype": "F32", "shape": [10, 100], "data_offsets": [0, 4000]}}).encode()
@@ -30,7 +30,7 @@ def write_header_job(folder: Path, spec: Mapping[str, Any]) -> Path:
 
 
 def rlhf(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code."""
+    """Run `rlhf`; return the exit code."""
     monkeypatch.setattr(sys, "argv", ["rlhf", *arguments])
     with pytest.raises(SystemExit) as ended:
         command_line.main()

@@ -1,4 +1,4 @@
-"""Bodies as others might write them: real ones with values of another type, form or size in some of their places."""
+"""Malformed bodies: real ones in which some values have another type, form or size."""
 
 import copy
 import functools
@@ -10,7 +10,7 @@ Json = dict[str, Any]
 
 
 def nested(levels: int) -> Any:
-    """An object in an object in an object."""
+    """Return objects nested in each other."""
     result: Any = 1
     for _ in range(levels):
         result = {"a": result}
@@ -18,13 +18,14 @@ def nested(levels: int) -> Any:
 
 
 def many(value: Any) -> list[Any]:
-    """A long list. Each entry is an object of its own, as JSON's are: one that stood in all places would be changed in
-    all of them, and a few changes would make more than any server stores."""
+    """Return a long list of separate objects, as in JSON. If the entries were one object, a few changes would change
+    all of them and produce more than any server stores.
+    """
     return [copy.deepcopy(value) for _ in range(300)]
 
 
 GONE = object()
-"""The place is left out."""
+"""Marks a value to remove."""
 VALUES: list[Any] = [
     GONE,
     None,
@@ -70,13 +71,13 @@ VALUES: list[Any] = [
     functools.partial(nested, 70),
     functools.partial(nested, 3000),
 ]
-"""What is written instead; a function makes what a copy would not be."""
+"""Replacement values; a function creates one that must not be shared."""
 CHANGES = st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(range(len(VALUES)))), min_size=1, max_size=4)
 """(place, number of the value) of each change."""
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """(object or list, key) of every place in a body."""
+    """Return (object or list, key) of every place in a body."""
     result: list[tuple[Any, Any]] = []
     waiting = [value]
     while waiting:
@@ -89,7 +90,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def changed(body: Json, changes: list[tuple[int, int]]) -> Json:
-    """The body with other values in some places."""
+    """Return the body with replaced values."""
     result = copy.deepcopy(body)
     for place, number in changes:
         every = places(result)

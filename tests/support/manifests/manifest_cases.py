@@ -1,4 +1,4 @@
-"""The table of invalid manifests as texts; also run against a real API server, so nothing here imports pytest."""
+"""The table of invalid manifests as texts; also run against a real API server, so it does not import pytest."""
 
 import copy
 import functools
@@ -16,18 +16,18 @@ EXAMPLES = ROOT / "examples"
 
 @dataclass(frozen=True)
 class Case:
-    """One manifest that must be refused, and every problem it has."""
+    """A manifest that must be refused, with all its problems."""
 
     name: str
     text: str
     problems: tuple[dict[str, Any], ...]
     cluster_accepts: bool
     whole_text: bool
-    """True when the text is no manifest at all, which kubectl refuses before the API server sees it."""
+    """Whether the text is no manifest at all, so that kubectl refuses it before the API server sees it."""
 
 
 def invalid_cases() -> list[Case]:
-    """The table in `invalid.yaml`."""
+    """Return the table in `invalid.yaml`."""
     table = yaml.safe_load((TABLES / "invalid.yaml").read_text())
     return [
         Case(
@@ -43,18 +43,18 @@ def invalid_cases() -> list[Case]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A file, and what becomes of it in a cluster."""
+    """A file and the verdict on it in a cluster."""
 
     name: str
     text: str
     verdict: str
     """valid, invalid or warning."""
     field: str
-    """Where the problem or warning is said to be."""
+    """Field that the problem or warning names."""
 
 
 def verdicts() -> list[Verdict]:
-    """The table in `verdicts.yaml`."""
+    """Return the table in `verdicts.yaml`."""
     table = yaml.safe_load((TABLES / "verdicts.yaml").read_text())
     return [Verdict(row["name"], _text(row), row["verdict"], row.get("field", "")) for row in table]
 
@@ -71,7 +71,7 @@ def _text(row: dict[str, Any]) -> str:
 
 
 _DEEP = re.compile(r"\bDEEP-(\d+)\b")
-"""Stands for so many mappings, one in the other."""
+"""Placeholder for a number of nested mappings."""
 
 
 def _nested(found: re.Match[str]) -> str:
@@ -81,7 +81,7 @@ def _nested(found: re.Match[str]) -> str:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two manifests on either side of a rule: the second differs from the first in what the rule is about."""
+    """Two manifests on either side of a rule, which differ only in what the rule is about."""
 
     name: str
     holds: str
@@ -89,7 +89,7 @@ class Pair:
 
 
 def rule_pairs() -> list[Pair]:
-    """The table in `rule_pairs.yaml`."""
+    """Return the table in `rule_pairs.yaml`."""
     rows = yaml.safe_load((TABLES / "rule_pairs.yaml").read_text())
     about = [(row, {*row.get("set", ()), *row.get("unset", ()), *row["holds"], *row["breaks"]}) for row in rows]
     rows += [_of_costs(row) for row, paths in about if all(map(_is_of_reward, paths)) and not row.get("unset")]
@@ -110,7 +110,7 @@ def _is_of_reward(path: str) -> bool:
 
 
 def _of_costs(row: dict[str, Any]) -> dict[str, Any]:
-    """The same of a cost, which is given as a reward is."""
+    """Return the row for a cost, which has the same fields as a reward."""
     parts = {side: row.get(side, {}) for side in ("set", *SIDES)}
     costs = {
         side: {
@@ -123,12 +123,12 @@ def _of_costs(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def changed(example: str, put: dict[str, Any], drop: list[str]) -> str:
-    """An example's text with fields removed, then set."""
+    """Return an example's text with fields removed, then set."""
     return str(yaml.dump(changed_data(example, put, drop), Dumper=yaml.CSafeDumper, sort_keys=False))
 
 
 def changed_data(example: str, put: dict[str, Any], drop: list[str]) -> dict[str, Any]:
-    """The data of an example with fields removed, then set."""
+    """Return the data of an example with fields removed, then set."""
     data = copy.deepcopy(_example(example))
     for path in drop:
         parent, name = _parent(data, path)

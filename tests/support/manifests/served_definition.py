@@ -1,6 +1,6 @@
-"""RLHFJobs as a real API server takes or refuses them: dry runs of creations, replacements and status patches.
+"""RLHFJobs that a real API server accepts or refuses: dry runs of creations, replacements and status patches.
 
-One client for all, as a process a manifest would be slow.
+Uses one client for all, because one process per manifest would be slow.
 """
 
 import json
@@ -29,19 +29,19 @@ class ServedDefinition:
     api: client.CustomObjectsApi
 
     def created(self, job: Json) -> tuple[Json, Causes]:
-        """(object as it would be stored, what the API server has against it)."""
+        """Return (object as it would be stored, the API server's objections)."""
         return _asked(
             lambda: self.api.create_namespaced_custom_object(*KIND, job, dry_run="All", field_validation="Strict")
         )
 
     def replaced(self, name: str, job: Json) -> Causes:
-        """What the API server has against `job` in the place of the stored one; what it leaves out is removed."""
+        """Return the API server's objections to replacing the stored job with `job`."""
         version = self.api.get_namespaced_custom_object(*KIND, name)["metadata"]["resourceVersion"]
         body = {**job, "metadata": {"name": name, "resourceVersion": version}}
         return _asked(lambda: self.api.replace_namespaced_custom_object(*KIND, name, body, dry_run="All"))[1]
 
     def status(self, name: str, status: Json) -> tuple[Json, Causes]:
-        """(object as it would be stored, what the API server has against it) of a status of the stored job `name`."""
+        """Return (object as it would be stored, the API server's objections) for a status of the stored job `name`."""
         body = {"status": status}
         return _asked(
             lambda: self.api.patch_namespaced_custom_object_status(
@@ -50,12 +50,12 @@ class ServedDefinition:
         )
 
     def store(self, job: Json) -> str:
-        """Creates a job; its name."""
+        """Create a job; return its name."""
         self.api.create_namespaced_custom_object(*KIND, job)
         return str(job["metadata"]["name"])
 
     def remove(self, name: str) -> None:
-        """Deletes a job."""
+        """Delete a job."""
         self.api.delete_namespaced_custom_object(*KIND, name)
 
 
@@ -71,7 +71,7 @@ def _asked(request: Callable[[], Json]) -> tuple[Json, Causes]:
 
 
 def serve(cluster: Cluster) -> ServedDefinition:
-    """Applies the definition as `kubectl apply -f` does, client-side (it must fit the annotation), and waits for it."""
+    """Apply the definition client-side like `kubectl apply -f` (it must fit the annotation), and wait for it."""
     cluster.apply(crd.PATH)
     api = client.CustomObjectsApi(config.new_client_from_config(str(cluster.kubeconfig)))
 

@@ -1,6 +1,6 @@
-"""Chat templates in the form of the most used families of models, reduced to what matters for the text of a chat.
+"""Chat templates of the most used families of models, reduced to what matters for the text of a chat.
 
-`open-think` is as QwQ: the prompt opens the reasoning, and the template writes answers as they are.
+`open-think` is like QwQ: the prompt opens the reasoning, and the template writes answers unchanged.
 """
 
 from pathlib import Path

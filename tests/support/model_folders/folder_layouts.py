@@ -1,4 +1,4 @@
-"""Random layouts of a model folder: how weights are cut into files, typed, tied and quantised, and what lies there."""
+"""Random layouts of a model folder: division into files, types, tied and quantised weights, and other files."""
 
 import json
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ class FolderLayout:
     names_tie: bool
     """Whether config.json says whether embedding and head are tied."""
     head: str
-    """Of the files: none, equal (to the embedding), or other."""
+    """Head in the files: none, equal (to the embedding), or other."""
     files: int
-    """Weight files; 0: one without an index."""
+    """Number of weight files; 0: one without an index."""
     types: tuple[torch.dtype, ...]
     """Types of tensors, in turn."""
     packed: bool = False
-    """Whether experts are stored as the parameters of transformers, and not one by one."""
+    """Whether experts are stored as transformers' stacked parameters, rather than one by one."""
     stale: str = "none"
     damage: str = "none"
     quantised: str = "none"
@@ -109,7 +109,7 @@ class FolderLayout:
 
 
 def layouts() -> st.SearchStrategy[FolderLayout]:
-    """Return layouts, of which most have one thing that is odd."""
+    """Return layouts, most of which have one unusual property."""
     sound = {
         "family": st.sampled_from(("llama", "qwen2", "gemma2", "mixtral")),
         "tied": st.booleans(),

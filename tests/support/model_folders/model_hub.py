@@ -1,6 +1,7 @@
-"""A model hub on loopback: as much of the API of the Hugging Face hub as uploads and downloads ask for.
+"""A model hub on loopback, with the part of the Hugging Face hub's API that uploads and downloads use.
 
-Uploads stay in memory. Downloads read the folders of `models`, so a test may change a folder and be served the change.
+Uploads stay in memory. Downloads read the folders of `models`, so a test may change a folder and the hub serves the
+change.
 """
 
 import base64
@@ -20,25 +21,25 @@ COMMIT: Final = "7" * 40
 
 
 def etag(content: bytes) -> str:
-    """Return the name of a file's content, as git has it."""
+    """Return the hash of a file's content, as in git."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 @dataclass
 class ModelHub:
-    """What was uploaded to it, and what it serves."""
+    """The uploads and the served models of a hub."""
 
     address: str = ""
     models: dict[str, Path] = field(default_factory=dict)
-    """Folders that it serves, by repository."""
+    """Repository -> folder that it serves."""
     private: dict[str, bool] = field(default_factory=dict)
-    """By repository."""
+    """Repository -> whether it is private."""
     files: dict[str, bytes] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
-    """Of commits."""
+    """Messages of commits."""
 
     def answer(self, path: str, body: bytes) -> dict[str, Any]:
-        """Return what is answered to a POST."""
+        """Return the answer to a POST."""
         if path == "/api/repos/create":
             asked = json.loads(body)
             name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
@@ -59,10 +60,10 @@ class ModelHub:
                     self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
             repository = path.removeprefix("/api/models/").split("/commit/")[0]
             return {"commitUrl": f"{self.address}/{repository}/commit/{COMMIT}", "commitOid": COMMIT, "success": True}
-        return {"errors": [], "warnings": []}  # of the card's metadata
+        return {"errors": [], "warnings": []}  # problems of the card's metadata
 
     def described(self, path: str) -> dict[str, Any] | list[dict[str, Any]] | None:
-        """Return what the hub says of a served model, or the list of its files; None if the path names neither."""
+        """Return the description of a served model, or the list of its files; None if the path names neither."""
         for name, folder in self.models.items():
             rest = path.removeprefix(f"/api/models/{name}")
             if rest == path:
@@ -94,7 +95,7 @@ class ModelHub:
 
 
 class HubHandler(BaseHTTPRequestHandler):
-    """Answers requests by what one hub holds."""
+    """Answers requests from the content of one hub."""
 
     def __init__(self, hub: ModelHub, *request: Any) -> None:
         self._hub = hub
@@ -142,12 +143,12 @@ class HubHandler(BaseHTTPRequestHandler):
             self.wfile.write(sent)
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
 
 @contextlib.contextmanager
 def model_hub() -> Iterator[ModelHub]:
-    """Yield a hub that takes TOKEN alone; it ends with the block."""
+    """Yield a hub that accepts TOKEN only; it ends with the block."""
     hub = ModelHub()
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(HubHandler, hub))

@@ -1,7 +1,7 @@
 """Tiny, randomly initialised Hugging Face folders for tests: real configurations, real safetensors, a real tokenizer.
 
-Rule: the same arguments give the same bytes. The weights are spread wider than a fresh initialisation's, so that greedy
-decoding wanders instead of repeating one token, and windows are smaller than the sequences the tests decode.
+Rule: the same arguments give the same bytes. The weights are spread wider than in a fresh initialisation, so that
+greedy decoding varies instead of repeating one token. Windows are smaller than the sequences the tests decode.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,9 @@ _EXTRA: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 def build_tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """One token a character of CHARACTERS, after <pad> 0, <eos> 1 and <unk> 2; text -> ids -> text is exact."""
+    """Return a tokenizer with one token per character of CHARACTERS, after <pad> 0, <eos> 1 and <unk> 2. The round trip
+    from text to ids and back is exact.
+    """
     vocabulary = {token: index for index, token in enumerate((*SPECIAL, *CHARACTERS))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
@@ -70,17 +72,17 @@ def build_tokenizer() -> transformers.PreTrainedTokenizerFast:
 
 
 def build_config(architecture: str = "llama", **changes: Any) -> transformers.PreTrainedConfig:
-    """Configuration of a tiny model of `architecture`; `changes` replace its fields."""
+    """Return the configuration of a tiny model of `architecture`; `changes` replace its fields."""
     return transformers.AutoConfig.for_model(architecture, **{**_SMALL, **_EXTRA[architecture], **changes})
 
 
 def write_policy(folder: Path, architecture: str = "llama", *, seed: int = 0, **changes: Any) -> Path:
-    """Writes a causal language model with its tokenizer into `folder` and returns it."""
+    """Write a causal language model with its tokenizer into `folder`; return it."""
     return _write(folder, transformers.AutoModelForCausalLM, build_config(architecture, **changes), seed)
 
 
 def write_reward_model(folder: Path, architecture: str = "llama", *, seed: int = 0, **changes: Any) -> Path:
-    """Writes a sequence classification model, with one output unless `changes` differ, into `folder`; returns it."""
+    """Write a sequence classification model, with one output unless `changes` differ, into `folder`; return it."""
     config = build_config(architecture, **{"num_labels": 1, **changes})
     return _write(folder, transformers.AutoModelForSequenceClassification, config, seed)
 

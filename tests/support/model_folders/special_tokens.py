@@ -1,4 +1,4 @@
-"""Tokenizers of tests that add tokens to a text by themselves, as those of published models do."""
+"""Tokenizers of tests that add special tokens to a text, as those of published models do."""
 
 from typing import Any, Final
 
@@ -10,8 +10,7 @@ BOS: Final = "<bos>"
 
 
 def tokenizer_that_writes(single: str, *more: str) -> Any:
-    """Return the tokenizer of the tests, with a first token, special tokens `more`, and a post-processor that writes a
-    text as in `single`, such as "<bos> $A <eos>"."""
+    """Return the tests' tokenizer with special tokens `more` and a post-processor such as "<bos> $A <eos>"."""
     tokenizer = build_tokenizer()
     tokenizer.add_special_tokens({"bos_token": BOS})
     tokenizer.add_tokens(list(more), special_tokens=True)

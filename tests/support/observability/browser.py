@@ -1,6 +1,6 @@
 """A real browser for tests: Debian's Chromium, driven by the Playwright and the Node that draw the dashboards.
 
-Rule: never skipped for want of a tool: `require` says what is missing and how to get it, as for the dashboards.
+Rule: a missing tool never skips a test: `require` reports it and how to install it, as for the dashboards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).with_name("browser.mjs")
 
 
 class Browser:
-    """One page of a browser, between entering and leaving it."""
+    """One page of a browser, as a context manager."""
 
     def __enter__(self) -> Self:
         require("nodes")
@@ -45,7 +45,7 @@ class Browser:
         self._folder.cleanup()
 
     def do(self, order: str, **given: Any) -> Any:
-        """Give an order of browser.mjs and return its answer; AssertionError with what the browser says of it."""
+        """Send a command to browser.mjs and return its answer; raise AssertionError with the browser's message."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"do": order, **given}) + "\n")

@@ -1,4 +1,4 @@
-"""Queries of dashboards as a server is asked them when All is chosen above: read from the JSON that Grafana imports."""
+"""Queries of dashboards with All selected, read from the JSON that Grafana imports."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Asked:
     dashboard: str
     panel: str
     query: str
-    """Its letter in the panel."""
+    """Letter of the query in its panel."""
     expression: str
-    """Without variables."""
+    """Expression without variables."""
 
 
 def queries(path: Path, *, rate_interval: str, whole_range: str) -> Iterator[Asked]:
-    """Yield every query of a dashboard's file; raises KeyError for a variable that the dashboard has not."""
+    """Yield every query of a dashboard's file; raises KeyError for a variable that the dashboard lacks."""
     dashboard: dict[str, Any] = json.loads(path.read_text())
     chosen = {item["name"]: item.get("allValue", "") for item in dashboard["templating"]["list"]}
     chosen |= {"__rate_interval": rate_interval, "__range": whole_range}

@@ -1,4 +1,4 @@
-"""A sender of spans for tests that keeps what it is given."""
+"""A sender of spans for tests that stores them."""
 
 from collections.abc import Sequence
 
@@ -6,15 +6,15 @@ from rlhf_common.tracing.span import TraceSpan
 
 
 class KeptSpans:
-    """Takes every span."""
+    """Accepts every span."""
 
     def __init__(self) -> None:
         self.spans: list[TraceSpan] = []
 
     def send(self, spans: Sequence[TraceSpan]) -> bool:
-        """Keep them."""
+        """Store them."""
         self.spans += spans
         return True
 
     def stop(self) -> None:
-        """There is nothing to stop."""
+        """Do nothing."""

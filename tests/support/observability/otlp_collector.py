@@ -1,4 +1,4 @@
-"""A collector for tests: takes OTLP by gRPC as a real one does, and keeps the spans."""
+"""A collector for tests that receives OTLP over gRPC, like a real one, and stores the spans."""
 
 import threading
 from collections.abc import Callable
@@ -14,7 +14,7 @@ WAIT_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class CollectedSpan:
-    """A span as it came over the wire."""
+    """A span as received over the wire."""
 
     name: str
     trace: str
@@ -28,13 +28,13 @@ class CollectedSpan:
 
 
 class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Takes spans on a free port of the loopback, between `__enter__` and `__exit__`."""
+    """Receives spans on a free port of the loopback, between `__enter__` and `__exit__`."""
 
     def __init__(self) -> None:
         self.spans: list[CollectedSpan] = []
         self.headers: list[dict[str, str]] = []
         self.refuses = False
-        """Answer that the request is not allowed."""
+        """Whether to answer that the request is not allowed."""
         self._came = threading.Condition()
         self._server = grpc.server(ThreadPoolExecutor(2))
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
@@ -48,7 +48,7 @@ class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
         self._server.stop(None).wait(WAIT_SECONDS)
 
     def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 the name in the protocol
-        """Take one call."""
+        """Process one call."""
         if self.refuses:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "not you")
         with self._came:
@@ -60,7 +60,7 @@ class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def until(self, condition: Callable[[list[CollectedSpan]], bool], what: str) -> list[CollectedSpan]:
-        """Return the spans once they fulfil a condition."""
+        """Return the spans once they satisfy a condition."""
         with self._came:
             assert self._came.wait_for(lambda: condition(self.spans), WAIT_SECONDS), f"waited for {what}: {self.spans}"
             return list(self.spans)

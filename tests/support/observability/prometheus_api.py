@@ -1,7 +1,7 @@
-"""What a test asks of a running Prometheus and Alertmanager, over their HTTP APIs.
+"""Queries of a running Prometheus and Alertmanager over their HTTP APIs, for tests.
 
-Rule: an answer that is no success is an error with its words; an empty result is what the server said, never a failure
-that was swallowed. Series come and go with scrapes, so a test waits for them (`until`) and never looks once.
+Rule: an unsuccessful answer is an error with its message; an empty result is the server's answer, never a hidden
+failure. Series come and go with scrapes, so a test waits for them (`until`) instead of looking once.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 ANSWER_TIMEOUT = 120.0  # seconds for one answer; a hundredth of one on an idle machine
-EVERY = 0.5  # seconds between two looks
+EVERY = 0.5  # seconds between two attempts
 
 
 class PrometheusError(RuntimeError):
-    """The server refused, or answered nothing that could be read; the message has the request and its words."""
+    """The server refused, or sent an unreadable answer; the message has the request and the answer."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Series:
 
     @property
     def value(self) -> float:
-        """The last value."""
+        """Return the last value."""
         return self.samples[-1][1]
 
 
@@ -43,7 +43,7 @@ class PrometheusApi:
     url: str
 
     def query(self, expression: str) -> list[Series]:
-        """Evaluate PromQL now; an instant vector, or a scalar as one series without labels."""
+        """Evaluate PromQL now; return an instant vector, or a scalar as one series without labels."""
         data = self._get("query", query=expression)
         if data["resultType"] == "scalar":
             return [Series({}, (_sample(data["result"]),))]
@@ -55,45 +55,47 @@ class PrometheusApi:
         return [Series(item["metric"], tuple(map(_sample, item["values"]))) for item in data["result"]]
 
     def value(self, expression: str) -> float | None:
-        """Value of the only series of an instant query; None while there is none. Raises ValueError for several."""
+        """Return the value of the only series of an instant query; None if there is none. Raises ValueError for
+        several.
+        """
         found = self.query(expression)
         if len(found) > 1:
             raise ValueError(f"{expression}: {len(found)} series, wanted one: {[item.labels for item in found]}")
         return found[0].value if found else None
 
     def series(self, selector: str) -> list[dict[str, str]]:
-        """Labels of all series that match, whenever they had samples."""
+        """Return the labels of all matching series, regardless of the time of their samples."""
         found: list[dict[str, str]] = self._get("series", **{"match[]": selector})
         return found
 
     def targets(self) -> list[dict[str, Any]]:
-        """Targets that are scraped, each with `labels`, `health` and `lastError`."""
+        """Return the scraped targets, each with `labels`, `health` and `lastError`."""
         found: list[dict[str, Any]] = self._get("targets", state="active")["activeTargets"]
         return found
 
     def rules(self) -> list[dict[str, Any]]:
-        """All rules of all groups, each with its `name`, `health` and, where it failed, `lastError`."""
+        """Return all rules of all groups, each with its `name`, `health` and, after a failure, `lastError`."""
         return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
 
     def alerts(self, name: str = "") -> list[dict[str, Any]]:
-        """Alerts that are pending or firing (`state`), all or those of one rule."""
+        """Return the alerts that are pending or firing (`state`), all or those of one rule."""
         found = self._get("alerts")["alerts"]
         return [alert for alert in found if name in ("", alert["labels"]["alertname"])]
 
     def reload(self) -> None:
-        """Read the configuration and the rule files again."""
+        """Reload the configuration and the rule files."""
         _answer(urllib.request.Request(f"{self.url}/-/reload", method="POST"))
 
     def ready(self) -> bool:
-        """Whether it serves queries."""
+        """Return whether it serves queries."""
         return _ready(f"{self.url}/-/ready")
 
     def until(
         self, expression: str, seconds: float, holds: Callable[[list[Series]], object] = bool, why: str = ""
     ) -> list[Series]:
-        """Wait until an instant query's answer holds, by default until it is not empty; answer it.
+        """Wait until an instant query's answer holds, by default until it is not empty; return it.
 
-        Raises TimeoutError with the last answer and what targets are down.
+        Raises TimeoutError with the last answer and the targets that are down.
         """
         deadline = time.monotonic() + seconds
         while not holds(found := self.query(expression)):
@@ -115,12 +117,12 @@ class AlertmanagerApi:
     url: str
 
     def alerts(self, name: str = "") -> list[dict[str, Any]]:
-        """Alerts that it holds and that have not ended, all or those of one rule, with `labels` and `annotations`."""
+        """Return the alerts that have not ended, all or those of one rule, with `labels` and `annotations`."""
         found: list[dict[str, Any]] = _parsed(f"{self.url}/api/v2/alerts?active=true")
         return [alert for alert in found if name in ("", alert["labels"]["alertname"])]
 
     def ready(self) -> bool:
-        """Whether it takes alerts."""
+        """Return whether it accepts alerts."""
         return _ready(f"{self.url}/-/ready")
 
 

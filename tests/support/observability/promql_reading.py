@@ -1,7 +1,7 @@
-"""Reads PromQL as a server would, against the catalogue: which series it asks for, which labels and unit it answers in.
+"""Reads PromQL as a server would, against the catalogue: the series it selects, and the labels and unit of its result.
 
-Rule: what cannot be told is an error and never passes: an expression of a form that is not known here is added here.
-Dimensions are powers of base units, so `rate` of bytes is bytes over seconds, and a ratio is of no unit.
+Rule: an unknown form of expression is an error and never passes; support for it is added here. Dimensions are powers of
+base units, so `rate` of bytes is bytes per second, and a ratio has no unit.
 """
 
 from collections import Counter
@@ -15,12 +15,12 @@ from rlhf_common.metrics.metric import Metric, MetricKind, Unit
 from rlhf_observability.promql import labels_of
 
 VARIABLES: Final = {"$__rate_interval": "2m", "$__range": "1h", "$__interval": "30s"}
-"""What Grafana puts in place of a duration, for a reader that knows only durations."""
+"""Grafana's variables -> a duration, for a reader that knows only durations."""
 OVER_TIME: Final = ("rate", "increase", "irate")
 PER_SECOND: Final = ("rate", "irate", "deriv")
 
 Dimension = tuple[tuple[str, int], ...]
-"""(base unit, power), sorted; empty: a number of nothing, such as a ratio or a count of series."""
+"""(base unit, power), sorted; empty for a plain number, such as a ratio or a count of series."""
 DIMENSIONS: Final[Mapping[Unit, Mapping[str, int]]] = {
     Unit.SECONDS: {"s": 1},
     Unit.TIMESTAMP: {"s": 1},
@@ -45,12 +45,12 @@ class Selected:
     metric: Metric
     matchers: Mapping[str, str]
     function: str
-    """What a range of it is handed to, such as `rate`; empty for a value."""
+    """Function that receives the range, such as `rate`; empty for a value."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What an expression answers with."""
+    """The result of an expression."""
 
     labels: frozenset[str]
     dimension: Dimension
@@ -63,7 +63,7 @@ class Reader:
         self._metrics = {name: metric for metric in metrics.values() for name in metric.sample_names}
 
     def parse(self, expression: str) -> Any:
-        """Return the syntax tree. Raises ValueError with the parser's words."""
+        """Return the syntax tree. Raises ValueError with the parser's message."""
         for variable, duration in VARIABLES.items():
             expression = expression.replace(variable, duration)
         return promql.parse(expression)
@@ -73,7 +73,7 @@ class Reader:
         return list(self._selected(self.parse(expression), ""))
 
     def read(self, expression: str) -> Reading:
-        """Return the labels and the dimension of what an expression answers with."""
+        """Return the labels and the dimension of an expression's result."""
         return self._read(self.parse(expression))
 
     def _metric(self, name: str | None) -> Metric:
@@ -178,7 +178,7 @@ class Reader:
 
 
 def _labels(node: Any, left: frozenset[str], right: frozenset[str]) -> frozenset[str]:
-    """Return the labels of what two sides come to."""
+    """Return the labels of the result of two sides."""
     modifier, scalars = node.modifier, (promql.NumberLiteral,)
     if isinstance(node.lhs, scalars) or _is_number(node.lhs):
         return right

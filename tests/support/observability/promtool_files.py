@@ -1,7 +1,7 @@
-"""What `promtool test rules` is asked of every alert: series, and when it fires or does not.
+"""The input of `promtool test rules` for every alert: series, and the times when it fires or does not.
 
-Rule: a scenario gives series as promtool writes them, and the figure as a person reads it in the alert's text; the text
-itself is that of the alert. Nothing here runs anything.
+Rule: a scenario has series in promtool's notation, and the figure as shown in the alert's text; the text itself is the
+alert's. Runs nothing.
 """
 
 import re
@@ -14,7 +14,7 @@ from rlhf_observability.alerts.families import FAMILIES
 from rlhf_observability.alerts.rule_file import RUNBOOKS
 
 INTERVAL: Final = "30s"
-"""Between two scrapes and two evaluations, as Prometheus and the chart have it by default."""
+"""Time between two scrapes and two evaluations, the default of Prometheus and the chart."""
 JOB: Final = {"namespace": "team", "rlhf_job": "tiny"}
 _LABEL: Final = re.compile(r"\{\{ *\$labels\.(\w+) *\}\}")
 _VALUE: Final = re.compile(r"\{\{ *\$value[^}]*\}\}")
@@ -22,33 +22,33 @@ _VALUE: Final = re.compile(r"\{\{ *\$value[^}]*\}\}")
 
 @dataclass(frozen=True)
 class Firing:
-    """An alert as it must be seen."""
+    """An expected alert."""
 
     figure: str = ""
     """The value as the text shows it."""
     labels: Mapping[str, str] = field(default_factory=lambda: JOB)
-    """Its labels but for `severity`."""
+    """Its labels without `severity`."""
 
 
 @dataclass(frozen=True)
 class AlertScenario:
-    """What happens to a job or an operator, and what is said of it."""
+    """A scenario of a job or an operator, with the expected alerts."""
 
     alert: str
     story: str
     series: Mapping[str, str]
-    """Series -> values, one each INTERVAL, in promtool's notation: `0x10 1+2x5 _x3 stale`."""
+    """Series -> values, one every INTERVAL, in promtool's notation: `0x10 1+2x5 _x3 stale`."""
     seen: Mapping[str, tuple[Firing, ...]]
-    """Moment since the first value, such as 20m -> what fires then; () nothing."""
+    """Time since the first value, such as 20m -> the alerts that fire then; () for none."""
 
 
 def of_job(name: str, values: str, *, instance: str = "10.0.0.1:7790", **labels: str) -> dict[str, str]:
-    """Return a series of the job's coordinator, as a scrape of its pod labels it."""
+    """Return a series of the job's coordinator, with the labels of a scrape of its pod."""
     return series(name, values, **JOB, pod="tiny-coordinator", instance=instance, **labels)
 
 
 def of_operator(name: str, values: str, *, instance: str = "10.0.9.1:8080", **labels: str) -> dict[str, str]:
-    """Return a series of the operator; one that is of a job has the job's labels by `**JOB`."""
+    """Return a series of the operator; `**JOB` adds the labels of a job."""
     return series(name, values, **({"namespace": "rlhf-system", "job": "rlhf"} | labels), instance=instance)
 
 
@@ -66,7 +66,7 @@ def phase(values: str, name: str = "Running") -> dict[str, str]:
 def fires(
     alert: str, story: str, given: Mapping[str, str], moment: str, figure: str = "", before: str = "", **labels: str
 ) -> AlertScenario:
-    """Return a scenario in which the alert fires at a moment, of the job and further labels, and not yet `before`."""
+    """Return a scenario in which the job's alert fires at a moment, with further labels, and not yet `before`."""
     seen = {before: ()} if before else {}
     return AlertScenario(alert, story, given, seen | {moment: (Firing(figure, JOB | labels),)})
 

@@ -1,7 +1,7 @@
-"""A controller and a fake API server: the controller is shown what the server holds, and reconciles until it rests.
+"""A controller and a fake API server: the controller sees the server's objects and reconciles until nothing changes.
 
-Rule: what the controller knows comes from the server alone, so a controller that is made anew knows what a new process
-would after its first listing.
+Rule: the controller's knowledge comes from the server alone, so a new controller knows what a new process would after
+its first listing.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from rlhf_operator.watch_events import WATCHED
 Json = dict[str, Any]
 KEY = "team/job"
 SOON_SECONDS = 5.0
-"""A reconcile that is needed so soon goes on with what the last one began."""
+"""Longest delay in seconds of a reconcile that continues what the last one began."""
 MAX_ROUNDS = 12
-"""Reconciles after which a job that has not come to rest never will."""
+"""Reconciles after which an unsettled job counts as endless."""
 
 
 class ControlledCluster:
-    """One life of an operator; an async context manager."""
+    """One process of an operator; an async context manager."""
 
     def __init__(self, server: FakeApiServer, traces: ReconcileTraces | None = None) -> None:
         self.server = server
@@ -61,7 +61,7 @@ class ControlledCluster:
         await self.client.close()
 
     def see(self) -> None:
-        """Take in everything that the server holds, and that the rest is gone, as watches would say."""
+        """Deliver all objects of the server, and the deletion of all others, as watches would."""
         uids = set()
         for (path, _, _), body in list(self.server.objects.items()):
             kind = next(kind for kind, each in RESOURCES.items() if f"{each.prefix}/{each.plural}" == path)
@@ -75,12 +75,12 @@ class ControlledCluster:
                     self.index.drop(kind, key, name, uid)
 
     async def reconcile(self) -> float | None:
-        """See what there is and reconcile once; return the seconds until the next one is needed."""
+        """Deliver the objects and reconcile once; return the seconds until the next reconcile."""
         self.see()
         return await self.controller.reconcile(KEY)
 
     async def settle(self) -> None:
-        """Reconcile until a reconcile changes nothing; errors are kept, as the work queue would try again."""
+        """Reconcile until nothing changes; errors are stored, because the work queue would retry."""
         for _ in range(MAX_ROUNDS):
             before = self._versions()
             try:
@@ -100,7 +100,7 @@ class ControlledCluster:
         return {place: body["metadata"]["resourceVersion"] for place, body in objects if "/events" not in place[0]}
 
     def condition(self, kind: str) -> Json:
-        """Return a condition of the stored job; empty when it has none."""
+        """Return a condition of the stored job; empty if it has none."""
         job = self.server.get(names.KIND, "team", "job") or {}
         listed = (job.get("status") or {}).get("conditions") or []
         return next((condition for condition in listed if condition["type"] == kind), {})

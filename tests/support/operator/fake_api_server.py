@@ -1,7 +1,7 @@
 """An API server in memory: resourceVersions, uids, server-side apply, patch, delete with preconditions, list and watch.
 
-Serves over HTTP on this machine, so that what is tested is the client as well. It stores what it is given: it has no
-schemas, no admission, no garbage collector and no controllers. `fail` makes requests fail as an API server would.
+It serves HTTP on this machine, so that the client is tested too. It stores all bodies unchecked: it has no schemas, no
+admission, no garbage collector and no controllers. `fail` makes requests fail like an API server.
 
 Rule: every write goes through `put` or `drop`, gets the next resourceVersion and is an event of the watches.
 """
@@ -31,23 +31,23 @@ from rlhf_operator.api_client.transport import Transport
 
 Json = dict[str, Any]
 Place = tuple[str, str, str]
-"""Path of the resource's group and version with its plural, namespace, name."""
+"""(path of the resource's group and version with its plural, namespace, name)."""
 HISTORY: Final = 1000
-"""Events that a watch may begin after; of older versions it is told that they are gone."""
+"""Number of past events from which a watch may start; older versions are answered as gone."""
 
 
 @dataclass
 class InjectedFailure:
-    """What some requests are answered instead."""
+    """An answer that replaces the real one of some requests."""
 
     method: str
     part: str
-    """Of the path."""
+    """Part of the path."""
     code: int
     headers: dict[str, str] = field(default_factory=dict)
     times: int = 1
     after: bool = False
-    """The request is carried out, and only its answer is lost."""
+    """Whether the request is carried out and only its answer is lost."""
     message: str = "injected"
 
 
@@ -60,13 +60,13 @@ class FakeApiServer:
         """(method, path with the query's subresource) of every request."""
         self.failures: list[InjectedFailure] = []
         self.before_answer: Callable[[str, str], None] = lambda method, path: None
-        """Is called with every request before it is carried out."""
+        """Called with every request before it is carried out."""
         self.version = 100
         self.compacted = 0
-        """Watches may not begin at a version below."""
+        """Version below which watches may not start."""
         self._history: deque[tuple[int, Resource, Json]] = deque(maxlen=HISTORY)
         self.hold: asyncio.Event | None = None
-        """Until it is set, requests are not answered."""
+        """Requests are not answered until this is set."""
         self.refuse_watches = False
         self._streams: set[asyncio.Task[Any]] = set()
         self._injected: dict[asyncio.Task[Any], list[bytes]] = {}
@@ -86,13 +86,13 @@ class FakeApiServer:
         await self._runner.cleanup()
 
     def connection(self) -> Connection:
-        """Return the way to this server."""
+        """Return the connection to this server."""
         configuration = Configuration()
         configuration.host = self.url
         return Connection(configuration, context="fake")
 
     def client(self) -> KubernetesClient:
-        """Return a client of this server; whoever asks closes it."""
+        """Return a client of this server; the caller closes it."""
         return KubernetesClient(Transport(self.connection()), RESOURCES)
 
     @contextlib.contextmanager
@@ -122,12 +122,12 @@ class FakeApiServer:
         message: str = "injected",
         **headers: str,
     ) -> None:
-        """Answer the next `times` requests of a method whose path holds `part` with a code."""
+        """Answer the next `times` requests of a method whose path contains `part` with a code."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self.failures.append(InjectedFailure(method, part, code, named, times, after, message))
 
     def put(self, kind: str, body: Json) -> Json:
-        """Store an object under the next resourceVersion; return it as it is stored."""
+        """Store an object under the next resourceVersion; return the stored object."""
         resource, meta = RESOURCES[kind], body["metadata"]
         place = _place(resource, meta.get("namespace", ""), meta["name"])
         known = self.objects.get(place)
@@ -148,7 +148,7 @@ class FakeApiServer:
         self._drop(RESOURCES[kind], _place(RESOURCES[kind], namespace, name))
 
     def get(self, kind: str, namespace: str, name: str) -> Json | None:
-        """Return an object as it is stored."""
+        """Return a stored object."""
         return self.objects.get(_place(RESOURCES[kind], namespace, name))
 
     def names(self, kind: str) -> list[str]:
@@ -157,27 +157,27 @@ class FakeApiServer:
         return sorted(name for found, _, name in self.objects if found == prefix)
 
     def writes(self) -> list[tuple[str, str]]:
-        """Return (method, path) of the requests that were no reads."""
+        """Return (method, path) of the requests that were writes."""
         return [request for request in self.requests if request[0] != "GET"]
 
     def compact(self) -> None:
-        """Forget the history: watches of older versions are told that those are gone."""
+        """Forget the history: watches of older versions are answered as gone."""
         self.compacted = self.version
         self._history.clear()
 
     def end_watches(self) -> None:
-        """End every watch that is open, as an API server that is restarted does."""
+        """End every open watch, like a restarting API server."""
         for stream in self._streams:
             stream.cancel()
 
     def tell_watches(self, line: Json | bytes) -> None:
-        """Write a line into every watch that is open."""
+        """Write a line into every open watch."""
         for lines in self._injected.values():
             lines.append(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n")
 
     @property
     def streams(self) -> int:
-        """Return how many watches are open."""
+        """Return the number of open watches."""
         return len(self._streams)
 
     def _tell(self, event: str, resource: Resource, body: Json) -> None:
@@ -331,13 +331,13 @@ class FakeApiServer:
             if resource.prefix == path
         ]
         if path == "/api/v1":
-            # kopf looks whether namespaces exist.
+            # kopf checks whether namespaces exist.
             listed.append(listed[0] | {"name": "namespaces", "kind": "Namespace", "namespaced": False})
         return web.json_response({"resources": listed}) if listed else _status(404, "NotFound", "not found")
 
 
 async def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait until something holds. Raises TimeoutError."""
+    """Wait until a condition holds. Raises TimeoutError."""
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:

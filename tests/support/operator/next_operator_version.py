@@ -1,6 +1,6 @@
 """The operator of a next version, inside a test: one more field, other defaults, other pods, other fingerprints.
 
-What it changes is what a release of this project may change; that jobs which run feel nothing of it is tested with it.
+It changes what a release of this project may change, to test that running jobs are not affected.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ FIELD = "newField"
 
 
 def forget() -> None:
-    """What was computed by the other version."""
+    """Clear the caches of the other version."""
     structural_schema.job_schema.cache_clear()
     parsed_job._parse.cache_clear()
     pinning._started.cache_clear()
@@ -39,7 +39,7 @@ def rebuild(*models: type[BaseModel]) -> None:
 
 @contextmanager
 def next_version() -> Iterator[Images]:
-    """From here on everything is of the next version; its images."""
+    """Use the next version inside the block; yield its images."""
     fields = Rollout.__pydantic_fields__
     batch = Generation.__pydantic_fields__["max_batch_size"]
     before = batch.default
@@ -66,7 +66,7 @@ def next_version() -> Iterator[Images]:
 
 
 def _changed(make: Any) -> Any:
-    """Pods that ask for more, run another command and have one more variable."""
+    """Return pods with larger requests, another command and one more variable."""
 
     def made(*arguments: Any) -> dict[str, Any]:
         pod: dict[str, Any] = make(*arguments)

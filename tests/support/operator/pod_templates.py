@@ -1,4 +1,4 @@
-"""Jobs with a pod template in one group, and the pods that are made of them."""
+"""Jobs with a pod template in one group, and the pods created from them."""
 
 from typing import Any
 

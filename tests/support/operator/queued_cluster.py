@@ -1,4 +1,4 @@
-"""A simulated cluster with Kueue: the job is of a LocalQueue, and the queue admits and evicts its Workload."""
+"""A simulated cluster with Kueue: the job has a LocalQueue, and the queue admits and evicts its Workload."""
 
 import copy
 from typing import Any
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 WORKLOAD_KEY = ("kueue.x-k8s.io/v1beta2/Workload", "rlhfjob-job")
 """(kind, name) of the job's Workload."""
 EVERY_API = ServedApis(frozenset(version for versions in APIS.values() for version, _ in versions))
-"""A cluster with all schedulers and queues, in all versions."""
+"""The APIs of a cluster with all schedulers and queues, in all versions."""
 
 
 class QueuedCluster(SimulatedCluster):
@@ -35,7 +35,7 @@ class QueuedCluster(SimulatedCluster):
 
     @property
     def status(self) -> Json:
-        """Status of the job's first Workload."""
+        """Return the status of the job's first Workload."""
         return self.statuses.setdefault(WORKLOAD_KEY[1], {})
 
     def carry_out(self, plan: ReconcilePlan, *, only_status: bool = False) -> None:
@@ -51,7 +51,7 @@ class QueuedCluster(SimulatedCluster):
 
     @property
     def workloads(self) -> list[str]:
-        """Names of the job's Workloads."""
+        """Return the names of the job's Workloads."""
         return [name for kind, name in self.bodies if kind == WORKLOAD_KEY[0]]
 
     def _body(self, name: str = WORKLOAD_KEY[1]) -> Json:
@@ -62,7 +62,7 @@ class QueuedCluster(SimulatedCluster):
         return body | {"status": self.statuses.get(name, {})}
 
     def see(self) -> None:
-        """The watch delivers the Workloads."""
+        """Deliver the Workloads as a watch would."""
         seen = [workload_of(self._body(name)) for name in self.workloads]
         self.workload = current_workload(seen) if seen else None
 
@@ -79,7 +79,7 @@ class QueuedCluster(SimulatedCluster):
         self.see()
 
     def admit(self, name: str = WORKLOAD_KEY[1]) -> None:
-        """Kueue reserves quota in ClusterQueue gpus, flavor h200."""
+        """Let Kueue reserve quota in ClusterQueue gpus, flavor h200."""
         sets = self.bodies[WORKLOAD_KEY[0], name]["spec"]["podSets"]
         assigned = [{"name": item["name"], "flavors": {"cpu": "h200"}, "count": item["count"]} for item in sets]
         self.statuses.setdefault(name, {})["admission"] = {"clusterQueue": "gpus", "podSetAssignments": assigned}
@@ -92,7 +92,7 @@ class QueuedCluster(SimulatedCluster):
         self.condition_of_workload("Evicted", "True", reason, "a workload of higher priority needs the room.")
 
     def end_all(self) -> list[list[str]]:
-        """Turns and kubelets until nothing is left; who ended together."""
+        """Alternate reconciles and kubelets until no pod is left; return the pods that ended in each round."""
         waves = []
         while self.pods:
             self.settle()

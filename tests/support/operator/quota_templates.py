@@ -1,6 +1,4 @@
-"""Pod specs of every kind that quota depends on, and two counts of what they ask for that share no code with the
-operator's.
-"""
+"""Pod specs of every kind that quota depends on, and two counts of their requests without the operator's code."""
 
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -21,17 +19,17 @@ AMOUNTS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Resource -> quantities to draw from."""
 OVERCOMMITTED: Final = ("cpu", "memory", "ephemeral-storage")
-"""Resources whose request may be less than their limit."""
+"""Resources whose request may be smaller than their limit."""
 RUNTIME_CLASS: Final = "sandboxed"
 OVERHEAD: Final = {"cpu": "250m", "memory": "120Mi"}
-"""What that class adds to a pod."""
+"""Overhead that the runtime class adds to a pod."""
 POD_LEVEL: Final = ("cpu", "memory", "hugepages-2Mi")
 """Resources that `spec.resources` of a pod may name."""
 
 
 @st.composite
 def _resources(draw: st.DrawFn, names: tuple[str, ...]) -> Json:
-    """Draw requests and limits that the API server takes."""
+    """Draw requests and limits that the API server accepts."""
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
     for name in draw(st.lists(st.sampled_from(names), unique=True, max_size=4)):
@@ -42,7 +40,7 @@ def _resources(draw: st.DrawFn, names: tuple[str, ...]) -> Json:
         if given in ("both", "requests"):
             requests[name] = low if name in OVERCOMMITTED else high
     if "hugepages-2Mi" in limits and not {"cpu", "memory"} & (requests.keys() | limits.keys()):
-        requests["memory"] = "1Gi"  # huge pages need one of them
+        requests["memory"] = "1Gi"  # huge pages need cpu or memory
     return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
 
 
@@ -76,7 +74,7 @@ POD_SPECS: Final = pod_specs()
 
 
 def _large_enough(spec: Json, resources: Json) -> Json:
-    """Return pod-level resources that are not below those of the containers, which the API server refuses."""
+    """Return pod-level resources that are not below those of the containers, which the API server would refuse."""
     least = most_at_once({key: value for key, value in spec.items() if key != "overhead"})
     for name, value in (pair for stage in _stages(spec, "limits") for pair in stage.items()):
         least[name] = max(least.get(name, Decimal(0)), value)
@@ -88,7 +86,7 @@ def _large_enough(spec: Json, resources: Json) -> Json:
 
 
 def _stages(spec: Json, kind: str) -> Iterator[dict[str, Decimal]]:
-    """Yield what runs at once in each stage of a pod's life: while each init container runs, and after them all."""
+    """Yield the requests of each stage of a pod's life: while each init container runs, and after them all."""
     init = spec.get("initContainers") or []
     for number, container in enumerate(init):
         yield _sum([*(before for before in init[:number] if _sidecar(before)), container], kind)
@@ -112,7 +110,7 @@ def _sum(containers: list[Json], kind: str) -> dict[str, Decimal]:
 
 
 def most_at_once(spec: Json) -> dict[str, Decimal]:
-    """Return the most that runs at once, or what the pod states for itself, and the overhead of its runtime."""
+    """Return the largest requests of any stage, or the pod's own, with the overhead of its runtime."""
     most: dict[str, Decimal] = {}
     for stage in _stages(spec, "requests"):
         for name, value in stage.items():
@@ -129,10 +127,10 @@ def most_at_once(spec: Json) -> dict[str, Decimal]:
 
 
 def kueue_counts(spec: Json) -> dict[str, Decimal]:
-    """Return what Kueue counts for a pod set's template.
+    """Return Kueue's count for a pod set's template.
 
-    Kueue takes a container's limits for requests that are missing, as the API server does for pods, and not those of
-    the pod itself.
+    Kueue uses a container's limits for missing requests, as the API server does for pods, but not the limits of the pod
+    itself.
     """
     bare = {key: value for key, value in spec.items() if key != "resources"}
     if requests := (spec.get("resources") or {}).get("requests"):

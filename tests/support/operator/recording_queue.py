@@ -1,17 +1,17 @@
-"""A work queue that works on nothing: it notes what is enqueued."""
+"""A work queue that records the enqueued keys and processes none."""
 
 
 class RecordingQueue:
-    """Notes what is enqueued."""
+    """Records the enqueued keys."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []
 
     def add(self, key: str) -> None:
-        """Note a key."""
+        """Record a key."""
         self.keys.append(key)
 
     def taken(self) -> list[str]:
-        """Return what was enqueued since this was asked last."""
+        """Return the keys enqueued since the last call."""
         keys, self.keys = self.keys, []
         return keys

@@ -1,4 +1,4 @@
-"""Jobs as a real API server answered them, with pods, events, Lease, log and metrics: `seen_jobs/<state>.json`."""
+"""Jobs as a real API server returned them, with pods, events, Lease, log and metrics: `seen_jobs/<state>.json`."""
 
 import json
 from datetime import datetime
@@ -20,13 +20,13 @@ def _text(state: str) -> str:
 
 
 def load(state: str) -> dict[str, Any]:
-    """A fresh copy, to be changed at will."""
+    """Return a fresh copy that may be changed."""
     document: dict[str, Any] = json.loads(_text(state))
     return document
 
 
 def details_of(seen: dict[str, Any]) -> tuple[JobDetails, datetime]:
-    """What describe shows, and when it was read."""
+    """Return the details that describe shows, and the time of their reading."""
     now = datetime.fromisoformat(seen["now"])
     pods = cluster_pods(seen["pods"], seen["events"], now)
     age = operator_age(seen["leases"], now)

@@ -1,6 +1,6 @@
-"""A job's part of a cluster in memory, as bodies the API server would send: carries out plans, and plays kubelet.
+"""A job's part of a cluster in memory, as bodies of the API server: carries out plans and plays the kubelet.
 
-For tests of `reconcile` alone; that the real API server takes what is planned is tested against the real one.
+For tests of `reconcile`; other tests check that the real API server accepts the plans.
 """
 
 import copy
@@ -32,13 +32,13 @@ START = datetime(2026, 8, 22, 10, 0, 0, tzinfo=UTC)
 CONFIG_MAP = ("ConfigMap", "job-job")
 """(kind, name) of the job's ConfigMap."""
 IMAGES = Images("example.org/operator:1", "example.org/worker:1")
-"""Of an installation."""
+"""Images of an installation."""
 EVERYBODY = ["coordinator", "generation-0", "generation-1", "inference-0", "training-0", "training-1"]
 """Pods of the job, without its name."""
 
 
 def stored_job(**spec: Any) -> Json:
-    """A stored RLHFJob: 2 generation, 1 inference, 2 training workers; `spec` replaces fields."""
+    """Return a stored RLHFJob with 2 generation, 1 inference and 2 training workers; `spec` replaces fields."""
     job: Json = yaml.safe_load((ROOT / "examples/ppo.yaml").read_text())
     job["spec"] |= {
         "generation": {"replicas": 2},
@@ -66,14 +66,14 @@ def template_with_image(image: str) -> Json:
 
 
 def _mount_checkpoints(spec: Json) -> None:
-    """What a job with checkpoints cannot do without, where its ranks have no template of their own."""
+    """Add the volume that a job with checkpoints needs if its ranks have no template."""
     ranks = "generation" if spec.get("placement") == "Colocated" else "training"
     if spec.get("checkpoints") and "template" not in spec[ranks]:
         spec[ranks] = spec[ranks] | {"template": {"spec": copy.deepcopy(FILES)}}
 
 
 class SimulatedCluster:
-    """One job and what exists of it."""
+    """One job and its objects."""
 
     def __init__(self, **spec: Any) -> None:
         self.job = stored_job(**spec)
@@ -95,17 +95,17 @@ class SimulatedCluster:
         self.flavors: dict[str, PodPlacement] = {}
         self.priority: QueuePriority | None = None
         self.elastic = False
-        """The job has Kueue's annotation for growth by slices."""
+        """Whether the job has Kueue's annotation for growth by slices."""
         self.taken: frozenset[str] = frozenset()
         """Names of pods of others."""
         self.bodies: dict[tuple[str, str], Json] = {}
         self.images = Images()
         self._numbers = itertools.count()
 
-    # -- what the operator sees and does
+    # -- the operator
 
     def plan(self, gone: Collection[str] = ()) -> ReconcilePlan:
-        """reconcile, now; `gone`: pods whose end arrives while the rest is observed."""
+        """Return the plan of reconcile now; `gone`: pods whose end arrives during the observation."""
         read = [pod_of(body) for body in self.pods.values()]
         result = [pod for pod in read if isinstance(pod, ObservedPod)]
         observed = ObservedJob(
@@ -129,12 +129,12 @@ class SimulatedCluster:
         return reconcile(copy.deepcopy(self.job), observed, self.now)
 
     def stored_revision(self) -> StoredRevision:
-        """Return what the ConfigMap says of what the job runs by."""
+        """Return the stored revision in the ConfigMap."""
         body = self.bodies.get(("ConfigMap", "job-job"), {})
         return StoredRevision.of(body.get("data", {}))
 
     def carry_out(self, plan: ReconcilePlan, *, only_status: bool = False) -> None:
-        """As the controller does, in its order; `only_status`: it died in between."""
+        """Carry out a plan in the controller's order; `only_status`: the operator dies after the status."""
         if plan.status is not None:
             self.job["status"] = copy.deepcopy(plan.status)
             self.written = self.now
@@ -179,7 +179,7 @@ class SimulatedCluster:
                 self.bodies[kind, name] = manifest
 
     def settle(self, rounds: int = 12) -> ReconcilePlan:
-        """Turns until nothing is left to do, with the time standing still; what is left is the last plan."""
+        """Repeat until nothing is left to do, without passing time; return the last plan."""
         for _ in range(rounds):
             plan = self.plan()
             if plan.idle:
@@ -188,10 +188,10 @@ class SimulatedCluster:
         raise AssertionError(f"still busy after {rounds} rounds: {plan}")
 
     def later(self, seconds: float) -> None:
-        """Time passes."""
+        """Let time pass."""
         self.now += timedelta(seconds=seconds)
 
-    # -- what the cluster does
+    # -- the cluster
 
     def _created(self, manifest: Json) -> Json:
         body = copy.deepcopy(manifest)
@@ -204,13 +204,13 @@ class SimulatedCluster:
         return body
 
     def name(self, worker: str) -> str:
-        """`generation-0` -> its pod."""
+        """Return the pod name of `generation-0`."""
         parsed = parse_job(self.job).job
         assert parsed is not None
         return f"{identity.service_name(parsed)}-{worker}"
 
     def run(self, *workers: str) -> None:
-        """The kubelet starts pods; all that are pending when none is named."""
+        """Let the kubelet start pods; all pending ones if none is named."""
         for name, body in self.pods.items():
             wanted = (
                 name in {self.name(worker) for worker in workers} if workers else body["status"]["phase"] == "Pending"
@@ -227,7 +227,7 @@ class SimulatedCluster:
         return {"running": {"startedAt": rfc3339(self.now)}}
 
     def end(self, worker: str, code: int, *, message: str = "", reason: str = "Error", restarted: bool = True) -> None:
-        """Our container of a pod ends; the kubelet starts it again unless it ended well."""
+        """End our container of a pod; the kubelet restarts it unless it ended well."""
         status = self.pods[self.name(worker)]["status"]
         others = [each for each in status.get("containerStatuses") or [] if each["name"] != "worker"]
         ended = {
@@ -239,7 +239,7 @@ class SimulatedCluster:
         }
         ours: Json = {"name": "worker", "restartCount": 1, "lastState": {"terminated": ended}}
         if code == 0:
-            # The phase follows a moment later, when the kubelet has taken the pod down.
+            # The phase follows later, when the kubelet has ended the pod.
             ours, status["phase"] = {"name": "worker", "state": {"terminated": ended}}, "Running"
         elif restarted:
             ours["state"] = self._running()
@@ -248,14 +248,14 @@ class SimulatedCluster:
         status["containerStatuses"] = [ours, *others]
 
     def add_sidecar(self, *workers: str) -> None:
-        """A container beside ours runs, and ends when the kubelet kills it; in all pods when none is named."""
+        """Let another container run that ends when the kubelet kills it; in all pods if none is named."""
         for name in [self.name(worker) for worker in workers] or list(self.pods):
             sidecar = {"name": "mesh", "restartCount": 0, "state": self._running()}
             statuses = self.pods[name]["status"]["containerStatuses"]
             statuses[:] = [*(each for each in statuses if each["name"] != "mesh"), sidecar]
 
     def end_for_good(self, worker: str, code: int) -> None:
-        """Our container of a pod that is deleted ends; the kubelet starts nothing in such a pod."""
+        """End our container of a deleted pod, in which the kubelet restarts nothing."""
         self.end(worker, code)
         status = self.pods[self.name(worker)]["status"]
         ours, *others = status["containerStatuses"]
@@ -264,24 +264,24 @@ class SimulatedCluster:
         status["conditions"] = [{"type": "Ready", "status": "False"}]
 
     def evict(self, worker: str) -> None:
-        """The kubelet fails the pod as a whole."""
+        """Let the kubelet fail the pod as a whole."""
         target = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
         self.pods[self.name(worker)]["status"] |= {"phase": "Failed", "reason": "Evicted", "conditions": [target]}
 
     def fail(self, worker: str, reason: str, message: str, *, killed: bool = False) -> None:
-        """The kubelet fails the pod for its own reasons; `killed`: something of it ran."""
+        """Let the kubelet fail the pod for its own reasons; `killed`: a container was running."""
         status = self.pods[self.name(worker)]["status"]
         status |= {"phase": "Failed", "reason": reason, "message": message, "conditions": [], "containerStatuses": []}
         if killed:
             status["containerStatuses"] = [{"name": "worker", "state": {"terminated": self.killed()}}]
 
     def killed(self) -> Json:
-        """How a container ends that the kubelet kills."""
+        """Return the end of a container that the kubelet kills."""
         name = f"containerd://{next(self._numbers):016x}ffff"
         return {"exitCode": 137, "reason": "Error", "finishedAt": rfc3339(self.now), "containerID": name}
 
     def wait_with(self, worker: str, reason: str, message: str = "") -> None:
-        """The pod's container cannot start."""
+        """Keep the pod's container from starting."""
         state = {"waiting": {"reason": reason, "message": message}}
         status = self.pods[self.name(worker)]["status"]
         status["containerStatuses"] = [{"name": "worker", "state": state}]
@@ -290,19 +290,19 @@ class SimulatedCluster:
             status["conditions"] = [placed]
 
     def gate(self, worker: str, *gates: str) -> None:
-        """Somebody's webhook gave the pod these scheduling gates, and no others are left."""
+        """Give the pod exactly these scheduling gates, as a webhook would."""
         body = self.pods[self.name(worker)]
         body["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
         placed = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
         body["status"]["conditions"] = [placed] if gates else []
 
     def cannot_schedule(self, worker: str, message: str) -> None:
-        """The scheduler finds no node."""
+        """Let the scheduler find no node."""
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
         self.pods[self.name(worker)]["status"]["conditions"] = [condition]
 
     def ask_deletion(self, name: str, grace: int = 30) -> None:
-        """Somebody deletes a pod; it is gone when its kubelet says so. A grace can be shortened, from when it began."""
+        """Request the deletion of a pod; it ends when its kubelet says so. A later call can shorten its grace."""
         meta = self.pods[name]["metadata"]
         before = meta.get("deletionGracePeriodSeconds", grace + 1)
         if grace < before:
@@ -312,7 +312,7 @@ class SimulatedCluster:
             meta["deletionGracePeriodSeconds"] = grace
 
     def finish_deletions(self) -> list[str]:
-        """Kubelets carry out the deletions that were asked for."""
+        """Let kubelets carry out the requested deletions."""
         deleted = {
             name: body["metadata"] for name, body in self.pods.items() if "deletionTimestamp" in body["metadata"]
         }
@@ -322,26 +322,26 @@ class SimulatedCluster:
         return gone
 
     def read(self, phase: str = "Generating", iteration: int = 3, **more: Any) -> None:
-        """The coordinator answers."""
+        """Let the coordinator answer."""
         working = {"generation": 2, "inference": 1, "training": 2}
         replicas = self.reading.replicas if self.reading else {"generation": 2, "inference": 1, "training": 2}
         given = {"working": working, "replicas": replicas} | more
         self.reading = CoordinatorReading(self.now, phase, iteration, 100, **given)
 
-    # -- what a user sees
+    # -- the user's view
 
     def condition(self, kind: str) -> Json:
-        """A condition."""
+        """Return a condition."""
         [found] = [condition for condition in self.job["status"]["conditions"] if condition["type"] == kind]
         return dict(found)
 
     @property
     def phase(self) -> str:
-        """The PHASE column."""
+        """Return the PHASE column."""
         return str(self.condition("Running")["reason"])
 
     def begin(self) -> "SimulatedCluster":
-        """Everything runs."""
+        """Start all pods."""
         self.settle()
         self.run()
         self.read()
@@ -351,7 +351,7 @@ class SimulatedCluster:
         return self
 
     def bring_up(self) -> None:
-        """Pods that leave are gone, and those that are made then run."""
+        """End the leaving pods and start the new ones."""
         self.finish_deletions()
         self.settle()
         self.run()
@@ -359,16 +359,16 @@ class SimulatedCluster:
         self.read()
 
     def image(self, worker: str) -> str:
-        """The image of our container in a pod."""
+        """Return the image of our container in a pod."""
         return str(self.pods[self.name(worker)]["spec"]["containers"][0]["image"])
 
     @property
     def deleting(self) -> dict[str, int]:
-        """Pods whose deletion is asked for, and the seconds of their grace."""
+        """Return the pods under deletion with their grace periods in seconds."""
         metas = [body["metadata"] for body in self.pods.values()]
         return {meta["name"]: meta["deletionGracePeriodSeconds"] for meta in metas if meta.get("deletionTimestamp")}
 
     @property
     def workers(self) -> list[str]:
-        """Names of the pods without the job's."""
+        """Return the names of the pods without the job's."""
         return sorted(name.removeprefix("job-") for name in self.pods)

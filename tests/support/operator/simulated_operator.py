@@ -1,4 +1,4 @@
-"""An operator's handling of events without the operator: events go in, and what is remembered can be asked for."""
+"""The event handling of an operator without the operator: a test delivers events and reads the index."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.watch_events import WatchEventHandler, unreadable_reporter
 
 KEY = "team/job"
-"""Of the job of `simulated_cluster`."""
+"""Key of the job of `simulated_cluster`."""
 
 
 class SimulatedOperator:
-    """The handling of events, and an index and a queue that it fills."""
+    """The event handler with its index and queue."""
 
     def __init__(self) -> None:
         self.metrics = OperatorMetrics()
@@ -21,9 +21,9 @@ class SimulatedOperator:
         self.events = WatchEventHandler(self.index, self.queue, self.metrics)  # type: ignore[arg-type]
 
     def sees(self, kind: str, body: Any, event: str | None = "MODIFIED") -> None:
-        """Take an event."""
+        """Deliver an event."""
         self.events.take(kind, {"type": event, "object": body})
 
     def counted(self, kind: str) -> float:
-        """Return how many objects of a kind could not be read."""
+        """Return the number of unreadable objects of a kind."""
         return self.metrics.registry.get_sample_value("rlhf_operator_unreadable_objects_total", {"kind": kind}) or 0.0

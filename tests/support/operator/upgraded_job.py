@@ -1,4 +1,4 @@
-"""A job that runs when its operator is upgraded."""
+"""A job that runs while its operator is upgraded."""
 
 import json
 from typing import Any
@@ -32,7 +32,7 @@ FILES = {
 
 
 def started() -> QueuedCluster:
-    """Return a job that this version has started, in a queue, with a template and settings of its own."""
+    """Return a job that this version has started, in a queue, with its own template and settings."""
     training = {"parallelism": {"pipeline": 2}, "microBatchSize": 8, "template": FILES}
     cluster = QueuedCluster(generation={"replicas": 2, "template": TEMPLATE}, training=training, iterations=50)
     cluster.job = with_defaults(cluster.job, job_schema())
@@ -63,7 +63,7 @@ def edit(cluster: SimulatedCluster, **spec: Any) -> None:
 
 
 def settle(cluster: SimulatedCluster, rounds: int = 6) -> None:
-    """Turns and kubelets until nothing changes."""
+    """Alternate reconciles and kubelets until nothing changes."""
     for _ in range(rounds):
         cluster.later(11)
         cluster.read()

@@ -38,7 +38,7 @@ from rlhf_workers.training.trainer import Trainer
 
 
 def fused_job(root: Path, key_value_heads: int = 2, critic_layers: int = 5) -> RLHFJob:
-    """Actor and critic of different family, depth and width; 4 optimizer steps an iteration."""
+    """Return a job with actor and critic of different family, depth and width; 4 optimizer steps per iteration."""
     heads = {"num_key_value_heads": key_value_heads}
     actor = models.write_policy(root / "actor", "qwen2", seed=1, num_hidden_layers=4, **heads)
     critic = models.write_policy(
@@ -54,7 +54,7 @@ def fused_job(root: Path, key_value_heads: int = 2, critic_layers: int = 5) -> R
 
 
 def fused_table(job: RLHFJob, pipeline: int, data: int, method: str) -> ScheduleTable:
-    """What the search finds for made-up times: a critic that is slower than the actor, and unequal stages."""
+    """Return the table that the search finds for invented times: a critic slower than the actor, and unequal stages."""
     block = pipeline * job.spec.training.parallelism.tensor
     pipes = placed(tensors_of(job), block, 8 // data, alternate=True)
     costs = {

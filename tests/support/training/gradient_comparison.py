@@ -1,4 +1,4 @@
-"""Gradients by name that are to be the same but for rounding, and those of the whole model without our code."""
+"""Compares gradients by name up to rounding, also with those of the whole model without our code."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 
 def assert_same_gradients(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float) -> None:
-    """Compares each with the largest number of its tensor as the measure."""
+    """Compare tensors relative to the largest number of each."""
     assert ours.keys() == theirs.keys()
     for name, expected in theirs.items():
         scale = float(expected.abs().max()) or 1.0
@@ -23,14 +23,14 @@ def assert_same_gradients(ours: dict[str, torch.Tensor], theirs: dict[str, torch
 
 
 def relative_error(rounded: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> float:
-    """Return how far all gradients together are from the exact ones, to the length of those."""
+    """Return the distance of all gradients together from the exact ones, relative to the length of the exact ones."""
     squares = [((rounded[name] - value).square().sum(), value.square().sum()) for name, value in exact.items()]
     wrong, all_of_it = (float(sum(pair[side] for pair in squares)) for side in (0, 1))
     return math.sqrt(wrong / all_of_it)
 
 
 def plain_gradients(job: RLHFJob, batch: TrainingBatch) -> dict[str, torch.Tensor]:
-    """Gradients by transformers and written-out PPO, sample by sample."""
+    """Return gradients of transformers and written-out PPO, sample by sample."""
     spec = job.spec
     assert spec.models.critic is not None
     batch = prepared(job, batch)
@@ -64,18 +64,19 @@ def plain_gradients(job: RLHFJob, batch: TrainingBatch) -> dict[str, torch.Tenso
 
 
 OF_WHOLE_RESPONSES = ("dpo", "onlineDpo", "rewardModel", "sft", "gspo", "safeRlhf")
-"""Some sum over a sample, some read its last token, some keep two samples together; some have a third model."""
+"""Algorithms that sum over a sample, read its last token, keep two samples together, or have a third model."""
 
 
 def algorithm_gradients(
     algorithm: str, folder: Path, scratch: Path, pipeline: int, **training: Any
 ) -> dict[str, torch.Tensor]:
-    """Gradients of what an algorithm of `OF_WHOLE_RESPONSES` trains, of a folder's model; what is made of that lies in
-    `scratch` and is the same again."""
+    """Return the gradients of an algorithm of `OF_WHOLE_RESPONSES` for a folder's model; `scratch` caches derived
+    models.
+    """
     fields: dict[str, Any] = {"algorithm": member(algorithm), "rollout": {"batchSize": 8}}
     trained = {"rewardModel": ("reward",), "safeRlhf": ("actor", "critic", "cost_critic")}.get(algorithm, ("actor",))
     if algorithm == "rewardModel":
-        if not (scratch / "config.json").exists():  # its head is drawn
+        if not (scratch / "config.json").exists():  # its head is random
             classifier = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
             classifier.save_pretrained(scratch)
         fields["models"] = {"actor": {"path": str(folder)}, "reward": {"model": {"path": str(scratch)}}}

@@ -1,5 +1,7 @@
-"""Transfers by the rules of NCCL, which gloo hides: a rank's transfers run one after the other in the order they were
-posted, and none ends before its peer takes part in it. Ranks are threads; nothing blocks them but waiting.
+"""Transfers by the rules of NCCL, which gloo hides.
+
+A rank's transfers run one after the other in the order they were posted, and none ends before its peer takes part in
+it. Ranks are threads, which block only while they wait.
 """
 
 import threading
@@ -44,7 +46,7 @@ class RendezvousNetwork:
         self._waited_for: list[_Transfer] = []
 
     def post(self, rank: int, transfer: _Transfer) -> None:
-        """Queue a transfer behind all that its rank posted before, and run what can run."""
+        """Queue a transfer behind all earlier ones of its rank, and run the transfers that can run."""
         with self._changed:
             self._queues[rank].append(transfer)
             while any(self._run_head(other) for other in range(len(self._queues))):
@@ -52,7 +54,7 @@ class RendezvousNetwork:
             self._changed.notify_all()
 
     def wait(self, transfer: _Transfer) -> None:
-        """Return when it is over; StuckRanksError when it never will be."""
+        """Return when the transfer is over; raises StuckRanksError if it never will be."""
         with self._changed:
             if transfer.done:
                 return
@@ -63,14 +65,14 @@ class RendezvousNetwork:
                 raise StuckRanksError("; ".join(f"rank {rank}: {_said(q)}" for rank, q in enumerate(self._queues)))
 
     def stop_working(self) -> None:
-        """A rank waits, or has come to the end of its row."""
+        """Note that a rank waits or has reached the end of its row."""
         with self._changed:
             self._working -= 1
             self._stuck = self._stuck or self._working == 0
             self._changed.notify_all()
 
     def _run_head(self, rank: int) -> bool:
-        """Run the transfer at the head of a sender's queue, if its receiver has come to it."""
+        """Run the transfer at the head of a sender's queue, if its receiver has reached it."""
         if not self._queues[rank] or not self._queues[rank][0].sends:
             return False
         peer = self._queues[rank][0].peer
@@ -87,7 +89,7 @@ class RendezvousNetwork:
 
 
 class RendezvousCommunicator:
-    """Implements `Communicator` for rows of a table, which hold no reduction."""
+    """Implements `Communicator` for rows of a table, which have no reduction."""
 
     transport = GroupTransport("nccl")
 
@@ -121,7 +123,9 @@ class RendezvousCommunicator:
 
 
 def run_ranks(world: int, work: Callable[[int, RendezvousCommunicator], Any]) -> list[Any]:
-    """Run `work(rank, communicator)` on threads and return the results by rank; StuckRanksError when they get stuck."""
+    """Run `work(rank, communicator)` on threads; return the results by rank. Raises StuckRanksError when they get
+    stuck.
+    """
     network = RendezvousNetwork(world)
 
     def run(rank: int) -> Any:

@@ -1,5 +1,8 @@
-"""Ranks of sharded stages as processes over gloo: one launcher imports the libraries, forks the ranks, and they do all
-that a test asks for, one thing after the other. What a rank has afterwards comes back in files."""
+"""Ranks of sharded stages as processes over gloo.
+
+One launcher imports the libraries and forks the ranks, which carry out a test's orders one after the other. A rank's
+results come back in files.
+"""
 
 import json
 import os
@@ -33,34 +36,34 @@ from rlhf_workers.training.parallel.rank_layout import RankLayout
 from rlhf_workers.training.trainer import Trainer
 
 WAIT = 240.0
-"""Seconds that a rank or a test waits for what takes a few."""
+"""Seconds that a rank or a test waits for what normally takes a few."""
 
 GO_ON = "go-on"
 
 
 @dataclass(frozen=True)
 class Order:
-    """What ranks are to do, from the beginning."""
+    """An order to the ranks, from the start of training."""
 
     name: str
     job: str
-    """As JSON."""
+    """Job as JSON."""
     first: int = 0
     after: int = 0
-    """Iterations `first` to `after` - 1 are trained."""
+    """End of the trained iterations `first` to `after` - 1."""
     restore: str = ""
     save: str = ""
     abstained: tuple[int, ...] = ()
     gradients: bool = False
-    """Take no step, and report the gradients of the first mini-batch instead."""
+    """Whether to take no step and report the gradients of the first mini-batch instead."""
     held: bool = False
-    """Wait until the test says `go_on`."""
+    """Whether to wait until the test calls `go_on`."""
     silence: float = WAIT
-    """Seconds that a collective waits for a rank that says nothing."""
+    """Seconds that a collective waits for a silent rank."""
 
 
 def parallel(job: RLHFJob, shard: int) -> RLHFJob:
-    """The same job over so many sharded ranks; 1: over one rank."""
+    """Return the same job with this number of sharded ranks; 1: with one rank."""
     body = job.model_dump(by_alias=True, exclude_unset=True)
     given = body["spec"].setdefault("training", {}).get("parallelism", {})
     body["spec"]["training"]["parallelism"] = {**given, "pipeline": 1, "shard": shard}
@@ -69,7 +72,7 @@ def parallel(job: RLHFJob, shard: int) -> RLHFJob:
 
 
 class ShardedRanks:
-    """Ranks at work, and what they report."""
+    """Working ranks and their reports."""
 
     def __init__(self, folder: Path, world: int, launcher: "subprocess.Popen[str]") -> None:
         self.folder, self.world, self._launcher = folder, world, launcher
@@ -78,7 +81,7 @@ class ShardedRanks:
         self.pids: list[int] = json.loads(self._lines.get(timeout=WAIT))
 
     def reports(self, name: str) -> list[dict[str, Any]]:
-        """What every rank reports of an order, by rank, once all have carried it out."""
+        """Return every rank's reports of an order, by rank, once all have carried it out."""
         files, deadline = [self.folder / f"{name}-{rank}.pt" for rank in range(self.world)], time.monotonic() + WAIT
         while not all(file.exists() for file in files):
             assert self._launcher.poll() is None, f"all ranks ended before they reported {name}"
@@ -88,11 +91,11 @@ class ShardedRanks:
         return [torch.load(file) for file in files]
 
     def go_on(self) -> None:
-        """Begin the order that is held."""
+        """Start the order that is held."""
         (self.folder / GO_ON).touch()
 
     def ended(self, count: int) -> dict[int, int]:
-        """Rank -> exit code of the next ones that end."""
+        """Return rank -> exit code of the next `count` ranks that end."""
         return dict(json.loads(self._lines.get(timeout=WAIT)) for _ in range(count))
 
     def _read(self) -> None:
@@ -103,7 +106,7 @@ class ShardedRanks:
 
 @contextmanager
 def launched(folder: Path, world: int, orders: Sequence[Order]) -> Iterator[ShardedRanks]:
-    """Ranks that carry out orders; what is left of them is killed at the end."""
+    """Run ranks that carry out orders; kill the remaining ones at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "orders.json").write_text(json.dumps([asdict(order) for order in orders]))
     command = [sys.executable, "-m", "tests.support.training.sharded_ranks", str(folder), str(world), free_address()]
@@ -119,12 +122,12 @@ def launched(folder: Path, world: int, orders: Sequence[Order]) -> Iterator[Shar
 
 
 def whole(reports: Sequence[Mapping[str, Any]], what: str) -> dict[str, torch.Tensor]:
-    """Tensors of which every rank reports some rows, put together in the order of ranks."""
+    """Return tensors of which every rank reports some rows, concatenated in the order of ranks."""
     return {name: torch.cat([report[what][name] for report in reports]) for name in reports[0][what]}
 
 
 def united(reports: Sequence[Mapping[str, Any]], what: str) -> dict[str, torch.Tensor]:
-    """Tensors that one rank each reports."""
+    """Return tensors that are reported by one rank each."""
     result: dict[str, torch.Tensor] = {}
     for report in reports:
         assert not result.keys() & report[what].keys()
@@ -168,7 +171,7 @@ def _carry_out(order: Order, rank: int, world: int, communicator: Communicator) 
 
 
 def _moments(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Rows of every moment on this rank."""
+    """Return the rows of every moment on this rank."""
     result: dict[str, torch.Tensor] = {}
     for (model, _), optimizer in trainer.optimizers.items():
         assert isinstance(optimizer, ShardedOptimizer)
@@ -204,7 +207,7 @@ def _orders(folder: Path) -> list[dict[str, Any]]:
 
 
 def _launch(folder: Path, world: int, address: str) -> None:
-    """Forks the ranks before this process has any thread; prints their pids, then [rank, exit code] of each."""
+    """Fork the ranks before this process has a thread; print their pids, then [rank, exit code] of each."""
     pids: list[int] = []
     for rank in range(world):
         pid = os.fork()

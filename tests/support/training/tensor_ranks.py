@@ -1,4 +1,4 @@
-"""What tests of stages in parts share: models whose heads divide, a critic with a head, and moments put together."""
+"""Helpers for tests of divided stages: models with divisible heads, a critic with a head, and merged moments."""
 
 import shutil
 from pathlib import Path
@@ -15,7 +15,7 @@ HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers"
 
 
 def write_critic(policy: Path) -> None:
-    """Writes a critic beside a policy: a value head that is not zero, as no gradient would come from one."""
+    """Write a critic beside a policy; its value head is not zero, because that would give no gradient."""
     shutil.copytree(policy, critic_of(policy))
     tensors = load_file(policy / "model.safetensors")
     head = 0.1 * torch.randn(1, models.build_config("llama").hidden_size, generator=torch.Generator().manual_seed(3))
@@ -28,7 +28,7 @@ def critic_of(policy: Path) -> Path:
 
 
 def whole_moments(folder: Path) -> dict[str, torch.Tensor]:
-    """Those of a checkpoint, put together; a critic's head has its own name among them."""
+    """Return the merged moments of a checkpoint; a critic's head has its own name among them."""
     result, own = {}, {name: head for head, name in HEADS_IN_FILES.items()}
     for model in ("actor", "critic"):
         files = sorted((folder / "optimizer").glob(f"{model}-stage-*.safetensors"))

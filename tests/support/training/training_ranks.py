@@ -37,15 +37,15 @@ from rlhf_workers.training.trainer import Trainer
 
 Result = TypeVar("Result")
 WAIT = 300.0
-"""Seconds for what takes less than one on an idle machine."""
+"""Seconds to wait for what takes less than one on an idle machine."""
 CPU = torch.device("cpu")
 STAGES = {"torch": torch_backend.load_stage, "megatron": megatron_backend.load_stage}
-"""What loads a stage, by backend."""
+"""Backend -> function that loads a stage."""
 TWO_EPOCHS = {"ppo": {"miniBatchSize": 4, "epochs": 2, "klTarget": 2.0, "klHorizon": 50}}
 
 
 class ThreadHub:
-    """What threads share: one queue an ordered pair of ranks, and meeting places for sums."""
+    """State shared by the threads: one queue per ordered pair of ranks, and meeting points for sums."""
 
     def __init__(self) -> None:
         self._queues: dict[tuple[int, int], queue.Queue[torch.Tensor]] = {}
@@ -54,13 +54,13 @@ class ThreadHub:
         self.log: list[tuple[int, str]] = []
 
     def queue(self, sender: int, receiver: int) -> "queue.Queue[torch.Tensor]":
-        """Return the one queue of a pair, whoever of the two asks first: of two made at once one would be lost."""
+        """Return the queue of a pair. The lock prevents that two are created at once, of which one would be lost."""
         with self.changed:
             return self._queues.setdefault((sender, receiver), queue.Queue())
 
 
 class ThreadCommunicator:
-    """`Peers` of one thread; sums add in rank order, so they have the same bits everywhere."""
+    """`Peers` of one thread; sums are added in rank order, so they have the same bits everywhere."""
 
     transport = GroupTransport("gloo")
 
@@ -77,7 +77,7 @@ class ThreadCommunicator:
         source, posted = self.hub.queue(peer, self.rank), self._posted[peer]
         posted.append(tensor)
 
-        def wait() -> None:  # the k-th send meets the k-th receive, in whatever order they are waited for
+        def wait() -> None:  # the k-th send meets the k-th receive, in any order of waiting
             while any(other is tensor for other in posted):
                 posted.popleft().copy_(source.get(timeout=WAIT))
 
@@ -132,7 +132,7 @@ class Done:
 def make_job(
     actor: Path, critic: Path | None = None, *, training: dict[str, Any] | None = None, **spec: Any
 ) -> RLHFJob:
-    """A job of 8 samples an iteration in one mini-batch; `spec` replaces its fields."""
+    """Return a job with 8 samples per iteration in one mini-batch; `spec` replaces its fields."""
     models = {"actor": {"path": str(actor)}, "reward": {"function": {"module": "rewards"}}}
     if critic is not None:
         models["critic"] = {"path": str(critic)}
@@ -154,18 +154,18 @@ def make_job(
 
 
 def serial(job: RLHFJob, pipeline: int, data: int, models: Sequence[str] = ("actor", "critic")) -> ScheduleTable:
-    """The serial table of a job; `pipeline`: stages of the actor."""
+    """Return the serial table of a job; `pipeline`: stages of the actor."""
     count = job.spec.algorithm.fields.mini_batch_size // (data * job.spec.training.micro_batch_size)
     return serial_table(placed(tensors_of(job, models), pipeline * job.spec.training.parallelism.tensor, count))
 
 
 def tensors_of(job: RLHFJob, models: Sequence[str] = ("actor", "critic")) -> dict[str, int]:
-    """Model -> ranks that hold a stage of it together."""
+    """Return model -> number of ranks that share a stage of it."""
     return {model: job.spec.training.parallelism.tensor_of(ModelRole(model)) for model in models}
 
 
 def split_backward(table: ScheduleTable) -> ScheduleTable:
-    """Every backward as I at once and W as late as possible: behind everything else the rank does."""
+    """Split every backward: I at once and W as late as possible, after all other steps of the rank."""
     rows = []
     for row in table.rows:
         halves = [a.model_copy(update={"kind": "I"}) if a.kind == "B" else a for a in row]
@@ -174,7 +174,9 @@ def split_backward(table: ScheduleTable) -> ScheduleTable:
 
 
 def interleave(pipelines: tuple[Pipeline, ...]) -> ScheduleTable:
-    """All pipelines at once: micro-batch by micro-batch, one step of each pipeline in turn, transfers as they come."""
+    """Run all pipelines at once: micro-batch by micro-batch, one step of each pipeline in turn, with transfers in
+    order.
+    """
     rows: list[list[Action]] = [[] for _ in range(1 + max(r for p in pipelines for r in p.stage_ranks))]
 
     def act(kind: str, index: int, stage: int, microbatch: int, rank: int, peer: int | None = None) -> None:
@@ -200,7 +202,7 @@ def interleave(pipelines: tuple[Pipeline, ...]) -> ScheduleTable:
 def make_samples(
     count: int = 8, seed: int = 0, vocabulary: int = 40, abstained: Sequence[int] = (), cost: bool = False
 ) -> list[pb.TrainSample]:
-    """Scored samples of unequal lengths, with everything that an algorithm needs."""
+    """Return scored samples of unequal lengths with all fields that algorithms need."""
     rng, costs = np.random.default_rng(seed), np.random.default_rng(seed + 1000)
     samples = []
     for index in range(count):
@@ -231,7 +233,7 @@ PPO_FIELDS = (SAMPLED_FIELD, *full_graph("ppo").scored_fields)
 
 
 def make_batch(algorithm: str = "ppo", **arguments: Any) -> TrainingBatch:
-    """`make_samples` as a batch, with the fields of an algorithm."""
+    """Return `make_samples` as a batch, with the fields of an algorithm."""
     needed = (SAMPLED_FIELD, *full_graph(algorithm).scored_fields)
     samples = make_samples(cost=SampleField.COST in needed, **arguments)
     batch = batch_from(samples, len(samples), needed)
@@ -241,12 +243,14 @@ def make_batch(algorithm: str = "ppo", **arguments: Any) -> TrainingBatch:
 
 
 def prepared(job: RLHFJob, batch: TrainingBatch) -> TrainingBatch:
-    """The batch as the job's algorithm, in its first state, prepares it for training."""
+    """Return the batch prepared for training by the job's algorithm in its first state."""
     return build_algorithm(job.spec, CPU).prepare(batch)
 
 
 def on_ranks(world: int, work: Callable[[int, ThreadCommunicator], Any]) -> list[Any]:
-    """Runs `work(rank, peers)` on threads; results by rank. Raised is what went wrong first, not who waited for it."""
+    """Run `work(rank, peers)` on threads; return the results by rank. Raises the first error rather than that of a
+    waiter.
+    """
     hub = ThreadHub()
     with ThreadPoolExecutor(world) as pool:
         futures = [pool.submit(work, rank, ThreadCommunicator(hub, rank)) for rank in range(world)]
@@ -265,7 +269,7 @@ def trainer_of(
     checkpoint: str = "",
     version: int = 0,
 ) -> Trainer:
-    """The trainer of one rank, as a BecomeTraining would build it."""
+    """Return the trainer of one rank, as a BecomeTraining would build it."""
     spans: list[str] = []
     become = pb.BecomeTraining(
         rank=rank, world_size=world, schedule=table.model_dump_json(), checkpoint=checkpoint, version=version
@@ -282,7 +286,7 @@ def trainer_of(
 
 
 def exhaust(steps: Generator[None, None, Result]) -> Result:
-    """Run the steps to their end and return what they came to: an iteration's metrics, a measurement's result."""
+    """Run the steps to their end and return their result: an iteration's metrics, or a measurement."""
     while True:
         try:
             next(steps)
@@ -296,7 +300,7 @@ Parts = dict[str, dict[int, tuple[int, torch.Tensor]]]
 
 
 def parts_of(trainer: Trainer, gradients: bool = False) -> Parts:
-    """`model:Hugging Face name` -> what a rank holds of it, of all parameters or their gradients."""
+    """Return `model:Hugging Face name` -> a rank's part of each parameter, or of each gradient."""
     result: Parts = {}
     for (model, stage), optimizer in trainer.optimizers.items():
         for own, parameter in optimizer.parameters.items():
@@ -309,13 +313,13 @@ def parts_of(trainer: Trainer, gradients: bool = False) -> Parts:
 
 
 def united(ranks: Sequence[Parts]) -> dict[str, torch.Tensor]:
-    """The parts of all ranks put together; copies of a part must be equal bit by bit."""
+    """Return the merged parts of all ranks; copies of a part must be equal bit by bit."""
     merged: Parts = {}
     for on_rank in ranks:
         for name, parts in on_rank.items():
             for first, (dimension, value) in parts.items():
                 known = merged.setdefault(name, {}).setdefault(first, (dimension, value))[1]
-                if len(known) != len(value):  # behind the last row there is a part of none
+                if len(known) != len(value):  # a part without rows may follow the last row
                     merged[name][first] = (dimension, max(known, value, key=len))
                     continue
                 assert torch.equal(known, value), f"copies of {name} differ"
@@ -328,12 +332,12 @@ def united(ranks: Sequence[Parts]) -> dict[str, torch.Tensor]:
 
 
 def weights_of(trainers: Sequence[Trainer]) -> dict[str, torch.Tensor]:
-    """`model:Hugging Face name` -> value over all ranks; copies of a parameter must be equal bit by bit."""
+    """Return `model:Hugging Face name` -> value over all ranks; copies of a parameter must be equal bit by bit."""
     return united([parts_of(trainer) for trainer in trainers])
 
 
 def gradients_of(job: RLHFJob, table: ScheduleTable, world: int, batch: TrainingBatch) -> dict[str, torch.Tensor]:
-    """`model:Hugging Face name` -> gradient of the first mini-batch, summed over everything, before clipping."""
+    """Return `model:Hugging Face name` -> gradient of the first mini-batch, summed over everything, before clipping."""
 
     def work(rank: int, peers: ThreadCommunicator) -> Parts:
         trainer = trainer_of(job, table, rank, world, peers)
@@ -348,7 +352,7 @@ def gradients_of(job: RLHFJob, table: ScheduleTable, world: int, batch: Training
 def run(
     job: RLHFJob, iterations: range, pipeline: int = 2, data: int = 1, restore: str = "", save: Path | None = None
 ) -> tuple[list[Trainer], list[dict[str, float]], list[pb.CheckpointFile]]:
-    """Trains `iterations`, each on its own batch; restores before and saves after when asked."""
+    """Train `iterations`, each on its own batch; restore before and save after if requested."""
     parallelism = job.spec.training.parallelism
     table, world = serial(job, pipeline, data), pipeline * data * parallelism.context * parallelism.tensor
 
@@ -370,7 +374,7 @@ def assert_bitwise(ours: list[Trainer], theirs: list[Trainer]) -> None:
 
 
 def finish_folder(folder: Path, source: Path, critic: Path | None = None) -> None:
-    """What the coordinator does to a model folder of a checkpoint: configuration and index."""
+    """Finish a checkpoint's model folder like the coordinator: configuration and index."""
     for model, configured in (("actor", source), ("critic", critic or source)):
         (folder / model / "config.json").write_bytes((configured / "config.json").read_bytes())
         parts = sorted((folder / model).glob("*.safetensors"))
@@ -380,8 +384,10 @@ def finish_folder(folder: Path, source: Path, critic: Path | None = None) -> Non
 
 @contextmanager
 def group_of_one() -> Iterator[None]:
-    """Megatron takes every group for one of one rank before torch.distributed has begun; ranks that are threads are in
-    one of one as well."""
+    """Make ranks that are threads a Megatron group of one rank.
+
+    Before torch.distributed has started, Megatron treats every group as a group of one.
+    """
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The training role of a rank without its agent: driven by commands, its reports kept."""
+"""The training role of a rank without its agent: a test sends commands and reads the stored reports."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from rlhf_workers.training.training_role import SpanBuffer, TrainingRole
 
 
 class MadeBatches:
-    """A batch source with one batch an iteration."""
+    """A batch source with one batch per iteration."""
 
     def fetch(self, iteration: int) -> list[pb.TrainSample]:
         return make_samples(seed=iteration)
@@ -38,13 +38,13 @@ def role_of(
 
 
 def trainer_in(role: TrainingRole) -> Trainer:
-    """The trainer of a role whose backend is torch."""
+    """Return the trainer of a role whose backend is torch."""
     assert isinstance(role._backend, TorchBackend)
     return role._backend.trainer
 
 
 def stage_copies(trainer: Trainer) -> list[StageCopy]:
-    """What moves the stages of a trainer to host memory."""
+    """Return the copies that move the stages of a trainer to host memory."""
     return next(hook for hook in trainer.hooks if isinstance(hook, StageCopies)).copies
 
 

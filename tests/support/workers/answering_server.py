@@ -1,4 +1,4 @@
-"""An HTTP server on loopback whose answers to posted JSON are a function of a test."""
+"""An HTTP server on loopback that answers posted JSON with a function of the test."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Answer = Callable[[Any, Message], tuple[int, Any]]
-"""(what was posted, headers) -> (status, what is sent: a text as it is, all else as JSON)."""
+"""(posted JSON, headers) -> (status, answer: a text is sent unchanged, all else as JSON)."""
 
 
 @contextlib.contextmanager
@@ -24,11 +24,11 @@ def answering(answer: Answer) -> Iterator[str]:
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            with contextlib.suppress(ConnectionError):  # the client may have had enough
+            with contextlib.suppress(ConnectionError):  # the client may have given up
                 self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Says nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Checkpoint folders as training ranks leave them, a few bytes large."""
+"""Checkpoint folders of a few bytes, as training ranks write them."""
 
 import hashlib
 from pathlib import Path
@@ -8,7 +8,7 @@ from rlhf_coordinator.storage import checkpoint
 
 
 def part(folder: Path, name: str, data: bytes, model: str = "", parameters: tuple[str, ...] = ()) -> pb.CheckpointFile:
-    """Write one file of a checkpoint and return how its rank reports it."""
+    """Write one file of a checkpoint; return its rank's report of it."""
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(data)
     digest = hashlib.sha256(data).hexdigest()
@@ -16,7 +16,7 @@ def part(folder: Path, name: str, data: bytes, model: str = "", parameters: tupl
 
 
 def source(tmp_path: Path) -> dict[str, str]:
-    """Make a folder of an actor's model and return it by model."""
+    """Create a folder of an actor's model; return it by model."""
     folder = tmp_path / "policy"
     folder.mkdir(exist_ok=True)
     for name in ("config.json", "tokenizer.json", "model.safetensors", "pytorch_model.bin"):
@@ -25,7 +25,7 @@ def source(tmp_path: Path) -> dict[str, str]:
 
 
 def make_checkpoint(tmp_path: Path, version: int, stages: int = 2) -> checkpoint.Checkpoint:
-    """Make the whole checkpoint of `version`, by `stages` pipeline stages, in `checkpoints` below `tmp_path`."""
+    """Create the whole checkpoint of `version` with `stages` pipeline stages, in `checkpoints` below `tmp_path`."""
     path = tmp_path / "checkpoints"
     temporary = checkpoint.prepare(path, version)
     results = [

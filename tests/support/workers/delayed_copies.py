@@ -1,6 +1,6 @@
-"""A copy stream as slow as can be: nothing is copied before its mark is waited for, and what breaks the order fails.
+"""A copy stream as slow as allowed: a copy happens only when its mark is waited for, and a wrong order fails.
 
-Until then a target holds rubbish, and a source must not change: a GPU reads it at some time between.
+Until then a target has garbage, and a source must not change, because a GPU may read it at any time in between.
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class DelayedCopies:
 
     queued: list[_Queued] = field(default_factory=list)
     each_computed: bool = False
-    """Every source was computed just before: each copy must follow what computes."""
+    """Whether every source was just computed, so that each copy must follow the computation."""
     followed: bool = False
     waits: int = 0
     copied: int = 0

@@ -1,8 +1,8 @@
-"""Samples that change hands at random moments, and what an undisturbed engine makes of them.
+"""Moves samples between engines at random moments, and compares with an undisturbed engine.
 
-Rule: all chance comes from one seed, so that a failure is repeated by its number. Every sample that is handed in comes
-back finished exactly once, whatever happened to it in between; what happened is counted, so that a test can tell that
-it happened at all. Knows engines by their Protocols alone.
+Rule: all randomness comes from one seed, so that a failure can be repeated by its number. Every submitted sample comes
+back finished exactly once. The disturbances are counted, so that a test can check that they happened. Depends on the
+Protocols of engines only.
 """
 
 from collections.abc import Sequence
@@ -18,22 +18,22 @@ from rlhf_workers.generation.engine import Engine, kv_moves_of
 from rlhf_workers.models.kv_slices import KvSlice
 
 COMMON_PREFIX = 37
-"""Tokens: more than a block of a paged cache, so that a prefix cache has something to share."""
+"""Tokens of the common prefix: more than a block of a paged cache, so that a prefix cache can share it."""
 MOST_TURNS = 20_000
-"""Many times what any of these runs takes."""
+"""Bound of the turns, many times what any of these runs takes."""
 
 
 @dataclass
 class Happened:
-    """How often what was done to samples."""
+    """Counts of the disturbances."""
 
     withdrawn: int = 0
     resumed: int = 0
-    """Submitted with tokens that they had already."""
+    """Samples submitted with tokens that they already had."""
     changed_engines: int = 0
-    """Submitted elsewhere than where they were withdrawn."""
+    """Samples submitted to another engine than they were withdrawn from."""
     moved: int = 0
-    """Admitted elsewhere with their caches, after more tokens were decoded at the source."""
+    """Samples admitted elsewhere with their caches, after the source had decoded more tokens."""
     steps: int = 0
 
     def __add__(self, other: "Happened") -> "Happened":
@@ -42,7 +42,7 @@ class Happened:
 
 
 def sharing_prompts(count: int, *, seed: int, longest: int, response: int) -> list[SampleRequest]:
-    """Samples of which some share a prefix of COMMON_PREFIX tokens and some the whole prompt; keys are random."""
+    """Return samples of which some share a prefix of COMMON_PREFIX tokens and some the prompt; keys are random."""
     random = np.random.default_rng(seed)
     common = random.integers(len(SPECIAL), VOCABULARY, COMMON_PREFIX)
     prompts: list[np.ndarray] = []
@@ -68,26 +68,26 @@ def sharing_prompts(count: int, *, seed: int, longest: int, response: int) -> li
 
 @dataclass
 class _Held:
-    """A sample that an engine has."""
+    """A sample in an engine."""
 
     engine: int
     known: list[int]
-    """Tokens that it was submitted with, and those that `progress` reported since."""
+    """Tokens with which it was submitted, and those that `progress` has reported since."""
     moving_to: int = -1
     copied: KvSlice | None = None
-    """The prefix of its cache that has left, while it is decoded on."""
+    """Prefix of its cache that was copied while it is decoded further."""
 
 
 @dataclass
 class Disturbed:
-    """Engines over the same weights, and the samples that they hand to each other."""
+    """Engines over the same weights, and the samples that move between them."""
 
     engines: Sequence[Engine]
     random: np.random.Generator
     happened: Happened = field(default_factory=Happened)
     _requests: dict[int, SampleRequest] = field(default_factory=dict)
     _waiting: list[tuple[SampleRequest, int]] = field(default_factory=list)
-    """Samples nobody has, and the engine that had them last; -1: none."""
+    """Samples without an engine, with their last engine; -1: none."""
     _held: dict[SampleKey, _Held] = field(default_factory=dict)
     _done: dict[int, ResponsePart] = field(default_factory=dict)
 
@@ -109,7 +109,7 @@ class Disturbed:
         return self._done
 
     def _hand_out(self) -> None:
-        """Gives some of the waiting samples, in any order, to some engine; all of them when nobody decodes."""
+        """Submit some waiting samples, in any order, to any engine; all of them if no engine decodes."""
         if not self._waiting or (self._held and self.random.random() < 0.7):
             return
         count = int(self.random.integers(1, len(self._waiting) + 1)) if self._held else len(self._waiting)
@@ -145,7 +145,7 @@ class Disturbed:
                 held.known += tokens[again:]
 
     def _withdraw(self) -> None:
-        """Takes some samples, or all, from an engine; those on the move too."""
+        """Withdraw some samples, or all, from an engine, including moving ones."""
         source = int(self.random.integers(len(self.engines)))
         keys = [key for key, held in self._held.items() if held.engine == source]
         if not keys:
@@ -162,7 +162,7 @@ class Disturbed:
             self._waiting.append((resumed(self._requests[part.key.sample], part), source))
 
     def _begin_move(self) -> None:
-        """Copies the cache that a sample has by now to another engine that reads it and has room; it is decoded on."""
+        """Copy the present cache of a sample to another engine that accepts it and has room; decoding continues."""
         keys = [key for key, held in self._held.items() if held.moving_to < 0]
         if len(self.engines) < 2 or not keys:
             return
@@ -179,7 +179,7 @@ class Disturbed:
         held.copied = source.export(key, 0, cached) if cached else None
 
     def _finish_moves(self) -> None:
-        """Pauses samples whose prefix has left, sends what was added to their caches, and has them go on elsewhere."""
+        """Pause samples whose prefix was copied, send the additions to their caches, and resume them elsewhere."""
         for key, held in list(self._held.items()):
             if held.moving_to < 0 or self.random.random() < 0.6:
                 continue
@@ -212,7 +212,7 @@ class Disturbed:
 
 
 def joined(parts: Sequence[KvSlice]) -> KvSlice:
-    """Slices that follow each other, as one."""
+    """Return consecutive slices as one."""
     for part in parts:
         part.ready()
     layers = tuple(

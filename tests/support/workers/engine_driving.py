@@ -1,4 +1,4 @@
-"""Requests for tests, and running an engine until it is done."""
+"""Requests for tests, and helpers that run an engine until it is done."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +12,13 @@ from rlhf_workers.generation.engine import Engine
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 
 ROUNDING = 1e-4
-"""Of log-probabilities: another width may change the last bits of float32."""
+"""Tolerance of log-probabilities: another width may change the last bits of float32."""
 MakeEngine = Callable[..., TorchEngine]
 """Builds an engine: make_engine("llama", deterministic=True, slots=4, temperature=0)."""
 
 
 def requests(count: int, *, seed: int = 0, longest: int = 40, response: int = 40) -> list[SampleRequest]:
-    """Samples with random prompts of 1 to `longest` tokens and random keys."""
+    """Return samples with random prompts of 1 to `longest` tokens and random keys."""
     random = np.random.default_rng(seed)
     return [
         SampleRequest(
@@ -32,7 +32,7 @@ def requests(count: int, *, seed: int = 0, longest: int = 40, response: int = 40
 
 
 def finish(engine: Engine, samples: Sequence[SampleRequest] = ()) -> dict[int, ResponsePart]:
-    """Submits `samples` and steps until the engine holds nothing; responses by sample number, each exactly once."""
+    """Submit `samples` and step until the engine is empty; return responses by sample number, each exactly once."""
     engine.submit(samples)
     done: dict[int, ResponsePart] = {}
     while engine.held:
@@ -43,7 +43,7 @@ def finish(engine: Engine, samples: Sequence[SampleRequest] = ()) -> dict[int, R
 
 
 def resumed(request: SampleRequest, given: ResponsePart) -> SampleRequest:
-    """The request that goes on from withdrawn tokens, under the next attempt."""
+    """Return the request that continues from withdrawn tokens, with the next attempt."""
     return replace(
         request,
         key=request.key._replace(attempt=given.key.attempt + 1),
@@ -54,7 +54,7 @@ def resumed(request: SampleRequest, given: ResponsePart) -> SampleRequest:
 
 
 def same_bits(one: ResponsePart, other: ResponsePart) -> bool:
-    """Equal tokens, log-probabilities to the last bit, and reason."""
+    """Return whether tokens, log-probabilities to the last bit, and reason are equal."""
     return (
         one.tokens.tobytes() == other.tokens.tobytes()
         and one.log_probabilities.tobytes() == other.log_probabilities.tobytes()
@@ -63,7 +63,7 @@ def same_bits(one: ResponsePart, other: ResponsePart) -> bool:
 
 
 def same_tokens(done: Mapping[int, ResponsePart], wanted: Mapping[int, ResponsePart]) -> None:
-    """Responses are alike, their log-probabilities but for rounding."""
+    """Assert that responses are equal, with log-probabilities up to rounding."""
     assert done.keys() == wanted.keys()
     for number, response in done.items():
         other = wanted[number]
@@ -80,7 +80,7 @@ def disturb(
     by_number: dict[int, SampleRequest],
     done: dict[int, ResponsePart],
 ) -> None:
-    """One sample of an engine is paused for a step, or goes to the other, by its tokens or with its cache."""
+    """Pause one sample of an engine for a step, or move it to the other engine, by its tokens or with its cache."""
     key = moves.choice(sorted(engine._state.held))
     match moves.randrange(3):
         case 0:

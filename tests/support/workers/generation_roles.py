@@ -1,4 +1,4 @@
-"""The generation role in tests: a job for it, commands, and a clock of even steps."""
+"""The generation role in tests: a job for it, commands, and a clock with even steps."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ STEP_NS = 30_000_000
 
 
 class SteppingClock:
-    """Every look at it takes 30 ms."""
+    """A clock that advances 30 ms on every reading."""
 
     def __init__(self) -> None:
         self.now = 10**18

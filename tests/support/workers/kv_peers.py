@@ -1,5 +1,7 @@
-"""Peers of a migration that a test plays by hand: a destination that records and fails as told, a source that repeats
-what was recorded, and a link that can be cut after so many bytes."""
+"""Peers of a migration that a test controls.
+
+A destination records and fails as told, a source repeats the recording, and a link breaks after a number of bytes.
+"""
 
 import asyncio
 import contextlib
@@ -18,7 +20,7 @@ TAKEN = (("rlhf-offer-taken", "yes"),)
 
 
 class PlayedSink(KvSinkServicer):
-    """Takes every offer and records what comes; at phase `fault` (offer, chunk, hand-over) it does `how`.
+    """Accepts every offer and records the messages; at phase `fault` (offer, chunk, hand-over) it fails as in `how`.
 
     `how` is refuse (a receipt), break (the call fails), or hang (until `go_on` is set).
     """
@@ -53,7 +55,7 @@ class PlayedSink(KvSinkServicer):
 
 @asynccontextmanager
 async def serving(sink: PlayedSink, certificates: Path) -> AsyncIterator[str]:
-    """Its address."""
+    """Serve the sink; yield its address."""
     server = grpc.aio.server(options=[*OPTIONS, ("grpc.so_reuseport", 0)])
     add_KvSinkServicer_to_server(sink, server)
     port = server.add_secure_port("127.0.0.1:0", server_credentials(certificates))
@@ -65,7 +67,7 @@ async def serving(sink: PlayedSink, certificates: Path) -> AsyncIterator[str]:
 
 
 async def replay(address: str, certificates: Path, parts: Iterable[pb.KvPart]) -> pb.KvReceipt:
-    """Sends these messages as a source would, and the receipt."""
+    """Send these messages as a source would; return the receipt."""
 
     async def messages() -> AsyncIterator[pb.KvPart]:
         for part in parts:
@@ -76,7 +78,7 @@ async def replay(address: str, certificates: Path, parts: Iterable[pb.KvPart]) -
 
 
 class Link:
-    """A TCP link to `target` that stops carrying, and then breaks, once `limit` bytes went towards it."""
+    """A TCP link to `target` that stalls, and then breaks, after `limit` bytes were sent towards it."""
 
     def __init__(self, target: str, limit: int, *, breaks: bool = True) -> None:
         self._target, self._limit, self._breaks = target, limit, breaks
@@ -93,7 +95,7 @@ class Link:
             server.close()
 
     def cut(self) -> None:
-        """Breaks every connection at once."""
+        """Break every connection at once."""
         for writer in self._writers:
             writer.transport.abort()
 

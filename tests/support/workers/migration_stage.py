@@ -1,7 +1,7 @@
-"""Two real generation workers with coordinators of their own, and what an undisturbed run of a sample gives.
+"""Two real generation workers, each with a coordinator, and the undisturbed result of a sample.
 
-Of the torch engine the job is deterministic and every bit is compared; of vLLM every token is, up to one that float32
-noise decides, with log-probabilities to TOLERANCE.
+With the torch engine the job is deterministic and every bit is compared. With vLLM every token is compared up to one
+that float32 noise decides, and log-probabilities up to TOLERANCE.
 """
 
 import asyncio
@@ -39,13 +39,13 @@ TOP_K = 16
 TILE = 16
 """Rows of a pass in deterministic mode."""
 TOLERANCE = 1e-4
-"""Of log-probabilities in float32."""
+"""Tolerance of log-probabilities in float32."""
 NOISE = 2e-5
-"""Of cumulative probabilities and of log-probabilities, which differ by some 1e-6 between batches of vLLM."""
+"""Tolerance of cumulative probabilities and log-probabilities, which differ by about 1e-6 between batches of vLLM."""
 
 
 def write_long_policy(folder: Path) -> Path:
-    """A policy whose end-of-sequence token is never among the TOP_K most probable ones."""
+    """Write a policy whose end-of-sequence token is never among the TOP_K most probable ones."""
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "head_dim": 32}
     path = write_policy(folder / "policy", "llama", **sizes)
     weights = load_file(path / "model.safetensors")
@@ -83,8 +83,10 @@ def sample(number: int, attempt: int = 1, tokens: int = RESPONSE) -> pb.Generate
 
 
 def rounding_decides(policy: Path, asked: pb.GenerateSample, drawn: np.ndarray[Any, np.dtype[np.int32]]) -> bool:
-    """Whether the token after `drawn` falls so near a boundary of the distribution that float32 noise moves it: kernels
-    of some processors sum otherwise in a batch than alone, which vLLM does not prevent (docs/determinism.md)."""
+    """Return whether the token after `drawn` is so close to a boundary of the distribution that float32 noise moves it.
+
+    Kernels of some processors sum differently in a batch than alone, which vLLM does not prevent (docs/determinism.md).
+    """
     model = transformers.AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float64)
     known = torch.from_numpy(np.concatenate([unpack(asked.prompt), drawn]).astype(np.int64))[None]
     with torch.no_grad():
@@ -120,7 +122,7 @@ class StageWorker:
         return await self.session.done(self.send(**command))
 
     def migrate(self, destination: str, *moves: tuple[int, int, int], seconds: float = 180) -> int:
-        """`moves` are (sample, attempt, new attempt)."""
+        """Send a Migrate; `moves` are (sample, attempt, new attempt)."""
         samples = [
             pb.MigrateSample(key=pb.SampleKey(sample=number, attempt=attempt), new_attempt=new)
             for number, attempt, new in moves
@@ -128,7 +130,7 @@ class StageWorker:
         return self.send(migrate=pb.Migrate(destination=destination, samples=samples, timeout_seconds=seconds))
 
     async def generate(self, *samples: pb.GenerateSample) -> None:
-        """Has decoded some tokens of each when this returns."""
+        """Start samples; return when some tokens of each are decoded."""
         assert not (await self.ask(generate=pb.Generate(samples=samples))).HasField("failure")
         keys = [sample.key for sample in samples]
         for key in keys:
@@ -144,7 +146,7 @@ class StageWorker:
         return result
 
     async def idle(self) -> None:
-        """Waits for a heartbeat, after those received so far, that tells of no sample."""
+        """Wait for a new heartbeat that lists no sample."""
         before = [message.heartbeat for message in self.session.received if message.HasField("heartbeat")]
         await self.session.all("heartbeat", sum(map(_is_idle, before)) + 1, _is_idle)
 
@@ -154,7 +156,7 @@ class StageWorker:
 
 @dataclass
 class MigrationStage:
-    """Two workers and what an undisturbed run gives."""
+    """Two workers and the undisturbed results."""
 
     folder: Path
     certificates: Path
@@ -165,7 +167,7 @@ class MigrationStage:
     exact: bool
 
     def check(self, message: pb.FinishedSample, tokens: int = RESPONSE) -> None:
-        """The undisturbed response, bitwise where the stage is `exact`."""
+        """Assert the undisturbed response, bitwise if the stage is `exact`."""
         wanted = self.undisturbed(sample(message.key.sample, tokens=tokens))
         drawn, got = unpack(message.tokens), unpack(message.log_probabilities)
         assert len(drawn) == len(wanted.tokens) == sum(span.tokens for span in message.versions)
@@ -179,7 +181,7 @@ class MigrationStage:
 
 @asynccontextmanager
 async def set_up(folder: Path, engine: str = "torch") -> AsyncIterator[MigrationStage]:
-    """Two workers that hold the policy and decode."""
+    """Start two workers that have the policy and decode."""
     write_long_policy(folder)
     now = datetime.now(UTC)
     certificates = folder / "certificates"
@@ -222,7 +224,7 @@ def oracle(policy: Path) -> Callable[[pb.GenerateSample], ResponsePart]:
 
     def undisturbed(one: pb.GenerateSample) -> ResponsePart:
         first, tokens = one.key.sample, one.max_response_tokens
-        if (first, tokens) not in known:  # those after it cost nothing: a pass has as many rows
+        if (first, tokens) not in known:  # the later ones cost nothing, because a pass has that many rows
             engine.submit([request_of(sample(first + more, tokens=tokens)) for more in range(TILE)])
             while engine.held:
                 known.update({(message.key.sample, tokens): message for message in engine.step().finished})
@@ -232,7 +234,7 @@ def oracle(policy: Path) -> Callable[[pb.GenerateSample], ResponsePart]:
 
 
 async def caught(stage: MigrationStage, first: int, reached: asyncio.Event, address: str) -> tuple[int, int]:
-    """Moves samples, one after the other, until one gets as far as `reached` before its end: (sample, command)."""
+    """Move samples one after the other until one reaches `reached` before its end; return (sample, command)."""
     for number in range(first, first + 5):
         await stage.one.generate(sample(number))
         identifier = stage.one.migrate(address, (number, 1, 2))

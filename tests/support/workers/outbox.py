@@ -1,4 +1,4 @@
-"""A way out of a worker's roles that keeps what they report."""
+"""An outbox of a worker's roles that stores their reports."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from rlhf_common import control_pb2 as pb
 
 
 class RecordedOutbox:
-    """The `Outbox` of a role under test: keeps what it reports, in order."""
+    """The `Outbox` of a role under test; stores its reports in order."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, Any]] = []
-        """(kind of report, report); an observation's kind is that of its work."""
+        """(kind of report, report); the kind of an observation is that of its work."""
         self.answers: list[pb.CommandDone] = []
         self.tokens = 0
         self.moves: list[tuple[str, int]] = []
@@ -57,5 +57,5 @@ class RecordedOutbox:
 
     @property
     def spans(self) -> list[str]:
-        """Names of the spans, in order."""
+        """Return the names of the spans, in order."""
         return [span[0] for span in self.of("span")]

@@ -1,8 +1,8 @@
-"""A device without numbers, to see on any machine what a GPU would refuse: PyTorch's `meta`, held to the rules of CUDA.
+"""A device without numbers that refuses what a GPU would refuse: PyTorch's `meta` with the rules of CUDA.
 
-On `meta` all of training runs, backward and optimizer included, and computes shapes and devices alone. PyTorch itself
-lets several operations mix it with CPU tensors; here none may but those that CUDA takes: copies, and scalars. What
-would be read back from a GPU, which stops the host until the GPU has done all it was given, is counted.
+On `meta` all of training runs, including backward and optimizer, and computes only shapes and devices. PyTorch lets
+several operations mix it with CPU tensors; here only those are allowed that CUDA allows: copies, and scalars. Reads
+from the device, which make the host wait for the GPU, are counted.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ COPIES = ("aten::_to_copy", "aten::copy_")
 
 
 class WrongDeviceError(Exception):
-    """An operation of tensors on two devices."""
+    """An operation on tensors of two devices."""
 
 
 class CudaRules(TorchDispatchMode):
@@ -26,7 +26,7 @@ class CudaRules(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.read_back: Counter[str] = Counter()
-        """Operation -> how often the host read from the device."""
+        """Operation -> number of times the host read from the device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = list(_tensors((args, kwargs or {})))

@@ -1,7 +1,7 @@
-"""Drafts as a test says: right ones and wrong ones, of any length, for engines that verify what a speculator proposes.
+"""Scripted drafts: right and wrong ones, of any length, for engines that verify the proposals of a speculator.
 
-Rule: all chance comes from one generator. What is proposed and what became of it is counted, so that a test can tell
-that it happened at all.
+Rule: all randomness comes from one generator. Proposals and their outcomes are counted, so that a test can check that
+they happened.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,47 +17,47 @@ from rlhf_workers.generation.speculation.speculator import Verified
 
 @dataclass
 class ScriptedSpeculator:
-    """Proposes what samples will have, wrong from some place on."""
+    """Proposes the future tokens of samples, wrong from some position on."""
 
     random: np.random.Generator
     longest: int
-    """Tokens of a draft at most; with `fixed` always so many."""
+    """Largest number of tokens of a draft; with `fixed` always this number."""
     right: float = 0.7
-    """Chance of each drafted token to be what the sample will have."""
+    """Probability that each drafted token is right."""
     fixed: bool = False
     answers: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """What samples will have, by their number."""
+    """Future tokens of samples, by their number."""
     decoding: dict[SampleKey, list[int]] = field(default_factory=dict)
-    """What it was told of samples that are here."""
+    """Reported tokens of present samples."""
     outcomes: list[Verified] = field(default_factory=list)
     passes: int = 0
 
     def begin(self, request: SampleRequest) -> None:
-        """See Speculator."""
+        """Implements Speculator."""
         assert request.key not in self.decoding
         self.decoding[request.key] = [*request.prompt.tolist(), *request.tokens.tolist()]
 
     def extend(self, key: SampleKey, tokens: TokenArray) -> None:
-        """See Speculator."""
+        """Implements Speculator."""
         self.decoding[key] += tokens.tolist()
 
     def end(self, key: SampleKey) -> None:
-        """See Speculator."""
+        """Implements Speculator."""
         del self.decoding[key]
 
     def wants(self, rows: int, keys: int) -> bool:
-        """See Speculator."""
+        """Implements Speculator."""
         return self.random.random() < 0.9
 
     def propose(self, requests: Sequence[DraftRequest], keys: int) -> list[TokenArray]:
-        """See Speculator."""
+        """Implements Speculator."""
         assert keys >= sum(len(request.tokens) for request in requests)
         return [self._draft(request) for request in requests]
 
     def verified(
         self, outcomes: Sequence[Verified], pass_rows: int, keys: int, draft_seconds: float, pass_seconds: float
     ) -> None:
-        """See Speculator."""
+        """Implements Speculator."""
         assert pass_rows >= len(outcomes) + sum(outcome.drafted for outcome in outcomes)
         assert min(draft_seconds, pass_seconds) > 0
         self.outcomes += outcomes
@@ -75,10 +75,10 @@ class ScriptedSpeculator:
 
     @property
     def drafted(self) -> int:
-        """Return how many tokens were drafted and judged."""
+        """Return the number of verified draft tokens."""
         return sum(outcome.drafted for outcome in self.outcomes)
 
     @property
     def accepted(self) -> int:
-        """Return how many of them were accepted."""
+        """Return the number of accepted draft tokens."""
         return sum(outcome.accepted for outcome in self.outcomes)

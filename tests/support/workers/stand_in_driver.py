@@ -1,7 +1,7 @@
-"""A CUDA driver made of this process's own memory, call by call as `CudaDriver` makes them: what needs no GPU runs.
+"""A CUDA driver on this process's memory with the calls of `CudaDriver`, to run code that needs no GPU.
 
-It is as strict as the driver where that is documented: calls need a current context, an exported allocation must not
-be freed while it is open, a handle is opened by its exact bytes, and what is freed or closed was allocated or opened.
+It is as strict as the driver's documentation: calls need a current context, an exported allocation must not be freed
+while it is open, a handle is opened by its exact bytes, and only allocated or opened memory is freed or closed.
 """
 
 import ctypes
@@ -26,18 +26,18 @@ class StandInGpu:
     """Address -> its ctypes buffer."""
     handles: dict[bytes, int] = field(default_factory=dict)
     opened: dict[int, int] = field(default_factory=dict)
-    """Address -> times it is open."""
+    """Address -> number of times it is open."""
     strict: bool = True
-    """Memory that is open must not be freed, though the driver does not see it."""
+    """Whether freeing open memory is an error, which the real driver does not detect."""
 
     @property
     def used(self) -> int:
-        """Bytes that are allocated."""
+        """Return the allocated bytes."""
         return sum(len(block) for block in self.blocks.values())
 
 
 class StandInDriver:
-    """What `ctypes.CDLL("libcuda.so.1")` is to one process."""
+    """The equivalent of `ctypes.CDLL("libcuda.so.1")` for one process."""
 
     def __init__(self, gpu: StandInGpu) -> None:
         self.gpu = gpu
@@ -129,7 +129,7 @@ class StandInDriver:
 
 
 class StandInDeviceMemory(GpuMemory):
-    """Its tensors lie in the stand-in's memory, and are torch's of the CPU."""
+    """Device memory whose tensors are CPU tensors in the stand-in's memory."""
 
     def __init__(self, uuid: str = "GPU-1") -> None:
         super().__init__(torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Memory of a device that is not there, for what moves between it and the host."""
+"""Memory of a missing device, for code that moves data between it and the host."""
 
 import torch
 from tests.support.workers.delayed_copies import DelayedCopies

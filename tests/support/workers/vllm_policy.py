@@ -1,4 +1,4 @@
-"""A policy that transformers and a real vLLM engine of this process hold, and what is right to decode by it."""
+"""A policy in transformers and in a real vLLM engine of this process, with the right results of decoding."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,19 +27,19 @@ class Policy:
     def __init__(self, folder: Path, architecture: str) -> None:
         self.folder = write_policy(folder, architecture, head_dim=32, eos_token_id=None)
         self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32).eval()
-        plain = {"mode": "Disabled"}  # a token a step, which tests count; `draft_by` says otherwise
+        plain = {"mode": "Disabled"}  # one token per step, which tests count; `draft_by` changes that
         job = generation_job(self.folder, deterministic=False, maxBatchSize=8, speculation=plain)
         self.spec = job.spec.model_copy(update={"rollout": job.spec.rollout.model_copy(update={"temperature": 0.0})})
         self.tokenizer = load_tokenizer(str(self.folder), "model")
-        self.tokenizer.eos_token = None  # every response has the length that was asked for
+        self.tokenizer.eos_token = None  # every response has the requested length
         self.engine: VllmEngine = build_engine(self.spec, self.tokenizer, CPU)
 
     def weights(self) -> Weights:
-        """Return those of the model now, as a training rank publishes them."""
+        """Return the model's current weights, as a training rank publishes them."""
         return {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
 
     def train(self, version: int) -> Weights:
-        """Bring the model to other weights, and return them."""
+        """Give the model other weights; return them."""
         generator = torch.Generator().manual_seed(version)
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
@@ -47,15 +47,15 @@ class Policy:
         return self.weights()
 
     def put(self, weights: Weights) -> None:
-        """Bring the model, and not the engine, to weights."""
+        """Set the weights of the model, but not of the engine."""
         self.model.load_state_dict(weights, strict=False)
 
     def update(self, version: int) -> None:
-        """Bring model and engine to a version."""
+        """Set model and engine to a version."""
         self.engine.load_weights(self.train(version), version)
 
     def is_right(self, response: ResponsePart, request: SampleRequest) -> bool:
-        """Return whether each token is the one that transformers decodes greedily after those before it."""
+        """Return whether each token is the one that transformers decodes greedily after the previous ones."""
         whole = torch.tensor(np.concatenate([request.prompt, response.tokens]), dtype=torch.int64)
         with torch.no_grad():
             logits = self.model(whole[None]).logits[0, len(request.prompt) - 1 : -1]

@@ -1,8 +1,8 @@
 """A training rank's weight source as a process that a test may kill.
 
-`python -m tests.support.workers.weight_lender [FILE VERSION]` prints its port, then obeys lines: `version N` holds that
-version from then on, `halt N` sends no more than N chunks of any stream asked for from then on, and says so when it
-has come to that.
+`python -m tests.support.workers.weight_lender [FILE VERSION]` prints its port, then reads commands as lines. `version
+N` switches to that version. `halt N` limits every later stream to N chunks, and prints a line when a stream has reached
+the limit.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def weights_of(version: int) -> Mapping[str, torch.Tensor]:
-    """Return what the process holds at a version: more than one chunk, half precision, a scalar and nothing at all."""
+    """Return the weights of a version: more than one chunk, half precision, a scalar and an empty tensor."""
     generator = torch.Generator().manual_seed(version)
     return {
         "matrix": torch.randn(1200, 1000, generator=generator),
@@ -41,7 +41,7 @@ def weights_of(version: int) -> Mapping[str, torch.Tensor]:
 
 
 class VersionedProvider(WeightProvider, Protocol):
-    """A WeightProvider that can be brought to a version."""
+    """A WeightProvider whose version can be set."""
 
     version: int
 
@@ -54,7 +54,7 @@ class VersionedWeights:
         self._of = of
 
     def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors of a version, looking at the version before each."""
+        """Yield the tensors of a version, checking the version before each."""
         for name, tensor in self._of(version).items():
             if (model, version) != ("actor", self.version):
                 message = f"holds actor version {self.version}, asked for {model} {version}"
@@ -63,13 +63,13 @@ class VersionedWeights:
 
 
 class HaltingSource(WeightSourceService):
-    """Stops for good in the middle of a stream, when it was told to."""
+    """Stops permanently in the middle of a stream on command."""
 
     halt_after: int | None = None
-    """Chunks."""
+    """Number of chunks before the stop."""
 
     async def Fetch(self, request: pb.WeightRequest, context: Any) -> AsyncIterator[bytes]:  # noqa: N802
-        """See WeightSourceService."""
+        """Implements WeightSourceService."""
         sent = 0
         async for chunk in super().Fetch(request, context):
             if sent == self.halt_after:
@@ -80,10 +80,10 @@ class HaltingSource(WeightSourceService):
 
 
 class Lender:
-    """The process, as a test has it."""
+    """The process, for a test."""
 
     def __init__(self, *arguments: str, module: str = "tests.support.workers.weight_lender") -> None:
-        """`arguments`: a safetensors file and the version that it is of; none: `weights_of`, at first version 1."""
+        """`arguments`: a safetensors file and its version; without them `weights_of`, starting with version 1."""
         command = [sys.executable, "-m", module, *arguments]
         self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
@@ -93,27 +93,27 @@ class Lender:
 
     @property
     def location(self) -> pb.WeightLocation:
-        """Return where its weights are; waits until it serves."""
+        """Return the location of its weights; waits until it serves."""
         self._port = self._port or int(self._output.readline())
         return pb.WeightLocation(address=f"127.0.0.1:{self._port}")
 
     def hold(self, version: int) -> None:
-        """Brings it to a version."""
+        """Switch it to a version."""
         self._say(f"version {version}")
         assert self._output.readline() == "held\n"
 
     def halt_after(self, chunks: int) -> None:
-        """Lets it stop after so many chunks of a stream."""
+        """Let it stop after this number of chunks of a stream."""
         self._say(f"halt {chunks}")
         assert self._output.readline() == "halting\n"
 
     def kill_when_halted(self) -> None:
-        """Waits until it has stopped in a stream, and kills it."""
+        """Wait until it has stopped in a stream, then kill it."""
         assert self._output.readline() == "halted\n"
         self.kill()
 
     def kill(self) -> None:
-        """Kills it, and waits until it is gone."""
+        """Kill it, and wait until it is gone."""
         self.process.kill()
         self.process.wait()
 
@@ -127,7 +127,7 @@ class Lender:
         return len(found)
 
     def close(self) -> None:
-        """Kill it, and let go of its pipes."""
+        """Kill it, and close its pipes."""
         self.kill()
         self._input.close()
         self._output.close()
@@ -139,7 +139,9 @@ class Lender:
 
 @contextmanager
 def ranks(folder: Path, weights: Mapping[str, torch.Tensor], version: int, count: int) -> Iterator[list[Lender]]:
-    """Processes that hold every second tensor each: the first two the whole version, a third what the first holds."""
+    """Run processes with the weights divided among them: the first two have every second tensor each, a third repeats
+    the first.
+    """
     names = sorted(weights)
     for half in range(2):
         save_file({name: weights[name] for name in names[half::2]}, folder / f"{half}.safetensors")

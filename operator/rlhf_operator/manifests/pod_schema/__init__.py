@@ -1,6 +1,6 @@
-"""The pod template as the API server describes it, for checks without a cluster: `schema.json`, and who reads it.
+"""The API server's schema of pod templates (`schema.json`) and its check, for use without a cluster.
 
-Rule: what is known of pods here was generated from an API server's OpenAPI (`generate`), never written by hand.
+Rule: the schema is generated from an API server's OpenAPI (`generate`), never written by hand.
 """
 
 from rlhf_operator.manifests.pod_schema.check import KUBERNETES, problems_of

@@ -1,7 +1,7 @@
-"""A pod template against the API server's schema: unknown fields, missing ones, wrong types and words.
+"""Checks a pod template against the API server's schema: unknown or missing fields, wrong types and enum values.
 
-Rule: total; any JSON gives problems, each with its path in the manifest. A wrong type is an error, as types never
-change; what a newer Kubernetes may know (a field, a word) is left to the API server where there is one.
+Rule: total; any JSON gives a list of problems, each with its path in the manifest. A wrong type is an error, because
+types never change. Fields and enum values that a newer Kubernetes may know are left to the API server if there is one.
 """
 
 import json
@@ -34,13 +34,13 @@ _WORDS: Final[Mapping[str, str]] = {
     "time": "a time such as 2026-08-22T10:00:00Z",
 }
 _KEYS: Final = frozenset({"name", "mountPath", "containerPort"})
-"""Required fields by which lists are merged and looked up, so that nobody can do without."""
+"""Required fields that merging and look-ups of lists depend on."""
 _HOMES: Final = ("PodSpec", "Container", "PodSecurityContext", "SecurityContext", "ResourceRequirements")
-"""Types of which fields are often put into another."""
+"""Types whose fields are often put into the wrong type."""
 
 
 def problems_of(template: object, path: str) -> list[Problem]:
-    """What is wrong with a PodTemplateSpec that stands at `path` of the manifest. It must not be nested too deeply."""
+    """Return the problems of a PodTemplateSpec at `path` of the manifest. It must not be nested too deeply."""
     return list(_check(template, "PodTemplateSpec", path))
 
 
@@ -138,7 +138,7 @@ def _unknown(name: str, kind: str) -> str:
 
 
 def _below(path: str, name: object) -> str:
-    """Names that are not of the schema may be of any length."""
+    """Return the path of a field, shortened: an unknown name may have any length."""
     text = str(name)
     return f"{path}.{text if len(text) <= SHOWN_VALUE else text[: SHOWN_VALUE - 3] + '...'}"
 

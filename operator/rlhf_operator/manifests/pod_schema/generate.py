@@ -1,8 +1,8 @@
-"""Writes schema.json, the pod template's part of an API server's OpenAPI, in a form that is small and reads well.
+"""Writes schema.json, the pod template's part of an API server's OpenAPI, in a small and readable form.
 
-Owns the translation: a type is a mapping of fields to type expressions: `string`, `[Container]` is a list, `{string}` a
-mapping with any names, `A|B` one of these words. The rule: what this form cannot say is an error here, never left out
-in silence. `make pod-schema` runs it against the API server of the tests, and a test says that the result is current.
+A type is a mapping of fields to type expressions: `string`, `[Container]` for a list, `{string}` for a mapping with any
+names, `A|B` for one of these words. Rule: a construct that this form cannot express is an error and is never dropped.
+`make pod-schema` runs it against the API server of the tests, and a test checks that the result is current.
 """
 
 import json
@@ -23,13 +23,13 @@ _SCALARS: Final[Mapping[tuple[str, str], str]] = {
     ("boolean", ""): "boolean",
 }
 _SPECIAL: Final[Mapping[str, str]] = {"Quantity": "quantity", "IntOrString": "int-or-string", "Time": "time"}
-"""Types that are no objects, by which the API server means more than their schema says."""
+"""Types whose schema is a scalar to which the API server gives a further meaning."""
 _OPAQUE: Final = frozenset({"FieldsV1"})
-"""Objects without fields of their own, in what the API server alone writes."""
+"""Objects without own fields, which only the API server writes."""
 
 
 def generate(openapi: Mapping[str, Any], version: str) -> Json:
-    """schema.json of an OpenAPI document (`/openapi/v3/api/v1`); `version` is the API server's, such as v1.36."""
+    """Return schema.json of an OpenAPI document (`/openapi/v3/api/v1`); `version` is that of the API server, v1.36."""
     schemas = {name.rpartition(".")[2]: node for name, node in openapi["components"]["schemas"].items()}
     types: Json = {}
     waiting = [ROOT]
@@ -46,7 +46,7 @@ def generate(openapi: Mapping[str, Any], version: str) -> Json:
 
 
 def text(schema: Json) -> str:
-    """As it is checked in: one line a field, so that a newer Kubernetes reads as a difference."""
+    """Return the text of the checked-in file: one field per line, so that a newer Kubernetes shows as a diff."""
     return json.dumps(schema, indent=1) + "\n"
 
 
@@ -66,7 +66,7 @@ def _expression(node: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """The OpenAPI document comes by stdin, the version as the argument."""
+    """Read the OpenAPI document from stdin and the version from the argument; write schema.json."""
     PATH.write_text(text(generate(json.load(sys.stdin), sys.argv[1])), encoding="utf-8")
 
 

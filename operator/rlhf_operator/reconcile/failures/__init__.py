@@ -1,1 +1,1 @@
-"""What follows from pods that end: counts, the failure policy, back-offs, and workers that are silent."""
+"""Consequences of ended pods: counts, the failure policy, back-offs, and silent workers."""

@@ -1,6 +1,6 @@
-"""How processes ended, in the words of their logs.
+"""Describes how processes ended: the meaning of the exit code and the last log line.
 
-Rule: pure. What a code means is said with it, and the log has the last word.
+Rule: pure.
 """
 
 from typing import Final
@@ -11,11 +11,11 @@ from rlhf_operator.reconcile.observed.observed_pod import ObservedPod, PodEnd
 LINES_SHOWN: Final = 8
 """Lines of a log that are shown."""
 OUT_OF_MEMORY: Final = "OOMKilled"
-"""Reason of a container that the kernel ended for using more memory than its limit."""
+"""Reason of a container that the kernel killed for exceeding its memory limit."""
 _KILLED: Final = 137
-"""128 + SIGKILL."""
+"""Exit code: 128 + SIGKILL."""
 _NOT_STARTED: Final = frozenset({"StartError", "ContainerCannotRun"})
-"""Reasons that container runtimes give, with code 128 or 127, when there is nothing to run."""
+"""Reasons of container runtimes, with code 128 or 127, if the command does not exist."""
 _MEANINGS: Final = {
     ExitCode.USAGE: "its settings or the manifest are wrong",
     ExitCode.USER_CODE: "the reward failed",
@@ -29,15 +29,13 @@ _MEANINGS: Final = {
 
 
 def last_words(log: str) -> str:
-    """Return the last line of a log: why a process ended, as it said itself."""
+    """Return the last line of a log, which says why the process ended."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
 
 def log_lines(pod: ObservedPod) -> str:
-    """Return the last lines of a pod's log, to be read below a sentence that has the very last; empty when there are no
-    others.
-    """
+    """Return the last lines of a pod's log, to be shown below its very last; empty if there are no others."""
     lines = pod.end.message.splitlines() if pod.end else []
     if len(lines) < 2:
         return ""
@@ -45,7 +43,7 @@ def log_lines(pod: ObservedPod) -> str:
 
 
 def how_it_ended(end: PodEnd) -> str:
-    """Return `exit code 21 (a model folder is missing or corrupt): ...`."""
+    """Return a text such as `exit code 21 (a model folder is missing or corrupt): ...`."""
     if end.reason == OUT_OF_MEMORY:
         return "it was killed for using more memory than its limit: raise resources.limits.memory in its pod template"
     if end.reason in _NOT_STARTED:

@@ -1,11 +1,13 @@
-"""Failure counting: every end of a pod is counted once, under the right heading, and sometimes it is the job's end.
+"""Failure counting: counts the end of every pod once, as a failure, a disruption or neither, and may fail the job.
 
-What an end counts as: exit code 75 and 0 of a worker, and 130 of the coordinator, nothing; what the failure policy
-ignores (by itself: preemptions, drains, lost nodes, refusals of a node, deletions from outside), a disruption; what it
-restarts, a failure, of which runPolicy.backoffLimit are forgiven; what it says is final ends the job at once.
-Rule: pure. Ends are told apart by their ids, never by order or number of events; the ids that the counts include stay
-in the status as long as their pods exist, so an operator that died in between neither forgets nor counts twice. Between
-two reconciles a container may have ended more than once: that counts once, in the job's favour.
+Requested ends count as nothing: exit codes 75 and 0 of a worker, and 130 of the coordinator. An end that the failure
+policy ignores is a disruption; by default these are preemptions, drains, lost nodes, refusals of a node, and deletions
+from outside. An end that it restarts is a failure, of which runPolicy.backoffLimit are forgiven. An end that it
+declares final fails the job at once.
+
+Rule: pure. Ends are distinguished by ids, never by order or number of events. The counted ids stay in the status while
+their pods exist, so an operator that died in between neither forgets an end nor counts it twice. A container that ended
+several times between two reconciles counts once, in the job's favour.
 """
 
 from collections import Counter
@@ -29,27 +31,27 @@ from rlhf_operator.reconcile.timestamps import rfc3339
 Json = dict[str, Any]
 
 MAX_EVENTS_PER_RECONCILE: Final = 10
-"""Ends that become events in one reconcile; a lost rack is not a thousand events."""
+"""Ends that become events in one reconcile; a lost rack should not cause a thousand events."""
 LAST_REASON_MAX: Final = 1024
 REQUESTED: Final = PolicyMatch("")
-"""Of an end that the process was asked for, or asked for: it counts as nothing."""
+"""Match of an end that was requested by or from the process; it counts as nothing."""
 
 
 class JobFailure(NamedTuple):
-    """Why a job has failed."""
+    """The reason why a job has failed."""
 
     reason: FinishedReason
     message: str
     log: str
-    """The last lines of the log of whoever ended it."""
+    """Last log lines of the pod that caused the failure."""
 
 
 class GroupRestart(NamedTuple):
-    """Why the failure policy restarts all pods of a group."""
+    """The reason why the failure policy restarts all pods of a group."""
 
     why: str
     whole_job: bool
-    """Together with all other groups."""
+    """Whether all other groups restart too."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,9 @@ class UncountedEnd:
     pod: ObservedPod
     match: PolicyMatch
     message: str
-    """How it ended, in words."""
+    """Description of the end."""
     whole: bool = False
-    """Of the pod, and not of its container alone."""
+    """Whether the pod ended, and not only its container."""
 
     @property
     def described(self) -> str:
@@ -71,23 +73,23 @@ class UncountedEnd:
 
     @property
     def ids(self) -> set[str]:
-        """Return the ids by which it is known from now on."""
+        """Return the ids under which the end is recorded."""
         return {self.id, self.pod.uid} if self.whole else {self.id}
 
     @property
     def out_of_memory(self) -> bool:
-        """Return whether its container was killed for using more memory than its limit."""
+        """Return whether its container was killed for exceeding its memory limit."""
         return self.pod.end is not None and self.id == self.pod.end.id and self.pod.end.reason == OUT_OF_MEMORY
 
     @property
     def well(self) -> bool:
-        """Return whether the process had nothing left to do."""
+        """Return whether the process had finished its work."""
         return self.pod.end is not None and self.id == self.pod.end.id and self.pod.end.code == ExitCode.OK
 
 
 @dataclass(frozen=True)
 class FailureCounts:
-    """The counts, with every end that was observed."""
+    """The counts with all observed ends."""
 
     failures: int
     disruptions: int
@@ -96,29 +98,29 @@ class FailureCounts:
     last_reason: str | None = None
     last_time: str | None = None
     ends: Mapping[str, int] = field(default_factory=dict)
-    """Group -> ends that are new, requested ones included."""
+    """Group -> new ends, requested ones included."""
     out_of_memory: Mapping[str, int] = field(default_factory=dict)
-    """Group -> those among them of containers that were killed for their memory."""
+    """Group -> new ends of containers that were killed for their memory."""
     failed: JobFailure | None = None
-    """None: the job has not failed."""
+    """Failure of the job; None if it has not failed."""
     complete: bool = False
-    """The coordinator finished."""
+    """Whether the coordinator finished."""
     restarts: Mapping[str, GroupRestart] = field(default_factory=dict)
-    """Group -> restart of all its pods together, the coordinator's with the whole job."""
+    """Group -> restart of all its pods; the coordinator restarts with the whole job."""
     messages: Mapping[str, str] = field(default_factory=dict)
-    """Uid of a pod -> how it or its container ended, of the ends that are new."""
+    """Uid of a pod -> how it or its container ended, for new ends."""
     events: tuple[JobEvent, ...] = ()
 
     def with_deleted(self, pods: Iterable[ObservedPod]) -> dict[str, str]:
-        """Return `accounted` and the pods about to be deleted: their ends are wanted."""
+        """Return `accounted` with the pods about to be deleted, whose ends are intended."""
         return self.accounted | {pod.uid: pod.name for pod in pods}
 
     def status(self, accounted: Mapping[str, str], back_offs: Sequence[Json]) -> Json:
-        """Return `status.restarts`; `back_offs` is its part of pods whose creation waits."""
+        """Return `status.restarts`; `back_offs` is its part about pods whose creation waits."""
         status: Json = {"failures": self.failures, "disruptions": self.disruptions}
         if self.last_reason:
             status |= {"lastReason": self.last_reason[:LAST_REASON_MAX], "lastTime": self.last_time}
-        # Also when empty: the API server fills in its default, and what comes back must equal what was written.
+        # Written even if empty: the API server fills in its default, and the stored status must equal the written one.
         status["accounted"] = [{"pod": name, "id": end} for end, name in sorted(accounted.items())]
         status["backOff"] = list(back_offs)
         return status
@@ -134,11 +136,11 @@ def count_failures(
     stopping: bool = False,
     lost: Mapping[str, str] = MappingProxyType({}),
 ) -> FailureCounts:
-    """Return the counts with every new end of `pods` in them; `before` is `status.restarts`.
+    """Return the counts with every new end of `pods`; `before` is `status.restarts`.
 
-    `lost`: uids of pods that are deleted now because the coordinator has lost them, and why in words.
-    Deletions that were asked for before `started` were the suspension's. Of a job that is `stopping` all ends are
-    wanted, but for what the coordinator says about the job.
+    `lost`: uid -> reason for pods that are deleted now because the coordinator has lost them. Deletions requested
+    before `started` belong to a suspension. If the job is `stopping`, all ends are intended, except for what the
+    coordinator reports about the job.
     """
     known = {str(entry["id"]): str(entry["pod"]) for entry in before.get("accounted") or []}
     listed = sorted(pods, key=lambda pod: pod.name)
@@ -148,7 +150,7 @@ def count_failures(
     candidates = [pod for pod in listed if not _finished(pod) and (not stopping or pod.group == Group.COORDINATOR)]
     ends = [end for pod in candidates if (end := _new_end(pod, known, started, rules)) is not None]
     gone = [pod for pod in candidates if pod.uid in lost and pod.uid not in known]
-    # What takes several at once is one trouble.
+    # Several workers lost at once have one cause.
     matches = [failure_policy.of_lost(rules, pod, alone=pod is gone[0]) for pod in gone]
     ends += [UncountedEnd(pod.uid, pod, match, lost[pod.uid]) for pod, match in zip(gone, matches, strict=True)]
     counter = FailureCounter(
@@ -165,7 +167,7 @@ def count_failures(
         accounted=kept | {end_id: end.pod.name for end in ends for end_id in end.ids},
         last_reason=reasons[-1] if reasons else before.get("lastReason"),
         last_time=rfc3339(now) if reasons else before.get("lastTime"),
-        # Workers end well when the last iteration is trained, and are often seen to before the coordinator is.
+        # Workers end well after the last iteration, and their end is often observed before the coordinator's.
         ends=Counter() if complete else Counter(end.pod.group for end in ends if not end.well),
         out_of_memory=Counter(end.pod.group for end in ends if end.out_of_memory),
         failed=None if complete else counter.failed,
@@ -177,7 +179,7 @@ def count_failures(
 
 
 class FailureCounter:
-    """The counts, as one end after the other is counted; it lives as long as one call of `count_failures`."""
+    """The counts while ends are added; exists for one call of `count_failures`."""
 
     def __init__(self, limit: int, failures: int, disruptions: int) -> None:
         self.limit, self.failures, self.disruptions = limit, failures, disruptions
@@ -186,7 +188,7 @@ class FailureCounter:
         self.events: list[JobEvent] = []
 
     def count(self, end: UncountedEnd) -> None:
-        """Count one end by what the failure policy says of it."""
+        """Count one end according to its match of the failure policy."""
         match = end.match
         if match is REQUESTED:
             return
@@ -212,7 +214,7 @@ class FailureCounter:
         match, coordinator = end.match, end.pod.group == Group.COORDINATOR
         message = f"the coordinator ended with {end.message}" if coordinator else end.described
         remedy = f". To go on, {match.remedy}" if match.remedy else ""
-        # The coordinator knows why the others ended, so its word goes before theirs.
+        # The coordinator knows why the others ended, so its reason takes precedence.
         if self.failed is None or coordinator:
             self.failed = JobFailure(match.reason, f"{message.rstrip('.')}{match.by}{remedy}", log_lines(end.pod))
         self.events.append(JobEvent("CoordinatorEnded" if coordinator else "WorkerFailed", end.described, warning=True))
@@ -237,7 +239,7 @@ def _new_end(
         return None
     whole = pod.end is not None and pod.phase == "Failed" and pod.end.code is None
     if whole and pod.end and pod.end.id in known:
-        return None  # its container's end was counted a moment before
+        return None  # the end of its container was already counted
     if pod.disruption:
         end_id = pod.end.id if whole and pod.end else pod.uid
         why = f"{pod.disruption}: {pod.disruption_message}" if pod.disruption_message else pod.disruption
@@ -254,7 +256,7 @@ def _new_end(
 
 
 def _explained(pod: ObservedPod, known: Mapping[str, str]) -> bool:
-    """Return whether the end of its container was counted, and now the kubelet says why it ended the pod."""
+    """Return whether the container's end was counted and the kubelet now says why it ended the pod."""
     assert pod.end is not None
     return pod.end.code is None and pod.end.id in known and pod.uid not in known
 

@@ -1,8 +1,8 @@
-"""What the end of a pod means: the job's own rules in their order, then the built-in ones; the first that matches wins.
+"""Matches the end of a pod with the failure policy: the job's own rules in order, then the built-in ones.
 
-Rule: pure. An exit code is looked at only of a container that ended by itself: what kills a disrupted or deleted pod
-says nothing about the job, and would be seen or not depending on when one looks. Requests (a worker's 75 and 0, the
-coordinator's 130) never come here, as they are no failures.
+Rule: pure; the first match wins. An exit code counts only if the container ended by itself. The exit code of a
+disrupted or deleted pod says nothing about the job, and whether it is observed depends on timing. Requested ends (a
+worker's 75 and 0, the coordinator's 130) are no failures and never come here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,9 +25,9 @@ VERDICTS: Final[Mapping[int, FinishedReason]] = {
     ExitCode.ADDRESS_IN_USE: FinishedReason.ERROR,
     ExitCode.SAMPLE_FAILED: FinishedReason.SAMPLE,
 }
-"""Exit codes with which the coordinator ends the job: no restart changes them."""
+"""Exit codes with which the coordinator ends the job because no restart would help."""
 INCURABLE: Final = frozenset({ExitCode.USER_CODE, ExitCode.BAD_MODEL, ExitCode.BAD_DATA, ExitCode.STORAGE})
-"""The same of a worker; a wrong setting or a taken port of one worker may be cured by another pod."""
+"""Exit codes of a worker that no restart would help; another pod may help with a wrong setting or a port in use."""
 REMEDIES: Final[Mapping[int, str]] = {
     ExitCode.USAGE: "correct what it names",
     ExitCode.USER_CODE: "correct spec.models.reward, and what it calls",
@@ -36,48 +36,44 @@ REMEDIES: Final[Mapping[int, str]] = {
     ExitCode.SAMPLE_FAILED: "correct or remove its line of the prompts, or allow some by spec.rollout.maxFailedSamples",
     ExitCode.STORAGE: "make the volume under spec.checkpoints.path writable, free or enlarge it",
 }
-"""What to do about an exit code that no restart cures."""
+"""Exit code -> remedy, for codes that no restart would help."""
 
 
 @dataclass(frozen=True)
 class PolicyMatch:
-    """What follows from an end."""
+    """The consequence of an end."""
 
     action: str
     """Ignore, Restart or FailJob."""
     scope: str = "Pod"
-    """Pod, Group or Job: what is restarted."""
+    """Scope of the restart: Pod, Group or Job."""
     rule: str = ""
-    """The job's rule that matched; empty for a built-in one."""
+    """Name of the job's rule that matched; empty for a built-in one."""
     reason: FinishedReason = FinishedReason.POLICY
-    """FailJob: the reason of the condition Failed."""
+    """Reason of the condition Failed, for FailJob."""
     remedy: str = ""
 
     @property
     def by(self) -> str:
-        """Return ` (rule x of spec.runPolicy.failurePolicy)`, or nothing."""
+        """Return ` (rule x of spec.runPolicy.failurePolicy)`, or an empty text."""
         return f" (rule {self.rule} of {POLICY})" if self.rule else ""
 
 
 def of_disruption(rules: Sequence[FailureRule], pod: ObservedPod) -> PolicyMatch:
-    """Return the match of a pod that was preempted, drained, refused by its node or lost with it, or deleted by
-    somebody else.
-    """
+    """Return the match of a pod that was preempted, drained, refused by its node, lost, or deleted by others."""
     said = pod.disruption, pod.disruption_message
     matching = (rule for rule in _about(rules, pod) if _has_condition(rule, pod) or _is_said(rule, *said))
     return next((_policy_match(rule) for rule in matching), PolicyMatch("Ignore"))
 
 
 def of_lost(rules: Sequence[FailureRule], pod: ObservedPod, *, alone: bool) -> PolicyMatch:
-    """Return the match of a pod whose process the coordinator has lost, `alone` or together with another that is
-    counted.
-    """
+    """Return the match of a pod whose process the coordinator has lost, `alone` or with another counted pod."""
     matching = (rule for rule in _about(rules, pod) if _has_condition(rule, pod))
     return next((_policy_match(rule) for rule in matching), PolicyMatch("Restart" if alone else "Ignore"))
 
 
 def of_end(rules: Sequence[FailureRule], pod: ObservedPod) -> PolicyMatch:
-    """Return the match of a pod or container that ended by itself, and badly."""
+    """Return the match of a pod or container that ended by itself with an error."""
     assert pod.end is not None
     code, said = pod.end.code, (pod.end.reason, pod.end.message)
     for rule in _about(rules, pod):

@@ -1,11 +1,11 @@
-"""Workers that the coordinator has lost although their pods are well: which of them are replaced.
+"""Decides which workers to replace that the coordinator has lost although their pods look healthy.
 
-A process that hangs, or whose network is cut, looks well to its kubelet. Its coordinator has not heard of it for
-spec.runPolicy.workerTimeoutSeconds, has given its samples to others, and waits for it where it holds a training rank.
-Rule: pure. A pod is replaced only when the process that was lost still runs in it (one that started since has to load
-first), when the node has had time to be noticed as lost, and when at least half of the workers that the coordinator
-knows still speak with it: if more are lost at once, it is the coordinator's own network that is cut, and no other pod
-would help. A coordinator that the operator cannot read loses nobody.
+A process that hangs or has no network looks healthy to its kubelet. Its coordinator has not received a message for
+spec.runPolicy.workerTimeoutSeconds, has reassigned its samples, and waits for it if it is a training rank. Rule: pure.
+A pod is replaced if three conditions hold. The lost process still runs in it, because a newer process must load first.
+A lost node would have been noticed. At least half of the workers known to the coordinator are connected; otherwise the
+coordinator's own network has failed and replacements would not help. Without a recent reading of the coordinator, no
+worker counts as lost.
 """
 
 from collections.abc import Iterable
@@ -19,17 +19,17 @@ from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 
 NODE_NOTICED: Final = timedelta(seconds=60)
-"""A node that does not answer is noticed after 40 to 50 s; its pods are not ready then, and not ours to end."""
+"""Time after which a lost node is noticed (40 to 50 s); its pods are then not ready and are handled elsewhere."""
 READ_LATELY: Final = timedelta(seconds=30)
-"""A reading comes every nine seconds; an older one says nothing about now."""
+"""Largest age of a reading; a new one comes every nine seconds."""
 GRACE_SECONDS: Final = 30
-"""Of a pod that is deleted because its process hangs: it saves nothing any more, whatever it was given to."""
+"""Grace period in seconds of a pod that is deleted because its process hangs; it no longer saves anything."""
 
 
 def lost(
     job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading | None, now: datetime
 ) -> dict[str, str]:
-    """Return uid -> why, in words, of each pod to replace now."""
+    """Return uid -> reason for each pod to replace now."""
     listed = list(pods)
     if reading is None or now - reading.at > READ_LATELY or _coordinator_is_cut_off(job, reading):
         return {}
@@ -44,7 +44,7 @@ def lost(
 def next_lost(
     job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading | None, now: datetime
 ) -> float | None:
-    """Return the seconds until `lost` may return another one; None: it will not."""
+    """Return the seconds until `lost` may return another pod; None if it will not."""
     left = (
         [(since + _patience(job) - now).total_seconds() for _, since in _silent(job, pods, reading)] if reading else []
     )
@@ -52,7 +52,7 @@ def next_lost(
 
 
 def silence_message(job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading | None) -> str:
-    """Return what is said of the workers that are silent and not replaced yet; empty when there are none."""
+    """Return the message about silent workers that are not replaced yet; empty if there are none."""
     silent = [pod.name for pod, _ in _silent(job, pods, reading)] if reading is not None else []
     if reading is None or not silent:
         return ""
@@ -74,15 +74,14 @@ def _patience(job: RLHFJob) -> timedelta:
 def _coordinator_is_cut_off(job: RLHFJob, reading: CoordinatorReading) -> bool:
     silent, speaking = len(reading.silent), reading.streams
     if job.spec.training.ranks_per_pod > 1:
-        # One lost pod silences all its ranks at once, so pods are compared, and of those that speak there are no more
-        # than those that are not silent.
+        # One lost pod silences all its ranks, so pods are compared. At most the pods that are not silent are connected.
         silent = len(pods_of_workers(job.spec, reading.silent))
         speaking = min(speaking, sum(count for _, count, _ in workers(job)) - silent)
     return silent > speaking
 
 
 def _since(job: RLHFJob, pod: ObservedPod, reading: CoordinatorReading) -> datetime | None:
-    """Return when the first of a pod's workers that are silent was last heard; None where none is silent."""
+    """Return the time of the earliest last message of a pod's silent workers; None if none is silent."""
     names = workers_of(job.spec, pod.group, pod.index)
     return min((reading.silent[name] for name in names if name in reading.silent), default=None)
 
@@ -90,7 +89,7 @@ def _since(job: RLHFJob, pod: ObservedPod, reading: CoordinatorReading) -> datet
 def _silent(
     job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading
 ) -> list[tuple[ObservedPod, datetime]]:
-    """Return the pods that look well and whose process is silent, with the time when it was last heard."""
+    """Return the healthy-looking pods with a silent process, with the time of its last message."""
     silent = []
     for pod in pods:
         since = _since(job, pod, reading)

@@ -1,12 +1,13 @@
-"""How long a pod of the job waits before it is made again: the more often in a row it ended, the longer.
+"""Delays the next creation of a pod: the more often it ended in a row, the longer.
 
-A pod is known by its name, which is its group and index. Whatever ended it counts (a failure, a disruption, a request,
-a restart of its group), for what makes pods in a circle harms the node, the API server and the job alike. The first
-replacement is made at once; the following ones BASE after the pod before was made, then twice as long each time, to
-LONGEST. A pod that ran RAN_WELL long begins anew, and so does one whose template is another one by now, as that may be
-the cure. So a pod is made at most 7 times in RAN_WELL, and 12 times an hour when none of them runs that long.
-Rule: pure. Counted from the creation of a pod and kept in `status.restarts.backOff`, so that neither a restart of the
-operator nor a slow node changes it; a pod's end is entered once, with the write that accounts for it.
+A pod is identified by its name, which has its group and index. Every end counts (a failure, a disruption, a request, a
+restart of its group), because endless recreation harms the node, the API server and the job. The first replacement is
+created at once. The next one waits BASE after the previous creation, and each further one twice as long, up to LONGEST.
+The count restarts after a pod ran for RAN_WELL, or when its template has changed, as that may be the cure. So a pod is
+created at most 7 times within RAN_WELL, and 12 times per hour if no run reaches that time.
+
+Rule: pure. Delays start at the creation of a pod and are stored in `status.restarts.backOff`, so that neither a restart
+of the operator nor a slow node changes them. The write that accounts for an end also enters it here.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -21,33 +22,33 @@ from rlhf_operator.reconcile.timestamps import rfc3339, time_of
 Json = dict[str, Any]
 
 BASE: Final = timedelta(seconds=10)
-"""As the kubelet's between two runs of a container."""
+"""First delay, as the kubelet's between two runs of a container."""
 LONGEST: Final = timedelta(minutes=5)
-"""The same: a node that was put right is used again after minutes."""
+"""Longest delay, as the kubelet's: a repaired node is used again within minutes."""
 RAN_WELL: Final = timedelta(minutes=5)
-"""A pod that runs as long is no part of a circle: models are loaded and iterations trained."""
+"""Running time that ends a back-off: models are loaded and iterations trained."""
 REASONS_KEPT: Final = 16
-"""Pods whose reason is kept; a lost rack has one reason and a thousand pods."""
+"""Pods whose reason is stored; a lost rack has one reason and a thousand pods."""
 REASON_MAX: Final = 256
 SHOWN: Final = 3
-"""Pods that are named; of more, the number is said."""
+"""Pods that are named; for more, the number is given."""
 
 
 @dataclass(frozen=True)
 class PodBackOff:
-    """What is known of a pod that ended lately."""
+    """The back-off of a pod that ended recently."""
 
     ends: int
-    """In a row."""
+    """Consecutive ends."""
     until: datetime
-    """It is not made again before."""
+    """Time before which it is not created again."""
     template_hash: str = ""
-    """Of the template that the last one was made from."""
+    """Hash of the template of the latest pod."""
     reason: str = ""
 
 
 def delay(ends: int) -> timedelta:
-    """Return the time between the creation of a pod that was the last of so many to end, and of the next."""
+    """Return the delay between the creation of a pod and of its replacement after a number of consecutive ends."""
     return timedelta(0) if ends <= 1 else min(LONGEST, BASE * 2 ** min(ends - 2, 16))
 
 
@@ -69,10 +70,9 @@ def with_ends(
     messages: Mapping[str, str],
     now: datetime,
 ) -> dict[str, PodBackOff]:
-    """Return the back-offs of a status, with those of its pods that are accounted for by uid from now on and were not
-    before.
+    """Return the back-offs of a status, updated for pods that are newly accounted for by uid.
 
-    `messages`: uid -> how a pod ended, where that is known.
+    `messages`: uid -> how a pod ended, if known.
     """
     counted = {str(entry["id"]) for entry in (status.get("restarts") or {}).get("accounted") or []}
     back_offs = known(status)
@@ -93,8 +93,9 @@ def still_valid(
     pods: Mapping[str, ObservedPod],
     now: datetime,
 ) -> dict[str, PodBackOff]:
-    """Return the back-offs that still matter. `wanted`: name -> group of every pod the job should have; `hashes`:
-    template hash of each group."""
+    """Return the back-offs that still apply. `wanted`: name -> group of every pod of the job; `hashes`: template
+    hashes.
+    """
     valid = {}
     for name, back_off in back_offs.items():
         group, pod = wanted.get(name), pods.get(name)
@@ -107,17 +108,17 @@ def still_valid(
 
 
 def waiting(back_offs: Mapping[str, PodBackOff], now: datetime) -> dict[str, PodBackOff]:
-    """Return the back-offs of pods that are not made yet."""
+    """Return the back-offs of pods that are not created yet."""
     return {name: back_off for name, back_off in back_offs.items() if back_off.until > now}
 
 
 def requeue_after(back_offs: Mapping[str, PodBackOff], now: datetime) -> float | None:
-    """Return the seconds until the next pod may be made; None: none waits."""
+    """Return the seconds until the next pod may be created; None if none waits."""
     return min(((entry.until - now).total_seconds() for entry in waiting(back_offs, now).values()), default=None)
 
 
 def waiting_messages(back_offs: Mapping[str, PodBackOff], now: datetime) -> list[str]:
-    """Return sentences about the pods that wait, those that wait longest first."""
+    """Return sentences about the waiting pods, starting with the longest waits."""
     entries = sorted(waiting(back_offs, now).items(), key=lambda item: (-item[1].ends, item[0]))
     messages = [
         f"waits until {rfc3339(entry.until)} ({delay(entry.ends).total_seconds():.0f} s after it was last made) before "
@@ -146,7 +147,7 @@ def written(back_offs: Mapping[str, PodBackOff]) -> list[Json]:
 
 
 def _ran_well(pod: ObservedPod, now: datetime) -> bool:
-    """Return whether the last run of its container was a long one."""
+    """Return whether the last run of its container lasted at least RAN_WELL."""
     if pod.began is None:
         return False
     ended = pod.end.at if pod.end is not None and pod.end.at is not None and pod.end.at >= pod.began else now

@@ -1,12 +1,16 @@
-"""A job that cannot begin gives everything back, waits, and tries again: GPUs that are held for nothing help nobody.
+"""A job that cannot start releases its resources, waits, and tries again, so that it does not hold idle GPUs.
 
-A job cannot begin when pods that have a node are kept from starting (an image, a volume, an init container) for
-spec.runPolicy.podStartTimeoutSeconds, or when workers run while the coordinator never comes to have all it needs for
-spec.runPolicy.startTimeoutSeconds. Time without a node does not count: that is capacity, and a gang or a queue is what
-keeps the others from holding theirs. A pod that an iteration can do without is replaced alone, in its own back-off.
-The whole job ends its pods as for a suspension, the coordinator with its checkpoint first, and then its gang object and
-its queue's reservation go too. It tries again after FIRST, twice as long each time, to LONGEST (Kueue's figures for
-jobs whose pods do not get ready), or at once when its spec is edited. It counts towards no limit; the deadline goes on.
+A job cannot start in two cases. Scheduled pods do not start (an image, a volume, an init container) for
+spec.runPolicy.podStartTimeoutSeconds. Or workers run but the coordinator does not get all it needs for
+spec.runPolicy.startTimeoutSeconds. Time without a node does not count: that is a lack of capacity, and gangs and queues
+keep other pods from holding resources meanwhile. A pod that an iteration does not need is replaced alone, with its own
+back-off.
+
+The job ends its pods as for a suspension, with the coordinator's checkpoint first, and then its gang object and its
+reservation. It tries again after FIRST, then after twice as long each time, up to LONGEST (Kueue's values for jobs
+whose pods do not become ready), or at once after an edit of its spec. The attempts count towards no limit; the deadline
+continues.
+
 Rule: pure; computed from times in the pods, the reading and `status.release`.
 """
 
@@ -27,7 +31,7 @@ Json = dict[str, Any]
 FIRST: Final = timedelta(seconds=60)
 LONGEST: Final = timedelta(hours=1)
 MARGIN: Final = timedelta(seconds=60)
-"""Beyond startTimeoutSeconds: a coordinator restarts what is stuck at that time, which may be the cure."""
+"""Time beyond startTimeoutSeconds: a coordinator then restarts what is stuck, which may be the cure."""
 READ_LATELY: Final = timedelta(seconds=60)
 REASON_MAX: Final = 512
 _KEPT_FROM_STARTING: Final = IMAGE_REASONS | CONFIG_REASONS | {CREATING}
@@ -35,22 +39,22 @@ _KEPT_FROM_STARTING: Final = IMAGE_REASONS | CONFIG_REASONS | {CREATING}
 
 @dataclass(frozen=True)
 class StartBackOff:
-    """The last time a job gave everything back; it is kept until the job is at work again."""
+    """The latest release of all resources; stored until the job runs again."""
 
     attempts: int
-    """In a row."""
+    """Consecutive attempts."""
     since: datetime
     until: datetime
     generation: int
-    """metadata.generation it was decided for; another one is tried at once."""
+    """metadata.generation at the decision; a new generation is tried at once."""
     reason: str
 
     def holds(self, generation: int, now: datetime) -> bool:
-        """Return whether no pod is made now. `generation`: metadata.generation."""
+        """Return whether no pod is created now. `generation`: metadata.generation."""
         return generation == self.generation and now < self.until
 
     def message(self) -> str:
-        """Return why, and until when."""
+        """Return the reason and the time of the next attempt."""
         return (
             f"could not begin: {self.reason}. All pods are ended and their resources given back since "
             f"{rfc3339(self.since)}; tried again at {rfc3339(self.until)} (attempt {self.attempts + 1}), or at once "
@@ -69,7 +73,7 @@ class StartBackOff:
 
 
 def known(status: Mapping[str, Any]) -> StartBackOff | None:
-    """Return the back-off that `status.release` has; None when it has none."""
+    """Return the back-off in `status.release`; None if there is none."""
     stored = status.get("release") or {}
     since, until = time_of(stored.get("since")), time_of(stored.get("until"))
     if since is None or until is None:
@@ -85,7 +89,7 @@ def decided(
     generation: int,
     now: datetime,
 ) -> StartBackOff | None:
-    """Return the back-off that holds or was the last; a new one when the job has to give everything back now."""
+    """Return the current or latest back-off; a new one if the job must release its resources now."""
     if before is not None and before.holds(generation, now):
         return before
     why = _cannot_begin(job, pods.values(), reading, now)
@@ -98,7 +102,7 @@ def decided(
 
 
 def unable_to_start(job: RLHFJob, pods: Iterable[ObservedPod], now: datetime) -> list[ObservedPod]:
-    """Return the pods to replace that cannot start and that an iteration can do without: another node may do."""
+    """Return pods that cannot start and that an iteration does not need; they are replaced, perhaps on another node."""
     listed = list(pods)
     return _overdue(job, listed, now) if _enough(job, listed) else []
 
@@ -106,8 +110,7 @@ def unable_to_start(job: RLHFJob, pods: Iterable[ObservedPod], now: datetime) ->
 def requeue_after(
     job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading | None, now: datetime
 ) -> float | None:
-    """Return the seconds until a pod has been kept from starting for too long, or the coordinator has waited for too
-    long; None: neither will be."""
+    """Return the seconds until a pod or the coordinator has waited for too long; None if that will not happen."""
     listed = list(pods)
     limit = timedelta(seconds=job.spec.run_policy.pod_start_timeout_seconds)
     ends = [since + limit for pod in listed if (since := _kept_since(pod)) is not None and limit]
@@ -119,7 +122,7 @@ def requeue_after(
 
 
 def _cannot_begin(job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading | None, now: datetime) -> str:
-    """Return why no iteration can begin, though nothing lacks a node; empty: one can, or it is too early to tell."""
+    """Return why no iteration can start although all pods have nodes; empty if one can, or if it is too early."""
     listed = list(pods)
     overdue = _overdue(job, listed, now)
     if overdue and not _enough(job, listed):
@@ -139,7 +142,7 @@ def _cannot_begin(job: RLHFJob, pods: Iterable[ObservedPod], reading: Coordinato
 
 
 def _began(pods: Iterable[ObservedPod]) -> datetime | None:
-    """Return when the last of the pods that run began to; None: none runs."""
+    """Return when the last of the running pods started; None if none runs."""
     return max((pod.running for pod in pods if pod.running is not None and pod.active), default=None)
 
 
@@ -148,7 +151,7 @@ def _patience(job: RLHFJob) -> timedelta:
 
 
 def _lasting(message: str) -> str:
-    """Return the sentence without its seconds, which are others at the next reconcile."""
+    """Return the sentence without its seconds, which change with every reconcile."""
     return message.rpartition(" (")[0] or message
 
 
@@ -159,7 +162,7 @@ def _overdue(job: RLHFJob, pods: Iterable[ObservedPod], now: datetime) -> list[O
 
 
 def _kept_since(pod: ObservedPod) -> datetime | None:
-    """Return when it got its node, or its last run ended, if it is kept from starting; None: it is not."""
+    """Return when the pod got its node, or its last run ended, if it does not start; None otherwise."""
     if not pod.active or pod.scheduled is None or pod.waiting not in _KEPT_FROM_STARTING:
         return None
     ended = pod.end.at if pod.end is not None else None
@@ -167,6 +170,6 @@ def _kept_since(pod: ObservedPod) -> datetime | None:
 
 
 def _enough(job: RLHFJob, pods: Iterable[ObservedPod]) -> bool:
-    """Return whether what an iteration needs is up."""
+    """Return whether all pods that an iteration needs are ready."""
     up = [pod.group for pod in pods if pod.active and pod.ready]
     return all(up.count(Group(group)) >= count for group, count in members.minimum(job).items())

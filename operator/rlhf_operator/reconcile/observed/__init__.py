@@ -1,1 +1,1 @@
-"""What is observed of a job and its pods, read from what others wrote: records whose fields have types and bounds."""
+"""The observed state of a job and its pods: records with typed, bounded fields, read from what others wrote."""

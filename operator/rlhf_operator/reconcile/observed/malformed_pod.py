@@ -1,6 +1,6 @@
-"""The shape of a pod's body, as far as it is read: says in words where a body has another one.
+"""Describes how the body of a pod deviates from the expected form, for the fields that are read.
 
-Rule: looked at only when a body could not be read, so it may take its time. Fields that are not read are not looked at.
+Rule: runs only after a body could not be read, so it may be slow.
 """
 
 from collections.abc import Mapping
@@ -90,7 +90,7 @@ class _Pod(_Shape):
 
 
 def misshapen(body: Mapping[str, Any]) -> str:
-    """Return what is wrong with the shape of a pod's body; empty when nothing is."""
+    """Return how the form of a pod's body is wrong; empty if it is right."""
     try:
         bounded(body)
         _Pod.model_validate(body)

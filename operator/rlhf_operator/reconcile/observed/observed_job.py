@@ -1,6 +1,6 @@
-"""What reconcile is given with the job: everything that was observed of it, as of one moment.
+"""The input of reconcile besides the job: everything that was observed of it at one moment.
 
-Rule: data only. What is not known is absent, never guessed.
+Rule: data only. Unknown values are absent, never guessed.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ NOT_AT_WORK: Final = frozenset({"Starting", "Recovering"})
 
 @dataclass(frozen=True)
 class CoordinatorReading:
-    """The coordinator's own status (`JobStatus` of control.proto), and when it was read."""
+    """The coordinator's status (`JobStatus` of control.proto) and the time of its reading."""
 
     at: datetime
     phase: str
@@ -36,40 +36,40 @@ class CoordinatorReading:
     last_checkpoint: str = ""
     waiting_for: tuple[str, ...] = ()
     sample_failures: tuple[str, ...] = ()
-    """Of the iteration: samples that workers failed on, and what follows, newest first."""
+    """Samples of the iteration on which workers failed, with the consequence, newest first."""
     lost_trackers: tuple[str, ...] = ()
-    """Trackers of metrics that this coordinator gave up, and why, newest first."""
+    """Trackers that this coordinator gave up, with the reason, newest first."""
     warnings: tuple[str, ...] = ()
-    """What the coordinator warned of at the job's start."""
+    """The coordinator's warnings at the job's start."""
     pool: tuple[str, ...] = ()
     """Workers of the migration pool."""
     threshold: int = 0
-    """Unfinished samples at which the tail moves; 0: never."""
+    """Number of unfinished samples at which the tail moves; 0: never."""
     released: int = 0
-    """Generation workers that score meanwhile."""
+    """Number of generation workers that score meanwhile."""
     streams: int = 0
-    """Workers that hold a session with the coordinator."""
+    """Number of workers with a session with the coordinator."""
     lock_shared: bool = False
-    """Other nodes see the lock of the journal."""
+    """Whether other nodes see the lock of the journal."""
     lock_doubt: str = ""
-    """Why that is not known."""
+    """Reason why that is not known."""
     silent: Mapping[str, datetime] = field(default_factory=dict)
-    """Workers that the coordinator has lost -> when it last heard of them."""
+    """Workers that the coordinator has lost -> time of their last message."""
     engines: Mapping[str, int] = field(default_factory=dict)
-    """Engine and why it is this one, in words -> workers that decode by it."""
+    """Engine with the reason for its choice -> number of workers that decode with it."""
     fusion: str = ""
-    """The inter-stage fusion in force, in words."""
+    """Summary of the current inter-stage fusion."""
     speculation: str = ""
-    """What drafts do, in words with numbers."""
+    """Summary of the effect of drafts, with numbers."""
     speculation_switched: str = ""
-    """When and why drafting was last switched off or on; empty: this coordinator has not seen it."""
+    """Time and reason of the last switch of drafting; empty if this coordinator has not switched it."""
     predicted_seconds: float = 0.0
-    """Of generation and inference under it; 0: not predicted."""
+    """Predicted seconds of generation and inference with that fusion; 0 if not predicted."""
 
     def says_else(self, other: "CoordinatorReading") -> bool:
-        """Return whether a later reading is news: in more than times, which pass by themselves.
+        """Return whether a later reading is news, that is, differs in more than elapsed times.
 
-        What a coordinator at work waits for is shown to nobody.
+        The list that a working coordinator waits for does not count, because it is not shown.
         """
         same: dict[str, Any] = {"at": self.at, "seconds_left": self.seconds_left, "silent": self.silent}
         if self.phase not in NOT_AT_WORK:
@@ -79,42 +79,42 @@ class CoordinatorReading:
 
 @dataclass(frozen=True)
 class ObservedJob:
-    """The world as far as one job is concerned."""
+    """The cluster from the view of one job."""
 
     pods: Mapping[str, ObservedPod] = field(default_factory=dict)
-    """Name -> pod; all that carry the job's label and are controlled by it."""
+    """Name -> pod, for all pods with the job's label that it controls."""
     ended: tuple[ObservedPod, ...] = ()
-    """Pods of it that were deleted and are gone, and that no reconcile has accounted for yet."""
+    """Deleted pods of the job that no reconcile has accounted for yet."""
     taken: frozenset[str] = frozenset()
-    """Names of pods that are not in `pods`: those of an earlier job of the same name, which are on their way out, those
-    of somebody else, and those that cannot be read."""
+    """Names of pods that are not in `pods`: pods of an earlier job of the same name, of somebody else, or unreadable.
+    """
     unreadable: tuple[tuple[str, UnreadableObject], ...] = ()
     """(kind, what) of objects of the job that cannot be read."""
     deleted: tuple[DeletedObject, ...] = ()
-    """Objects other than pods whose deletion is asked for, and that finalizers keep."""
+    """Objects other than pods that are being deleted and that finalizers delay."""
     applied: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """(kind, name) -> fingerprint of what was applied, of the objects other than pods that exist."""
+    """(kind, name) -> fingerprint of the applied manifest, for existing objects other than pods."""
     stored_revision: StoredRevision = field(default_factory=StoredRevision)
-    """What the job's ConfigMap holds of what it runs by."""
+    """The stored revision in the job's ConfigMap."""
     certificates_expire: datetime | None = None
-    """When the certificate in the job's Secret should be replaced; None when there is no usable Secret."""
+    """Time to replace the certificate in the job's Secret; None if there is no usable Secret."""
     reading: CoordinatorReading | None = None
     unreachable: str = ""
-    """Why the coordinator could not be read the last time."""
+    """Reason why the last reading of the coordinator failed."""
     refusals: Mapping[str, str] = field(default_factory=dict)
     """Object name -> why the API server refused it the last time it was applied."""
     api_failure: str = ""
-    """What is said of reconciles that the API server ended, several in a row; empty: it does what is asked."""
+    """Message about consecutive reconciles that the API server ended; empty if there are none."""
     occupied: Mapping[str, str] = field(default_factory=dict)
-    """`Service job` -> `service/job`, as kubectl has it: what others have under names that the job's objects need."""
+    """Objects of others with names that the job needs: `Service job` -> `service/job`, its name for kubectl."""
     dry_run_problem: str = ""
-    """Why the API server would take no pods made from the job's templates, by a dry run; empty: it would."""
+    """Reason why a dry run of the job's pods was refused; empty if it was not."""
     status_written: datetime | None = None
-    """When this process last wrote the status."""
+    """Time when this process last wrote the status."""
     images: Images = field(default_factory=Images)
     home: str = ""
-    """The operator's namespace; empty where it runs outside of the cluster."""
+    """Namespace of the operator; empty outside the cluster."""
     served: ServedApis = field(default_factory=ServedApis)
     """APIs of schedulers and queues that can be used."""
     queue: QueueState | None = None
-    """What the job's queue says of it; None when no queue says anything."""
+    """State of the job's queue; None without a queue."""

@@ -1,6 +1,6 @@
-"""A pod as reconcile sees it: a small record of what decisions read, not the body. `pod_parsing` makes it.
+"""The observed pod: a small record of the fields that decisions read. `pod_parsing` creates it.
 
-Rule: data only. A thousand pods a job are kept in memory as these.
+Rule: data only. The operator holds a thousand of them per job in memory.
 """
 
 from dataclasses import dataclass, field
@@ -11,42 +11,42 @@ from rlhf_common import names
 from rlhf_operator.reconcile.observed.termination_log import FinalReport
 
 PATIENCE: Final = timedelta(seconds=10)
-"""Time a new pod may be without a node: claims are bound, and nodes appear, within seconds."""
+"""Time for which a new pod may have no node; claims are bound, and nodes appear, within seconds."""
 INIT_FAILED: Final = "Init:Error"
-"""Reason of a pod whose init container fails, as kubectl shows it; the kubelet runs it again."""
+"""Reason of a pod with a failing init container, as in kubectl; the kubelet restarts it."""
 INIT_RUNS: Final = "Init:Running"
-"""Reason of a pod whose init container runs and is not done; the message has its name and since when."""
+"""Reason of a pod with a running init container; the message has its name and start."""
 IMAGE_REASONS: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
-"""Reasons of a container whose image cannot be had."""
+"""Reasons of a container whose image cannot be pulled."""
 CONFIG_REASONS: Final = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", INIT_FAILED}
 )
-"""Reasons of a container that cannot be started as it is."""
+"""Reasons of a container that cannot be started in its present form."""
 CREATING: Final = "ContainerCreating"
-"""Reason of a container whose image or volumes are not there yet."""
+"""Reason of a container whose image or volumes are not ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodEnd:
-    """Our container ended, or the pod failed as a whole (then `code` is None)."""
+    """The end of our container, or of the whole pod (then `code` is None)."""
 
     id: str
-    """Tells this end from every other."""
+    """Unique id of this end."""
     code: int | None
     reason: str
-    """OOMKilled, Error, Completed; of a pod Evicted, UnexpectedAdmissionError, ..."""
+    """OOMKilled, Error, Completed; for a pod Evicted, UnexpectedAdmissionError, ..."""
     message: str
-    """The last lines of the log, or why the kubelet ended it."""
+    """The last lines of the log, or the kubelet's reason for ending the pod."""
     at: datetime | None
     report: FinalReport | None = None
-    """Of a coordinator: its last one."""
+    """Final report of a coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedPod:
-    """What is observed of one pod."""
+    """The observed fields of one pod."""
 
     name: str
     uid: str
@@ -55,50 +55,50 @@ class ObservedPod:
     phase: str
     """Pending, Running, Succeeded, Failed, Unknown."""
     owner: str = ""
-    """uid of the object that controls it; empty: none does."""
+    """uid of the object that controls it; empty if there is none."""
     version: int = field(default=0, compare=False)
-    """resourceVersion; a later one is newer. Two that differ in nothing else are the same to every decision."""
+    """resourceVersion; larger is newer. It is ignored in comparisons."""
     epoch: int = 0
     ready: bool = False
     address: str = ""
     created: datetime | None = None
     deletion: datetime | None = None
-    """When its grace ends, once its deletion is asked for."""
+    """End of its grace period, once its deletion is requested."""
     grace: int = 0
-    """Seconds of that grace."""
+    """Length of the grace period in seconds."""
     unschedulable: str = ""
-    """The scheduler's words when no node can take it."""
+    """The scheduler's message if no node fits."""
     unscheduled: datetime | None = None
-    """Since when."""
+    """Time since when no node fits."""
     scheduled: datetime | None = None
-    """When it got its node."""
+    """Time when it got its node."""
     waiting: str = ""
-    """Reason our container waits: ImagePullBackOff, CrashLoopBackOff, ContainerCreating, ..."""
+    """Reason why our container waits: ImagePullBackOff, CrashLoopBackOff, ContainerCreating, ..."""
     waiting_message: str = ""
     running: datetime | None = None
-    """Since when our container runs."""
+    """Start of our running container."""
     end: PodEnd | None = None
-    """The newest end of our container, or of the pod."""
+    """The latest end of our container, or of the pod."""
     template_hash: str = ""
-    """Of the user's template that it was made from; empty: made before there were any."""
+    """Hash of the user's template that it was created from; empty for a pod older than these hashes."""
     pooled: bool = False
-    """It carries the label of the migration pool."""
+    """Whether it has the label of the migration pool."""
     conditions: frozenset[tuple[str, str]] = frozenset()
-    """(type, status) of its conditions, but for those that every pod goes through when it starts."""
+    """(type, status) of its conditions, without those of a normal start."""
     done: bool = False
-    """Our container has ended for good: the kubelet does not start it again, whatever else runs in the pod."""
+    """Whether our container has ended and the kubelet will not restart it, even if other containers run."""
     accompanied: bool = False
-    """A container beside ours has not ended."""
+    """Whether another container of the pod has not ended."""
     finalizers: tuple[str, ...] = ()
-    """Names for which the API server keeps the pod after its end; the operator sets none."""
+    """Finalizers for which the API server keeps the pod after its end; the operator sets none."""
     gates: tuple[str, ...] = ()
-    """Names of the scheduling gates that keep the scheduler from looking at it."""
+    """Scheduling gates that keep the scheduler from considering it."""
     disruption: str = ""
     """Reason of its DisruptionTarget condition, or OutOfcpu, NodeLost, ...: not the job's fault."""
     disruption_message: str = ""
-    """What is said of that disruption."""
+    """Message of that disruption."""
     began: datetime | None = None
-    """When our container's present run began, or its last one."""
+    """Start of our container's current or last run."""
 
     @property
     def over(self) -> bool:
@@ -107,23 +107,23 @@ class ObservedPod:
 
     @property
     def lingers(self) -> bool:
-        """Return whether a container beside ours still runs although ours has ended for good."""
+        """Return whether another container still runs although ours has ended permanently."""
         return self.done and self.accompanied
 
     @property
     def active(self) -> bool:
-        """Return whether it runs or may run, and nobody asked for its deletion."""
+        """Return whether it runs or may run, and its deletion is not requested."""
         return not self.over and self.deletion is None
 
     def stuck(self, now: datetime) -> bool:
-        """Return whether no node can take it, and not only because volumes are still being bound."""
+        """Return whether no node fits, for longer than volumes take to be bound."""
         return bool(self.unschedulable) and self.active and (self.created is None or now - self.created >= PATIENCE)
 
     def gated(self, now: datetime) -> bool:
-        """Return whether a scheduling gate keeps it back, for longer than whoever admits pods needs."""
+        """Return whether scheduling gates block it, for longer than an admission takes."""
         return bool(self.gates) and self.active and (self.created is None or now - self.created >= PATIENCE)
 
     @property
     def deletion_asked(self) -> datetime | None:
-        """Return when its deletion was asked for; None: it was not."""
+        """Return the time of the deletion request; None if there was none."""
         return None if self.deletion is None else self.deletion - timedelta(seconds=self.grace)

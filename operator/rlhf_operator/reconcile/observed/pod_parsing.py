@@ -1,15 +1,15 @@
-"""From a pod's body to its record, or to why there is none; and whose fault it is when a pod failed as a whole.
+"""Parses the body of a pod, and decides whether a pod that failed as a whole failed because of a disruption.
 
-Labels, annotations and termination logs are written by anybody who may make a pod: a body becomes a record whose fields
-have their types and bounds, fields that are absent included, or an `UnreadableObject` that says what is wrong with it.
-Hundreds are read a second, so a body is read as if it were well formed; one that is not raises somewhere, and only then
-`malformed_pod` looks where.
+Anybody who may create pods writes their labels, annotations and termination logs. A body becomes a record with typed,
+bounded fields, or an `UnreadableObject` with the problem. Hundreds of bodies are read per second, so the parser assumes
+a well-formed body. If it raises, `malformed_pod` finds the place.
 
-What somebody else did to a pod that ran (preemption, drain, pressure on the node, a lost node) has the condition
-DisruptionTarget since Kubernetes 1.26. Without it are: a pod that its node refused before anything of it ran, which is
-the node's matter as long as the reason is the node's state and not what the pod asks for; and a pod that was evicted or
-ended for what it did itself (an emptyDir's sizeLimit, limits of ephemeral storage, its own deadline).
-Rule: pure and total. A reason that nobody knows is the pod's own, so that it counts and cannot go on for ever.
+Since Kubernetes 1.26 the condition DisruptionTarget marks a running pod that others ended (preemption, drain, node
+pressure, lost node). Two kinds of failed pods lack it. One was refused by its node before it ran; that is a disruption
+if the reason is the state of the node rather than the pod's request. The other was evicted or ended for its own
+behaviour (an emptyDir's sizeLimit, limits of ephemeral storage, its own deadline).
+
+Rule: pure and total. An unknown reason counts as the pod's own, so that it is counted and cannot recur forever.
 """
 
 from collections.abc import Mapping
@@ -41,23 +41,23 @@ from rlhf_operator.untrusted import (
 Json = Mapping[str, Any]
 
 CONTAINER_ID_SHOWN: Final = 16
-"""Characters of a container's id that are kept; enough to tell the containers of one pod apart."""
+"""Characters of a container's id that are stored; enough to distinguish the containers of a pod."""
 MESSAGE_KEPT: Final = 600
-"""Characters of a message that are kept, such as the words of a scheduler."""
+"""Characters of a message that are stored, such as the scheduler's."""
 WORD_KEPT: Final = 128
-"""Characters of a reason, of a condition's type, of a fingerprint."""
+"""Characters of a reason, a condition's type or a fingerprint."""
 INDEX_MAX: Final = 10**9
-"""Of an index or an epoch in a label."""
+"""Largest index or epoch in a label."""
 GRACE_MAX: Final = 10**9
-"""Seconds, 30 years: a template may ask for more than a time can hold."""
+"""Longest grace period in seconds, 30 years; a template may ask for more than a datetime can represent."""
 UID_MAX: Final = 40
 """Characters of a uid; the API server's have 36."""
 NAMES_KEPT: Final = 8
-"""Finalizers, or scheduling gates, that are kept."""
+"""Finalizers, or scheduling gates, that are stored."""
 CODE_MAX: Final = 2**32
-"""Exit codes are 32 bits wide, with or without a sign."""
+"""Bound of exit codes, which have 32 bits, with or without a sign."""
 GONE: Final = frozenset({"NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated"})
-"""Reasons of pods that ran; the condition goes with most of them."""
+"""Reasons of pods that ran; most of them also have the condition."""
 REFUSED: Final = frozenset(
     {
         "InvalidNodeInfo",
@@ -72,13 +72,15 @@ REFUSED: Final = frozenset(
         "VolumeAttachmentLimitExceeded",
     }
 )
-"""Reasons of the kubelet's admission that are the node's state: taken meanwhile, labelled anew, a sick device plugin.
-SysctlForbidden, AppArmor, PodOSNotSupported and their like are no node's fault, and no other node of its kind helps."""
+"""Reasons of the kubelet's admission that depend on the node's state: resources taken meanwhile, changed labels, a
+failed device plugin. SysctlForbidden, AppArmor, PodOSNotSupported and similar reasons are not the node's fault, and
+other nodes of its kind would not help.
+"""
 LACKING: Final = "OutOf"
-"""Beginning of such a reason: OutOfcpu, OutOfnvidia.com/gpu."""
+"""Prefix of such a reason: OutOfcpu, OutOfnvidia.com/gpu."""
 EVICTED: Final = "Evicted"
 PRESSURE: Final = "The node had condition: ["
-"""In the words by which a node under pressure refuses a pod, with the reason of an eviction."""
+"""Text of a node under pressure that refuses a pod with the reason of an eviction."""
 _GROUPS: Final[Mapping[str, names.Group]] = {group.value: group for group in names.Group}
 _START_UP: Final = frozenset(START_UP)
 _NONE: Final[frozenset[tuple[str, str]]] = frozenset()
@@ -89,7 +91,7 @@ _PHASES: Final = {phase: phase for phase in ("Pending", "Running", "Succeeded", 
 
 
 def pod_of(body: Json) -> ObservedPod | UnreadableObject:
-    """Return the record of a pod's body, or why there is none."""
+    """Return the record of a pod's body, or the reason why there is none."""
     try:
         return _pod(body)
     except UnreadableError as error:
@@ -113,7 +115,7 @@ def _pod(body: Json) -> ObservedPod:
     name, uid, address, owner = meta["name"], meta["uid"], status.get("podIP") or "", owner_of(meta)
     reason, message = (waiting.get("reason") or "")[:WORD_KEPT], (waiting.get("message") or "")[:MESSAGE_KEPT]
     template = ((meta.get("annotations") or {}).get(names.ANNOTATION_TEMPLATE) or "")[:WORD_KEPT]
-    # Fails when one of them is no text.
+    # join() raises if one of them is not a text.
     if not "".join((reason, message, template)).isascii():
         reason, message = clean(reason), clean(message)
     if not "".join((name, uid, address)).isascii() or len(name) > NAME_MAX or len(uid) > UID_MAX:
@@ -177,18 +179,18 @@ def _telling(conditions: Mapping[str, Json]) -> frozenset[tuple[str, str]]:
 
 
 def _word(value: object) -> str:
-    """Return a reason or a type, or what stands for one."""
+    """Return a reason or a type as text."""
     return clean(value[:WORD_KEPT]) if isinstance(value, str) else "" if value is None else shown(value)
 
 
 def _words(value: object) -> str:
-    """Return a message."""
+    """Return a message as text."""
     return clean(value[:MESSAGE_KEPT]) if isinstance(value, str) else "" if value is None else shown(value)
 
 
 @lru_cache(maxsize=1024)
 def _interned(conditions: frozenset[tuple[str, str]]) -> frozenset[tuple[str, str]]:
-    """Return one object for all pods that have the same conditions: most of them do."""
+    """Return one shared object for pods with equal conditions, which most are."""
     return conditions
 
 
@@ -200,9 +202,9 @@ def _our_container(status: Json) -> Json:
 
 
 def _ended_for_good(spec: Json, container: Json, *, deleted: bool) -> bool:
-    """Return whether our container has ended and the kubelet does not start it again.
+    """Return whether our container has ended and the kubelet will not restart it.
 
-    `container`: its status; `deleted`: the deletion of the pod is asked for, after which nothing is started.
+    `container`: its status. `deleted`: whether deletion of the pod is requested, after which no container starts.
     """
     ended = (container.get("state") or {}).get("terminated")
     if not ended:
@@ -213,7 +215,7 @@ def _ended_for_good(spec: Json, container: Json, *, deleted: bool) -> bool:
 
 
 def _others_run(status: Json) -> bool:
-    """Return whether a container beside ours has not ended; a native sidecar is an init container that runs."""
+    """Return whether another container has not ended; a native sidecar is a running init container."""
     others = (each for each in status.get("containerStatuses") or () if each.get("name") != CONTAINER)
     if not all((other.get("state") or {}).get("terminated") for other in others):
         return True
@@ -221,18 +223,16 @@ def _others_run(status: Json) -> bool:
 
 
 def _names(values: Any) -> tuple[str, ...]:
-    """Return the first of a list of names."""
+    """Return the first names of a list."""
     return tuple(map(_word, values[:NAMES_KEPT])) if values else ()
 
 
 def _init_problem(spec: Json, status: Json) -> Json | None:
-    """Return why an init container of the template keeps ours from starting, as the `waiting` state of ours; None: none
-    does.
-    """
+    """Return the `waiting` state of our container that an init container causes; None if none does."""
     inits = status.get("initContainerStatuses") or []
     sidecars = {each["name"] for each in spec.get("initContainers") or () if each.get("restartPolicy") == "Always"}
     if inits and ((inits[0].get("state") or {}).get("waiting") or {}).get("reason") == "PodInitializing":
-        # None has begun, so the pod waits for volumes, its network or an image, as one without them does.
+        # No init container has started, so the pod waits for volumes, its network or an image like any other pod.
         return {"reason": "ContainerCreating"}
     for container in inits:
         name, state = _word(container.get("name")), container.get("state") or {}
@@ -243,7 +243,7 @@ def _init_problem(spec: Json, status: Json) -> Json | None:
             return {"reason": INIT_FAILED, "message": f"{name} ended with exit code {_code(ended)}: {last}"}
         if waiting.get("message"):
             return {"reason": waiting.get("reason"), "message": f"init container {name}: {_words(waiting['message'])}"}
-        # A sidecar that has started goes on beside the others; a kubelet says of all that run that they have started.
+        # A started sidecar keeps running beside the others. The kubelet sets `started` for every running container.
         started = name in sidecars and container.get("started")
         if (running := state.get("running")) and not started:
             return {"reason": INIT_RUNS, "message": f"{name} {_word(running.get('startedAt'))}"}
@@ -264,7 +264,7 @@ def _unschedulable(condition: Json) -> str:
 
 
 def _disruption(status: Json, conditions: Mapping[str, Json]) -> tuple[str, str]:
-    """Return (why the pod was taken away, what is said of it); empty: it was not, or by its own fault."""
+    """Return (reason, message) of the disruption that ended the pod; empty if there was none."""
     reason, message = _word(status.get("reason")), _words(status.get("message")).strip()
     target = conditions.get("DisruptionTarget") or {}
     if target.get("status") == "True":
@@ -291,7 +291,7 @@ def _end(uid: str, status: Json, container: Json) -> PodEnd | None:
     at = moment(ended.get("finishedAt"), "status.containerStatuses: finishedAt")
     report = last_report(log) if isinstance(log, str) else None
     if phase == "Failed" and reason:
-        # The kubelet ended what ran, so its words count and not the exit code; it may have message of that end before.
+        # The kubelet ended the pod, so its reason counts and not the exit code. The container may have ended before.
         known = name if _code(_ended(container, "state")) else uid
         return PodEnd(known, None, reason, message, at, report)
     return PodEnd(
@@ -304,7 +304,7 @@ def _ended(container: Json, state: str) -> Json:
 
 
 def disrupted(reason: str, message: str) -> bool:
-    """Return whether a failed pod without the condition DisruptionTarget failed by no fault of what ran in it."""
+    """Return whether a failed pod without the condition DisruptionTarget failed through no fault of its own."""
     if reason == EVICTED:
         return PRESSURE in message
     return reason in GONE or reason in REFUSED or reason.startswith(LACKING)

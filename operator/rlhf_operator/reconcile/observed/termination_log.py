@@ -1,9 +1,10 @@
-"""The end of a container's log, which the kubelet keeps in the pod's status: lines to read, and the last report.
+"""Parses the end of a container's log, which the kubelet stores in the pod's status: readable lines and the last
+report.
 
-Rule: pure and total. Our processes write one JSON object a line, of which people want the words; a line that the
-kubelet cut at its front is saved as far as it goes. But code of users writes to the same log, so a line may hold
-anything: what is no report of the form below is none, and its line is shown like any other. The pod may be gone a
-minute later, so what is kept here is all that is left.
+Rule: pure and total. Our processes write one JSON object per line, of which people need the message. A line that the
+kubelet cut at its start is used as far as possible. Users' code writes to the same log, so a line may contain anything:
+a malformed report is shown like any other line. The pod may be deleted a minute later, so nothing else of the log
+remains.
 """
 
 import re
@@ -14,40 +15,40 @@ from typing import Any, Final
 from rlhf_operator.untrusted import UnreadableError, clean, loads, shown, text, whole
 
 READ: Final = 16 * 1024
-"""Characters of a log that are looked at; the kubelet gives 4 KiB."""
+"""Characters of a log that are read; the kubelet provides 4 KiB."""
 KEPT: Final = 1000
-"""Characters of a log that are kept: the last lines of a traceback; a thousand pods a job are in memory."""
+"""Characters of a log that are stored: the end of a traceback. A thousand pods per job are in memory."""
 ITERATION_MAX: Final = 2**31 - 1
-"""Of a report, as in control.proto."""
+"""Largest iteration of a report, as in control.proto."""
 PATH_MAX: Final = 4096
-"""Characters of a path, as Linux takes them."""
+"""Characters of a path, as in Linux."""
 METRICS_MAX: Final = 512
 """Metrics of a report; the coordinator has some dozens."""
 METRIC_NAME_MAX: Final = 64
 """Characters of a metric's name."""
 METRIC_MAX: Final = 1e300
-"""Of a metric's value: six digits of it can still be written."""
+"""Largest value of a metric, so that six digits of it can be written."""
 _ESCAPE: Final = 6
-"""Longest escape of JSON, which a cut may fall into."""
+"""Length of the longest JSON escape, which a cut may split."""
 
 _TEXT: Final = re.compile(r'"(message|traceback)": ("(?:[^"\\]|\\.)*")')
-"""A text of an object that was cut before it."""
+"""A text in an object that was cut before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinalReport:
-    """What a coordinator says last: as its status, which nobody could read after it."""
+    """A coordinator's final report, like its status, which can no longer be read."""
 
     iteration: int
     """Iterations trained."""
     checkpoint: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of the last iteration."""
+    """Metrics of the last iteration."""
 
 
 def readable(log: str) -> str:
-    """Return the last lines, in plain words; the very last says why the process ended."""
-    # Of a traceback's marks below the line nothing is left without the line's own place.
+    """Return the last lines as plain text; the very last says why the process ended."""
+    # Marks below a line of a traceback are useless without its position.
     lines = [line for entry in log[-READ:].splitlines() for line in _lines(entry) if line.strip(" ^~")]
     shown_log = clean("\n".join(lines))
     if len(shown_log) <= KEPT:
@@ -57,7 +58,7 @@ def readable(log: str) -> str:
 
 
 def last_report(log: str) -> FinalReport | None:
-    """Return the coordinator's report, when it came to that; None when the last one has another form."""
+    """Return the coordinator's last report; None if there is none or it is malformed."""
     for line in reversed(log[-READ:].splitlines()):
         report = _entry(line).get("report")
         if isinstance(report, dict):
@@ -83,7 +84,7 @@ def metrics(entries: Any) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in list(numbers.items())[:METRICS_MAX]
-        if -METRIC_MAX <= value <= METRIC_MAX  # an integer of 400 digits is no float, and nothing compares to NaN
+        if -METRIC_MAX <= value <= METRIC_MAX  # an integer of 400 digits is no float, and no comparison with NaN holds
     }
 
 
@@ -107,7 +108,7 @@ def _lines(line: str) -> Iterator[str]:
 
 def _message_lines(entry: Mapping[str, Any]) -> Iterator[str]:
     trace = _words(entry.get("traceback")).rstrip().splitlines()
-    # It ends with the error, which the message says too, and says better.
+    # The traceback ends with the error, which the message describes better.
     yield from trace[:-1] if "message" in entry else trace
     if "message" in entry:
         yield _words(entry["message"])
@@ -118,7 +119,7 @@ def _words(value: Any) -> str:
 
 
 def _cut(line: str) -> str:
-    """Return what is left of an object that the kubelet cut inside its last text."""
+    """Return the rest of an object that the kubelet cut inside its last text."""
     for skipped in range(_ESCAPE):
         rest = loads(f'"{line[skipped:-1]}')
         if isinstance(rest, str):

@@ -1,1 +1,1 @@
-"""What a job runs by, kept from its start to its end: `pinning` decides when it changes."""
+"""The revision that a job runs with from its start to its end: `pinning` decides when it changes."""

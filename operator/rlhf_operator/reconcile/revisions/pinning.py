@@ -1,16 +1,16 @@
-"""When a job gets another revision (`revision`): at a start, and by its user's edits; never by the operator's version.
+"""Decides when a job gets another revision: at a start and by its user's edits, never by an upgrade of the operator.
 
-- A job that has no pod and no status.startTime is not started: it has never been, or was suspended or evicted to the
-  end. It runs by whatever this operator makes of it, with this operator's images.
-- From then on its revision is kept. An edit is what differs between the job as it was stored with the revision and as
-  it is stored now, both read by this version: so a default that is new is none. What the edit changes in what this
-  version makes is changed in what the revision holds; the rest stays as it is. A field that the revision's version did
-  not know waits for the next start.
-- A job that runs and whose revision is lost gets one that this version makes, with the images that its status names.
+- A job without pods and status.startTime is not started: it is new, or was fully suspended or evicted. It gets a
+  revision of this version of the operator, with its images.
+- After its start the revision stays. An edit is the difference between the job stored in the revision and the current
+  one, both parsed by this version, so a new default is not an edit. The edit's effect on this version's result is
+  applied to the revision; the rest stays unchanged. A field that the revision's version did not know waits for the
+  next start.
+- A running job whose revision is lost gets one of this version, with the images that its status names.
 
-Rule: pure. A rule that a newer version adds does not stop a job that runs: an edit is refused for what it breaks
-itself. When the operator dies after the status of a start was written and before its ConfigMap, a job may start by the
-revision of its last start.
+Rule: pure. A rule that a newer version adds does not stop a running job: an edit is refused for what it breaks itself.
+If the operator dies after writing the status of a start and before its ConfigMap, a job may start with the revision of
+its previous start.
 """
 
 import json
@@ -51,35 +51,37 @@ from rlhf_operator.stored_job import UNREADABLE
 Json = dict[str, Any]
 
 _STORED: Final = ("name", "namespace", "uid", "labels")
-"""Metadata of a job that its objects are made from."""
+"""Metadata of a job that its objects are created from."""
 _PODS_ROOT: Final = Path("/")
 
 
 @dataclass(frozen=True)
 class PinnedJob(ParsedJob):
-    """A parsed job, with the revision that it runs by."""
+    """A parsed job with the revision that it runs with."""
 
     stored_revision: StoredRevision = field(default_factory=StoredRevision)
-    """The revision that the job is to have; empty: no pod is made."""
+    """The job's new revision; if empty, no pod is created."""
     status: Mapping[str, str] = field(default_factory=dict)
     """`status.revision`."""
     hashes: Mapping[Group, str] = field(default_factory=dict)
-    """By which pods are outdated."""
+    """Hashes by which outdated pods are recognised."""
     fingerprints: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """(kind, name) -> fingerprint of what pods need, without the Secret; the objects themselves would fill memory."""
+    """(kind, name) -> fingerprint of the objects that pods need, without the Secret. The objects would take more
+    memory.
+    """
     note: str = ""
-    """What the user should know of the revision."""
+    """Note for the user about the revision."""
     settled: bool = False
-    """The job has it already: nothing about it is to be judged again."""
+    """Whether the job already has this revision, so that it is not validated again."""
 
     @property
     def revision(self) -> Revision | None:
-        """Return the revision unpacked, for when pods or objects are made from it; None when there is none."""
+        """Return the unpacked revision, to create pods or objects from it; None if there is none."""
         return trusted(self.stored_revision, (self.status.get("digest", ""),))
 
 
 def pin_revision(parsed: ParsedJob, stored: Mapping[str, Any], observed: ObservedJob) -> PinnedJob:
-    """Return a stored job with the revision that it is to have."""
+    """Return a stored job with its revision."""
     if parsed.job is None and (stored.get(UNREADABLE) or too_deep(dict(stored))):
         return _without(parsed)
     status, images = stored.get("status") or {}, observed.images
@@ -94,7 +96,7 @@ def pin_revision(parsed: ParsedJob, stored: Mapping[str, Any], observed: Observe
 
 
 def _started_by(status: Mapping[str, Any], images: Images) -> Images:
-    """Return the images that the status of a job names, else `images`. The user is the one of now."""
+    """Return the images that the status of a job names, else `images`. The user is the current one."""
     named = status.get("revision")
     if not named:
         return images
@@ -107,7 +109,7 @@ def _without(parsed: ParsedJob) -> PinnedJob:
 
 @cached(REMEMBERED)
 def _started(text: str, images: Images, home: str) -> PinnedJob:
-    """Return the job with the revision that this version makes."""
+    """Return the job with a revision of this version."""
     stored = json.loads(text)
     job = parse_job(stored).job
     assert job is not None
@@ -120,7 +122,7 @@ def _started(text: str, images: Images, home: str) -> PinnedJob:
 
 @cached(REMEMBERED)
 def _held(text: str, kept: StoredRevision, vouched: tuple[str, ...], home: str) -> PinnedJob | None:
-    """Return the job with the revision that it has and its user's edits; None when it has none."""
+    """Return the job with its revision and its user's edits; None if it has none."""
     revision = trusted(kept, vouched)
     if revision is None:
         return None
@@ -146,15 +148,15 @@ def _held(text: str, kept: StoredRevision, vouched: tuple[str, ...], home: str) 
 
 
 def _problem(stored: Json) -> str:
-    """Return what is wrong with a job. What is wrong before an edit and after it is not for the edit to put right.
+    """Return the problems of a job. An edit need not correct problems that existed before it.
 
-    With a definition that is newer than this operator, fields that it does not know are in every stored object.
+    If the definition is newer than this operator, every stored object has fields that it does not know.
     """
     return parse_job({**stored, "spec": pruned(stored["spec"], spec_schema())}).problem
 
 
 def _edited(then: RLHFJob, now: RLHFJob, stored: Json, revision: Revision) -> Revision | None:
-    """Return `revision` with what its user changed; None when a group is to have pods that cannot be made."""
+    """Return `revision` with its user's edits; None if a group would have pods that cannot be created."""
     images = revision.images
     computed = {group: (template_hash(then, group), template_hash(now, group)) for group in group_sizes(now)}
     hashes = {group: revision.hashes.get(group, new) if old == new else new for group, (old, new) in computed.items()}
@@ -179,7 +181,7 @@ def _edited(then: RLHFJob, now: RLHFJob, stored: Json, revision: Revision) -> Re
 def _carried(
     held: Mapping[Group, Json], then: Mapping[Group, Json], now: Mapping[Group, Json], changed: Collection[Group]
 ) -> dict[Group, Json]:
-    """Return one pod of each group with its user's edits; `changed`: groups whose template is another one now."""
+    """Return one pod of each group with its user's edits; `changed`: groups whose template was edited."""
     pods = {group: pod for group, pod in held.items() if group not in changed} | dict(now)
     for group in pods.keys() & now.keys() & held.keys():
         if group in then:
@@ -211,7 +213,7 @@ def _of(job: RLHFJob, revision: Revision, home: str) -> PinnedJob:
 
 
 def _waiting(job: RLHFJob, base: Json) -> str:
-    """Return a note on the fields that the user set and that wait for the next start; empty when none does."""
+    """Return a note on the user's fields that wait for the next start; empty if there are none."""
     now = document(job)
     _, unknown = known(now["spec"], base.get("spec"), spec_schema(), "spec")
     said = [path for path in unknown if _value(now, path) != _default(path)]
@@ -234,13 +236,13 @@ def _default(path: str) -> Any:
 
 
 def _with_metadata(text: str, job: RLHFJob) -> str:
-    """Return a job.json with the job's labels as they are now."""
+    """Return job.json with the job's current labels."""
     written, meta = json.loads(text), document(job)["metadata"]
     return text if written.get("metadata") == meta else text_of({**written, "metadata": meta})
 
 
 def read(stored: Mapping[str, Any]) -> RLHFJob | None:
-    """Return the job of a stored object, whatever else this version asks of it; None when it cannot be read."""
+    """Return the job of a stored object without validating this version's rules; None if it cannot be read."""
     try:
         return manifest.resolve(protocol.read_job(without_nulls(dict(stored))), _PODS_ROOT)
     except ValidationError:

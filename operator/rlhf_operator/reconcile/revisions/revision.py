@@ -1,12 +1,12 @@
-"""What a job runs by, from its start to its end: its revision, as data, and as the job's ConfigMap and status keep it.
+"""The revision of a job, as data, and its form in the job's ConfigMap and status.
 
-A revision holds what another version of the operator would make otherwise: the images, the resolved job as processes
-read it, one pod of each group as it is made (number and restart left open), the fingerprints by which pods are outdated
-and by which a queue admitted the job; and the job as its user had it then, to tell the user's edits apart from
-defaults that are new. Who decides when there is another one is `pinning`.
+A revision contains everything that another version of the operator would render differently: the images, the resolved
+job for the processes, one pod of each group (with open index and restart), the hashes by which pods are outdated, and
+the hash by which a queue admitted the job. It also contains the user's job at that time, to distinguish the user's
+edits from new defaults. `pinning` decides when there is another one.
 
-Rule: pure. Pods are made from a revision, and whoever may write ConfigMaps must not get pods made by that: it counts
-only with the digest that the job's status holds, which the operator alone writes.
+Rule: pure. Pods are created from a revision, but users who may write ConfigMaps must not create pods that way. A
+revision is therefore valid only with the digest in the job's status, which the operator writes.
 """
 
 import base64
@@ -33,11 +33,11 @@ from rlhf_operator.reconcile.observed.stored_revision import StoredRevision
 Json = dict[str, Any]
 
 PLAIN_MAX: Final = 200_000
-"""Characters of a revision that are written as they are; a larger one is compressed, as a ConfigMap takes 1 MiB."""
+"""Characters of a revision that are stored uncompressed; a ConfigMap takes 1 MiB."""
 
 
 class RevisionFile(BaseModel):
-    """The ConfigMap's revision.json, without what job.json holds."""
+    """Content of the ConfigMap's revision.json, without that of job.json."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -46,11 +46,11 @@ class RevisionFile(BaseModel):
     vllm_worker_image: str = ""
     run_as_user: int | None = USER_ID
     job: Json
-    """The RLHFJob as it was stored when this was written, without its status."""
+    """The RLHFJob as stored when the revision was written, without its status."""
     pods: dict[str, Json]
     """Group -> one of its pods."""
     spares: dict[str, Json]
-    """The same of workers beyond those that hold the training ranks."""
+    """Group -> one of its pods beyond those with training ranks."""
     ranks: int
     template_hashes: dict[str, str]
     claims: str
@@ -58,21 +58,21 @@ class RevisionFile(BaseModel):
 
 @dataclass(frozen=True)
 class Revision:
-    """What a job runs by."""
+    """The revision of a job."""
 
     images: Images
     job: Json
     document: str
-    """job.json."""
+    """Content of job.json."""
     pods: Mapping[Group, Json]
-    """One pod of each group, with INDEX and EPOCH for its number and restart."""
+    """One pod of each group, with INDEX and EPOCH for its index and restart."""
     spares: Mapping[Group, Json]
-    """One that holds no training rank, with SPARE for its number, of a group whose first `ranks` do."""
+    """One pod without a training rank, with SPARE for its index, for a group whose first `ranks` pods have them."""
     ranks: int
     hashes: Mapping[Group, str]
     """Template hash of each group."""
     requests_hash: str
-    """Fingerprint of what a queue was asked for."""
+    """Hash of the requests that the queue's object was created with."""
 
     @property
     def data(self) -> dict[str, str]:
@@ -92,7 +92,7 @@ class Revision:
         return {JOB_KEY: self.document, REVISION_KEY: _written(json.dumps(content.model_dump(exclude_defaults=True)))}
 
     def pod(self, group: Group, index: int, epoch: int) -> Json:
-        """Return the pod of that group and index, after `epoch` restarts of its group."""
+        """Return the pod of that group and index after `epoch` restarts of its group."""
         spare = group in self.spares and index >= self.ranks
         text = json.dumps(self.spares[group] if spare else self.pods[group])
         made: Json = json.loads(text.replace(SPARE if spare else INDEX, str(index)).replace(EPOCH, str(epoch)))
@@ -110,20 +110,20 @@ def _read(written: str) -> str:
 
 
 def digest(data: Mapping[str, str]) -> str:
-    """Return the digest by which the status vouches for what the ConfigMap holds."""
+    """Return the digest by which the status verifies the ConfigMap."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def digests(status: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the digests that a job's status vouches for: of the present revision, and until that is written of the one
-    before.
+    """Return the valid digests in a job's status: of the current revision, and of the previous one until that is
+    replaced.
     """
     revision = status.get("revision") or {}
     return tuple(str(revision[name]) for name in ("digest", "previousDigest") if revision.get(name))
 
 
 def trusted(kept: StoredRevision, vouched: tuple[str, ...]) -> Revision | None:
-    """Return the revision of a ConfigMap; None when it has none, or none of these digests."""
+    """Return the revision in a ConfigMap; None if there is none, or its digest is not valid."""
     data = kept.data
     if REVISION_KEY not in data or digest(data) not in vouched:
         return None
@@ -138,12 +138,12 @@ def trusted(kept: StoredRevision, vouched: tuple[str, ...]) -> Revision | None:
 
 
 def shapes(job: RLHFJob, images: Images) -> dict[Group, Json]:
-    """Return one pod of each group as this version makes it; a template of a group that has no pods may be wrong."""
+    """Return one pod of each group, rendered by this version, without groups whose template is invalid."""
     return _made(job, group_sizes(job), images, INDEX)
 
 
 def spares(job: RLHFJob, images: Images) -> dict[Group, Json]:
-    """Return one pod that holds no training rank, of a group where others hold them."""
+    """Return one pod without a training rank, for a group in which others have them."""
     return {} if job.spec.rank_group is Group.TRAINING else _made(job, [job.spec.rank_group], images, SPARE)
 
 

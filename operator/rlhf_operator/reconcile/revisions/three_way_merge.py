@@ -1,7 +1,6 @@
-"""Three-way merges of plain data: what a user changed, applied to what a job was pinned to.
+"""Three-way merge of plain data: applies a user's edits to the pinned version.
 
-Rule: pure, and only what differs between the two versions that are compared is changed in the third; that one comes
-from another version of the operator, so it may lack what they have and have what they lack. Arguments are not changed.
+Rule: pure; changes in the third document only what differs between the two compared versions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,13 +8,15 @@ from typing import Any, Final
 
 _ABSENT: Final = object()
 _KEYS: Final = ("mountPath", "name", "containerPort")
-"""What tells the items of a list apart, the first that does: a volume may be mounted twice, at two paths."""
+"""Keys that identify the items of a list; the first one that is unique is used, as a volume may be mounted at two
+paths.
+"""
 OPEN: Final = "x-kubernetes-preserve-unknown-fields"
-"""In a schema: keys below are the user's, not fields."""
+"""Marker in a schema: keys below it are the user's, not fields."""
 
 
 def carried(base: Any, then: Any, now: Any) -> Any:
-    """Return `base` with what changed from `then` to `now`. Lists whose items have keys are merged by these."""
+    """Return `base` with the changes from `then` to `now`. Lists whose items have unique keys are merged by them."""
     if then == now:
         return base
     if all(isinstance(value, dict) for value in (base, then, now)):
@@ -25,7 +26,7 @@ def carried(base: Any, then: Any, now: Any) -> Any:
         return now
     lists = ({item[key]: item for item in items} for items in (base, then, now))
     merged = _carried(*lists)
-    # The order of a list may mean something, and is then the user's.
+    # The order of a list may matter, so the user's order is used.
     ordered = [item[key] for item in now if item[key] in merged]
     return [merged[name] for name in (*ordered, *(name for name in merged if name not in set(ordered)))]
 
@@ -44,7 +45,7 @@ def _carried(base: Mapping[Any, Any], then: Mapping[Any, Any], now: Mapping[Any,
 
 
 def _key_of(*lists: Any) -> str | None:
-    """Return the key that tells the items of each list apart; None: they have none, or are no lists."""
+    """Return the key that identifies the items of each list; None if there is none, or if one is not a list."""
     if not all(isinstance(items, list) for items in lists):
         return None
     for key in _KEYS:
@@ -60,9 +61,9 @@ def _tells_apart(key: str, items: Sequence[Any]) -> bool:
 
 
 def known(document: Any, base: Any, schema: Mapping[str, Any], path: str = "") -> tuple[Any, list[str]]:
-    """Return `document` without the fields that whoever wrote `base` did not know, and the paths of these.
+    """Return `document` without the fields that the writer of `base` did not know, and their paths.
 
-    `base` has all fields that its writer knew, by their schema; where it has no object at all nothing can be said.
+    `base` has all fields that its writer knew according to their schema. If it has no object, nothing is removed.
     """
     fields = schema.get("properties")
     if not isinstance(document, dict) or not isinstance(base, dict) or fields is None or schema.get(OPEN):

@@ -1,4 +1,4 @@
-"""What happens to jobs and operators, and which alerts fire then: for every alert of the chart at least one of each."""
+"""Scenarios of jobs and operators with the alerts that fire then: at least one for every alert of the chart."""
 
 from tests.support.observability.alert_scenarios import jobs, learning, operator, storage, workers
 from tests.support.observability.promtool_files import AlertScenario

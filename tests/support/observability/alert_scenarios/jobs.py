@@ -1,4 +1,4 @@
-"""Scenarios of the course of a job. One value each 30 seconds: 120 are an hour."""
+"""Scenarios of the course of a job. One value every 30 seconds: 120 are an hour."""
 
 from typing import Final
 
@@ -21,7 +21,7 @@ def _waits(reason: str, values: str) -> dict[str, str]:
 
 
 def _in(name: str, values: str = "1x400") -> dict[str, str]:
-    """The coordinator is in one phase; the others have 0, as it serves them."""
+    """Return series in which the coordinator is in one phase; it serves 0 for the others."""
     return of_job("rlhf_phase", values, phase=name) | of_job("rlhf_phase", "0x400", phase="Complete")
 
 

@@ -1,4 +1,4 @@
-"""Scenarios of what a job learns. One value each 30 seconds: 120 are an hour."""
+"""Scenarios of a job's learning. One value every 30 seconds: 120 are an hour."""
 
 from typing import Final
 

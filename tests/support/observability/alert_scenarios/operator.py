@@ -1,4 +1,4 @@
-"""Scenarios of the operator. One value each 30 seconds: 120 are an hour."""
+"""Scenarios of the operator. One value every 30 seconds: 120 are an hour."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Scenarios of checkpoints and disks. One value each 30 seconds: 120 are an hour."""
+"""Scenarios of checkpoints and disks. One value every 30 seconds: 120 are an hour."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Scenarios of the workers of a job. One value each 30 seconds: 120 are an hour."""
+"""Scenarios of the workers of a job. One value every 30 seconds: 120 are an hour."""
 
 from typing import Final
 
