@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 CLEAN: Final[tuple[str, ...]] = ()
-"""Files and folders without a finding."""
+"""Files and folders without findings."""
 OPENING: Final = re.compile(r"(?:^|(?<=[.:;!?])\s+|\n\s*\n\s*)(Of|As|By|What|Whose|That which)\s(?![^.]*\?)")
 PHRASE: Final = re.compile(r"\b(?:is|are) (?:told|said)\b|\b(?:whatever|nobody|none but|that which)\b", re.IGNORECASE)
 NAMES: Final = frozenset({"what", "one", "held", "kept", "made", "given", "known"})
@@ -23,7 +23,7 @@ FENCE: Final = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
 def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield every docstring of a module, those of attributes too, with its line."""
+    """Yield every docstring of a module, including attribute docstrings, with its line."""
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else ():
@@ -33,7 +33,7 @@ def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def names(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield every name of a function, argument or variable that says nothing, with its line."""
+    """Yield every meaningless name of a function, argument or variable, with its line."""
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name.strip("_") in FUNCTIONS:
@@ -43,7 +43,7 @@ def names(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def paragraphs(page: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a Markdown page that are prose, with their numbers."""
+    """Yield the prose lines of a Markdown page, with their numbers."""
     prose = FENCE.sub(lambda block: "\n" * block[0].count("\n"), page)
     for number, line in enumerate(prose.splitlines(), 1):
         if not line.startswith(("|", "#")):
@@ -51,7 +51,7 @@ def paragraphs(page: str) -> Iterator[tuple[int, str]]:
 
 
 def findings(path: Path) -> Iterator[str]:
-    """Yield what a file has that is not plain, as `path:line: ...`."""
+    """Yield the findings of a file, as `path:line: ...`."""
     text = path.read_text()
     tree = ast.parse(text) if path.suffix == ".py" else None
     for line, prose in texts(tree) if tree else paragraphs(text):
