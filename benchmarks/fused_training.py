@@ -1,5 +1,4 @@
-"""Measures seconds of a mini-batch with serial 1F1B, fused and fused-split schedules, and compares them with
-predictions.
+"""Measures seconds of a mini-batch with serial, fused and fused-split schedules, beside the predicted seconds.
 
     python benchmarks/fused_training.py [--pipeline 2] [--microbatches 2 4 8] [--rounds 5] [--device cuda] [--json]
 
