@@ -1,4 +1,4 @@
-"""The documentation holds together: its links lead somewhere, and its pictures show the states that the code has."""
+"""The documentation is consistent: its links have targets, and its pictures show the states in the code."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""`make test` on a machine that lacks something says so first, all at once, before anything is fetched or compiled."""
+"""`make test` on an incomplete machine reports all missing parts first, before it downloads or compiles."""
 
 import os
 import re
@@ -68,7 +68,7 @@ class FreshMachine:
         )
 
     def install(self, level: str = "nodes", **variables: str) -> list[str]:
-        """What install.sh says is lacking; empty when it is content."""
+        """Return the missing parts that install.sh reports; empty if none."""
         done = self.run("sh", SCRIPT, level, **variables)
         lines = [line.removeprefix("  - ") for line in done.stderr.splitlines() if line.startswith("  - ")]
         assert bool(done.returncode) == bool(lines), done.stderr
@@ -153,7 +153,7 @@ def test_a_network_that_is_not_there_is_named_with_what_was_to_be_fetched(machin
 
 
 def test_root_with_apt_gets_the_packages_and_nobody_else_does(machine: FreshMachine) -> None:
-    """What cannot be installed is said before anything is installed."""
+    """Uninstallable parts are reported before anything is installed."""
     machine.have_everything()
     machine.lack(["buildah", "conntrack"])
     machine.have("apt-get", says=f"for each in buildah conntrack; do cp {machine.path}/runc {machine.path}/$each; done")

@@ -1,4 +1,4 @@
-"""The machinery of `scripts/gpu-check`: limits that nothing escapes, results, and wheels of the right kind."""
+"""The machinery of `scripts/gpu-check`: limits that no step escapes, results, and suitable wheels."""
 
 import re
 import subprocess

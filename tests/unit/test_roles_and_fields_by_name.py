@@ -1,8 +1,8 @@
-"""No algorithm, model role or field of a sample is known by name outside the modules that define it.
+"""No algorithm, model role or field of a sample is named outside the modules that define it.
 
-Whoever else wants to know asks the graph of the job (`rlhf_api.algorithms`), so that a new algorithm, role or field is
-one module and not a search through the packages. Read from the syntax of every module: string constants, members of the
-enums, and imports of an algorithm's own module.
+Other code asks the graph of the job (`rlhf_api.algorithms`), so that a new algorithm, role or field is one module. The
+test reads the syntax of every module: string constants, members of the enums, and imports of an algorithm's own
+module.
 """
 
 import ast

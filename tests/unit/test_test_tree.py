@@ -1,4 +1,4 @@
-"""The tree of tests: it mirrors the packages, and what tests share is in tests/support or in the test cluster."""
+"""The tree of tests mirrors the packages; shared code is in tests/support or in the test cluster."""
 
 import ast
 from pathlib import Path

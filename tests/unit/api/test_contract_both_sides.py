@@ -1,6 +1,6 @@
-"""Every rule, enum value and default of the generated definition has a row that is accepted and one that is refused.
+"""Every rule, enum value and default of the generated definition has an accepted row and a rejected row.
 
-The same rows are put before a real API server by the integration tests; here they meet the models, and are counted.
+The integration tests send the same rows to a real API server; these tests check the models and count the rows.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""Prompts of an evaluation: what they inherit from those of the job, in the manifest as in the resolved job."""
+"""Evaluation prompts inherit settings of the job's prompts, in the manifest and in the resolved job."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Folders of adapters: each key and tensor that could mean something else than plain LoRA is refused by its name."""
+"""Adapter folders: each key and tensor that may differ from plain LoRA is rejected by its name."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Addresses of rewards: every spelling of a link-local address is refused, and none of another server's."""
+"""Reward addresses: every spelling of a link-local address is rejected, and other servers are accepted."""
 
 import ipaddress
 

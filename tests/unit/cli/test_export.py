@@ -1,5 +1,5 @@
-"""`rlhf export`: the folder is a Hugging Face folder of the very weights, its card says nothing of this machine, and
-an upload brings a hub what is in it."""
+"""`rlhf export` writes a Hugging Face folder with exactly the weights, a model card without local details, and an
+upload."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ SPEC: dict[str, Any] = {
 
 
 def described(folder: Path, file: Path) -> pb.CheckpointFile:
-    """What a rank says of a file that it has written."""
+    """Return a rank's description of a file that it has written."""
     content = file.read_bytes()
     return pb.CheckpointFile(
         path=str(file.relative_to(folder)), bytes=len(content), sha256=hashlib.sha256(content).hexdigest(),

@@ -1,4 +1,4 @@
-"""How a manifest is read for a run: what `--set` changes, what is checked, and where paths lead."""
+"""Reading a manifest for a run: effects of `--set`, checks, and resolution of paths."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`rlhf plan`: what fusion would bring, from assumptions or from what the last run measured."""
+"""`rlhf plan` forecasts the gain of fusion from assumptions or from measurements of the last run."""
 
 import json
 import shutil

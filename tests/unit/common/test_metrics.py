@@ -1,4 +1,4 @@
-"""The catalogue of metrics keeps its own rules: base units, one meaning a name, bounded labels."""
+"""The catalogue of metrics follows its rules: base units, one meaning per name, bounded labels."""
 
 import ast
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The figures of an evaluation against counting every choice of responses, and what is left out of them."""
+"""Evaluation figures equal those from counting every choice of responses, and leave out the right samples."""
 
 from itertools import combinations
 

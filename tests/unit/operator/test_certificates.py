@@ -1,4 +1,4 @@
-"""A job's certificates: what they are good for, who may read them, when they are replaced."""
+"""A job's certificates: their uses, who may read them, and when they are replaced."""
 
 import socket
 import ssl
@@ -108,7 +108,7 @@ def test_a_server_shows_a_renewed_certificate_without_a_restart(tmp_path: Path) 
 def test_files_that_are_exchanged_while_they_are_read_are_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: int
 ) -> None:
-    """As the kubelet exchanges them, all at once: a key beside the certificate of another stops all connections."""
+    """The kubelet replaces all files at once; a key with another certificate would stop all connections."""
     now = datetime.now(UTC)
     authority = new_authority("job", now)
     authority.issue([], now).write(tmp_path)

@@ -1,4 +1,4 @@
-"""What the controller does when a call fails, when it is killed between two writes, and when an object is not ours."""
+"""The controller after a failed call, after a kill between two writes, and with foreign objects."""
 
 from __future__ import annotations
 

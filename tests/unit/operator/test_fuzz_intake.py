@@ -1,5 +1,7 @@
-"""10,000 objects that no API server and no process of ours would send: nothing raises, no status that is written is
-refused, and the objects beside the bad ones are read."""
+"""10,000 objects that neither an API server nor our processes would send: nothing raises.
+
+No written status is rejected, and the objects next to the bad ones are read.
+"""
 
 import copy
 import json
@@ -39,7 +41,7 @@ TRIED = {
     "lines": (400, 10),
     "replies": (250, 4),
 }
-"""What is tried -> (examples, objects of each)."""
+"""Kind of input -> (examples, objects per example)."""
 STATUS_MAX = 64 * 1024
 """Bytes of a status of a job of six pods, conditions with their messages included."""
 
@@ -98,7 +100,7 @@ CHILD: Json = {
 
 @pytest.fixture(scope="module")
 def silent() -> Iterator[None]:
-    """What cannot be read is said in the log, ten thousand times."""
+    """Silence the log, which would report ten thousand unreadable objects."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -180,7 +182,7 @@ def test_jobs(changes: list[tuple[int, int]], deleting: bool) -> None:
 
 
 def _shown(body: Json) -> None:
-    """As `rlhf list` reads it; an object without a name is none."""
+    """Read the object like `rlhf list`, which skips objects without a name."""
     if not isinstance(body.get("metadata"), dict):
         return
     job = ClusterJob(body)

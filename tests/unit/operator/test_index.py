@@ -1,4 +1,4 @@
-"""What is remembered is the newest, in whatever order it was heard."""
+"""The index has the newest object for any order of events."""
 
 from typing import Any
 

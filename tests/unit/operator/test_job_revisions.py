@@ -1,4 +1,4 @@
-"""Which requests the knowledge of what jobs run by costs, and what is known when there is nothing to be read."""
+"""Requests for the revisions of jobs, and the result without any stored revision."""
 
 import asyncio
 from typing import Any

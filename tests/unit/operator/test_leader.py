@@ -1,4 +1,4 @@
-"""Who leads: the holder of a Lease, as long as it renews it in time."""
+"""Leader election: the holder of a Lease leads while it renews it in time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator serves what the catalogue declares, of itself and of every job."""
+"""The operator serves the metrics of the catalogue, for itself and for every job."""
 
 from dataclasses import replace
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Reconciles as traces: what a collector is given, that failed ones are always there, and that none is needed."""
+"""Traces of reconciles: their content; failed ones are always exported, and tracing is optional."""
 
 import pytest
 from tests.support.observability.kept_spans import KeptSpans

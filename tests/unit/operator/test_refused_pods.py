@@ -1,4 +1,4 @@
-"""Pods that the API server refuses are tried ever less often, by one of them, and at once when the plan changes."""
+"""Rejected pods are retried less and less often, with one of them, and immediately after a change of the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hostile tenant or a careless user wrote costs the object it is in: nothing raises, and its job says so."""
+"""Malformed input from a tenant affects only its own object: nothing raises, and its job reports it."""
 
 import copy
 import json

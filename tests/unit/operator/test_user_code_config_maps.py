@@ -1,5 +1,4 @@
-"""The ConfigMap of a reward function or an environment: pods that mount it wait for it, and say which
-content they were made with."""
+"""The ConfigMap of a reward function or an environment: pods that mount it wait for it, and record its content."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What an event leads to: the index is brought up to date, and a job gets a turn when there is news for it."""
+"""Effects of an event: the index is updated, and a changed job is queued."""
 
 from __future__ import annotations
 

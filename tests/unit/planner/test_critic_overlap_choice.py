@@ -1,4 +1,4 @@
-"""When an iteration trains its critics apart by itself: what is measured first, what a replay decides, and damping."""
+"""When an iteration trains its critics apart: the first measurements, the decision of a replay, and damping."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a job learned of drafts: bounded, the same after it was written, and what a new controller starts from."""
+"""Learned statistics of drafts: bounded, unchanged by serialization, and the start of a new controller."""
 
 import json
 import math

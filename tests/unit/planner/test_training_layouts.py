@@ -1,5 +1,4 @@
-"""Ways to split a training group: only those that validation takes, what they hold, and which is named where one is
-too large for its devices."""
+"""Layouts of a training group: only valid ones, their memory, and the suggestion if one does not fit."""
 
 import json
 from typing import Any, Literal
@@ -92,7 +91,7 @@ def test_layouts_keep_the_ranks_that_share_samples_by_position() -> None:
 
 
 def test_a_pipeline_waits_and_copies_hold_all_of_it() -> None:
-    """Of 64 samples in micro-batches of two: 32 of them in a pipeline of four, 8 a copy where there are four."""
+    """64 samples in micro-batches of two: 32 micro-batches in a pipeline of four, or 8 per copy with four copies."""
     by_words = {layout.words: layout for layout in layouts(spec(), SIZES, 4)}
     on_device = [words for words in by_words if "offloadOptimizer" not in words]
     assert list(by_words) == on_device + [f"{words}, offloadOptimizer" for words in on_device]

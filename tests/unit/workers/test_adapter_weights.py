@@ -1,4 +1,4 @@
-"""Weights that travel as adapters are whole, to the bit, where they are used; what is incomplete is refused."""
+"""Weights sent as adapters are bitwise complete at the receiver; incomplete ones are rejected."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ def job_of(folder: Path, **lora: Any) -> RLHFJob:
 
 
 def opener(job: RLHFJob, tensors: Mapping[str, torch.Tensor]) -> AdapterWeights:
-    """As if these tensors had come from the ranks."""
+    """Return a weight source with these tensors, as if they had come from the ranks."""
 
     @contextmanager
     def came(

@@ -1,7 +1,7 @@
-"""Every tensor of decoding and scoring is on the device it must be on: the real code over a GPU that computes nothing.
+"""Every tensor of decoding and scoring is on the right device: the real code on a GPU without computation.
 
-torch's fake tensors know shape, type and device and refuse to mix devices as a GPU would. Numbers that the host looks
-at are made up: zeros.
+torch's fake tensors have shape, type and device, and refuse to mix devices like a GPU. Numbers that the host reads are
+zeros.
 """
 
 from collections.abc import Iterator

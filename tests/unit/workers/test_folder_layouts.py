@@ -1,4 +1,5 @@
-"""However a model is stored, engine, ranks, scorers and version 0 read the same numbers, or all refuse in one way."""
+"""For any storage layout of a model, engine, ranks, scorers and version 0 read the same numbers, or all reject it
+alike."""
 
 import tempfile
 from collections.abc import Callable
@@ -58,7 +59,7 @@ def of_version_0(folder: Path, family: str) -> Named:
 
 
 def refusal(read: Callable[[], object]) -> tuple[str, str] | None:
-    """What a reader says of a folder that it refuses."""
+    """Return a reader's error for a folder that it rejects."""
     try:
         read()
     except WorkError as error:

@@ -1,4 +1,4 @@
-"""Weights that leave a device and come back: the same bits, no memory but what was planned, no copy read too early."""
+"""Weights that leave a device and return: the same bits, only the planned memory, no copy read too early."""
 
 from typing import Any
 

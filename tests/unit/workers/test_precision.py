@@ -1,4 +1,4 @@
-"""One precision: generation, scoring and training load their models in the type the manifest says, on any device."""
+"""One precision: generation, scoring and training load their models in the manifest's type, on any device."""
 
 from pathlib import Path
 from typing import Any

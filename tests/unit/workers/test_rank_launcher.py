@@ -1,4 +1,4 @@
-"""The launcher of a pod of several ranks, with real processes in place of workers: who ends, how, and what is left."""
+"""The launcher of a pod of several ranks, with real processes as workers: which ones end, how, and leftovers."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What a process may count on of a device that others are on as well."""
+"""Memory that a process may use on a device shared with others."""
 
 import pytest
 import torch

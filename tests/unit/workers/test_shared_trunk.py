@@ -1,4 +1,4 @@
-"""One copy of frozen weights for several models: the same results, half the memory, and moves that move it once."""
+"""One copy of frozen weights for several models: the same results, half the memory, and one move for all."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Parts of weights on the wire: what is written protobuf reads, what protobuf writes is read, and nothing else is."""
+"""Parts of weights on the wire: compatible with protobuf in both directions, and strict about anything else."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A worker serves what the catalogue declares, and what its engine serves beside it."""
+"""A worker serves the metrics of the catalogue and those of its engine."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""`rlhf validate --for local`: prompts, tokenizer and configuration are judged as the start of the job judges them."""
+"""`rlhf validate --for local` judges prompts, tokenizer and configuration like the start of the job."""
 
 import io
 import json

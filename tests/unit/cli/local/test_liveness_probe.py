@@ -1,4 +1,4 @@
-"""When a process of a local run counts as hung: it answered, and then did not for long enough."""
+"""A process of a local run counts as hung if it has answered before and then stops for long enough."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -10,7 +10,7 @@ from rlhf_cli.local.liveness_probe import until_hung
 
 
 class Answers:
-    """What a process says, one answer a question; then it hangs."""
+    """Answers of a process, one per request; then it hangs."""
 
     def __init__(self, said: str) -> None:
         self.said: Iterator[str] = iter(said)

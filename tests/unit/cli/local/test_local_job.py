@@ -1,4 +1,4 @@
-"""Resuming a run: what its job file may hold, and what may not have changed since."""
+"""Resuming a run: valid contents of its job file, and fields that must not have changed."""
 
 import json
 from pathlib import Path

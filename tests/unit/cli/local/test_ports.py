@@ -1,4 +1,4 @@
-"""Ports of a job on this machine: none twice, none where outgoing connections get theirs."""
+"""Ports of a local job are distinct and outside the range of outgoing connections."""
 
 import socket
 from collections import Counter

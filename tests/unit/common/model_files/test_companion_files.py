@@ -1,4 +1,4 @@
-"""What belongs to a model besides its weights comes into checkpoints and exports whole, and nothing else does."""
+"""Checkpoints and exports contain all files of a model besides its weights, and no others."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Scoring early while processes die at any moment: every score is made once, and the batch is that of a job without.
+"""Incremental scoring while processes die at any moment: every score is made once, and the batch does not change.
 
-The coordinator's own turn, event handlers, actions and journal, with simulated workers that say and hear what the test
-lets through, in the order of their session: no sockets, and no clock that matters.
+Uses the coordinator's own scheduler, event handlers, actions and journal, and simulated workers. The test delivers
+their messages in session order, without sockets or clocks.
 """
 
 import tempfile
@@ -138,7 +138,7 @@ class Iteration:
         worker.stream = self.run.sessions.open(worker.name, worker.session)
 
     def deliver(self, worker: Hand, count: int) -> None:
-        """What it says arrives, in order."""
+        """Deliver the next `count` messages of a worker, in order."""
         if worker.session:
             for message in worker.said(count):
                 self.event_handlers.message(worker.name, message)
@@ -194,7 +194,7 @@ class Iteration:
     # ---------------------------------------------------------------- what must hold
 
     def check_beliefs(self) -> None:
-        """Nothing is held by who began anew, nobody is asked for too much, or for what is finished."""
+        """Check that restarted workers have no tasks, and that no worker has too many tasks or finished ones."""
         state, samples = self.run.state.incremental, self.run.state.ledger.samples
         assert all(self.workers[item.worker].session for item in state.asked.values())
         assert all(self.workers[item.worker].has(index) for index, item in state.held.items())

@@ -1,4 +1,4 @@
-"""What a coordinator learns from the observations of its workers, and that it learns nothing from spans."""
+"""A coordinator learns from its workers' observations and never from spans."""
 
 import ast
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_a_span_is_beside_scoring_for_as_long_as_anybody_scores_in_it(
 
 
 ABOUT: Any = pytest.approx
-"""Of any type: it stands for a number in a comparison."""
+"""Placeholder for a number of any type in a comparison."""
 
 
 def observation(seconds: float, iteration: int = 0, **work: Any) -> pb.Observation:

@@ -1,4 +1,5 @@
-"""KL in one unit: what the job shows a response is what the trainer compares with klTarget, to the last digit shown."""
+"""KL has one unit: the job's KL per response is the value that the trainer compares with klTarget, to the last
+digit."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is noted of who decodes a sample, and when, over moves and lost workers."""
+"""Histories of samples: which worker decoded a sample when, over moves and lost workers."""
 
 import json
 from pathlib import Path

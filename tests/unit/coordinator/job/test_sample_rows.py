@@ -1,4 +1,4 @@
-"""Rows of sample tables come from the ledger, and are the same when a coordinator comes back from its journal."""
+"""Rows of sample tables come from the ledger, and are the same after a coordinator recovers from its journal."""
 
 import struct
 from dataclasses import asdict
@@ -38,7 +38,7 @@ def finished(index: int) -> pb.FinishedSample:
 
 
 def rows_of(folder: Path) -> list[SampleRow]:
-    """What a coordinator shows that finds the journal in this folder."""
+    """Return the rows of a coordinator that recovers from the journal in this folder."""
     job = make_job(folder, batch=4, algorithm="grpo")
     run, _ = begin_in_process(folder, job)
     return [sample_row(run, index, index) for index in range(4)]

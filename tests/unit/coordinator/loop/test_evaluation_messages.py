@@ -1,4 +1,4 @@
-"""What a worker says of a sample of an evaluation passes the same checks as what it says of the batch."""
+"""Messages about evaluation samples pass the same checks as those about the batch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""A tick decides and acts until nothing is left to decide: which phases it enters, and what it keeps for reports."""
+"""A tick decides and acts until no decision is left; it enters the right phases and stores data for reports."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +31,7 @@ class Recorded(SpansInMemory):
 
 
 class LoopBench:
-    """A loop that is told what the scheduler decides, and does nothing of it."""
+    """A loop that records the scheduler's decisions without acting on them."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tracker = Recorded()
@@ -62,7 +62,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoopBench:
 
 
 def test_a_fifth_of_the_time_goes_into_deciding_and_what_comes_after_a_silence_waits_for_no_more() -> None:
-    """What a worker says after half a second of work once waited for four times as long as the tick before it took."""
+    """A message after half a second of work once waited four times as long as the tick before it took."""
     assert pause_before_tick(10.0, 10.004, 10.004) == pytest.approx(0.016)
     assert pause_before_tick(10.0, 10.004, 10.014) == pytest.approx(0.006)
     assert pause_before_tick(10.0, 10.004, 10.5) == DEBOUNCE_SECONDS

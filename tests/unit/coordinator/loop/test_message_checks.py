@@ -1,4 +1,4 @@
-"""What a worker says is looked at before it is used: what no worker can mean ends its session, and nothing else."""
+"""Messages of workers are checked before use: an impossible message ends its session and nothing else."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a coordinator says of its prompts: how many were left out, and how often each source is gone through."""
+"""Reports of a coordinator about its prompts: the number left out, and the passes over each source."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Traces of a run: what is made of its facts, over restarts, and that nothing keeps a job from running."""
+"""Traces of a run follow its facts, also over restarts, and errors of tracing never stop a job."""
 
 from pathlib import Path
 

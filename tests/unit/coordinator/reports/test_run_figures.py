@@ -1,4 +1,4 @@
-"""Pictures are drawn from what a run folder holds, whatever that is."""
+"""Pictures are drawn from a run folder with any contents."""
 
 from pathlib import Path
 from random import Random

@@ -1,5 +1,7 @@
-"""Trackers that are services: what their libraries write without a network, that a restart goes on with the same run,
-and that none of them can hold up or end a job."""
+"""Trackers that are services: files of their libraries without a network, and the same run after a restart.
+
+No tracker can delay or end a job.
+"""
 
 import importlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""What every registered tracker does, whatever it writes: restarts, torn ends, odd numbers, a disk that refuses."""
+"""The contract of every registered tracker: restarts, truncated ends, odd numbers, a disk that rejects writes."""
 
 import math
 import shutil

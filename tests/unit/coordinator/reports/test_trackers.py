@@ -1,4 +1,4 @@
-"""A run folder's reports: readable while the run goes on, and right after any restart."""
+"""A run folder's reports are readable during the run, and correct after any restart."""
 
 import errno
 import json

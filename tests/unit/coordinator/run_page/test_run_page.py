@@ -1,4 +1,4 @@
-"""The page of a run: what is read of a folder and how it is given, whatever the files hold."""
+"""The page of a run: reading and serving a folder with any file contents."""
 
 import http.client
 import json

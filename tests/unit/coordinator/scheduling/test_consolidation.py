@@ -1,4 +1,4 @@
-"""Who keeps the tail and who scores, from states put together by hand."""
+"""Which workers keep the tail and which score, from constructed states."""
 
 from pathlib import Path
 from typing import Any

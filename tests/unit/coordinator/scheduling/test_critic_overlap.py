@@ -1,4 +1,4 @@
-"""When critics are trained apart from the policy, and what waits for them, from states put together by hand."""
+"""When critics are trained apart from the policy, and what waits for them, from constructed states."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A generation worker that holds a training rank is asked to decode and score, or to train, never both."""
+"""A generation worker with a training rank is asked to decode and score, or to train, but never both."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings

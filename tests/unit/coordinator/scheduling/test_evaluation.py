@@ -1,4 +1,4 @@
-"""Who is given samples of an evaluation and when: never before work of the batch, and the next weights wait for it."""
+"""Leases of evaluation samples: never before work of the batch, and the next weights wait for them."""
 
 from pathlib import Path
 

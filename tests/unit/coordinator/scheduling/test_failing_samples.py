@@ -1,4 +1,4 @@
-"""Samples that workers fail on: scheduler and ledger find which it is, in few tries, and never blame another."""
+"""Poison samples: scheduler and ledger find them in few attempts, and never fail another sample."""
 
 from collections.abc import Mapping
 

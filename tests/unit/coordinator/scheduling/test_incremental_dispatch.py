@@ -1,4 +1,4 @@
-"""Which prefixes go where, from states put together by hand."""
+"""Assignment of prefixes to workers, from constructed states."""
 
 from pathlib import Path
 from typing import Any

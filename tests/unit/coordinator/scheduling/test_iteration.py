@@ -1,4 +1,4 @@
-"""What is decided, from states put together by hand."""
+"""Decisions of the scheduler, from constructed states."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Prompts that are begun beyond the batch: which are cut off, when, and that a replay leaves out the same."""
+"""Oversampled prompts: which are cut off and when; a replay leaves out the same ones."""
 
 from pathlib import Path
 

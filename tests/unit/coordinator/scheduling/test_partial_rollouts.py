@@ -1,4 +1,4 @@
-"""Samples that are carried into the next iteration: what goes with them, and that no prompt is lost or comes twice."""
+"""Samples carried into the next iteration: their data, and that no prompt is lost or repeated."""
 
 import random
 from collections import Counter
@@ -22,7 +22,7 @@ ONE_OLDER = Rollout(oversample=MORE, max_staleness=1, max_response_tokens=8)
 
 
 def drawn(*spans: tuple[int, int]) -> PackedResponse:
-    """A response of (version, tokens) spans, whose tokens are told apart by their versions and places."""
+    """Return a response of (version, tokens) spans whose tokens identify their version and position."""
     values = [16 * version + place for version, tokens in spans for place in range(tokens)]
     packed = b"".join(value.to_bytes(4, "little") for value in values)
     return PackedResponse(packed, packed, tuple(VersionSpan(*span) for span in spans))
@@ -110,7 +110,7 @@ def test_a_sample_with_a_token_that_is_too_old_is_begun_anew_as_itself() -> None
 
 
 def test_a_sample_that_failed_is_not_tried_again_and_its_prompt_is_trained_on_without_it() -> None:
-    """What ends workers would end them in every iteration; and its prompt is not passed over either."""
+    """Workers would fail on it in every iteration; its prompt is not skipped either."""
     ledger = begun(0)
     ledger.give_up(2)
     for index in (0, 1, 3, 4, 5, 8, 9):

@@ -1,4 +1,4 @@
-"""What an iteration that decodes beside the training of the one before waits for, from states put together by hand."""
+"""An iteration that decodes beside the previous training waits for the right things, from constructed states."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""One look at a state gives one value: the same each time, the state untouched, and what status and metrics report."""
+"""The scheduler's output is deterministic, leaves the state unchanged, and has the values for status and metrics."""
 
 import pickle
 from pathlib import Path

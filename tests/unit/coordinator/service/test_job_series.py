@@ -1,4 +1,4 @@
-"""A job's coordinator serves what the catalogue declares, and what it serves is true."""
+"""A job's coordinator serves all metrics of the catalogue, with correct values."""
 
 import threading
 from collections.abc import AsyncIterator

@@ -1,6 +1,7 @@
-"""Tokens on their way to who drafts by them: each once at most and in order, or counted as dropped; none is left over.
+"""Sibling tokens for drafting arrive at most once and in order, or count as dropped; none is left over.
 
-The coordinator's own scheduler and actions, and sessions whose messages the test reads as a worker does; no sockets.
+Uses the coordinator's own scheduler and actions. The test reads the sessions' messages as a worker does, without
+sockets.
 """
 
 import tempfile
@@ -118,7 +119,7 @@ def share(run: JobRun, now: float) -> None:
 
 
 def lease(run: JobRun, index: int, worker: str, now: float) -> None:
-    """As a turn of the loop does: it decides both on the state before, and shares first."""
+    """Lease a sample as a tick does, which decides both on the same state, and shares first."""
     for decision in sibling_sharing.decide(run.context, run.state, now, [Generate(worker, (index,))]):
         assert isinstance(decision, ShareSiblings)
         sharing.share(run, decision)
@@ -126,7 +127,7 @@ def lease(run: JobRun, index: int, worker: str, now: float) -> None:
 
 
 def carry_out(run: JobRun, workers: dict[str, Listener], now: float, kind: str, index: int | None, value: Any) -> None:
-    """What happens next, if it can."""
+    """Apply the next event, if possible."""
     ledger, state = run.state.ledger, None if index is None else run.state.ledger.samples[index].state
     if kind == "share":
         share(run, now)

@@ -1,4 +1,4 @@
-"""An iteration that grows: by which groups were dropped and nothing else, the same after every death."""
+"""An iteration grows only by the number of dropped groups, the same after every restart."""
 
 import random
 import struct

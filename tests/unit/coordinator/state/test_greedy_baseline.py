@@ -1,4 +1,4 @@
-"""The last sample of each prompt is a greedy baseline: decoded and judged like others, and counted among none."""
+"""The last sample of each prompt is a greedy baseline: decoded and scored like others, but not counted."""
 
 import struct
 from pathlib import Path

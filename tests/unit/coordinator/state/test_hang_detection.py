@@ -1,4 +1,4 @@
-"""For how long training ranks may stand still, by how long they ever did."""
+"""The hang time-out of training ranks follows from their longest normal gap."""
 
 from rlhf_coordinator.state.hang_detection import LEAST_SECONDS, SLACK, HangDetector
 

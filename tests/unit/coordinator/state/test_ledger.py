@@ -31,7 +31,7 @@ COMPARE, RANK = (
         ("rank", (SampleField.TOKENS, SampleField.VALUES), SampleField.REFERENCE_LOG_PROBABILITIES),
     )
 )
-"""Of whole groups; the names of their fields stand for any."""
+"""Tasks on whole groups; the names of their fields are placeholders."""
 WHOLE = replace(SCORE_REWARD, scope=Scope.GROUP)
 RETRIES = 1
 WORKERS = ("a", "b", "c")
@@ -205,7 +205,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def give_up(self) -> None:
-        """What has failed is left out, and nothing else can be."""
+        """Leave out the failed samples, and check that no other can be left out."""
         for index in list(self.ledger.faulted):
             sample = self.ledger.samples[index]
             if sample.state is SampleState.QUEUED and sample.faults.is_final(RETRIES):

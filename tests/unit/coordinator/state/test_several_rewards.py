@@ -1,4 +1,4 @@
-"""Several rewards in the ledger: each is leased and abstains alone, and the number of all is there with the last."""
+"""Several rewards in the ledger: each is leased and abstains separately, and the last one completes the number."""
 
 import struct
 from typing import Any

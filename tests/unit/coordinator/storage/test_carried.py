@@ -1,4 +1,4 @@
-"""Samples that are carried survive a coordinator, a replay and a new run folder: what is written is what comes back."""
+"""Carried samples survive a coordinator restart, a replay and a new run folder unchanged."""
 
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,7 @@
-"""Given responses and prompts by the chat templates of the most used families: what is trained on, decoded, is what the
-line says, or the line is refused with its place and the remedy."""
+"""Responses and prompts with the chat templates of the most used families.
+
+The decoded training text is that of the line, or the line is rejected with its position and the remedy.
+"""
 
 import json
 from functools import cache

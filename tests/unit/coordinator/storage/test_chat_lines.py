@@ -1,4 +1,4 @@
-"""Chats of prompt files: what is refused by its line, what is warned of, and what tools and tool calls become."""
+"""Chats of prompt files: rejected lines, warnings, and the conversion of tools and tool calls."""
 
 import json
 from pathlib import Path

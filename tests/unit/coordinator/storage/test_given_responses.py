@@ -1,5 +1,5 @@
-"""Responses of the prompt file: what is tokenized, what is refused and with which words, what is left out, and ledgers
-that have them from the start."""
+"""Responses of the prompt file: tokenization, rejections with their messages, omissions, and ledgers that start with
+them."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Mixtures: shares are kept to within one prompt at any time, nothing is lost, and a replay is exact."""
+"""Mixtures: shares are exact to within one prompt at any time, no prompt is lost, and a replay is exact."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Prompt files: every bad line is named; the order depends on seed and pass alone."""
+"""Prompt files: every bad line is named; the order depends only on the seed and the pass."""
 
 import json
 from pathlib import Path

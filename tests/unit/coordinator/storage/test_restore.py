@@ -1,4 +1,4 @@
-"""Where a coordinator goes on, and what it refuses."""
+"""Where a recovered coordinator continues, and what it rejects."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Special tokens of prompts and responses: a tokenizer adds none that the model is not to read, and drops none."""
+"""Special tokens of prompts and responses: the tokenizer adds none that the model must not read, and drops none."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Folders of tables: those that the library datasets saves, and shards; what could be several sets is refused."""
+"""Folders of tables, from the datasets library or as shards; ambiguous ones are rejected."""
 
 import json
 import struct

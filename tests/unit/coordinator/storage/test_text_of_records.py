@@ -1,5 +1,4 @@
-"""Texts of records: every text that UTF-8 can write comes back as it is, and half a surrogate pair is refused by file,
-line and key."""
+"""Texts of records: any UTF-8 text survives; an unpaired surrogate is rejected with file, line and key."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A checkpoint whose ranks fail: one failed try, however many of them say so, and whenever."""
+"""A checkpoint whose ranks fail counts as one failed attempt, for any number and timing of failures."""
 
 from pathlib import Path
 

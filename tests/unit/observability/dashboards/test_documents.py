@@ -1,4 +1,4 @@
-"""The documents that Grafana imports: up to date, in place, importable anywhere, small enough for a ConfigMap."""
+"""The Grafana documents are up to date, in place, importable anywhere, and small enough for a ConfigMap."""
 
 import json
 import re

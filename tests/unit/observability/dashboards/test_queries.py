@@ -1,4 +1,4 @@
-"""Every query of every panel, read as a server would: its series exist, its labels too, and its unit is the panel's."""
+"""Every query of every panel has existing series and labels, and the panel's unit."""
 
 import re
 from collections.abc import Iterator

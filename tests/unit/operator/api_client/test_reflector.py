@@ -1,4 +1,4 @@
-"""A reflector hears of everything, however often its streams break, and comes back neither at once nor all together."""
+"""A reflector receives all changes despite broken streams, and reconnects with a spread delay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request does when the API server refuses, is short of breath, or does not answer."""
+"""Behaviour of a request if the API server rejects it, is overloaded, or does not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every gang backend keeps to: all that are registered, none, and one from outside of the project."""
+"""The contract of every gang backend: all registered ones, none, and one from outside the project."""
 
 import copy
 from collections.abc import Mapping
@@ -89,7 +89,7 @@ def check_contract(backend: GangBackend) -> None:
 
 
 def check_queue(backend: GangBackend) -> None:
-    """What a backend with a queue promises beside."""
+    """Check the additional contract of a backend with a queue."""
     job, kind = queued_job(), BACKENDS[backend.mode]
     assert isinstance(backend, QueueingBackend) == (kind.queue is not None)
     if not isinstance(backend, QueueingBackend) or kind.queue is None:

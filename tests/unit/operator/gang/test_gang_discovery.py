@@ -1,4 +1,4 @@
-"""What is served is asked again, and only an answer changes what is known."""
+"""API discovery is repeated, and only an answer changes its result."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What each backend makes of a job: golden objects, what pods carry, and which backend a cluster gets."""
+"""Objects of each backend for a job: golden files, fields of pods, and the choice of the backend."""
 
 from decimal import Decimal
 from typing import Any

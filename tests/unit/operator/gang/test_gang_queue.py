@@ -1,4 +1,4 @@
-"""A job with a queue: nothing before it is admitted, where its pods go then, what an eviction does, what is told."""
+"""A job with a queue: no pods before admission, their placement then, effects of an eviction, and messages."""
 
 from typing import Any
 

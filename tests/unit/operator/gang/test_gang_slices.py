@@ -1,4 +1,4 @@
-"""A job that grows by Kueue's Workload slices: what runs goes on, and grows when the slice is admitted."""
+"""A job that grows with Kueue's Workload slices: running pods continue, and growth waits for admission."""
 
 import json
 from typing import Any

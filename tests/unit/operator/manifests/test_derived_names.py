@@ -1,4 +1,4 @@
-"""Two jobs whose names are accepted never want an object of one kind and name, whatever their names are."""
+"""Two jobs with accepted names never need an object of the same kind and name."""
 
 from functools import cache
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the operator's installation decides about a job's objects: who runs its pods, and from where it is reached."""
+"""Effects of the operator's installation on a job's objects: who runs its pods, and access to it."""
 
 from pathlib import Path
 from typing import Any

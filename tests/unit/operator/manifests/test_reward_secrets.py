@@ -1,4 +1,4 @@
-"""Secrets of users' code: the kubelet, or the caller's environment, puts them where it runs; no object holds one."""
+"""Secrets of users' code: the kubelet or the caller's environment provides them; no object contains one."""
 
 import itertools
 import json

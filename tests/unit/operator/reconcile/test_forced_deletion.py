@@ -1,4 +1,4 @@
-"""A coordinator on a node that does not answer: never forced unasked, and only where its journal's lock is seen."""
+"""A coordinator on an unresponsive node is forced only on request, and only if its journal's lock is visible."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Pods that a finalizer of somebody else keeps: forced once at most, and named with the finalizer in every phase."""
+"""Pods with a foreign finalizer: forced at most once, and named with the finalizer in every phase."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Workers that hang or are cut off while their pods look well: the coordinator has lost them; they are replaced."""
+"""Workers that hang or are cut off while their pods look healthy: the coordinator loses them; they are replaced."""
 
 from collections.abc import Sequence
 from datetime import timedelta

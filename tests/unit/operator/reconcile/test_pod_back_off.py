@@ -1,4 +1,4 @@
-"""What makes pods in a circle is slowed down: how often a place gets a new pod, whatever its pods end by."""
+"""Repeated pod replacement is slowed down for every cause of the pods' ends."""
 
 from datetime import datetime, timedelta
 from typing import Any

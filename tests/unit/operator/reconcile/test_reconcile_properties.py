@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order: reconcile settles, counts right, and deletes no more than it should."""
+"""For any order of events, reconcile settles, counts correctly, and deletes no more than it should."""
 
 from collections import Counter
 
@@ -63,7 +63,7 @@ class Life:
         self.cluster.carry_out(plan, only_status=dies)
 
     def is_old(self, name: str, plan: ReconcilePlan) -> bool:
-        """Of an epoch before, or of another template."""
+        """Return whether the pod is of an earlier epoch, or of another template."""
         pod, job = pod_of(self.cluster.pods[name]), parse_job(self.cluster.job).job
         assert isinstance(pod, ObservedPod)
         assert job is not None

@@ -1,4 +1,4 @@
-"""A pod is over when its worker has ended for good, whatever else still runs in it."""
+"""A pod is over when its worker has ended for good, even if other containers still run."""
 
 from typing import Any
 

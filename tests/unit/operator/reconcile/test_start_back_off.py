@@ -1,4 +1,4 @@
-"""Waiting for capacity ends nothing and says so; pods that cannot start do not hold the GPUs of the others for ever."""
+"""Waiting for capacity ends nothing and is reported; pods that cannot start do not block the others' GPUs forever."""
 
 from typing import Any
 

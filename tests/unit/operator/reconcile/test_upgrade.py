@@ -1,4 +1,4 @@
-"""An operator is upgraded while a job runs: not one pod is replaced, and the user's edits change what they name."""
+"""An operator upgrade replaces no pod of a running job, and later edits change only their fields."""
 
 import copy
 import json

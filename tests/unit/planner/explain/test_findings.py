@@ -1,4 +1,4 @@
-"""What is said of an iteration by its facts: of real runs with a cause injected, and of facts made for one cause."""
+"""Findings from facts of real runs with an injected cause, and from facts constructed for one cause."""
 
 import pytest
 from tests.support.jobs.explained_runs import RUNS, recorded_facts
@@ -111,7 +111,8 @@ def queued(seconds_per_row: float) -> SampleFacts:
 
 
 def steps(seconds_per_row: float, paces: tuple[float, ...] = (1.0, 1.0)) -> list[StepFacts]:
-    """What the workers of `queued` showed, at sizes that tell a step from a row."""
+    """Return the observed steps of the workers of `queued`, at sizes that separate the cost of a step from that of a
+    row."""
     return [
         StepFacts(
             worker=f"generation-{index}",

@@ -1,4 +1,4 @@
-"""The event simulation against one that makes every decode step on its own, as a worker does."""
+"""The event simulation agrees with one that makes every decode step separately, as a worker does."""
 
 from collections import deque
 from collections.abc import Sequence

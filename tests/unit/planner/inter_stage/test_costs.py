@@ -1,4 +1,4 @@
-"""Costs: what was measured comes out again, between the points too; corrections; the way to disk and back."""
+"""Costs reproduce the measurements and interpolate between them; corrections; serialization."""
 
 import dataclasses
 import json
@@ -220,7 +220,7 @@ def test_decoding_known_tokens_again_goes_by_decoding_until_it_was_seen() -> Non
 
 
 def step_seconds(batch: float, context: float) -> float:
-    """What a machine's steps take: flat up to four samples, hardly any longer with the context."""
+    """Seconds of a machine's steps: flat up to four samples, with little effect of the context."""
     return 0.002 + 6e-5 * max(0.0, batch - 4) + 2e-8 * batch * context
 
 
@@ -250,7 +250,7 @@ def test_a_profile_of_a_bad_moment_gives_way_to_the_steps_that_were_made(beside:
 
 
 def test_a_few_slow_steps_correct_a_profile_and_a_few_fast_ones_that_were_held_up_do_not() -> None:
-    """Of steps of 0.2 s two or three fit into an interval; three of 4 ms in half a second show something else."""
+    """Two or three steps of 0.2 s fit into an interval; three of 4 ms in half a second show a delay."""
     for step, took, learned in ((0.2, 0.3, 0.3), (0.004, 0.16, 0.004)):
         costs = StageCosts.measured(decode=[StepTime(1, 1, step), StepTime(4, 1, step)], max_batch_size=4)
         costs = refined(costs, [ObservedWork("decode", 3, rows, 1, 3 * took) for rows in (1, 4)])

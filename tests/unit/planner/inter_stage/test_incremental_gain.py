@@ -1,4 +1,4 @@
-"""Scoring of prefixes replayed: by hand, against single steps, and what must always hold."""
+"""Replay of prefix scoring: by hand, against single steps, and invariants."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What the length model says: expectations, cut responses, prompt lengths, drift, and the prior."""
+"""The length model: expectations, cut responses, prompt lengths, drift, and the prior."""
 
 import math
 

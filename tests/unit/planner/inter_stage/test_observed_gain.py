@@ -1,4 +1,4 @@
-"""What speculation gave is learned from steps, and costs of plain steps from plain steps alone."""
+"""The gain of speculation is learned from steps, and the cost of plain steps only from plain steps."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Fused tables of models of different tensor sizes: shorter than serial ones, within memory, and as simulated."""
+"""Fused tables of models with different tensor sizes: shorter than serial ones, within memory, as simulated."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Whatever the instance: the answer passes the independent checker, lies between bound and baselines, keeps the cap."""
+"""For any instance, the answer passes the checker, lies between bound and baselines, and stays within the cap."""
 
 import dataclasses
 import subprocess

@@ -1,4 +1,4 @@
-"""How far each sample is drafted: the best of all choices, found without trying them all."""
+"""Draft lengths per sample: the best of all choices, found without trying all."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""DAPO's shaping and advantages against numbers worked out apart."""
+"""DAPO's shaping and advantages against independently computed numbers."""
 
 import statistics
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Algorithms on pairs: gradients are those of transformers' own models on whole pairs, however these are split."""
+"""Algorithms on pairs: gradients equal those of transformers' own models on whole pairs, for any split."""
 
 from pathlib import Path
 from typing import Any

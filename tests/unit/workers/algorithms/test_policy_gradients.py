@@ -1,7 +1,7 @@
-"""RLOO, REINFORCE++, GSPO and CISPO against their formulas written out, sample by sample in float64.
+"""RLOO, REINFORCE++, GSPO and CISPO against their formulas, sample by sample in float64.
 
-Nothing of the code under test is in the formulas. Slopes are held against central differences; what a formula detaches
-is held fixed at the point where the slope is taken. One response abstained, one has a single token.
+The formulas do not use the code under test. Slopes are compared with central differences; detached terms are fixed at
+the point of the slope. One response abstained, one has a single token.
 """
 
 from collections.abc import Callable
@@ -238,7 +238,7 @@ def test_losses_and_slopes_are_those_of_the_formula(case: str, move: str, folder
 
 
 def test_on_policy_the_slope_is_that_of_reinforce(folder: Path) -> None:
-    """-A times the slope of x for each token of the mean, whatever the ratio is of; RLOO's sequence form sums."""
+    """The slope is -A times the slope of x for each token of the mean, for any ratio; RLOO's sequence form sums."""
     for case, (name, fields, _) in LOSSES.items():
         algorithm = built(folder, name, klCoefficient=0, **fields)
         cut = cut_of(algorithm, algorithm.prepare(batch_of()), ROWS)

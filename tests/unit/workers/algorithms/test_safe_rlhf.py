@@ -1,4 +1,4 @@
-"""Safe RLHF: advantages of both critics against a closed form, the law of its multiplier, and what it remembers."""
+"""Safe RLHF: advantages of both critics against a closed form, the law of its multiplier, and its state."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def advantage(deltas: list[float], t: int, gamma: float, gae_lambda: float) -> f
 
 
 def test_advantages_are_those_of_rewards_less_lambda_times_those_of_costs(folder: Path) -> None:
-    """By the definition, token by token: sums of temporal differences of r - beta kl and of c + beta kl."""
+    """The definition, token by token: sums of temporal differences of r - beta kl and of c + beta kl."""
     beta, gamma, smoothing, lambda_0 = 0.3, 0.9, 0.8, 2.0
     algorithm = algorithm_of(
         folder, klCoefficient=beta, gamma=gamma, gaeLambda=smoothing, initialMultiplier=lambda_0, costLimit=0.5,

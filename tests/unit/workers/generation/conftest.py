@@ -1,4 +1,4 @@
-"""Engines over tiny models, built once a session; one thread unless a test says otherwise."""
+"""Engines over tiny models, built once per session; one thread by default."""
 
 import gc
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Fused passes on a CPU are those of the definition: ragged rows, shared keys, windows; engines draw alike by them."""
+"""Fused passes on a CPU equal the definition: ragged rows, shared keys, windows; engines draw the same tokens."""
 
 from collections.abc import Callable
 from pathlib import Path

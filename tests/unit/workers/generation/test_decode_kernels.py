@@ -1,4 +1,4 @@
-"""Triton's kernels compute what their definition in torch says, here in Triton's interpreter, on the CPU."""
+"""Triton's kernels match their definition in torch, in Triton's interpreter on the CPU."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Deterministic mode knows where this machine's kernels are not reproducible, and refuses or avoids those shapes."""
+"""Deterministic mode detects irreproducible kernels of this machine, and rejects or avoids their shapes."""
 
 import copy
 from pathlib import Path

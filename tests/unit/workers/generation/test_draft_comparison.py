@@ -1,4 +1,4 @@
-"""Drafts that nobody followed are judged, too, by what was drawn at their place."""
+"""Drafts that were not followed are judged too, by the tokens at their place."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,6 +1,7 @@
-"""What every registered engine promises its role, and one from outside the project too: docs/tutorials/your-engine.md.
+"""The contract of every registered engine and of one from outside the project: docs/tutorials/your-engine.md.
 
-No sample lost, none taken half, progress once, tokens that depend on the sample alone, weights whole or not at all.
+No sample is lost or half accepted, progress is reported once, tokens depend only on the sample, and weights change
+atomically.
 """
 
 from collections import Counter, defaultdict
@@ -283,7 +284,7 @@ def test_an_engine_that_moves_caches_keeps_the_tokens(make: Make) -> None:
 
 @pytest.mark.full(quick=1)
 def test_it_decodes_in_a_role(name: str, policy: Callable[[str], Path]) -> None:
-    """Whatever the engine can do besides, every command of the coordinator is answered."""
+    """Every command of the coordinator is answered, with any abilities of the engine."""
     command = pb.Command(id=1, become_generation=pb.BecomeGeneration(weights=pb.LoadWeights(model="actor")))
     role = build(job_of(policy, name, 8), command, CPU, None)
     outbox = RecordedOutbox()

@@ -1,4 +1,5 @@
-"""A sample that moves with its KV cache goes on as if it had stayed; what does not fit is refused before it is held."""
+"""A sample that moves with its KV cache continues as if it had stayed; an oversized one is rejected before
+allocation."""
 
 import itertools
 import random
@@ -18,7 +19,7 @@ from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.models.kv_slices import KvSlice
 
 TOLERANCE = 1e-4
-"""Of log-probabilities in fast mode, where the shape of a batch may change the last bits of float32."""
+"""Tolerance of log-probabilities in fast mode, where the batch shape may change the last bits of float32."""
 
 
 def move(source: TorchEngine, key: SampleKey, destination: TorchEngine, cuts: list[int] | None = None) -> SampleKey:

@@ -1,4 +1,4 @@
-"""A sample's tokens depend on the sample: not on its batch, the order, the worker, or interruptions."""
+"""A sample's tokens depend on the sample, not on its batch, the order, the worker, or interruptions."""
 
 import random
 from collections.abc import Callable
@@ -20,7 +20,7 @@ LENIENT = settings(
 
 
 def same_tokens(one: ResponsePart, other: ResponsePart) -> bool:
-    """What the fast mode promises on tiny float32 models."""
+    """Return whether the tokens are equal, as fast mode promises on tiny float32 models."""
     return one.tokens.tolist() == other.tokens.tolist() and one.finish_reason == other.finish_reason
 
 

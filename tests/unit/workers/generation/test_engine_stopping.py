@@ -1,4 +1,4 @@
-"""Responses end at stop tokens, stop strings and their limit, whichever is first, however they were interrupted."""
+"""Responses end at the first of stop tokens, stop strings and their limit, with any interruptions."""
 
 from collections.abc import Callable
 from typing import Any

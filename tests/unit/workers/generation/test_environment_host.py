@@ -1,4 +1,4 @@
-"""The child of an environment: what may be loaded, what a step may return, and turns that are taken again."""
+"""The child process of an environment: loadable files, valid step results, and repeated turns."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Turns: whose tokens are whose, what follows an answer, and that interruptions change no response."""
+"""Turns: the author of each token, the continuation after an answer, and no effect of interruptions."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -163,7 +163,7 @@ class Chat(Counter):
 
 
 class ChatTokens(NumberedTokens):
-    """Of a policy whose template ends turns by any of the stop tokens."""
+    """Tokens of a policy whose template ends turns with any of the stop tokens."""
 
     chat_template = "a template"
 

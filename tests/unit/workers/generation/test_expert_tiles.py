@@ -1,4 +1,4 @@
-"""Experts tile by tile: a row has the same bits whoever else chose its experts, and is what transformers computes."""
+"""Experts tile by tile: a row's bits do not depend on other rows, and its values are transformers'."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""The generation role on the wire: commands answered once, progress four times a second, few spans, named errors."""
+"""The generation role on the wire: commands answered once, progress four times per second, few spans, named errors."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

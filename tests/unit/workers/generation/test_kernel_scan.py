@@ -1,4 +1,4 @@
-"""vLLM's scan for kernels beside objects that answer to any name, as one of numba's does."""
+"""vLLM's scan for kernels works with objects that answer to any attribute, such as one of numba's."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Slices of samples in paged caches: whatever order a writer packs a block in, what is read is what was written."""
+"""Slices of samples in paged caches: reading returns the written values, for any order within a block."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A cache arrives as it was sent, whatever its type and however it was cut; what does not continue it is refused."""
+"""A cache arrives as it was sent, for any type and chunks; a chunk that does not continue it is rejected."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The source's side of Migrate, step by step: what a transfer is given, and when a sample stops, stays or goes."""
+"""The source's side of Migrate, step by step: data of a transfer, and when a sample stops, stays or leaves."""
 
 from collections.abc import Iterator
 
@@ -177,7 +177,7 @@ def test_few_transfers_run_at_once_and_a_sample_moves_once(make_engine: MakeEngi
 
 
 def test_a_sample_whose_cache_was_given_up_while_it_moved_stays(make_engine: MakeEngine) -> None:
-    """As an engine does that pushes a sample out for others and computes it again."""
+    """An engine does this if it preempts a sample for others and computes it again."""
     engine = endless(make_engine())
     migrations, outbox = begin(engine, 1)
     migrations.step()

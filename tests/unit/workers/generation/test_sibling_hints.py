@@ -1,4 +1,4 @@
-"""Hints to draft by, as a worker takes them in: what makes sense reaches the drafters, and nothing else does."""
+"""Draft hints in a worker: valid ones reach the drafters, and invalid ones do not."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,6 +1,6 @@
-"""Drafts change no token: whatever is drafted, and whatever becomes of samples meanwhile, single steps give the same.
+"""Drafts change no token: single steps give the same result for any drafts and any events of samples.
 
-Bit for bit in deterministic mode; in float32 of the fast mode log-probabilities agree but for rounding.
+Bitwise equal in deterministic mode; in float32 of the fast mode log-probabilities agree except for rounding.
 """
 
 import random
@@ -21,7 +21,7 @@ from rlhf_workers.models.loading import replace_weights
 SAMPLES = 40
 RESPONSE = 36
 TOLERANCE = 1e-5
-"""Of log-probabilities in float32, where passes of several positions sum in another order."""
+"""Tolerance of log-probabilities in float32, where passes of several positions sum in another order."""
 
 
 @pytest.fixture(scope="module")

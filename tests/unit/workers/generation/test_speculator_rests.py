@@ -1,4 +1,4 @@
-"""Where drafts do not pay, a speculator costs next to nothing: it rests, and comes back when they may pay again."""
+"""Where drafts do not pay, a speculator costs almost nothing: it pauses, and resumes when they may pay again."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,6 @@
-"""KV caches that are copied by a device beside its decoding: as late as can be, and the bits are the same.
+"""KV caches that a device copies while it decodes: copies are as late as possible, and bitwise the same.
 
-`DelayedCopies` copies when somebody waits, not before, and fails when what it copies changed meanwhile.
+`DelayedCopies` copies on the first wait, and fails if its source changed meanwhile.
 """
 
 from dataclasses import replace
@@ -34,7 +34,7 @@ def stage(engine: TorchEngine) -> DelayedCopies:
 
 
 def received(pieces: list[KvSlice], engine: TorchEngine) -> KvSlice | None:
-    """What arrives of pieces that are sent."""
+    """Return the cache that arrives from the sent slices."""
     arrival = IncomingCache(engine.moves.shapes, 1, 400, lambda _: True)
     for piece in pieces:
         for part in chunks(piece):

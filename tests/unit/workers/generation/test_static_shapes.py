@@ -1,6 +1,6 @@
-"""Decode passes of few shapes give the tokens of passes as they come, whatever samples do meanwhile.
+"""Decode passes with few shapes give the same tokens as dynamic passes, for any events of samples.
 
-The CPU runs the same passes without a graph: replaying is calling again.
+The CPU runs the same passes without a graph: a replay is another call.
 """
 
 import random
@@ -75,7 +75,7 @@ def test_tokens_hold_while_samples_come_and_go(make_engine: MakeEngine, seed: in
 
 
 def test_weights_are_replaced_in_place(policy: Callable[[str], Path], tmp_path: Path) -> None:
-    """What is captured holds the addresses of the weights."""
+    """Captured graphs contain the addresses of the weights."""
     model = load_causal_lm(
         str(policy("qwen2")), field="model", dtype=torch.float32, device=torch.device("cpu"), attention="sdpa"
     )

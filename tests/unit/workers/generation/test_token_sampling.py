@@ -1,4 +1,4 @@
-"""Uniforms are a standard stream; a token is where its uniform falls; top-p and top-k keep what they should."""
+"""Uniforms are a standard stream; a uniform selects the token; top-p and top-k keep the right tokens."""
 
 import numpy as np
 import pytest

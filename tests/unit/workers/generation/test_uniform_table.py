@@ -1,4 +1,4 @@
-"""The uniforms of a batch, looked up at once, follow from each sample's key and position, whatever was asked before."""
+"""Uniforms looked up for a whole batch depend only on each sample's key and position."""
 
 import numpy as np
 from hypothesis import given

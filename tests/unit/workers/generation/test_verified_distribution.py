@@ -1,7 +1,7 @@
-"""Drafts change no distribution: a million draws of a small vocabulary, kept or not by what was drafted.
+"""Drafts change no distribution: a million draws from a small vocabulary, with accepted and rejected drafts.
 
-The policy is a table of the next token by the last; drafts come from another distribution, so many are wrong. The
-second test is the same, smaller, of a whole engine.
+The policy is a table of the next token by the last one. Drafts come from another distribution, so many are wrong. The
+second test is a smaller one with a whole engine.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""A vLLM engine's memory goes and comes in the order without a peak, never at the level that forgets weights."""
+"""A vLLM engine frees and takes memory in the order without a peak, never at the level that discards weights."""
 
 from typing import Any
 

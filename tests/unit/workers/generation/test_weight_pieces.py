@@ -1,4 +1,4 @@
-"""Weights in pieces of memory that executor processes map: all bits of all tensors, and no more memory than a piece."""
+"""Weights in memory chunks that executor processes map: bitwise complete, with at most one chunk of extra memory."""
 
 from collections.abc import Callable
 

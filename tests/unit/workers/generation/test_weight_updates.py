@@ -1,4 +1,4 @@
-"""Weights of the policy and of a draft model that is trained with it: both are loaded, or the earlier pair is kept."""
+"""Weights of the policy and of its trained draft model: both are loaded, or both stay at the earlier version."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

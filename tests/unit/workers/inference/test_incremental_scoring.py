@@ -1,4 +1,4 @@
-"""The inference role with unfinished samples: whatever becomes of what was scored early, scores are the same bits."""
+"""The inference role with unfinished samples: final scores are bitwise the same for any fate of earlier ones."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The inference role without processes: every task of every sample is answered once, and failures stay their own."""
+"""The inference role without processes: every task of every sample is answered once, and failures stay separate."""
 
 import time
 from collections import deque

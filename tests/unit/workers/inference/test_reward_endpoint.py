@@ -1,4 +1,4 @@
-"""Rewards over HTTP against a real server on loopback: numbers, abstentions, and every way an answer can be wrong."""
+"""Rewards over HTTP from a real server on loopback: numbers, abstentions, and every kind of invalid answer."""
 
 import json
 import time

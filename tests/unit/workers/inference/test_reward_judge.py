@@ -1,4 +1,4 @@
-"""A judge rates by its probabilities or its words, at an endpoint or as a model; what it cannot rate is no number."""
+"""A judge rates by its probabilities or its text, at an endpoint or as a model; an unrated sample has no number."""
 
 import json
 import math
@@ -38,7 +38,7 @@ from rlhf_workers.user_code.code_settings import CodeSettings
 CPU = torch.device("cpu")
 SECRET = "Bearer sk-tell-nobody"
 BIAS = 0.8
-"""Of the test's judge for whatever comes first, in nats."""
+"""Bias of the test's judge for the first response, in nats."""
 
 
 def direct(text: str) -> dict[str, float]:

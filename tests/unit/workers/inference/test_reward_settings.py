@@ -1,4 +1,4 @@
-"""What reward code is given: named variables and headers, secrets among them, which no message and no log quotes."""
+"""Settings of reward code: named variables and headers, including secrets, which no message or log contains."""
 
 from collections.abc import Iterator
 from email.message import Message

@@ -1,6 +1,6 @@
-"""The contract of every reward source: each sample is answered once, by a finite number, by nothing, or by a failure.
+"""The contract of every reward source: one answer per sample: a finite number, an abstention, or a failure.
 
-A failure names a field of this reward, and what one sample is given does not depend on its company.
+A failure names a field of this reward, and a sample's result does not depend on other samples.
 """
 
 import math
@@ -80,7 +80,7 @@ def job_of(reward: dict[str, Any], folder: Path) -> RLHFJob:
 
 
 def answered(calls: RewardCalls, texts: tuple[str, ...]) -> dict[str, RewardOutcome]:
-    """What became of samples with these texts; each is answered once."""
+    """Return the results of samples with these texts; each is answered once."""
     done: list[RewardOutcome] = []
     for text in texts:
         calls.submit(sample(text))

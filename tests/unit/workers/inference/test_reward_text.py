@@ -1,4 +1,4 @@
-"""A reward model with another tokenizer, template or end reads the conversation in its own words, to its own end."""
+"""A reward model with another tokenizer, template or end token reads the conversation in its own form."""
 
 import json
 import logging
@@ -169,7 +169,7 @@ def test_a_tokenizer_that_encodes_otherwise_reads_by_its_own(tmp_path: Path) -> 
 
 
 def test_a_reference_of_another_tokenizer_is_refused_by_the_worker_that_loads_it(tmp_path: Path) -> None:
-    """As a hub id, which the coordinator may not have."""
+    """Given as a hub id, which the coordinator may not have."""
     actor, reference = write_policy(tmp_path / "actor"), write_policy(tmp_path / "reference")
     tokenizer = build_tokenizer()
     tokenizer.add_tokens(["yes"])

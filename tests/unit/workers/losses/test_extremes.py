@@ -1,4 +1,4 @@
-"""Losses at log-ratios no healthy run has: values and slopes stay finite and right; ordinary ones keep their bits."""
+"""Losses at extreme log-ratios: values and slopes stay finite and correct; ordinary ones are bitwise unchanged."""
 
 import math
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Losses of pairs against closed forms, with their extremes, and their slopes against finite differences."""
+"""Losses of pairs against closed forms, including extremes, and their slopes against finite differences."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Memory lent by CUDA IPC, through the real calls of a driver that is made of host memory."""
+"""Memory lent with CUDA IPC, through the calls of a driver backed by host memory."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ from rlhf_workers.weights.source import WeightSourceService
 
 WAIT_SECONDS = 120.0
 HOST_SHARING = HostSharing()
-"""As in a worker: one a process."""
+"""One instance per process, as in a worker."""
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -1,5 +1,5 @@
-"""Moments in host memory: the bits of moments on the device, no more than two pieces of them there, and copies that are
-made as late as a device may make them."""
+"""Moments in host memory: bitwise those of the device, at most two chunks on the device, and copies as late as
+allowed."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Training by adapters: gradients, layouts, precision, what is published, checkpoints, and what PEFT reads in them."""
+"""Training of adapters: gradients, layouts, precision, publishing, checkpoints, and compatibility with PEFT."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tokens that an environment wrote are trained on by no algorithm: a batch with them is as one without them."""
+"""No algorithm trains on tokens of an environment: a batch with them is equivalent to one without."""
 
 from collections.abc import Sequence
 from dataclasses import replace

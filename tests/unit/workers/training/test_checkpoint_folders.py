@@ -1,4 +1,4 @@
-"""A model's folder in a checkpoint is what its config.json says: its type, its head, its files; no bit is lost."""
+"""A model's folder in a checkpoint matches its config.json: type, head, files; no bit is lost."""
 
 import json
 from pathlib import Path

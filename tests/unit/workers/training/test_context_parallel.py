@@ -1,4 +1,4 @@
-"""Samples shared by position: gradients, metrics, schedules and checkpoints of ranks that have whole samples."""
+"""Samples divided by position: gradients, metrics, schedules and checkpoints equal those of whole samples."""
 
 import math
 from pathlib import Path
@@ -46,7 +46,7 @@ from rlhf_workers.training.schedule.step_timing import measure, slowest_seconds
 from rlhf_workers.training.trainer import Trainer
 
 TOLERANCE = 1e-5
-"""Of the largest number of a tensor: float32 sums in another order."""
+"""Tolerance relative to the largest number of a tensor: float32 sums in another order."""
 FAMILIES = ("llama", "mistral", "gemma2", "qwen3", "mixtral")
 
 

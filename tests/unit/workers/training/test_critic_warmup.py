@@ -1,4 +1,4 @@
-"""Iterations that train the critic alone: whose bits change, whose do not, and that a restart goes on with them."""
+"""Iterations that train only the critic: which weights change, and that a restart continues them."""
 
 from pathlib import Path
 from typing import Any

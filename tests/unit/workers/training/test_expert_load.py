@@ -1,4 +1,4 @@
-"""How evenly experts are used, as training says it: what a hook of transformers' own model counts, by every layout."""
+"""The reported balance of expert load equals the count from a hook of transformers' own model, in every layout."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected(folder: Path) -> tuple[float, float]:
-    """Of the iteration's samples, one by one."""
+    """Return the expected values from the iteration's samples, one by one."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     used: dict[str, torch.Tensor] = {}
 

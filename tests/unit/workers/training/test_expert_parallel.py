@@ -1,4 +1,4 @@
-"""Experts shared out over data parallel ranks: gradients, metrics, schedules and checkpoints of ranks that hold all."""
+"""Experts divided over data parallel ranks: gradients, metrics, schedules and checkpoints equal those without."""
 
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from rlhf_workers.training.trainer import Trainer
 
 BACKENDS = ("torch", "megatron")
 TOLERANCE = 1e-5
-"""Of the largest number of a tensor: float32 sums in another order."""
+"""Tolerance relative to the largest number of a tensor: float32 sums in another order."""
 
 
 @pytest.fixture(scope="module")

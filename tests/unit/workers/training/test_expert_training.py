@@ -1,4 +1,4 @@
-"""Models of experts: gradients of every layout are the whole model's, and a folder comes back as it was.
+"""Models of experts: gradients of every layout equal the whole model's, and folders are reproduced.
 
 The oracle is transformers' own model on one unpadded sample at a time (`plain_gradients`). Tolerance: 1e-5 relative to
 the largest gradient entry of the parameter.

@@ -1,7 +1,7 @@
 """Actor and critic trained at the same time in opposite pipelines: the same bits as one after the other.
 
-Gradients of every stage add up micro-batch by micro-batch in one order under every table, split backward included, so
-weights, moments and metrics are equal bit by bit; no tolerance anywhere in this file.
+Gradients of every stage are added micro-batch by micro-batch in the same order with every table, including split
+backwards. So weights, moments and metrics are bitwise equal; this file has no tolerance.
 """
 
 from pathlib import Path

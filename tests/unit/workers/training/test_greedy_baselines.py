@@ -1,4 +1,4 @@
-"""Greedy responses leave the batch, and their rewards stay as what the others are held against."""
+"""Greedy responses leave the batch, and their rewards become the baselines of the others."""
 
 from dataclasses import replace
 from pathlib import Path

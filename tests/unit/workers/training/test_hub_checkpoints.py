@@ -1,4 +1,4 @@
-"""A model given by hub id: the ranks, which loaded it, write what its checkpoint needs beside weights."""
+"""For a model given by hub id, the ranks that loaded it write the other files of its checkpoint."""
 
 import os
 import shutil
@@ -75,7 +75,7 @@ def first_checkpoint(tmp_path: Path) -> tuple[RLHFJob, pb.BecomeTraining, Path, 
 
 
 def finish(path: Path, version: int, folder: Path, files: list[pb.CheckpointFile]) -> checkpoint.Checkpoint:
-    """As the coordinator does it."""
+    """Finish the checkpoint like the coordinator."""
     sources = {"actor": HUB_ID, "critic": HUB_ID}
     return checkpoint.finish(folder, path, version, [pb.CheckpointResult(files=files)], sources, {})
 

@@ -1,4 +1,4 @@
-"""Chunks of Megatron: the model of a Hugging Face folder, and gradients and checkpoints of the backend `torch`."""
+"""Chunks of Megatron: the model of a Hugging Face folder, with gradients and checkpoints of the backend `torch`."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from rlhf_workers.training.stages.model_stages import read_config
 from rlhf_workers.weights.tensor_file import model_tensors
 
 TOLERANCE = 1e-5
-"""Of the largest number of a tensor: float32 sums in another order."""
+"""Tolerance relative to the largest number of a tensor: float32 sums in another order."""
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},

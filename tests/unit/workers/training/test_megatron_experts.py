@@ -1,7 +1,8 @@
-"""Megatron's layers of experts: the whole model's logits and gradients, the folder's bytes, the same bits by any table.
+"""Megatron's layers of experts: the whole model's logits and gradients, the folder's bytes, the same bits by any
+table.
 
-The oracles are transformers' own model, on one unpadded sample at a time where gradients are compared, and the backend
-`torch`. Tolerance: 1e-5 relative to the largest number of a tensor.
+The oracles are transformers' own model, on one unpadded sample at a time for gradients, and the backend `torch`.
+Tolerance: 1e-5 relative to the largest number of a tensor.
 """
 
 import statistics
@@ -143,8 +144,10 @@ def two_stages(job: RLHFJob) -> list[Trainer]:
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_what_was_loaded_is_published_and_saved_bit_by_bit(family: str, tied: bool, tmp_path: Path) -> None:
-    """Files have the folder's names and bytes, whatever numbers are trained in; what is published has transformers'
-    names, as the backend `torch` publishes it."""
+    """Files have the folder's names and bytes for any training type.
+
+    Published tensors have transformers' names, as those of the backend `torch`.
+    """
     policy = models.write_policy(tmp_path / family, family, seed=1, num_hidden_layers=4, tie_word_embeddings=tied)
     source = load_file(policy / "model.safetensors")
     assert ("lm_head.weight" in source) != tied

@@ -1,4 +1,4 @@
-"""Steps whose gradient or loss is not finite: left out on all ranks alike, counted; too many in a row fail the job."""
+"""Steps with a non-finite gradient or loss are skipped on all ranks and counted; too many in a row fail the job."""
 
 import math
 from pathlib import Path

@@ -1,5 +1,8 @@
-"""Ranks whose moments are in host memory train the bits of ranks that keep them on the device, by every layout that
-ranks of one process can have; what they save is read by either, and says nothing of where moments were."""
+"""Ranks with moments in host memory train the same bits as those with moments on the device, in every layout.
+
+Layouts are those that ranks of one process can have. Either kind of rank reads the saved files, which do not record
+where moments were.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +40,7 @@ LAYOUTS = [
 """Backend, tensor, pipeline, data, and whether copies share moments out."""
 HELD = "train/host_optimizer_bytes"
 PIECE_BYTES = 2 * 4 * 512
-"""Of both moments: some parameters are larger, and some pieces have many."""
+"""Bytes of both moments: some parameters are larger, and some chunks contain many."""
 
 
 @pytest.fixture(scope="module", autouse=True)

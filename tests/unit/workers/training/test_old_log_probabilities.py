@@ -1,6 +1,6 @@
-"""Log-probabilities of the sampled tokens by the training ranks: under every layout those of the whole model.
+"""Log-probabilities of the sampled tokens by the training ranks equal the whole model's, in every layout.
 
-The oracle is transformers' own model, one unpadded sample at a time.
+The oracle is transformers' own model on one unpadded sample at a time.
 """
 
 import math
@@ -67,7 +67,7 @@ def by_transformers(folder: str, batch: TrainingBatch) -> torch.Tensor:
 
 
 def computed(job: RLHFJob, table: ScheduleTable, world: int, batch: TrainingBatch) -> torch.Tensor:
-    """What the ranks compute, which must have the same bits on all of them, and change no weight."""
+    """Return the values of the ranks, after checking that they are bitwise equal and that no weight changed."""
 
     def work(rank: int, peers: ThreadCommunicator) -> torch.Tensor:
         trainer = trainer_of(job, table, rank, world, peers)

@@ -1,4 +1,4 @@
-"""Packed rows: gradients are those of padded ones and of the whole model, sample by sample, and nothing is padding.
+"""Packed rows: gradients equal those of padded rows and of the whole model, sample by sample, without padding.
 
 The oracle is transformers' own model on one unpadded sample at a time (`plain_gradients`). Tolerance: 1e-5 relative to
 the largest gradient entry of the parameter.

@@ -1,4 +1,4 @@
-"""An iteration that trains the policy's mini-batches before the critics': the bits and metrics of both at once."""
+"""An iteration that trains the policy's mini-batches before the critics' has the same bits and metrics."""
 
 from pathlib import Path
 from typing import Any

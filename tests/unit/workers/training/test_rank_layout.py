@@ -1,5 +1,4 @@
-"""Ranks as places: blocks x rows x ranks of a row, each rank once, and every sum among the ranks that have its
-parts."""
+"""Ranks as positions: blocks x rows x ranks of a row; each rank occurs once, and sums cover the right ranks."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The hub by which ranks meet as threads in these tests: it loses no transfer, whoever of two comes first."""
+"""The hub through which ranks meet as threads in these tests loses no transfer, for any order of arrival."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""Copies that share AdamW's moments out train the bits of copies that each keep all, and save what any layout reads."""
+"""Copies that divide AdamW's moments train the same bits as copies with all of them; any layout reads their files."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Three trained models on the same ranks: a fused schedule changes no bit of what the serial one gives."""
+"""Three trained models on the same ranks: a fused schedule has the same bits as the serial one."""
 
 from pathlib import Path
 

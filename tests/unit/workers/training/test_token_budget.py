@@ -1,4 +1,5 @@
-"""Micro-batches of bounded tokens: every sample once, within every bound, as few as can be, the table to run them."""
+"""Micro-batches of bounded tokens: every sample once, within every bound, as few as possible, with a table to run
+them."""
 
 from itertools import combinations, pairwise
 

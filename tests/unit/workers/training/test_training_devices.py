@@ -1,4 +1,4 @@
-"""No tensor of training is on the wrong device, and the host reads from the device no more often than it must."""
+"""No tensor of training is on the wrong device, and the host reads from the device only as often as required."""
 
 from collections import Counter
 from importlib import import_module
@@ -163,7 +163,7 @@ def test_the_rules_find_a_tensor_that_was_left_behind() -> None:
 def test_forward_losses_and_optimizer_run_on_fake_gpus_in_either_precision(
     folders: dict[str, Path], family: str, precision: str
 ) -> None:
-    """What `meta` cannot show: branches for CUDA, and its autocast. PyTorch's engine wants a GPU for the backward."""
+    """Covers branches that `meta` cannot: CUDA code and its autocast. PyTorch's backward needs a real GPU."""
     real = trainer_on(CPU, folders[family], deterministic=False, precision=precision)
     batch = real.algorithm.prepare(make_batch())
     plan = split_minibatch(real.layout, list(range(8)), batch.lengths, together=1, most_tokens=None)

@@ -1,4 +1,4 @@
-"""Fetching a batch: whole over several parts, again when the connection breaks, an answer of no passed on."""
+"""Fetching a batch: complete over several parts, retried after a broken connection; a rejection is passed on."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -182,7 +182,8 @@ def test_split_backward_gives_the_gradients_of_whole_backward(
 
 
 def test_opposite_pipelines_interleaved_give_the_gradients_of_serial_ones(folders: dict[str, Path]) -> None:
-    """What a fused schedule is: actor forward over the ranks, critic the other way, their steps taken in turn."""
+    """A fused schedule: the actor's forward over the ranks, the critic's in the other direction, with alternating
+    steps."""
     job, batch = make_job(folders["gemma2"], folders["llama"]), make_batch()
     both = (
         Pipeline(name="actor", model="actor", stage_ranks=(0, 1), microbatches=4),

@@ -1,4 +1,4 @@
-"""Whole iterations: what ran, determinism, exact resume, abstained samples, adaptive KL, failure messages."""
+"""Whole iterations: executed steps, determinism, exact resume, abstained samples, adaptive KL, failure messages."""
 
 import json
 import resource
@@ -145,8 +145,10 @@ def test_the_learning_rate_shown_is_that_of_the_last_step(folder: Path) -> None:
 def test_more_iterations_in_a_live_job_bend_the_rate_and_a_restart_goes_on_with_it(
     folder: Path, tmp_path: Path
 ) -> None:
-    """4 iterations become 8 after the second: 1, 3/4, then 1/2 falls over the six that are left. A restored rank, whose
-    manifest says 8, and is told of every iteration what was true of it, does the same."""
+    """4 iterations become 8 after the second: 1, 3/4, then 1/2 falls over the remaining six.
+
+    A restored rank with a manifest of 8 gets each iteration's own total and has the same rates.
+    """
     optimizer = {"learningRate": 1e-2, "schedule": "Linear"}
     job = make_job(folder, folder, training={"optimizer": optimizer})
 

@@ -1,4 +1,4 @@
-"""No table deadlocks under the rules of NCCL, whose transfers wait for each other where gloo's do not."""
+"""No table deadlocks under NCCL's rules, where transfers wait for each other, unlike gloo's."""
 
 import itertools
 from collections.abc import Callable
