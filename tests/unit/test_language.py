@@ -52,7 +52,7 @@ def retired(heading: str) -> set[str]:
 
 
 def names(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield every name that a module gives to something, with its line."""
+    """Yield every name that a module defines, with its line."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 NUMBERS = range(7_000_000_000, 7_000_000_500)
-"""In the code of the module below, and nowhere else."""
+"""Numbers in the code of the module below, and nowhere else."""
 
 
 def examples() -> list[tuple[list[int], float, str]]:

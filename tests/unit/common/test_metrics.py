@@ -15,7 +15,7 @@ from rlhf_common.names import PHASES
 ROOT = Path(__file__).parents[3]
 SHIPPED = ("common", "api", "operator", "coordinator", "workers", "planner", "cli")
 MOST_SERIES = {Server.OPERATOR: 60_000, Server.COORDINATOR: 8_400, Server.WORKER: 68}
-"""Series of one process at 1,000 jobs, and at 1,024 workers: what docs say a scrape costs rests on it."""
+"""Maximum series of one process at 1,000 jobs, and at 1,024 workers; the documented cost of a scrape depends on it."""
 SET_BY_PROMETHEUS = frozenset({"job", "instance", "pod", "container", "endpoint", "service"})
 
 

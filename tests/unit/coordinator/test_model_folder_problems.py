@@ -142,7 +142,7 @@ def test_an_adapter_file_with_more_than_factors_is_refused(manifest: Path) -> No
 
 
 def with_reader(manifest: Path, role: str) -> Path:
-    """A reference or critic of its own, as `role` of the manifest; return its folder."""
+    """Add a separate reference or critic as `role` of the manifest; return its folder."""
     folder = write_policy(manifest.parent / role, seed=3)
     manifest.write_text(MANIFEST.replace("    actor:", f"    {role}: {{path: {role}}}\n    actor:"))
     return folder

@@ -10,7 +10,7 @@ JOB: dict[str, Any] = {"metadata": {"name": "job", "namespace": "team", "uid": "
 
 
 class EventServer:
-    """Keeps what is created."""
+    """Stores created events."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []

@@ -43,11 +43,11 @@ TRIED = {
 }
 """Kind of input -> (examples, objects per example)."""
 STATUS_MAX = 64 * 1024
-"""Bytes of a status of a job of six pods, conditions with their messages included."""
+"""Maximum bytes of the status of a job with six pods, including conditions with messages."""
 
 
 def _bodies(cluster: SimulatedCluster) -> dict[str, Json]:
-    """The pods of a job that has seen everything."""
+    """Pods of a job with a long history."""
     ended = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-08-22T10:00:05Z", "containerID": "containerd://abc"}
     log = json.dumps({"message": "over", "report": {"iteration": 3, "metrics": {"reward": 0.5}}})
     cluster.end("coordinator", 1, message=log)
@@ -70,7 +70,7 @@ PODS = _bodies(RUNNING)
 
 
 def _workload() -> tuple[Json, Json]:
-    """A job with a queue, and its Workload once it is admitted."""
+    """A job with a queue, and its Workload after admission."""
     cluster = QueuedCluster()
     cluster.settle()
     cluster.admit()
@@ -107,7 +107,7 @@ def silent() -> Iterator[None]:
 
 
 def checked(operator: SimulatedOperator, job: Json | None, uid: str, served: Any = None, **more: Any) -> None:
-    """Reconciles over what came in, twice; what is to be written is what the API server takes."""
+    """Reconcile the input twice, and check that the API server accepts the result."""
     if job is None:
         return
     pods, taken = operator.index.pods(KEY, uid)
@@ -270,7 +270,7 @@ TEXTS = st.sampled_from(
 
 @st.composite
 def replies(draw: st.DrawFn) -> pb.JobStatus:
-    """A status as a coordinator's process might send it."""
+    """Generate a status that a coordinator's process might send."""
     status = pb.JobStatus(
         phase=draw(TEXTS),
         iteration=draw(NUMBERS),

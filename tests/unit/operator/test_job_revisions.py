@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 
 class Store:
-    """Answers from a cluster, and counts."""
+    """Answers from a cluster, and counts requests."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self.cluster, self.asked = cluster, list[str]()

@@ -34,7 +34,7 @@ def conditions(reason: str, status: str = "False") -> dict[str, Any]:
 
 
 def see(metrics: OperatorMetrics, cluster: SimulatedCluster, status: dict[str, Any]) -> None:
-    """Let the operator see a job with this status."""
+    """Show the operator a job with this status."""
     pods = {pod.name: pod for body in cluster.pods.values() if isinstance(pod := pod_of(body), ObservedPod)}
     observed = ObservedJob(pods=pods, reading=CoordinatorReading(cluster.now, "Generating", 3, 10, threshold=4))
     metrics.see(cluster.job, observed, replace(cluster.plan(), status=status))

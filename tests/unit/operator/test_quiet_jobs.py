@@ -68,7 +68,7 @@ def test_a_reading_is_news_when_it_says_something_else() -> None:
 
 
 class Stored:
-    """An API server that holds one Secret, and counts how often it is read."""
+    """An API server with one Secret, which counts its reads."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         self.body: dict[str, Any] | None = body

@@ -16,7 +16,7 @@ WAIT_SECONDS = 120.0
 
 
 async def reconciled(traces: ReconcileTraces) -> dict[str, list[str]]:
-    """Return what is made of a job by an operator with these traces."""
+    """Return the job after a reconcile by an operator with these traces."""
     async with FakeApiServer() as server:
         server.put(names.KIND, stored_job())
         async with ControlledCluster(server, traces) as operator:

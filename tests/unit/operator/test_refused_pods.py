@@ -30,7 +30,7 @@ async def server() -> AsyncIterator[FakeApiServer]:
 
 
 class Quota:
-    """Refuses pods while it is full, and counts who asked."""
+    """Rejects pods while it is full, and counts requests."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full, self.asked, self.seconds = True, 0, 1000.0

@@ -37,7 +37,7 @@ class Listing:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is waited for."""
+    """Remove all waits."""
     monkeypatch.setattr(resync, "ECHO_SECONDS", 0.0)
     monkeypatch.setattr(resync, "SOON_SECONDS", 0.0)
 

@@ -154,4 +154,4 @@ async def test_kopf_watches_jobs_by_its_public_interface_and_writes_nothing() ->
 
 
 async def served() -> None:
-    """Return at once: RLHFJobs are served."""
+    """Return immediately: RLHFJobs are served."""

@@ -152,7 +152,7 @@ def test_ranks_that_take_turns_keep_moments_on_the_host_either_way() -> None:
 
 
 def test_critics_of_another_tensor_size_have_other_stages_and_as_much_memory() -> None:
-    """Two models of one size on four ranks: the actor by pairs on two stages, the critic on four."""
+    """Two models of one size on four ranks: the actor in pairs on two stages, the critic on four."""
     asked = {"pipeline": 2, "tensor": 2, "criticTensor": 1}
     own, other = (
         layout_of(spec("megatron", parallelism=given), SIZES) for given in (asked, {"pipeline": 2, "tensor": 2})
@@ -188,7 +188,7 @@ def test_layouts_with_critics_of_another_size_are_those_that_validation_takes(
 
 
 def test_a_layout_that_does_not_fit_is_told_with_the_one_that_does() -> None:
-    """Two models of seven billion, 18 bytes a parameter: 235 GiB on one rank, of four 59 and of eight 29."""
+    """Two models of seven billion, 18 bytes per parameter: 235 GiB on one rank, 59 on four and 29 on eight."""
     device = 79 * GIBIBYTE
     assert layout_problem(spec(parallelism={"pipeline": 4}), SIZES, device) == ""
     problem = layout_problem(spec(), SIZES, device)

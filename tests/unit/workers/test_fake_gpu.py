@@ -37,7 +37,7 @@ MODULES = (forward, fused_forward, model_scorer, chunk_forward)
 
 @pytest.fixture(autouse=True)
 def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Where the host looks at a number it sees zero; what it compares is equal."""
+    """Let the host read zeros, and compare values as equal."""
     for module in MODULES:
         monkeypatch.setattr(module, "float", lambda _: 0.0, raising=False)
         monkeypatch.setattr(module, "bool", lambda _: True, raising=False)

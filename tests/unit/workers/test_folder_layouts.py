@@ -29,7 +29,7 @@ Named = dict[str, torch.Tensor]
 
 
 def in_files(named: Named, family: str) -> Named:
-    """Tensors by the names that files have, float32."""
+    """Return tensors with the names in files, float32."""
     return {
         part: own.detach().float() for name, value in named.items() for part, own in as_in_files(name, value, family)
     }
@@ -85,7 +85,7 @@ def test_all_readers_read_one_model_or_refuse_it_in_one_way(layout: FolderLayout
 
 
 def read_alike(folder: Path, layout: FolderLayout) -> None:
-    """Compare what each reader has of a folder that is taken."""
+    """Compare the tensors of each reader for an accepted folder."""
     engine, rank = of_engine(folder, layout.family), of_rank(folder, layout.family)
     scorer, version_0 = of_scorer(folder, layout.family), of_version_0(folder, layout.family)
     assert engine.keys() == rank.keys()

@@ -58,12 +58,12 @@ def test_fields_in_another_order_and_unknown_ones_are_read() -> None:
 
 
 class OneMatrix:
-    """A WeightProvider."""
+    """A WeightProvider with one matrix."""
 
     weight = torch.arange(6, dtype=torch.float32).view(2, 3)
 
     def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield itself."""
+        """Yield the matrix."""
         yield "weight", self.weight
 
 

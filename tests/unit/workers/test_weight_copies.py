@@ -80,7 +80,7 @@ def test_readers_that_stay_do_not_take_all_memory(copies: WeightCopies) -> None:
 
 
 class ChangingWeights(VersionedWeights):
-    """Goes on to the next version in the middle of being read the second time."""
+    """Advances to the next version in the middle of the second read."""
 
     def __init__(self) -> None:
         super().__init__(1)

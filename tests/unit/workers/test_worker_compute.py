@@ -20,7 +20,7 @@ from rlhf_workers.worker_role import Outbox
 
 
 class Counting:
-    """A role that decodes one token of each sample a step, and fails when told to."""
+    """A role that decodes one token of each sample per step, and fails on request."""
 
     handles = frozenset({"generate", "load_weights", "train", "measure", "offload"})
 

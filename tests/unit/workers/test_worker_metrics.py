@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 class EngineOfOthers(Collector):
-    """Metrics as an engine has them, one of which takes a name of ours."""
+    """An engine's metrics, one with the same name as ours."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names

@@ -28,7 +28,7 @@ spec:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A manifest beside its files; the policy has no room for the token <tag>."""
+    """Return the manifest next to its files; the policy has no embedding for the token <tag>."""
     tokenizer = tokenizer_that_writes("$A", "<tag>")
     vocabulary = tokenizer.convert_tokens_to_ids("<tag>")
     config = build_config("llama", vocab_size=vocabulary, max_position_embeddings=32)

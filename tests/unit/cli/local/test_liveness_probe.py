@@ -54,7 +54,7 @@ async def test_only_misses_in_a_row_after_an_answer_count(
 
 @pytest.fixture
 async def replying() -> AsyncIterator[dict[str, str]]:
-    """A server that replies with `status`."""
+    """Run a server that replies with `status`."""
     said = {"status": "200 OK"}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -34,7 +34,7 @@ def put(folder: Path, *names: str) -> None:
 
 
 def full_folder(folder: Path) -> Path:
-    """A model with several chat templates and everything that may lie beside it."""
+    """Create a model with several chat templates and every kind of companion file."""
     write_policy(folder)
     tokenizer = build_tokenizer()
     tokenizer.chat_template = {"default": "{{ messages }}", "tool_use": "{{ tools }}", "rag": "{{ documents }}"}

@@ -158,7 +158,7 @@ def test_what_decides_and_learns_does_not_know_spans(package: str) -> None:
 
 
 def test_a_restart_learns_lengths_of_batches_and_not_of_samples_of_evaluations(tmp_path: Path) -> None:
-    """The number of such a sample is none of the batch: to look for its prompt there took minutes."""
+    """Its number does not belong to the batch; the search for its prompt there took minutes."""
     run, _ = begin_in_process(tmp_path, make_job(tmp_path, fusion={"interStage": {"mode": "Auto"}}))
     run.journal.begin(Begun(iteration=0, coordinator_epoch=1))
     for number, length in ((0, 3), (1, 5), (FIRST_SAMPLE, 40)):

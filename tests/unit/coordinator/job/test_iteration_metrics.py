@@ -36,7 +36,7 @@ def ledger_of(samples: Any) -> Any:
 
 
 class Response:
-    """Tokens with the log-probabilities they were sampled by."""
+    """Tokens with the log-probabilities with which they were sampled."""
 
     def __init__(self, tokens: np.ndarray, log_probabilities: bytes) -> None:
         self.tokens, self.log_probabilities = tokens, log_probabilities

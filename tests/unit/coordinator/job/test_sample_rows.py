@@ -82,7 +82,7 @@ def test_a_rank_that_says_nothing_of_advantages_leaves_them_out() -> None:
 
 
 def test_a_row_has_every_reward_by_its_name(tmp_path: Path) -> None:
-    """And what each gave beside its number, under its own name where there are several."""
+    """Additional values of each reward are under its name if there are several rewards."""
     rewards = [{"name": name, "weight": 2, "function": {"file": f"{name}.py"}} for name in ("correct", "short")]
     content = yaml.safe_load(changed("grpo", {"spec.models.rewards": rewards}, ["spec.models.reward"]))
     job = parse(yaml.safe_dump(content))

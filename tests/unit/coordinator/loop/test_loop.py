@@ -20,7 +20,7 @@ from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 
 
 class Recorded(SpansInMemory):
-    """Keeps spans, and the kinds of events."""
+    """Stores spans, and the kinds of events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class LoopBench:
         self.loop = Loop(self.run, EventHandlers(self.run, saver), actions)
 
     def tick(self, *outputs: SchedulerOutput) -> list[str]:
-        """Let the scheduler decide these, one round each; return the phases that ended."""
+        """Let the scheduler make these decisions, one per round; return the phases that ended."""
         self.outputs = iter(outputs)
         before = len(self.tracker.spans)
         self.loop.tick()
@@ -57,7 +57,7 @@ class LoopBench:
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoopBench:
-    """A job that has begun, before its first tick."""
+    """Return a started job before its first tick."""
     return LoopBench(tmp_path, monkeypatch)
 
 

@@ -16,7 +16,7 @@ from rlhf_coordinator.state.sample import Origin, PackedResponse, SampleState
 from rlhf_coordinator.storage.prompts import Prompt, PromptSet, random_key
 
 GROUPS, MORE, SIBLINGS = 3, 2, 2
-"""Prompts of a batch, those beyond it, and samples of each."""
+"""Prompts of a batch, additional prompts, and samples per prompt."""
 SEED = 5
 ONE_OLDER = Rollout(oversample=MORE, max_staleness=1, max_response_tokens=8)
 
@@ -36,7 +36,7 @@ def begun(iteration: int, carried: tuple[CarriedSample, ...] = ()) -> Ledger:
 
 
 def go_on(ledger: Ledger, index: int, tokens: int, *, ends: bool) -> None:
-    """Decode a sample further by the iteration's weights."""
+    """Continue to decode a sample with the iteration's weights."""
     known = ledger.samples[index].response
     attempt = ledger.assign(index, "w")
     more = drawn((ledger.iteration, tokens))
@@ -140,7 +140,7 @@ def test_without_staleness_nothing_is_carried() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_prompt_is_trained_on_once_or_is_on_its_way(seed: int) -> None:
-    """Over many iterations in which what is finished first is random, and samples are carried for different times."""
+    """Runs many iterations in which the order of finishing is random, and samples are carried for different times."""
     rng = random.Random(seed)
     rollout = Rollout(oversample=MORE, max_staleness=rng.randint(1, 3), max_response_tokens=4096)
     lines = [Prompt(line, b"", "", "") for line in range(1, 1001)]

@@ -40,7 +40,7 @@ Source = tuple[int, int, int]
 
 
 class Listener:
-    """A worker that learns siblings: what it was sent, put together as its drafters do."""
+    """A worker that learns sibling tokens: its received tokens, combined as its drafters do."""
 
     def __init__(self, run: JobRun, name: str) -> None:
         self._run, self.name = run, name
@@ -48,7 +48,7 @@ class Listener:
         self.open_session()
 
     def open_session(self) -> None:
-        """Begin a session, as who has nothing."""
+        """Open a session without known tokens."""
         run, number = self._run, self._run.sessions.number()
         worker = run.state.fleet.workers[self.name]
         state = pb.WorkerState(roles=[pb.WORKER_ROLE_GENERATION], versions={"actor": 0})
@@ -60,7 +60,7 @@ class Listener:
         self.has: dict[Source, list[int]] = {}
 
     def listen(self) -> None:
-        """Take in all that came; what does not go on where the last one ended fails the test."""
+        """Receive all messages; a gap after the last token fails the test."""
         while not self.stream.outgoing.empty():
             message = self.stream.outgoing.get_nowait()
             assert message is not None
@@ -206,7 +206,7 @@ def test_a_worker_gets_what_others_decoded_of_its_prompts_and_of_no_other(tmp_pa
 
 
 def test_what_is_known_of_its_prompt_comes_before_a_lease(tmp_path: Path) -> None:
-    """Whenever anything was shared last: a response of a few tokens is over before the next time."""
+    """Independent of the last sharing: a short response is over before the next one."""
     run, workers = begin(tmp_path)
     for index, worker in ((0, 0), (GROUP, 0)):
         run.state.ledger.assign(index, WORKERS[worker])

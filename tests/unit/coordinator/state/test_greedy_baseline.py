@@ -22,7 +22,7 @@ GRAPH = Graph("", (GENERATE, SCORE_REWARD))
 
 
 def begun() -> Ledger:
-    """Two prompts of two samples and a greedy one each."""
+    """Start two prompts with two samples and a greedy one each."""
     return Ledger(0, 6, (SCORE_REWARD,), 1, group_size=3, greedy_baseline=True)
 
 

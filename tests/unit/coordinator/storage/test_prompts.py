@@ -16,7 +16,7 @@ from rlhf_coordinator.storage.tokenized_prompts import read_prompts
 
 
 class Characters:
-    """A tokenizer: one token a character."""
+    """A tokenizer with one token per character."""
 
     chat_template: str | None = None
 

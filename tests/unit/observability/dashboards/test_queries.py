@@ -68,7 +68,7 @@ NOT_SHOWN = {
     "process_virtual_memory_bytes": "of no meaning by itself",
     "process_start_time_seconds": "restarts are counted and marked",
 }
-"""Metric -> why no dashboard shows it."""
+"""Metric -> reason why no dashboard shows it."""
 
 
 def queries() -> Iterator[tuple[Dashboard, Panel, Query]]:

@@ -44,7 +44,7 @@ def gang(mode: str, **more: Any) -> Json:
 
 
 def made(each: RLHFJob, cluster: ServedApis) -> tuple[dict[str, Json], Json]:
-    """Specs of the gang's objects by kind, and its first generation pod."""
+    """Return specs of the gang's objects by kind, and its first generation pod."""
     choice = choose(each, cluster)
     assert choice.backend is not None, choice
     objects = choice.backend.objects(each, examples(each))

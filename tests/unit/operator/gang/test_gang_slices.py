@@ -21,7 +21,7 @@ FIRST, SLICE = WORKLOAD_KEY[1], "rlhfslice-job"
 
 
 def elastic() -> QueuedCluster:
-    """An elastic job of a queue, at work."""
+    """Return a running elastic job of a queue."""
     cluster = QueuedCluster()
     cluster.elastic = True
     cluster.settle()
@@ -43,7 +43,7 @@ def count(cluster: QueuedCluster, name: str) -> int:
 
 
 def replace(cluster: QueuedCluster, old: str, new: str, *, between: bool = False) -> None:
-    """Kueue gives the reservation of one Workload to another; `between`: the operator acts in the midst of that."""
+    """Move the reservation of one Workload to another like Kueue; `between` runs the operator in the middle."""
     cluster.condition_of_workload("Finished", "True", "WorkloadSliceReplaced", "replaced.", name=old)
     if between:
         cluster.settle()

@@ -26,7 +26,7 @@ SIDECAR: Json = {
 
 
 def job(template: Json, mode: str = "Kueue") -> RLHFJob:
-    """A job whose generation pods are made from this template."""
+    """Return a job whose generation pods are made from this template."""
     stored = stored_job(
         generation={"replicas": 1, "template": {"spec": template}},
         inference={"replicas": 0},

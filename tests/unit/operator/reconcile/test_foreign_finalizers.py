@@ -10,7 +10,7 @@ WORDS = f"cannot go: finalizer {HOLD} of somebody else keeps an object that is d
 
 
 def kept_pods(*workers: str, **spec: Any) -> SimulatedCluster:
-    """A job that runs, some of whose pods carry a finalizer."""
+    """Return a running job in which some pods have a finalizer."""
     cluster = SimulatedCluster(**spec).begin()
     for worker in workers:
         cluster.pods[cluster.name(worker)]["metadata"]["finalizers"] = [HOLD]

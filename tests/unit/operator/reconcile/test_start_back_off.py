@@ -30,7 +30,7 @@ def running_message(cluster: SimulatedCluster) -> str:
 
 
 def kept_from_starting(worker: str = "training-0", **spec: Any) -> SimulatedCluster:
-    """Everybody runs but one."""
+    """All pods run except one."""
     cluster = begun(**spec)
     cluster.wait_with(worker, *PULL)
     cluster.run(*(item for item in cluster.workers if item != worker))

@@ -24,7 +24,7 @@ INJECTED = {
     "few-inference-workers": "too few inference workers",
     "slow-worker-of-three": "slow worker",
 }
-"""Recorded run -> the cause that was injected into it."""
+"""Recorded run -> its injected cause."""
 
 
 @pytest.mark.parametrize("name", INJECTED)
@@ -98,7 +98,7 @@ def test_waiting_for_training_ranks_that_died_is_recovery() -> None:
 
 
 def queued(seconds_per_row: float) -> SampleFacts:
-    """Forty responses, four at a time on either of two workers, in steps of 10 ms and so much a row."""
+    """Return forty responses, four at a time on each of two workers, in steps of 10 ms plus a cost per row."""
     known = decode_costs(steps(seconds_per_row))
     assert known is not None
     lengths = [60.0 + 7 * (place % 6) for place in range(40)]

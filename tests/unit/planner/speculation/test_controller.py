@@ -46,7 +46,7 @@ def new(widths: Ints = PLAIN, drafters: int = 1) -> DraftController:
 def test_a_world_that_stays_is_never_decoded_slower_than_without_drafts(
     rows: int, acceptance: float, by_row: float, drafting: float, widths: Ints, available: float
 ) -> None:
-    """But for what probing costs."""
+    """Except for the cost of probes."""
     world = World(line(2e-3, by_row, widths), (acceptance,), (drafting,), available=available)
     learned, _ = run(new(widths), world, rows, 60)
     _, auto = run(learned, world, rows, 150, seed=1)

@@ -23,7 +23,7 @@ from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBat
 
 Numbers = npt.NDArray[np.float64]
 Formula = Callable[[Numbers, Numbers, Numbers, float], Numbers]
-"""(x, x where the slope is taken, o, A) of one response -> loss of each token, without KL and entropy."""
+"""(x, x at the point of the slope, o, A) of one response -> loss of each token, without KL and entropy."""
 CPU: Final = torch.device("cpu")
 ABSTAINED: Final = 5
 ONE_TOKEN: Final = 2
@@ -192,7 +192,7 @@ def losses_of(algorithm: Algorithm, cut: MicroBatch, log_p: torch.Tensor) -> tor
 
 
 def cut_of(algorithm: Algorithm, ready: TrainingBatch, rows: list[int]) -> MicroBatch:
-    """A micro-batch in float64, by the weights of the whole mini-batch."""
+    """Return a micro-batch in float64, with the weights of the whole mini-batch."""
     cut = micro_batch(ready, rows, algorithm.token_weights(ready, ROWS))
     weights, fields = ({name: value.double() for name, value in part.items()} for part in (cut.weights, cut.fields))
     return replace(cut, weights=weights, fields=fields)
@@ -278,7 +278,7 @@ def test_a_batch_that_abstained_throughout_has_no_loss_and_no_slope(case: str, f
     [("cispo", 2.0, 0.5, 0.5), ("gspo", 0.3, 0.0, 1.0), ("rloo token", 0.01, 0.0, 0.0)],
 )
 def test_clipping_says_at_which_end(case: str, move: float, low: float, high: float, folder: Path) -> None:
-    """All advantages 1; half of the tokens move up and half down for CISPO, all of them up for the others."""
+    """All advantages are 1; half of the tokens move up and half down for CISPO, all move up for the others."""
     name, fields, _ = LOSSES[case]
     algorithm = built(folder, name, klCoefficient=0, **fields)
     ready = algorithm.prepare(batch_of()).with_fields(

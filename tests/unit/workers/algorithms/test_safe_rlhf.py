@@ -29,7 +29,7 @@ def algorithm_of(folder: Path, **fields: Any) -> SafeReinforcementLearning:
 
 
 def batch_of(costs: float | list[float], **arguments: Any) -> TrainingBatch:
-    """A batch whose responses cost this much."""
+    """Return a batch whose responses have this cost."""
     batch = make_batch("safeRlhf", **arguments)
     cost = torch.full((len(batch.prompts),), costs) if isinstance(costs, float) else torch.tensor(costs)
     return replace(batch, judged={**batch.judged, "cost": cost})
@@ -97,7 +97,7 @@ def test_lambda_follows_the_mean_cost_of_a_window_of_responses_once_an_iteration
 
 
 def test_lambda_stays_while_the_critics_are_trained_alone(folder: Path) -> None:
-    """No policy answers to it; the costs are of that policy, so the window takes them in."""
+    """The policy does not react to it; the costs are of that policy, so the window includes them."""
     algorithm = algorithm_of(folder, criticWarmupIterations=2, costWindow=8)
     for iteration in range(2):
         algorithm.begin_iteration(iteration)

@@ -30,7 +30,7 @@ MODES = pytest.mark.parametrize(("deterministic", "same"), [(False, same_tokens)
 def interrupted(
     samples: list[SampleRequest], make: Callable[[], TorchEngine], moves: random.Random
 ) -> dict[int, ResponsePart]:
-    """Decodes `samples` on two engines, withdrawing random ones at random steps to go on on the other."""
+    """Decode `samples` on two engines; move random ones to the other engine at random steps."""
     engines = [make(), make()]
     by_number = {sample.key.sample: sample for sample in samples}
     engines[0].submit(samples)

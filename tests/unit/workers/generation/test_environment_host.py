@@ -21,7 +21,7 @@ from rlhf_workers.user_code.user_host import LoadError
 
 KEY = SampleKey(2, 5, 1)
 TURN_SECONDS = 8
-"""For one turn, and for a process that has to start again first: a second on a busy machine."""
+"""Seconds for one turn, and for the restart of a process: a second on a busy machine."""
 PATIENCE_SECONDS = 300.0
 CODE = """
 import os

@@ -17,7 +17,7 @@ print("scanned")
 
 
 def scan(prepared: str) -> subprocess.CompletedProcess[str]:
-    """Scans in a process of its own: the replaced kernels stay replaced."""
+    """Scan in a separate process, because the replaced kernels stay replaced."""
     command = [sys.executable, "-c", SCAN.format(prepared)]
     return subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
 

@@ -53,13 +53,13 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def endless(engine: TorchEngine) -> TorchEngine:
-    """Responses end at their limit only."""
+    """Responses end only at their limit."""
     engine._stop.is_stop[:] = False
     return engine
 
 
 def begin(engine: TorchEngine, count: int, *, moves: int = 1) -> tuple[OutgoingMigrations, RecordedOutbox]:
-    """`count` samples a few steps in, the first `moves` of them told to move."""
+    """Return `count` samples after a few steps, the first `moves` of them moving."""
     samples = requests(count, seed=4, response=90)
     engine.submit(samples)
     for _ in range(3):

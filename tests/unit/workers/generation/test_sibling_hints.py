@@ -16,7 +16,7 @@ LIMITS = SiblingLimits(groups=2, batch=8)
 
 
 class Learner:
-    """Keeps what it was told."""
+    """Records its hints."""
 
     def __init__(self) -> None:
         self.learned: dict[PromptGroup, list[tuple[SampleSource, int, list[int], float]]] = {}

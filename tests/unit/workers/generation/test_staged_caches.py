@@ -27,7 +27,7 @@ def rubbish(size: int) -> torch.Tensor:
 
 
 def stage(engine: TorchEngine) -> DelayedCopies:
-    """Makes an engine's caches go through a device's staging."""
+    """Send an engine's caches through a device's staging."""
     copies = DelayedCopies()
     engine.moves._staging = KvStaging(HOST, copies, rubbish)
     return copies
@@ -88,7 +88,7 @@ def test_a_copy_that_is_never_waited_for_harms_nobody(make_engine: MakeEngine) -
 
 
 def test_slices_stay_on_their_side_of_a_gpu() -> None:
-    """Fake tensors know devices: gathering happens on the GPU, and one piece goes to the host, or comes from it."""
+    """Fake tensors know devices: gathering happens on the GPU, and one tensor goes to the host, or comes from it."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         gpu = torch.device("cuda", 0)
         staging = KvStaging(gpu, HostCopyStream(), lambda size: torch.empty(size, dtype=torch.uint8))

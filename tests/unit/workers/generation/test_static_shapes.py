@@ -50,7 +50,7 @@ def test_tokens_equal_those_of_plain_passes(
 
 
 def churned(make: Callable[[], TorchEngine], seed: int) -> dict[int, ResponsePart]:
-    """Samples that join, leave, are paused, and move with and without their caches between two engines."""
+    """Run samples that join, leave, pause, and move with and without their caches between two engines."""
     moves = random.Random(seed)
     samples = requests(10, seed=seed, response=30)
     engines = [make(), make()]
@@ -127,7 +127,7 @@ def test_new_weights_and_sleep_in_the_middle_change_what_they_should(
 
 
 class FailingCapture:
-    """A device that captures so often, and no more."""
+    """A device that captures only so many graphs."""
 
     def __init__(self, good: int) -> None:
         self.good = good
@@ -139,7 +139,7 @@ class FailingCapture:
         return Captured(function, 100)
 
     def clear(self) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
 
 @pytest.mark.parametrize("good", [0, 2])

@@ -28,7 +28,7 @@ def sample(prompt: int, response: int, number: int = 0) -> ScoringSample:
 
 
 SHAPES = ((1, 1), (5, 58), (5, 59), (5, 60), (64, 1), (70, 200), (BLOCK, BLOCK + 1), (130, 7), (3, 190))
-"""Prompt and response around the ends of blocks."""
+"""Prompt and response lengths around the ends of blocks."""
 
 
 def scorer(folder: Path, architecture: str, kind: str, *, blocks: bool) -> TokenScorer:

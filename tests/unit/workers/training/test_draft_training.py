@@ -49,7 +49,7 @@ def draft_job(policy: Path, draft: Path, *, train: str = "Enabled", rate: float 
 
 
 def draft_of(trainers: list[Trainer]) -> dict[str, torch.Tensor]:
-    """Its weights, which all ranks that hold it must have alike."""
+    """Return its weights, after checking that all its ranks have the same."""
     found: dict[str, torch.Tensor] = {}
     for trainer in trainers:
         if trainer.draft is not None and trainer.draft.optimizer is not None:

@@ -14,7 +14,7 @@ EXPERTS = 16
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every token takes one of so many experts that some are left, in two of three layers."""
+    """Every token takes one of so many experts that some are unused, in two of three layers."""
     root = tmp_path_factory.mktemp("models")
     sizes = {"num_experts": EXPERTS, "num_experts_per_tok": 1}
     return models.write_policy(root / "moe", "qwen3_moe", seed=1, num_hidden_layers=3, **sizes)

@@ -103,7 +103,7 @@ def test_a_checkpoint_has_the_names_and_bytes_of_the_folder_it_came_from(
 
 
 def saved_alone(job: RLHFJob, stages: int, folder: Path) -> dict[str, torch.Tensor]:
-    """Files of a policy of one model that was loaded and saved untrained."""
+    """Return the files of a single policy that was loaded and saved without training."""
     on_ranks(
         stages,
         lambda rank, peers: checkpoint.save(

@@ -52,8 +52,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe, weights as they are": ("qwen3_moe", {"norm_topk_prob": False, "tie_word_embeddings": True}),
     "qwen3_moe, every other layer": ("qwen3_moe", {"decoder_sparse_step": 2, "mlp_only_layers": []}),
 }
-"""Weights of a token's experts that add up to 1 and that do not, layers without experts, tied and untied; of
-16 experts some have no token of a micro-batch."""
+"""Expert weights of a token that add up to 1 and that do not, layers without experts, tied and untied.
+
+With 16 experts some have no token of a micro-batch.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +126,7 @@ def test_fused_and_split_tables_and_recomputation_have_the_bits_of_serial_ones(
 @pytest.mark.full
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_half_precision_rounds_no_more_than_the_backend_torch(family: str, tmp_path: Path) -> None:
-    """The middle one of three models: where one token's choice is a near tie, rounding makes it another for either."""
+    """The median of three models: near ties in a token's choice may be rounded differently by either backend."""
     errors: dict[str, list[float]] = {"torch": [], "megatron": []}
     for seed in (2, 6, 8):
         folder = models.write_policy(tmp_path / str(seed), family, seed=seed, num_hidden_layers=4)

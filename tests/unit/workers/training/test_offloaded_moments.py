@@ -37,7 +37,7 @@ from rlhf_workers.training.trainer import Trainer
 LAYOUTS = [
     ("torch", 1, 1, 1, False), ("torch", 1, 2, 2, True), ("megatron", 2, 1, 2, True), ("megatron", 1, 2, 1, False),
 ]  # fmt: skip
-"""Backend, tensor, pipeline, data, and whether copies share moments out."""
+"""Backend, tensor, pipeline, data, and whether copies divide the moments."""
 HELD = "train/host_optimizer_bytes"
 PIECE_BYTES = 2 * 4 * 512
 """Bytes of both moments: some parameters are larger, and some chunks contain many."""
@@ -56,7 +56,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tied, so that a copy of the embedding is on either end of a pipeline."""
+    """Tied, so that both ends of a pipeline have a copy of the embedding."""
     return models.write_policy(tmp_path_factory.mktemp("model"), "qwen2", seed=1)
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.support.training.training_ranks import ThreadHub
 
 HUBS = 2000
-"""One in 250 had two queues before there was a lock."""
+"""Number of hubs; before there was a lock, one in 250 had two queues."""
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def distributed() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tied, so that a copy of the embedding is on either end of a pipeline."""
+    """Tied, so that both ends of a pipeline have a copy of the embedding."""
     return models.write_policy(tmp_path_factory.mktemp("model"), "qwen2", seed=1)
 
 
@@ -53,7 +53,7 @@ def assert_same_moments(ours: list[Trainer], theirs: list[Trainer]) -> None:
 
 
 def held(trainer: Trainer) -> int:
-    """Numbers in the moments of a rank."""
+    """Return the number of values in the moments of a rank."""
     return sum(value.numel() for optimizer in trainer.optimizers.values() for value in optimizer.moments())
 
 

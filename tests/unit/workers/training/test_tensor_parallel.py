@@ -43,8 +43,8 @@ from rlhf_workers.training.schedule.step_timing import measure
 from rlhf_workers.training.trainer import Trainer
 
 TOLERANCE = 1e-5
-SCORED: dict[str, Any] = {"ppo": {"miniBatchSize": 8, "oldLogProbabilities": "Trainer"}}
 """Tolerance relative to the largest number of a tensor: float32 sums in another order."""
+SCORED: dict[str, Any] = {"ppo": {"miniBatchSize": 8, "oldLogProbabilities": "Trainer"}}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
@@ -73,7 +73,7 @@ def job_of(policy: Path, tensor: int = 1, sequence: str = "Disabled", **spec: An
 
 
 def both(folder: Path, tensor: int, **training: Any) -> tuple[RLHFJob, RLHFJob]:
-    """The same job in parts by Megatron, and whole by PyTorch."""
+    """Return the same job divided by Megatron, and whole by PyTorch."""
     return job_of(folder, tensor, training=training), job_of(folder, training={"backend": "torch", **training})
 
 
@@ -116,7 +116,7 @@ def test_states_divided_by_position_change_no_gradient(
 def test_a_response_with_the_token_of_padding_trains_its_row_no_more_than_transformers_does(
     tensor: int, family: str, folders: dict[str, Path]
 ) -> None:
-    """A policy may draw it as any other; transformers holds the row of the embedding, which is zero, for good."""
+    """A policy may draw it like any other token; transformers freezes this row of the embedding, which is zero."""
     ours, theirs = both(folders[family], tensor)
     batch = make_batch()
     responses = batch.responses.clone()
@@ -146,7 +146,7 @@ def test_recomputation_and_fused_kernels_change_no_gradient(sequence: str, folde
 def test_losses_and_norms_are_those_of_one_rank(
     tensor: int, pipeline: int, data: int, algorithm: dict[str, Any], sequence: str, folders: dict[str, Path]
 ) -> None:
-    """Those of replicated parameters, and of the samples that all ranks of a group see, count once."""
+    """Replicated parameters, and samples that all ranks of a group see, count once."""
     ours = job_of(folders["qwen3"], tensor, sequence, training={"microBatchSize": 1}, algorithm=algorithm)
     theirs = job_of(folders["qwen3"], training={"microBatchSize": 1, "backend": "torch"}, algorithm=algorithm)
     _, metrics, _ = run(ours, range(1), pipeline, data)
@@ -269,7 +269,7 @@ def test_a_step_that_is_not_finite_is_skipped_by_all_ranks(folders: dict[str, Pa
 
 
 class GoneAfter(Alone):
-    """A group whose other ranks are lost after so many sums and gatherings."""
+    """A group whose other ranks are lost after this many reductions and gathers."""
 
     def __init__(self, sums: int) -> None:
         self.left = sums

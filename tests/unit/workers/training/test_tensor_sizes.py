@@ -79,7 +79,7 @@ def test_gradients_are_those_of_one_rank(tensor: int, critic: int, pipeline: int
 @pytest.mark.full(quick=1)
 @pytest.mark.parametrize(("critic", "pipeline"), [(1, 1), (2, 1), (2, 2)])
 def test_states_divided_by_position_change_no_gradient(critic: int, pipeline: int, policy: Path) -> None:
-    """Each model's states are divided over its own ranks; those of a critic of one rank are not."""
+    """Each model's states are divided over its own ranks; those of a critic on one rank are not divided."""
     theirs = make_job(policy, critic_of(policy), training={"backend": "torch"})
     ours, batch = job_of(policy, 4, critic, "Enabled"), make_batch(abstained=(3,))
     expected = gradients_of(theirs, serial(theirs, 1, 1), 1, batch)
@@ -100,7 +100,7 @@ def test_states_divided_by_position_change_no_gradient(critic: int, pipeline: in
 def test_losses_and_norms_are_those_of_one_rank(
     tensor: int, critic: int, pipeline: int, data: int, algorithm: dict[str, Any], policy: Path
 ) -> None:
-    """Those of replicated parameters, and of the samples that all ranks of a group see, count once."""
+    """Replicated parameters, and samples that all ranks of a group see, count once."""
     ours = job_of(policy, tensor, critic, training={"microBatchSize": 1}, algorithm=algorithm)
     training = {"microBatchSize": 1, "backend": "torch"}
     theirs = make_job(policy, critic_of(policy), training=training, algorithm=algorithm)
@@ -138,7 +138,7 @@ def test_the_field_as_tensor_trains_the_bits_of_a_job_without_it(policy: Path) -
 
 
 def test_micro_batches_bounded_by_tokens_change_no_gradient(policy: Path) -> None:
-    """The table is made anew for as many as a mini-batch needs, with the rows that it had."""
+    """The table is rebuilt for each mini-batch's number of micro-batches, with the same rows."""
     training = {"microBatchSize": 8, "microBatchTokens": 40}
     parallelism = {"tensor": 2, "criticTensor": 1}
     theirs = make_job(policy, critic_of(policy), training={"backend": "torch"})

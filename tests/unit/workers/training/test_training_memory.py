@@ -16,7 +16,7 @@ from rlhf_workers.training.schedule.step_timing import activation_bytes, made_up
 from rlhf_workers.training.trainer import Trainer
 
 PROMPT, RESPONSE, SAMPLES = 24, 40, 2
-"""Made-up samples are half as long as the longest that the job allows."""
+"""Synthetic samples are half as long as the job's maximum."""
 
 
 def trainer_of_shape(folder: Path, family: str, deterministic: bool, **training: Any) -> Trainer:
