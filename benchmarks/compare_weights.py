@@ -1,13 +1,14 @@
-"""Whether two checkouts train the same bits: weights, optimizer state and metrics of four small deterministic jobs.
+"""Compares the weights, optimizer state and metrics that two checkouts train in four small deterministic jobs.
 
-`python benchmarks/compare_weights.py BASE [CHANGED]` runs each job by both checkouts (the second is this one unless
-given), each by the interpreter in its own `.venv`, and prints what differs. Exit code 0: nothing does. A change that
-only moves code is held to that. `--save FILE` keeps what a checkout made, and a FILE may stand for a checkout.
+`python benchmarks/compare_weights.py BASE [CHANGED]` runs each job with both checkouts and prints the differences. The
+second checkout is this one by default. Each uses the interpreter in its own `.venv`. The exit code is 0 without
+differences; a change that only moves code must reach it. `--save FILE` stores the results of a checkout, and a FILE
+can replace a checkout.
 
-Models, prompts and manifests are made once, by this checkout, and both train them: what the quickstart's policy looks
-like may change between the two. The manifests use no word that changed between versions, so that an old checkout
-reads them too. Metrics that measure time, or depend on it, are not compared; a metric that only one checkout has is
-named, and does not fail.
+This checkout creates the models, prompts and manifests once for both, because the quickstart's policy may differ
+between the checkouts. The manifests use only fields that both versions have, so that an old checkout can read them.
+Metrics that measure time, or depend on it, are not compared. A metric that only one checkout has is reported but is no
+failure.
 """
 
 import argparse
@@ -30,19 +31,19 @@ COMMAND_LINES: Final = (
     ("cli/rlhf_cli/main.py", "rlhf_cli.main"),
     ("operator/rlhf_operator/cli/main.py", "rlhf_operator.cli.main"),
 )
-"""(File that a checkout has, module of its command line), the newest first."""
+"""(File that a checkout has, module of its command line), newest first."""
 TIMED: Final = re.compile(
     r"(^|/|_)(seconds|time|elapsed)|per_second|seconds|bubble|utili[sz]ation|idle|busy|bytes|restarts|fusion/|incremental"
     r"|control_share|stage/|samples/|early|prefix|training/schedule|predicted|timestamp|pool|released|moved|stayed|workers|speculation/|siblings/|balance/"
 )
-"""Names of metrics that are times, or depend on which worker was how fast."""
+"""Names of metrics that are times, or depend on the speed of workers."""
 TIME_OUT_SECONDS: Final = 900.0
 
 Results = dict[str, Any]
 
 
 def jobs(folder: Path) -> dict[str, tuple[Path, tuple[str, ...]]]:
-    """Job name -> (manifest, what to set in it). Makes the models and prompts of all of them below `folder`."""
+    """Job name -> (manifest, settings). Creates the models and prompts of all jobs below `folder`."""
     quickstart = folder / "quickstart"
     quickstart.mkdir()
     for source in (ROOT / "examples" / "quickstart").glob("*.*"):
@@ -76,7 +77,7 @@ def jobs(folder: Path) -> dict[str, tuple[Path, tuple[str, ...]]]:
 
 
 def run(checkout: Path, name: str, manifest: Path, settings: tuple[str, ...], run_dir: Path) -> Results:
-    """What a checkout makes of a job: digests of its last checkpoint's files, and the metrics of each iteration."""
+    """Run a job with a checkout; return digests of its last checkpoint's files, and the metrics of each iteration."""
     module = next(module for file, module in COMMAND_LINES if (checkout / file).is_file())
     command = [str(checkout / ".venv" / "bin" / "python"), "-m", module, "run", str(manifest), "--plain"]
     command += ["--run-dir", str(run_dir), *(word for setting in settings for word in ("--set", setting))]
@@ -93,7 +94,7 @@ def run(checkout: Path, name: str, manifest: Path, settings: tuple[str, ...], ru
 
 
 def results_of(source: Path, chosen: Mapping[str, tuple[Path, tuple[str, ...]]], folder: Path) -> dict[str, Results]:
-    """Job name -> results, of a checkout that runs now or of a file that an earlier `--save` wrote."""
+    """Job name -> results, of a checkout that runs now or of a file from `--save`."""
     if source.is_file():
         saved: dict[str, Results] = json.loads(source.read_text())
         return {name: saved[name] for name in chosen}
@@ -105,7 +106,7 @@ def results_of(source: Path, chosen: Mapping[str, tuple[Path, tuple[str, ...]]],
 
 
 def differences(base: Results, changed: Results) -> tuple[list[str], set[str]]:
-    """(What differs between two results of one job, metrics that only one of them has)."""
+    """Return (differences between two results of one job, metrics that only one of them has)."""
     files = sorted(base["files"].keys() | changed["files"].keys())
     differing = [f"{file} differs" for file in files if base["files"].get(file) != changed["files"].get(file)]
     if len(base["metrics"]) != len(changed["metrics"]):
@@ -116,13 +117,13 @@ def differences(base: Results, changed: Results) -> tuple[list[str], set[str]]:
         differing += [
             f"iteration {old.get('iteration')}: {key} is {old[key]} and {new[key]}"
             for key in sorted(old.keys() & new.keys())
-            if json.dumps(old[key]) != json.dumps(new[key])  # NaN equals itself here
+            if json.dumps(old[key]) != json.dumps(new[key])  # NaN counts as equal to itself
         ]
     return differing, only
 
 
 def main() -> int:
-    """Exit code 1 when a job's results differ."""
+    """Return exit code 1 if a job's results differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", type=Path, help="checkout with a .venv, or a file that --save wrote")
     parser.add_argument("changed", type=Path, nargs="?", default=ROOT, help="the same; this checkout when left out")

@@ -1,9 +1,10 @@
-"""The coordinator's own cost, without models: simulated workers over real gRPC, the coordinator as a real process.
+"""Measures the cost of the coordinator without models: simulated workers over real gRPC, a real coordinator process.
 
-Two runs of the same job shape. `flood`: workers answer at once, so all is control plane: how many samples a second pass
-through the ledger (handed out, progress, finished, scored three times, journaled, fetched, trained) and how many the
-coordinator's CPU seconds would allow. `paced`: workers decode at a real engine's pace, reporting progress: the share
-of one core the coordinator takes, and the share of an iteration that everybody waits for it.
+Two runs with the same job shape. In `flood`, workers answer immediately, so all time is control plane. It reports the
+samples per second that pass through the ledger (leased, progress, finished, scored three times, journaled, fetched,
+trained), and the rate that the coordinator's CPU seconds would allow. In `paced`, workers decode at a real engine's
+pace and report progress. It reports the share of one core that the coordinator uses, and the share of an iteration in
+which all workers wait for it.
 """
 
 import argparse
@@ -28,17 +29,17 @@ from rlhf_common.names import Group
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 FLOOD = Pace(tick_seconds=0.05, tokens_per_tick=10_000, train_seconds=0.0, progress_seconds=1e9)
 PACED = Pace(tick_seconds=0.5, tokens_per_tick=16, train_seconds=1.0, progress_seconds=4.0)
-"""32 tokens a second a sample; progress as often as the coordinator asks 256 workers for it."""
+"""32 tokens per second and sample; progress at the interval that the coordinator sets for 256 workers."""
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
+    """Return the user and system time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
 
 
 async def measure(arguments: argparse.Namespace, pace: Pace, tokens: int, iterations: int) -> dict[str, Any]:
-    """One job; CPU and wall time from the first iteration's end to the last one's."""
+    """Run one job; return CPU and wall time from the end of the first iteration to the end of the last."""
     training = arguments.training
     generation = (arguments.workers - training) * 3 // 4
     counts = {
@@ -85,7 +86,7 @@ async def measure(arguments: argparse.Namespace, pace: Pace, tokens: int, iterat
 
 
 def main() -> None:
-    """Prints both runs; the last line is one JSON object."""
+    """Print both runs; the last line is one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=256)
     parser.add_argument("--training", type=int, default=8, help="of the workers")

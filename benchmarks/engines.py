@@ -1,14 +1,16 @@
-"""Tokens a second of the engines, alone and in their workers, on the same requests of three kinds, in one run.
+"""Measures tokens per second of the engines, alone and in their workers, on the same requests of three kinds.
 
     python benchmarks/engines.py --json [--rounds 3] [--workloads short long-tailed shared-prefix]
 
-Ways: bare vLLM (`LLM.generate`), a generation worker with vLLM, the torch engine alone, the same with fused
-passes, a worker with it, and transformers.generate: each a process with as many threads, a random Llama in float32 with
-10.6 million parameters. Workers are real ones: requests and tokens go by gRPC under mutual TLS, from when samples are
-sent until all are reported finished. All ways decode every batch in turn, prompts are new in each, no token ends a
-response. Reported for each: the median over rounds of tokens a second by the clock, and by seconds of its processor,
-which are steadier where others use the machine, and its ratio to bare vLLM in the same round; seconds to start, and of
-a weight update from a folder by size. The last line of --json is one object.
+Ways to decode: bare vLLM (`LLM.generate`), a generation worker with vLLM, the torch engine alone, the same with fused
+passes, a worker with it, and transformers.generate. Each is a process with the same number of threads and a random
+Llama in float32 with 10.6 million parameters. Workers are real ones: requests and tokens use gRPC with mutual TLS,
+timed from sending the samples until all are reported finished. All ways decode every batch in turn. Prompts are new in
+each batch, and no token ends a response.
+
+Reported for each way, as medians over rounds: tokens per second by the clock and by processor seconds, which are
+steadier on a shared machine, and the ratio to bare vLLM in the same round. Also seconds to start, and seconds of a
+weight update from a folder by size. The last line of --json is one object.
 """
 
 import argparse
@@ -47,9 +49,9 @@ VOCABULARY: Final = 96
 HIDDEN: Final = 384
 START_SECONDS: Final = 900.0
 BATCH_SECONDS: Final = 900.0
-"""For a batch on a machine that others use."""
+"""Time-out of a batch on a shared machine."""
 POLL_SECONDS: Final = 0.01
-"""Between two looks at what a worker reported."""
+"""Interval between polls of a worker's reports."""
 WORKLOADS: Final = ("short", "long-tailed", "shared-prefix")
 
 Batch = list[tuple[list[int], int]]
@@ -57,19 +59,19 @@ Batch = list[tuple[list[int], int]]
 
 @dataclass(frozen=True)
 class Taken:
-    """One batch."""
+    """Time of one batch."""
 
     seconds: float
     cpu_seconds: float
 
 
 class DecodingWay(Protocol):
-    """Something that decodes batches."""
+    """A way to decode batches."""
 
     start_seconds: float
 
     async def decode(self, batch: Batch) -> Taken:
-        """Decodes one batch."""
+        """Decode one batch."""
 
 
 class ProcessWay:
@@ -80,7 +82,7 @@ class ProcessWay:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, stack: AsyncExitStack, wanted: dict[str, Any], arguments: argparse.Namespace) -> None:
-        """Starts it, and waits until it can decode."""
+        """Start it, and wait until it can decode."""
         began = time.perf_counter()
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -113,7 +115,7 @@ class ProcessWay:
 
 
 class WorkerWay:
-    """A generation worker of the project, and a coordinator that only passes samples on."""
+    """A generation worker of the project, with a coordinator that only forwards samples."""
 
     def __init__(self, session: ScriptedSession, process: int) -> None:
         self.start_seconds = 0.0
@@ -121,7 +123,7 @@ class WorkerWay:
         self._commands = self._batches = 0
 
     async def ask(self, **command: Any) -> pb.CommandDone:
-        """Sends a command and waits until it is done."""
+        """Send a command and wait until it is done."""
         self._commands += 1
         self._session.send(self._commands, **command)
         done = await self._session.done(self._commands)
@@ -163,7 +165,7 @@ class WorkerWay:
         return lengths
 
     async def load(self, folder: Path, version: int) -> float:
-        """Seconds of replacing all weights by those of a folder."""
+        """Return the seconds of replacing all weights by those of a folder."""
         began = time.perf_counter()
         sources = [pb.WeightLocation(folder=str(folder))]
         await self.ask(load_weights=pb.LoadWeights(model="actor", version=version, sources=sources))
@@ -173,7 +175,7 @@ class WorkerWay:
 async def start_worker(
     stack: AsyncExitStack, folder: Path, engine: str, layers: int, arguments: argparse.Namespace
 ) -> WorkerWay:
-    """A worker that holds the policy of so many layers."""
+    """Start a worker with the policy of `layers` layers."""
     certificates, policy = folder / "certificates", folder / f"policy-{layers}"
     coordinator = ScriptedCoordinator()
     await coordinator.listen(certificates)
@@ -215,7 +217,7 @@ def _environment(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def write_policy(folder: Path, layers: int) -> int:
-    """A random Llama, and a tokenizer without an end-of-sequence token; returns the bytes of its weights."""
+    """Write a random Llama, and a tokenizer without an end-of-sequence token; return the bytes of its weights."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
@@ -239,7 +241,7 @@ def write_policy(folder: Path, layers: int) -> int:
 
 
 def batch_of(workload: str, number: int, arguments: argparse.Namespace) -> Batch:
-    """Requests that no other batch has: prompts are new in each."""
+    """Return requests with new prompts, which no other batch has."""
     random = np.random.default_rng((WORKLOADS.index(workload), number))
     count, longest = arguments.samples, arguments.response
     if workload == "shared-prefix":
@@ -259,7 +261,7 @@ def _tokens(random: np.random.Generator, count: int) -> list[int]:
 
 
 async def start_all(stack: AsyncExitStack, folder: Path, arguments: argparse.Namespace) -> dict[str, DecodingWay]:
-    """All ways, one after the other, so that each start has the machine."""
+    """Start all ways, one after the other, so that each start has the machine for itself."""
     longest = -(-(arguments.prefix + arguments.response) // 32) * 32
     cache = longest * (arguments.slots + 4) * 2 * HIDDEN * 4 * arguments.layers
     common = {
@@ -291,7 +293,7 @@ async def start_all(stack: AsyncExitStack, folder: Path, arguments: argparse.Nam
 async def measure(
     folder: Path, workload: str, ways: dict[str, DecodingWay], arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """All ways on batches of one kind, in turn; the first batch warms them up."""
+    """Run all ways in turn on batches of one kind; the first batch is a warm-up."""
     rounds: list[dict[str, Taken]] = []
     tokens: list[int] = []
     for number in range(arguments.rounds + 1):
@@ -318,7 +320,7 @@ async def measure(
 
 
 async def updates(folder: Path, sizes: dict[int, int], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Seconds of a weight update by size and engine, each in a worker of its own."""
+    """Return the seconds of a weight update by size and engine, each in a separate worker."""
     results = []
     for layers, size in sizes.items():
         for engine in [name.removesuffix(" worker").lower() for name in arguments.ways if name.endswith(" worker")]:
@@ -331,7 +333,7 @@ async def updates(folder: Path, sizes: dict[int, int], arguments: argparse.Names
 
 
 async def run(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything."""
+    """Run all measurements."""
     new_authority("engines", now := datetime.now(UTC)).issue([], now).write(folder / "certificates")
     sizes = {
         layers: write_policy(folder / f"policy-{layers}", layers)

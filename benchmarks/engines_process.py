@@ -1,8 +1,8 @@
-"""One way to decode of benchmarks/engines.py in a process: batches of requests on request, and how long each took.
+"""Runs one way of benchmarks/engines.py in a process: decodes batches on request, and reports the time of each.
 
-Rule: what it is comes as one JSON argument; it answers once when it is built, and then each line of its standard input,
-a list of [prompt, response tokens], by one JSON object. Nothing is kept of a batch for the next: prompts never come
-twice. Must never print anything else to its standard output.
+Rule: one JSON argument is the configuration. The process answers once when it is ready. It then answers each line of
+its standard input, a list of [prompt, response tokens], with one JSON object. No cache is shared between batches:
+prompts never repeat. Must never print anything else to its standard output.
 """
 
 import json
@@ -24,12 +24,12 @@ from rlhf_workers.models.loading import load_causal_lm, load_tokenizer
 
 Batch = Sequence[tuple[list[int], int]]
 Decode = Callable[[Batch], list[int]]
-"""Decodes a batch; the number of response tokens of each."""
+"""Decodes a batch; returns the number of response tokens of each request."""
 CPU: Final = torch.device("cpu")
 
 
 def vllm_generate(wanted: dict[str, Any]) -> Decode:
-    """LLM.generate, tokens in and tokens out, with the log-probability of each."""
+    """LLM.generate with tokens in and out, and the log-probability of each."""
     vllm = import_module("vllm")
     llm = vllm.LLM(
         model=wanted["model"],
@@ -83,7 +83,7 @@ def torch_engine(wanted: dict[str, Any]) -> Decode:
 
 
 def transformers_generate(wanted: dict[str, Any]) -> Decode:
-    """transformers.generate, left-padded batches of as many as the others decode at once, each up to its longest."""
+    """transformers.generate on left-padded batches of the same size as the others, each up to its longest response."""
     model = load_causal_lm(wanted["model"], field="model", dtype=torch.float32, device=CPU, attention="sdpa")
 
     def decode(batch: Batch) -> list[int]:

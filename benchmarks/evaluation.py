@@ -1,8 +1,8 @@
-"""What an evaluation costs an iteration: without one, with one, and with one that no released worker helps with.
+"""Measures the cost of an evaluation: without one, with one, and with one that no released worker helps with.
 
-`python benchmarks/evaluation.py --json` runs jobs of a manifest (the quickstart's unless given) side by side, in turns,
-on this machine. It prints a table, and with `--json` one object as the last line: median seconds of an iteration, of
-evaluations, and of waiting for them. The policy of the quickstart is made first, where it is not there.
+`python benchmarks/evaluation.py --json` runs jobs of a manifest (the quickstart's by default) in turns on this
+machine. It prints a table, and with `--json` one object as the last line: median seconds of an iteration, of
+evaluations, and of waiting for them. Creates the quickstart's policy first if it is missing.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 QUICKSTART: Final = ROOT / "examples" / "quickstart" / "grpo.yaml"
 WARM_UP: Final = 2
-"""Iterations that measure costs and compile; left out."""
+"""Number of first iterations, left out because they measure costs and compile."""
 WAYS: Final[dict[str, tuple[str, ...]]] = {
     "none": (),
     "released": ("spec.evaluation={every: 1, promptCount: %d}",),
@@ -41,7 +41,7 @@ def run_way(manifest: Path, way: str, folder: Path, arguments: argparse.Namespac
 
 
 def figures(lines: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the medians of the iterations after the warm-up; the last one waits for the last version alone."""
+    """Return the medians of the iterations after the warm-up. The last iteration only waits for the last version."""
     kept = lines[WARM_UP:-1]
     names = {
         "iteration": "seconds/iteration",
@@ -56,7 +56,7 @@ def figures(lines: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run the jobs in turns and print what they took."""
+    """Run the jobs in turns and print their times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--manifest", type=Path, default=QUICKSTART)
     parser.add_argument("--iterations", type=int, default=8, help="measured ones")

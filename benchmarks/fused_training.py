@@ -1,20 +1,22 @@
-"""Seconds of a mini-batch under serial 1F1B, fused and fused-split schedules, measured beside what was predicted.
+"""Measures seconds of a mini-batch with serial, fused and fused-split schedules, beside the predicted seconds.
 
     python benchmarks/fused_training.py [--pipeline 2] [--microbatches 2 4 8] [--rounds 5] [--device cuda] [--json]
 
-Builds a random actor and a deeper, narrower critic, forks one process a rank (each pinned to a core of its own when
-there are enough), and for each number of micro-batches does what a job does: the ranks time their stages and
-transfers, the search makes a fused and a fused-split table from them, then mini-batches run under the three tables in
-turn, `--rounds` times after a warm-up, so that a slow moment of the machine falls on all of them alike. A mini-batch
-takes what its slowest rank takes. `seconds` is the median round, `best` the shortest. `predicted` comes from the
-shortest stage times measured before and after the rounds, so it is compared with `best` (`error`): both are what an
-undisturbed machine would take. `predicted_by_job` comes from the times before, all that a job has when it chooses.
-`load` is the machine's load average at the time; where it is above the number of ranks, neither is.
+Builds a random actor and a deeper, narrower critic, and forks one process per rank, pinned to its own core if there
+are enough. For each number of micro-batches it does the same as a job: the ranks time their stages and transfers, and
+the search makes a fused and a fused-split table. Mini-batches then run with the three tables in turn, `--rounds` times
+after a warm-up, so that a slow moment of the machine affects all of them. A mini-batch takes as long as its slowest
+rank.
 
-Hence, on CPUs, the same comparison in CPU time of the ranks' threads, which other processes change little:
-`cpu_predicted` is the simulator's answer for stages timed alone, as a job times them, `cpu_steps` its answer for what
-the same steps took inside the mini-batches of the same rounds, and `cpu_error` is between the two; medians in both,
-since the machine's load falls on both. What it leaves out is waiting. `cpu_gain` compares `cpu_steps`.
+`seconds` is the median round, `best` the shortest. `predicted` uses the shortest stage times measured before and after
+the rounds. It is compared with `best` (`error`), because both are the times of an undisturbed machine.
+`predicted_by_job` uses the times before the rounds, which are all that a job has when it chooses. `load` is the
+machine's load average at the time. If it is above the number of ranks, the machine was not undisturbed.
+
+So on CPUs the same comparison is also made in CPU time of the ranks' threads, which other processes change little.
+`cpu_predicted` is the simulator's result for stages timed alone, as a job times them. `cpu_steps` is its result for
+the times of the same steps inside the mini-batches of the same rounds. `cpu_error` is the difference. Both are
+medians, because the machine's load affects both. CPU time does not include waiting. `cpu_gain` compares `cpu_steps`.
 """
 
 import argparse
@@ -66,7 +68,7 @@ def arguments() -> argparse.Namespace:
 
 
 def write_model(folder: Path, hidden: int, layers: int, seed: int) -> Path:
-    """A random Llama."""
+    """Write a random Llama."""
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=hidden,
@@ -81,7 +83,7 @@ def write_model(folder: Path, hidden: int, layers: int, seed: int) -> Path:
 
 
 def job_of(folder: Path, options_: argparse.Namespace, microbatches: int, training: Mapping[str, Any]) -> RLHFJob:
-    """PPO of the models in a folder; `training` are the fields of its group beside `microBatchSize`."""
+    """Return a PPO job for the models in a folder; `training` are the fields of its group besides `microBatchSize`."""
     batch = options_.micro_batch * microbatches
     spec = {
         "algorithm": {"ppo": {"miniBatchSize": batch}},
@@ -91,7 +93,7 @@ def job_of(folder: Path, options_: argparse.Namespace, microbatches: int, traini
             "reward": {"function": {"module": "none"}},
         },
         "prompts": {"path": "none"},
-        # Made-up samples are half as long as the longest that the job allows.
+        # Synthetic samples are half as long as the job's maximum.
         "rollout": {
             "batchSize": batch,
             "maxPromptTokens": 2 * options_.prompt,
@@ -107,7 +109,7 @@ def job_of(folder: Path, options_: argparse.Namespace, microbatches: int, traini
 
 
 def run_rank(rank: int, address: str, folder: Path, options_: argparse.Namespace) -> None:
-    """One rank: joins the group once, then answers for each number of micro-batches."""
+    """Run one rank: join the group once, then process each number of micro-batches."""
     if options_.device == "cpu":
         take_core(rank, options_.pipeline)
     torch.set_num_threads(1)
@@ -139,11 +141,11 @@ def run_rank(rank: int, address: str, folder: Path, options_: argparse.Namespace
         tables = [ScheduleTable.model_validate_json(one) for one in schedules]
         put(folder / f"cpu-{microbatches}-{rank}", json.dumps(cpu_times(trainer, tables, options_.rounds)).encode())
     get(folder / "over", parent)
-    os._exit(0)  # without taking the group down politely: the others may still be in it
+    os._exit(0)  # without leaving the group properly, because the others may still use it
 
 
 def take_core(rank: int, ranks: int) -> None:
-    """Give this process a core of its own, where there are enough for all ranks."""
+    """Pin this process to its own core if there are enough for all ranks."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) >= ranks:
         os.sched_setaffinity(0, {cores[rank]})
@@ -160,8 +162,9 @@ def run_measure(trainer: Trainer, command: pb.Measure) -> pb.MeasureResult:
 
 
 def cpu_times(trainer: Trainer, tables: list[ScheduleTable], rounds: int) -> list[list[Any]]:
-    """[place, model, stage, kind, seconds]: CPU time of this thread, by step. Place -1: stages timed alone; else what
-    the steps took inside mini-batches under table `place`.
+    """Return [place, model, stage, kind, seconds]: CPU time of this thread, by step.
+
+    Place -1 has stages timed alone; other places have the steps inside mini-batches with table `place`.
     """
     work, result, thread_time = made_up_work(trainer), [], HostTimers(time.thread_time_ns)
 
@@ -184,22 +187,22 @@ def cpu_times(trainer: Trainer, tables: list[ScheduleTable], rounds: int) -> lis
             trainer.barrier()
             note(place, execute(layout.row, work, trainer.communicator, layout.first_rank, thread_time))
         if number == 0:
-            del result[times:]  # the first round warms up
+            del result[times:]  # the first round is a warm-up
     return result
 
 
 def put(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
+    """Write a file atomically."""
     beside = path.with_suffix(".part")
     beside.write_bytes(data)
     beside.rename(path)
 
 
 def get(path: Path, child_of: int = 0) -> bytes:
-    """Waits for a file of another process."""
+    """Wait for a file of another process."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not path.exists():
-        if child_of and os.getppid() != child_of:  # whoever started this has died
+        if child_of and os.getppid() != child_of:  # the process that started this one has died
             os._exit(1)
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {WAIT_SECONDS:.0f} s for {path.name}")
@@ -211,7 +214,7 @@ def get(path: Path, child_of: int = 0) -> bytes:
 
 
 def costs_of(results: list[pb.MeasureResult]) -> tuple[dict[tuple[str, int], StageCost], dict[tuple[int, int], float]]:
-    """The shortest of all measurements of each step of a stage."""
+    """Return the shortest of all measurements of each step of a stage."""
     times: dict[tuple[str, int], list[StageCost]] = {}
     for result in results:
         for one in result.stages:
@@ -228,12 +231,12 @@ def costs_of(results: list[pb.MeasureResult]) -> tuple[dict[tuple[str, int], Sta
 
 
 def cpu_costs(found: list[list[Any]], place: int) -> dict[tuple[str, int], StageCost]:
-    """Median CPU seconds of every step of a stage at a place of `cpu_times`."""
+    """Return the median CPU seconds of every step of a stage at a place of `cpu_times`."""
     times: dict[tuple[str, int], dict[str, list[float]]] = {}
     for at, model, stage, kind, seconds in found:
         if at == place:
             times.setdefault((model, stage), {}).setdefault(kind, []).append(seconds)
-    # A table has whole or split backward steps; the times of the others are not looked at.
+    # A table has whole or split backward steps; times of the other kind are not used.
     costs = {}
     for key, kinds in times.items():
         whole, back, input_part, weight_part = (statistics.median(kinds.get(kind, [1.0])) for kind in "FBIW")
@@ -242,7 +245,7 @@ def cpu_costs(found: list[list[Any]], place: int) -> dict[tuple[str, int], Stage
 
 
 def tables_for(options_: argparse.Namespace, microbatches: int, stages: list[pb.MeasureResult]) -> list[ScheduleTable]:
-    """Serial, fused, fused-split."""
+    """Return the serial, fused and fused-split tables."""
     costs, transfers = costs_of(stages)
     pipes = opposite(("actor", "critic"), options_.pipeline, microbatches)
     tables = [serial_table(pipes)]
@@ -254,7 +257,7 @@ def tables_for(options_: argparse.Namespace, microbatches: int, stages: list[pb.
 
 
 def compare(folder: Path, options_: argparse.Namespace, microbatches: int) -> dict[str, Any]:
-    """One number of micro-batches: what was predicted and what was measured under each schedule."""
+    """Return predicted and measured times of each schedule for one number of micro-batches."""
     ranks = range(options_.pipeline)
     stages = [pb.MeasureResult.FromString(get(folder / f"stages-{microbatches}-{rank}")) for rank in ranks]
     tables = tables_for(options_, microbatches, stages)
@@ -333,7 +336,7 @@ def main() -> int:
 
 
 def report(options_: argparse.Namespace, found: list[dict[str, Any]]) -> None:
-    """A table for people, one object for programs."""
+    """Print a table for people, or one object for programs."""
     columns = ("seconds", "best", "predicted", "error", "gain", "cpu_predicted", "cpu_steps", "cpu_error", "cpu_gain")
     print(f"{'micro-batches':>13} {'schedule':<12} " + " ".join(f"{name:>14}" for name in columns))
     for one in found:

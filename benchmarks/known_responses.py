@@ -1,4 +1,4 @@
-"""A drafter of a stated acceptance, for benchmarks: it knows the responses, and is wrong as often as it is told."""
+"""A drafter with a configured acceptance, for benchmarks: it knows the responses and makes errors at the given rate."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from rlhf_workers.generation.speculation.drafter import Draft, DraftRequest
 
 
 class KnownResponses:
-    """A drafter with the responses before it, of which each token is right with one chance."""
+    """A drafter that knows the responses in advance and drafts each token correctly with a fixed probability."""
 
     name = "Known"
 

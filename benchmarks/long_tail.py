@@ -1,19 +1,23 @@
-"""Generation and inference with a long tail: no fusion, Auto, and fixed thresholds, in turns in one job.
+"""Measures generation and inference with a long tail: no fusion, Auto, and fixed thresholds, in turns in one job.
 
-`python benchmarks/long_tail.py [--rounds 5] [--scenario A B C] [--pictures FOLDER] [--json]`; `--join` adds up runs.
-Generation workers, real processes pinned to a core, do all scoring too (inference.replicas: 0). The policy is a Llama
-whose attention and MLP are computed but whose next token depends on the last one alone, so that its own end-of-sequence
-decisions make the lengths: one response in fifteen takes a path on which it goes on twenty times as long. Within a
-round every setting decodes the same responses. A: scoring takes both workers as long as the tail; B: next to nothing;
-C: half of A, as long as the tail for the one worker that is released. Of two workers fusion cannot save more than half
-of the tail: at most it gains 1.33 times in A and 1.5 in C, less what precedes the tail.
-A, B and C run as fast as their cores, one worker to a core, and what a step takes there varies by half from second to
-second on a machine that others use. paced-A, -B, -C are the same with workers of a stated speed (`paced_worker`), above
-what the machine needs; paced-D has four workers and twice the samples, scoring taking all four as long as the tail.
-Reported for each setting: median seconds of generation + inference, how many times faster than Disabled in the same
-round (quartiles), how far off the simulator is on the same lengths (all in all, and what it makes of the time of
-generation and of the work of decoding and scoring), and the share of control and transfer. The learning rate
-changes no weight.
+`python benchmarks/long_tail.py [--rounds 5] [--scenario A B C] [--pictures FOLDER] [--json]`; `--join` combines runs.
+
+Generation workers are real processes pinned to a core and do all scoring too (inference.replicas: 0). The policy is a
+Llama that computes attention and MLP, but whose next token depends only on the last token. So its own end-of-sequence
+decisions determine the lengths: one response in fifteen takes a path on which it is twenty times as long. Within a
+round every setting decodes the same responses.
+
+In A scoring takes both workers as long as the tail; in B it takes next to no time; in C half of A, as long as the tail
+for the one released worker. With two workers fusion cannot save more than half of the tail: the gain is at most 1.33
+times in A and 1.5 in C, minus the effect of the time before the tail.
+
+A, B and C run as fast as their cores, with one worker per core. On a shared machine the time of a step varies by half
+from second to second. paced-A, -B, -C are the same with workers of a fixed speed (`paced_worker`), slower than the
+machine's. paced-D has four workers and twice the samples; scoring takes all four as long as the tail.
+
+Reported for each setting: median seconds of generation + inference; the speed-up over Disabled in the same round
+(quartiles); the simulator's error on the same lengths (in total, for the time of generation, and for the work of
+decoding and scoring); and the share of control and transfer. The learning rate changes no weight.
 """
 
 import argparse
@@ -47,7 +51,7 @@ from rlhf_coordinator.storage import prompts
 from rlhf_planner.inter_stage.choose import FusionChoice
 
 SHARES = (1 / 12, 1 / 6, 1 / 3)
-"""Thresholds of the sweep, of the batch; with four workers the pool is one or two of them."""
+"""Thresholds of the sweep, as shares of the batch; with four workers the pool is one or two of them."""
 MEASURED = {
     "seconds": "seconds/generation_and_inference", "generation": "seconds/generation", "inference": "seconds/inference",
     "simulated": "fusion/simulated_seconds",
@@ -61,14 +65,14 @@ MEASURED = {
 }  # fmt: skip
 """Name in the output -> metric of an iteration."""
 WARM_UP = 3
-"""Iterations that are not counted: costs are measured in the first, caches fill, lengths are learned."""
+"""Iterations that do not count: the first measures costs, caches fill, lengths are learned."""
 WARM_UP_ROUNDS = 1_000_000
-"""Their responses are no other round's."""
+"""Offset of warm-up rounds, so that no other round has their responses."""
 
 
 @dataclass(frozen=True)
 class TailSetting:
-    """What an iteration does about its tail."""
+    """Treatment of the tail in an iteration."""
 
     name: str
     threshold: int = 0
@@ -78,7 +82,7 @@ class TailSetting:
 
 @dataclass(frozen=True)
 class Turns:
-    """Which iteration goes by which setting."""
+    """Assignment of iterations to settings."""
 
     settings: tuple[TailSetting, ...]
     rounds: int
@@ -87,34 +91,34 @@ class Turns:
 
     @classmethod
     def of(cls, plans: Iterable[tuple[int, int]], rounds: int, first: int = 0, *, twice: bool = False) -> "Turns":
-        """No fusion, Auto, and the sweep of (threshold, pool); `twice`: no fusion once more."""
+        """Return the turns of no fusion, Auto, and the sweep of (threshold, pool); `twice` runs no fusion once more."""
         sweep = (TailSetting(f"R_t={threshold}, m={pool}", threshold, pool) for threshold, pool in plans)
         again = (TailSetting("Disabled again"),) if twice else ()
         return cls((TailSetting("Disabled"), TailSetting("Auto", auto=True), *sweep, *again), rounds, first)
 
     @property
     def iterations(self) -> int:
-        """Of the job."""
+        """Number of iterations of the job."""
         return WARM_UP + self.rounds * len(self.settings)
 
     def turn(self, iteration: int) -> tuple[int, TailSetting]:
-        """(round, setting) of an iteration; every round begins with another setting."""
+        """Return (round, setting) of an iteration; every round begins with another setting."""
         if iteration < WARM_UP:
             return WARM_UP_ROUNDS + iteration, self.settings[0]
         number, place = divmod(iteration - WARM_UP, len(self.settings))
         return self.first + number, self.settings[(place + number) % len(self.settings)]
 
     def ends(self, iteration: int) -> bool:
-        """Its responses will not be seen again."""
+        """Return whether the iteration's responses do not occur again."""
         return iteration < WARM_UP or (iteration - WARM_UP + 1) % len(self.settings) == 0
 
 
 @contextmanager
 def in_turns(turns: Turns, seconds: float) -> Iterator[None]:
-    """Every iteration of the coordinator in this process goes by the setting whose turn it is; no round begins later
-    than `seconds` from now.
+    """Apply the settings in turns to every iteration of the coordinator in this process.
 
-    Lengths are learned when a round is over: no setting knows the responses that it is going to decode.
+    No round starts later than `seconds` from now. Lengths are learned after each round, so no setting knows the
+    responses that it is going to decode.
     """
     planned, learned, random_key = fusion_planning.begin_iteration, learning.learn, prompts.random_key
     deadline = time.monotonic() + seconds
@@ -127,7 +131,7 @@ def in_turns(turns: Turns, seconds: float) -> Iterator[None]:
             planned(run)
             return
         run.state.fusion.begin_iteration()
-        run.state.fusion.planning = None  # a plan that is made late is not this setting's
+        run.state.fusion.planning = None  # a plan that is made late does not belong to this setting
         if setting.threshold:
             run.state.fusion.choice = FusionChoice(setting.threshold, setting.pool, "Auto", 0.0, 0.0, (), setting.name)
 
@@ -155,7 +159,7 @@ def run_scenario(folder: Path, scenario: str, turns: Turns, seconds: float) -> P
 
 
 def points(run_dir: Path, turns: Turns) -> list[dict[str, Any]]:
-    """What was measured, one entry an iteration that counts."""
+    """Return the measurements, one entry per counted iteration."""
     answer = []
     for line in read_metrics(run_dir / "metrics.jsonl")[WARM_UP:]:
         number, setting = turns.turn(int(line["iteration"]))
@@ -165,7 +169,7 @@ def points(run_dir: Path, turns: Turns) -> list[dict[str, Any]]:
 
 
 def report(rounds_reported: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Numbers of a scenario, from `points` of one or more runs."""
+    """Return the figures of a scenario, from `points` of one or more runs."""
     by_round: dict[str, dict[int, dict[str, Any]]] = {}
     for point in rounds_reported:
         by_round.setdefault(point["setting"], {})[point["round"]] = point
@@ -204,7 +208,7 @@ def _row(own: dict[int, dict[str, Any]], off: dict[int, dict[str, Any]]) -> dict
 
 
 def _quartiles(values: Sequence[float]) -> list[float]:
-    """[first quartile, median, third quartile]."""
+    """Return [first quartile, median, third quartile]."""
     if len(values) < 2:
         return [round(value, 4) for value in values for _ in range(3)]
     return [round(value, 4) for value in statistics.quantiles(values, n=4, method="inclusive")]
@@ -237,7 +241,7 @@ def _lengths(run_dir: Path) -> list[int]:
 
 
 def draw(run_dir: Path, folder: Path, scenario: str, turns: Turns) -> None:
-    """The timeline of one iteration without fusion and of the one with Auto in the same round."""
+    """Draw the timeline of one iteration without fusion and of the one with Auto in the same round."""
     spans = [span for span in read_spans(run_dir / "timeline.json") if not span.name.startswith("predicted/")]
     shown = ("decode", "prefill", "score", "migrate")
     last = max(span.iteration for span in spans)
@@ -249,7 +253,7 @@ def draw(run_dir: Path, folder: Path, scenario: str, turns: Turns) -> None:
 
 
 def main() -> int:
-    """Prints a table, or one JSON object."""
+    """Print a table, or one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=math.inf, help="of a scenario; no round begins later")

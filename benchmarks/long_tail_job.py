@@ -1,4 +1,4 @@
-"""The jobs of the long tail's benchmark: their workers, their models, and what each is to show."""
+"""The jobs of the long-tail benchmark: their workers and models, by scenario."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,26 +13,29 @@ SMALL = {"hidden_size": 32, "num_hidden_layers": 1}
 
 @dataclass(frozen=True)
 class Scenario:
-    """Workers, samples, and what scoring costs."""
+    """Workers, samples, and the cost of scoring."""
 
     scorer: dict[str, int]
     """Sizes of the reference model."""
     workers: int = 2
     batch: int = 96
     layers: int = 4
-    """Of the policy."""
+    """Number of layers of the policy."""
     pace: StepPace | None = None
-    """None: workers are as fast as their core."""
+    """Pace of the workers; None means the speed of their core."""
 
     @property
     def pools(self) -> range:
-        """Smaller than all workers."""
+        """Pool sizes smaller than all workers."""
         return range(1, self.workers)
 
 
 def paced(token: float, workers: int = 2, batch: int = 96) -> Scenario:
-    """Return workers of a stated speed: a decode step of one sample with 512 keys 6.1 ms, of 48 with as many 10.9 ms;
-    scoring 5 ms per pass and `token` seconds per token."""
+    """Return a scenario of workers with a fixed speed.
+
+    A decode step takes 6.1 ms for one sample with 512 keys, and 10.9 ms for 48. Scoring takes 5 ms per pass and
+    `token` seconds per token.
+    """
     return Scenario(SMALL, workers, batch, layers=2, pace=StepPace(0.006, 5e-5, 1e-7, 0.005, token))
 
 
@@ -48,7 +51,7 @@ SCENARIOS = {
 
 
 def write_job(folder: Path, scenario: Scenario, iterations: int) -> Path:
-    """Write models, prompts, reward and the resolved manifest; nothing is drafted."""
+    """Write models, prompts, reward and the resolved manifest, without drafting."""
     write_policy(folder / "policy", scenario.layers)
     return pinned_job.write_job(
         folder,

@@ -1,8 +1,8 @@
-"""A policy whose own end-of-sequence decisions make a long tail, and models of any size to score with.
+"""A policy whose end-of-sequence decisions create a long tail, and scoring models of any size.
 
-The policy is a real Llama folder. Attention and MLP are computed in full, but their output projections are zero, so
-that the logits depend on the last token alone and are exactly the log-probabilities of a Markov chain: from the
-prompt's last token to a short or a long path, on each of which the chance to end is constant.
+The policy is a real Llama folder. Attention and MLP are computed in full, but their output projections are zero. So
+the logits depend only on the last token and are exactly the log-probabilities of a Markov chain. It leads from the
+prompt's last token to a short or a long path, on each of which the probability to end is constant.
 """
 
 import math
@@ -15,15 +15,15 @@ from tests.support.model_folders import models
 
 PROMPT = "go="
 SHORT, LONG = "abcdefghij", "0123456789"
-"""Tokens of the two paths; a path is never left but by the end."""
+"""Tokens of the two paths; a path is left only by the end of the response."""
 LONG_SHARE = 1 / 15
-"""Of responses that take the long path."""
+"""Share of responses that take the long path."""
 SHORT_TOKENS, LONG_TOKENS = 28.0, 560.0
-"""Mean lengths of the two."""
+"""Mean lengths of the two paths in tokens."""
 NEVER = -40.0
-"""Logit of a token that does not follow."""
+"""Logit of a token that must not follow."""
 HIDDEN = 64
-"""Must be at least the vocabulary: every token has a direction of its own."""
+"""Hidden size, at least the vocabulary: every token has its own direction."""
 
 
 def transitions(token_ids: dict[str, int], eos: int, size: int) -> torch.Tensor:
@@ -58,7 +58,7 @@ def write_policy(folder: Path, layers: int) -> Path:
         size = model.config.vocab_size
         model.model.embed_tokens.weight.copy_(torch.eye(size, HIDDEN))
         ids = {character: tokenizer.convert_tokens_to_ids(character) for character in models.CHARACTERS}
-        # A normalized direction of its own has length sqrt(HIDDEN).
+        # A normalized basis direction has length sqrt(HIDDEN).
         model.lm_head.weight.zero_()
         model.lm_head.weight[:, :size] = transitions(ids, tokenizer.eos_token_id, size) / math.sqrt(HIDDEN)
     model.save_pretrained(folder)
@@ -67,7 +67,7 @@ def write_policy(folder: Path, layers: int) -> Path:
 
 
 def write_scorer(folder: Path, **sizes: Any) -> Path:
-    """A model of these sizes with the policy's vocabulary."""
+    """Write a model of these sizes with the policy's vocabulary."""
     hidden = int(sizes["hidden_size"])
     return models.write_policy(
         folder, "llama", intermediate_size=4 * hidden, head_dim=hidden // 4, max_position_embeddings=2048, **sizes

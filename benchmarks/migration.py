@@ -1,13 +1,13 @@
-"""Moving samples between two real worker processes, with their KV caches and by their tokens alone.
+"""Measures moves of samples between two real worker processes, with their KV caches and by their tokens.
 
     python benchmarks/migration.py --json
 
 Each worker is pinned to a core. Samples of every length move with their caches (bytes, milliseconds, and the pause in
-which nobody decodes them) and by their tokens (milliseconds from giving back to the next token). Reported beside what
-the planner predicts of both, by the workers' own Measure and after it has seen these moves, one repeat an iteration;
-and the length from which the cache costs less, measured and predicted. Settings: two workers on one machine; the same
-on a slow link between them and to the coordinator; and a deterministic job. All traffic is mutual TLS over loopback.
-The last line of --json is one object.
+which no worker decodes them) and by their tokens (milliseconds from returning the sample to its next token). The
+results are compared with the planner's predictions, from the workers' own Measure and after it has observed these
+moves, one repeat per iteration. Also reported: the length from which the cache costs less, measured and predicted.
+Settings: two workers on one machine; the same with a slow link between them and to the coordinator; and a
+deterministic job. All traffic is mutual TLS over loopback. The last line of --json is one object.
 """
 
 import argparse
@@ -47,30 +47,30 @@ from rlhf_workers.devices.device import device_name
 
 PROMPT = 16
 TOP_K = 16
-"""The end-of-sequence token is never among so many most probable ones: a response is as long as it should be."""
+"""The end-of-sequence token is never among so many most probable ones, so responses reach their intended length."""
 MARGIN = 512
-"""Response tokens beyond the longest length: a sample grows while it moves."""
+"""Response tokens beyond the longest length, because a sample grows while it moves."""
 QUIET_SECONDS = 0.3
-"""After so long without progress the next token is told at once."""
+"""After so many seconds without progress the next token is reported immediately."""
 NO_DELAY = 0.0
 
 
 @dataclass(frozen=True)
 class MigrationSetting:
-    """What is measured."""
+    """Conditions of a measurement."""
 
     name: str
     tokens: list[int]
     repeats: int
     deterministic: bool = False
     delay: float = NO_DELAY
-    """Seconds that everything takes from process to process, beside what it takes anyway."""
+    """Additional latency in seconds between processes."""
     rate: float = 0.0
-    """Bytes a second between the workers; 0: not limited."""
+    """Bytes per second between the workers; 0 means unlimited."""
 
 
 class WorkerProcess:
-    """A worker process, its session, and where other workers reach it; its coordinator is as far away."""
+    """A worker process, its session, and its address for other workers; its coordinator has the same latency."""
 
     def __init__(self, session: ScriptedSession, address: str, delay: float) -> None:
         self.session, self.address, self.delay = session, address, delay
@@ -98,7 +98,7 @@ class WorkerProcess:
 
 
 def write_files(folder: Path, arguments: argparse.Namespace) -> None:
-    """Policy and certificates."""
+    """Write the policy and certificates."""
     sizes = {
         "hidden_size": arguments.hidden,
         "intermediate_size": arguments.hidden * 2,
@@ -133,7 +133,7 @@ def job(folder: Path, response: int, deterministic: bool) -> str:
 async def start(
     stack: AsyncExitStack, folder: Path, index: int, manifest: str, setting: MigrationSetting
 ) -> WorkerProcess:
-    """A generation worker with its policy loaded, pinned to core `index`."""
+    """Start a generation worker with its policy loaded, pinned to core `index`."""
     certificates = folder / "certificates"
     coordinator = ScriptedCoordinator()
     await coordinator.listen(certificates)
@@ -156,7 +156,7 @@ async def start(
 
 
 async def began(worker: WorkerProcess, number: int, tokens: int, limit: int) -> pb.GenerateSample:
-    """A sample of so many known tokens, which the worker has just decoded one more of."""
+    """Return a sample with `tokens` known tokens, after the worker has decoded one more."""
     random = np.random.default_rng(number)
     one = pb.GenerateSample(
         key=pb.SampleKey(iteration=0, sample=number, attempt=1),
@@ -176,7 +176,7 @@ async def began(worker: WorkerProcess, number: int, tokens: int, limit: int) -> 
 async def by_cache(
     source: WorkerProcess, destination: WorkerProcess, one: pb.GenerateSample
 ) -> tuple[pb.MigratedSample, float]:
-    """Moves the sample, which is decoded on meanwhile; also seconds until the coordinator knows."""
+    """Move the sample while it is decoded; return it, and the seconds until the coordinator knows."""
     move = pb.MigrateSample(key=one.key, new_attempt=one.key.attempt + 1)
     started = time.perf_counter()
     answer = await source.ask(
@@ -193,7 +193,7 @@ async def by_cache(
 async def by_tokens(
     source: WorkerProcess, destination: WorkerProcess, one: pb.GenerateSample
 ) -> tuple[int, float, float]:
-    """(tokens, seconds from when the source stops until another worker has the next one, seconds of giving back)."""
+    """Return (tokens, seconds from the source's stop to the next token on the other worker, seconds of returning)."""
     started = time.perf_counter()
     answer = await source.ask(withdraw=pb.Withdraw(keys=[one.key]))
     reported = time.perf_counter() - started
@@ -214,13 +214,13 @@ async def by_tokens(
 
 
 async def measure(folder: Path, setting: MigrationSetting) -> dict[str, Any]:
-    """All moves of one setting."""
+    """Run all moves of one setting."""
     longest = max(setting.tokens) + MARGIN
     moves: list[Moved] = []
     async with AsyncExitStack() as stack:
         manifest = job(folder, longest, setting.deterministic)
         workers = [await start(stack, folder, index, manifest, setting) for index in range(2)]
-        await both(workers, setting, -1, min(setting.tokens), longest, [])  # what is slow the first time
+        await both(workers, setting, -1, min(setting.tokens), longest, [])  # slow the first time
         costs = stage_costs((await workers[1].ask(measure=pb.Measure(role="generation"))).measure.generation)
         learned = costs
         for worker in workers:
@@ -230,7 +230,7 @@ async def measure(folder: Path, setting: MigrationSetting) -> dict[str, Any]:
             for tokens in setting.tokens:
                 moves.append(await both(workers, setting, repeat, tokens, longest, seen, costs.kv_bytes_per_token))
                 workers.reverse()
-            await asyncio.sleep(QUIET_SECONDS)  # the last spans are on their way
+            await asyncio.sleep(QUIET_SECONDS)  # wait for the last spans
             learned = refined(learned, [*seen, *workers[0].observed(), *workers[1].observed()])
     result: dict[str, Any] = summary(moves, costs, learned, PROMPT)
     return {"name": setting.name, "deterministic": setting.deterministic} | result
@@ -245,7 +245,8 @@ async def both(
     seen: list[ObservedWork],
     bytes_per_token: float = 0.0,
 ) -> Moved:
-    """A sample of so many tokens moves with its cache, and one by its tokens; `seen` gets what a coordinator sees."""
+    """Move a sample of `tokens` tokens with its cache, and one by its tokens; `seen` gets the coordinator's
+    observations."""
     source, destination = workers
     number = 2 * ((repeat + 1) * len(setting.tokens) + setting.tokens.index(tokens))
     by_kv, seconds = await by_cache(source, destination, await began(source, number, tokens, longest))
@@ -257,7 +258,7 @@ async def both(
 
 
 def stage_costs(measured: pb.GenerationCosts) -> StageCosts:
-    """The planner's view of the worker's own measurement."""
+    """Return the planner's costs from the worker's own measurement."""
     return StageCosts.measured(
         decode=[StepTime(cost.batch, cost.tokens, cost.seconds) for cost in measured.decode],
         prefill=[StepTime(cost.batch, cost.tokens, cost.seconds) for cost in measured.prefill],

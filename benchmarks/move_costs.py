@@ -1,8 +1,9 @@
-"""What moves of samples were seen to cost, and the length from which a KV cache pays: measured, and by the planner.
+"""Computes the observed cost of moves, and the length from which a KV cache pays: measured, and as the planner
+predicts.
 
-Rule: pure. Both sides are asked the planner's own question (`StageCosts.takes_cache`): what a move with the cache costs
-is its pause and the share `SHARE` of the rest; what a move by tokens costs is all the time without the sample's next
-token. Measured costs are straight lines through single moves, so that none of them decides alone.
+Rule: pure. Both use the planner's own criterion (`StageCosts.takes_cache`). A move with the cache costs its pause and
+the share `SHARE` of the rest. A move by tokens costs the whole time without the sample's next token. Measured costs
+are straight lines through all single moves, so that no single one decides.
 """
 
 import statistics
@@ -15,15 +16,15 @@ import numpy as np
 from rlhf_planner.inter_stage.costs import StageCosts
 
 SHARE: Final = 1 / 2
-"""Two workers: the source is one of two that could score."""
+"""With two workers, the source is one of two that could score."""
 
 
 @dataclass(frozen=True)
 class Moved:
-    """One sample moved with its cache, another like it by its tokens. Tokens are those of the response by then."""
+    """One sample moved with its cache, and a similar one by its tokens. Tokens are response tokens at that time."""
 
     target: int
-    """Tokens that both began with."""
+    """Tokens with which both started."""
     repeat: int
     kv_tokens: int
     kv_bytes: int
@@ -34,13 +35,15 @@ class Moved:
 
     @property
     def kv_cost(self) -> float:
-        """As the planner counts it."""
+        """Cost of the move with the cache, as the planner counts it."""
         return SHARE * self.kv_seconds + (1 - SHARE) * self.paused_seconds
 
 
 def crossover(moves: Sequence[Moved]) -> float | None:
-    """Response tokens from which the cache costs less; the shortest measured length when it does at all, None when it
-    does at none."""
+    """Return the number of response tokens from which the cache costs less.
+
+    This is the shortest measured length if it always costs less, and None if it never does.
+    """
     kv = _line([(move.kv_tokens, move.kv_cost) for move in moves])
     bare = _line([(move.tokens, move.seconds) for move in moves])
     lengths = [move.tokens for move in moves] + [move.kv_tokens for move in moves]
@@ -52,21 +55,22 @@ def crossover(moves: Sequence[Moved]) -> float | None:
 
 
 def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """(slope, value at 0) by least relative squares."""
+    """Return (slope, value at 0) by least relative squares."""
     x, y = np.array(points, dtype=float).T
     slope, base = np.polyfit(x, y, 1, w=1 / y)
     return float(slope), float(base)
 
 
 def predicted(costs: StageCosts, prompt: int, longest: int) -> int | None:
-    """Response tokens from which a sample goes with its cache, by the planner; None: by its tokens at all lengths."""
+    """Return the planner's number of response tokens from which a sample moves with its cache; None if it never
+    does."""
     tokens = np.arange(1.0, longest + 1)
     by_kv = costs.takes_cache(np.full_like(tokens, prompt), tokens, 1, SHARE, "Auto")
     return int(tokens[by_kv][0]) if by_kv.any() else None
 
 
 def summary(moves: Sequence[Moved], before: StageCosts, after: StageCosts, prompt: int) -> dict[str, Any]:
-    """Medians of every length with what the planner said of them, and the crossovers."""
+    """Return medians for every length with the planner's predictions, and the crossovers."""
     longest = 2 * max(move.tokens for move in moves)
     repeats = sorted({move.repeat for move in moves})
     single = [crossover([move for move in moves if move.repeat == repeat]) for repeat in repeats]
@@ -86,7 +90,7 @@ def summary(moves: Sequence[Moved], before: StageCosts, after: StageCosts, promp
 
 
 def _point(moves: Sequence[Moved], before: StageCosts, after: StageCosts, prompt: int) -> dict[str, float]:
-    """Medians of the moves of one length; times in milliseconds."""
+    """Return medians of the moves of one length; times in milliseconds."""
 
     def median(of: Callable[[Moved], float], scale: float = 1.0) -> float:
         return scale * statistics.median(of(move) for move in moves)
@@ -115,7 +119,7 @@ def _point(moves: Sequence[Moved], before: StageCosts, after: StageCosts, prompt
 
 
 def lines(setting: dict[str, Any]) -> Iterable[str]:
-    """A setting's results in words."""
+    """Yield a setting's results as text."""
     yield f"{setting['name']}; medians in ms, in brackets what is predicted before and after learning"
     for point in setting["points"]:
         yield (

@@ -1,10 +1,10 @@
-"""What metrics cost, with metrics Disabled as the other arm: an iteration's time, a coordinator's memory, a scrape.
+"""Measures the cost of metrics against metrics Disabled: an iteration's time, a coordinator's memory, a scrape.
 
-`job`: two real coordinators, one with spec.metrics Enabled and one Disabled, run the same job with simulated workers at
-a real engine's pace, at the same time on the same machine, each scraped as Prometheus does: seconds an iteration,
-processor time, memory. `measuring`: processor time of everything that is measured in one iteration of such a job, and
-of one scrape, in this process; their share of the iteration's time is the overhead, told apart from the machine's
-noise. `operator`: one scrape over HTTP of an operator that serves a thousand jobs, beside one that serves none.
+`job`: two real coordinators, one with spec.metrics Enabled and one Disabled, run the same job with simulated workers
+at a real engine's pace. They run at the same time on the same machine, and each is scraped as by Prometheus. Reports
+seconds per iteration, processor time and memory. `measuring`: processor time of all measurements in one iteration of
+such a job, and of one scrape, in this process. Their share of the iteration's time is the overhead without the
+machine's noise. `operator`: one scrape over HTTP of an operator with a thousand jobs, compared with one without jobs.
 """
 
 import argparse
@@ -49,16 +49,16 @@ from rlhf_operator.workqueue import QueueSnapshot
 
 ARMS: Final = ("Enabled", "Disabled")
 PACE: Final = Pace(tick_seconds=0.5, tokens_per_tick=16, train_seconds=1.0, progress_seconds=4.0)
-"""32 tokens a second a sample, as in benchmarks/coordinator.py."""
+"""32 tokens per second and sample, as in benchmarks/coordinator.py."""
 SCRAPE_SECONDS: Final = 15.0
-"""Between two scrapes: Prometheus' most common setting, and twice as often as the chart's."""
+"""Seconds between two scrapes: Prometheus' most common setting, and twice as often as the chart's."""
 ROUNDS: Final = 9
 MEBIBYTE: Final = 1 << 20
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def sizes_of(workers: int) -> dict[Group, int]:
-    """Return how many workers each group has."""
+    """Return the number of workers of each group."""
     training = 8
     generation = (workers - training) * 3 // 4
     return {
@@ -84,7 +84,7 @@ def fields_of(counts: dict[Group, int], samples: int, mode: str) -> dict[str, An
 
 
 async def scrape_for_ever(address: str) -> None:
-    """Read a metrics page as often as Prometheus does."""
+    """Read a metrics page at Prometheus' interval."""
     while True:
         with suppress(urllib.error.HTTPError, urllib.error.URLError):
             await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read())
@@ -97,7 +97,7 @@ def resident_mib(pid: int) -> float:
 
 
 async def one_job(arguments: argparse.Namespace, mode: str, folder: Path) -> dict[str, float]:
-    """Run one arm; times are from the first iteration's end on."""
+    """Run one arm; times start at the end of the first iteration."""
     counts, iterations = sizes_of(arguments.workers), arguments.iterations + 2
     write_files(folder, iterations=iterations, **fields_of(counts, arguments.samples, mode))
     process, metrics = CoordinatorProcess(folder), free_address()
@@ -133,7 +133,7 @@ async def both_jobs(arguments: argparse.Namespace) -> dict[str, dict[str, float]
 
 
 def measure_iteration(run: JobRun, beats: int) -> None:
-    """Call everything that measures, as often as one iteration of the job does."""
+    """Call all measurements as often as one iteration of the job does."""
     state, everybody = run.state, list(run.state.fleet.workers.values())
     names = [worker.name for worker in run.state.fleet.of(Group.GENERATION)]
     now = time.monotonic()
@@ -168,7 +168,10 @@ def cpu_of(work: Callable[[], object]) -> float:
 
 
 def measuring(arguments: argparse.Namespace, seconds: float) -> dict[str, float]:
-    """Return processor time by arm, medians of interleaved rounds. `seconds`: of an iteration of the whole job."""
+    """Return processor time by arm, medians of interleaved rounds.
+
+    `seconds` is the time of an iteration of the whole job.
+    """
     runs: dict[str, JobRun] = {}
     with tempfile.TemporaryDirectory() as name:
         for mode in ARMS:
@@ -208,7 +211,7 @@ def measuring(arguments: argparse.Namespace, seconds: float) -> dict[str, float]
 
 
 def seen_by(metrics: OperatorMetrics, jobs: int) -> None:
-    """Let an operator see that many jobs that run, each with times and progress of its own."""
+    """Show an operator that many running jobs, each with its own times and progress."""
     cluster = SimulatedCluster()
     cluster.begin()
     plan = cluster.plan()
@@ -224,7 +227,7 @@ def seen_by(metrics: OperatorMetrics, jobs: int) -> None:
 
 
 async def scraped_operator(jobs: int) -> dict[str, float]:
-    """Return what a scrape over HTTP takes, the median of some."""
+    """Return the median time of a scrape over HTTP."""
     metrics, address = OperatorMetrics(), free_address()
     seen_by(metrics, jobs)
     runner = await health.serve([address], lambda: QueueSnapshot(0, 0, 0.0, 0.0), lambda: 0, metrics)
@@ -254,7 +257,7 @@ async def scraped_operator(jobs: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Prints the three; the last line is one JSON object."""
+    """Print all three results; the last line is one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=256)
     parser.add_argument("--samples", type=int, default=2048, help="of an iteration")

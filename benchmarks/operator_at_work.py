@@ -1,10 +1,10 @@
-"""What an operator costs while its jobs are at work and nothing happens to them: processor time, memory, requests.
+"""Measures an operator whose jobs run without events: processor time, memory, requests.
 
 `python benchmarks/operator_at_work.py [--jobs 200] [--seconds 60] [--silent] [--json]`: the operator's watches, queue,
-controller and connections to coordinators run in a process of their own; an API server in memory and a kubelet that
-says of every pod that it runs are in this one, coordinators that answer in a third. Needs no cluster, so that it runs
-anywhere; `operator_scale.py --scenario S8` asks the same on a real API server. `--silent`: no coordinator answers.
-Nothing is measured before SETTLED_SECONDS have passed since the last pod runs.
+controller and connections to coordinators run in a separate process. This process has an in-memory API server, and a
+kubelet that reports every pod as running; a third process has coordinators that answer. Needs no cluster, so it runs
+anywhere. `operator_scale.py --scenario S8` measures the same on a real API server. With `--silent` no coordinator
+answers. Nothing is measured before SETTLED_SECONDS have passed since the last pod started.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from rlhf_operator.workqueue import WorkQueue
 Json = dict[str, Any]
 NAMESPACE = "team"
 PODS = 5
-"""Pods of a job."""
+"""Number of pods per job."""
 SETTLED_SECONDS = 60.0
-"""From the start of all pods to the measurement: longer than what is planned after a start."""
+"""Seconds from the start of all pods to the measurement: longer than the delays scheduled after a start."""
 LONGEST_SECONDS = 900.0
 
 
 async def operate(address: str) -> None:
-    """Be the operator of an API server, for ever."""
+    """Run the operator of an API server forever."""
     server = FakeApiServer()
     server.url = address
     index, metrics, client = Index(), OperatorMetrics(), server.client()
@@ -77,7 +77,7 @@ def operator(address: str) -> None:
 
 
 class Kubelet:
-    """Says of every pod that it runs, each at an address of its own."""
+    """Reports every pod as running, each with its own address."""
 
     def __init__(self, server: FakeApiServer) -> None:
         self._server = server
@@ -89,12 +89,12 @@ class Kubelet:
         return self._addresses.setdefault(pod, f"127.16.{number // 250}.{number % 250 + 1}")
 
     def pods(self, phase: str) -> list[Json]:
-        """Return the pods of a phase."""
+        """Return the pods in a phase."""
         listed = [body for (path, _, _), body in self._server.objects.items() if path.endswith("/pods")]
         return [body for body in listed if body["status"]["phase"] == phase]
 
     def start_all(self) -> None:
-        """Start what is pending."""
+        """Start pending pods."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         for body in self.pods("Pending"):
             conditions = [
@@ -116,13 +116,13 @@ def certificates(server: FakeApiServer, kubelet: Kubelet) -> list[tuple[str, dic
 
 
 def memory_mb(pid: int | None) -> float:
-    """Memory of a process, in MB."""
+    """Return the memory of a process in MB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return float(next(line.split()[1] for line in lines if line.startswith("VmRSS"))) / 1024
 
 
 async def measure(jobs: int, seconds: float, *, silent: bool) -> Json:
-    """Return what the operator spends in `seconds`."""
+    """Return the cost of the operator during `seconds`."""
     with ExitStack() as stack:
         async with FakeApiServer() as server:
             kubelet = Kubelet(server)
@@ -156,7 +156,7 @@ async def measure(jobs: int, seconds: float, *, silent: bool) -> Json:
 
 
 def _asked_for(method: str, path: str) -> str:
-    """Return what a request was, such as `GET secrets` or `PATCH rlhfjobs/status`."""
+    """Return the kind of a request, such as `GET secrets` or `PATCH rlhfjobs/status`."""
     parts = path.strip("/").split("/")
     place = next(
         (i for i, part in enumerate(parts) if part in {resource.plural for resource in RESOURCES.values()}), -1
@@ -170,7 +170,7 @@ def _running(body: Json) -> str:
 
 
 def main() -> None:
-    """Prints what was measured."""
+    """Print the measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60.0, help="for which the operator is looked at")

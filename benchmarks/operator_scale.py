@@ -1,10 +1,11 @@
-"""The operator at scale, on a real API server with fake (kwok) nodes, beside the raw limit of the same run.
+"""Measures the operator at scale on a real API server with fake (kwok) nodes, relative to the raw limit of the same
+run.
 
-`python benchmarks/operator_scale.py [--scenario S1,S5] [--scale 0.1] [--json]`. Every scenario gets a cluster of its
-own; before the operator starts, a bare asyncio client creates the same objects at the same concurrency, by POST and by
-server-side apply, which is what this machine under its present load can do at best. Ratios to that limit compare
-between machines; rates do not. `--results FILE` adds what was found to those of earlier runs, so that scenarios can be
-run one at a time. Needs what tests/cluster needs (Go; no root).
+`python benchmarks/operator_scale.py [--scenario S1,S5] [--scale 0.1] [--json]`. Every scenario has its own cluster.
+Before the operator starts, a bare asyncio client creates the same objects at the same concurrency, with POST and with
+server-side apply. That is the limit of this machine under its present load. Ratios to that limit compare between
+machines; rates do not. `--results FILE` adds the results to those of earlier runs, so that scenarios can be run one at
+a time. Has the same requirements as tests/cluster (Go; no root).
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from benchmarks.operator_scale_rig.scenarios import SCENARIOS, RigSettings
 
 
 def machine() -> dict[str, Any]:
-    """Where this ran, and what else ran there."""
+    """Return the machine, and its other load."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
     return {"processor": model, "cores": os.cpu_count(), "load_before": os.getloadavg()[0]}
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     message = "; ".join(f"{name}: {what}" for name, (what, _) in SCENARIOS.items())
     parser.add_argument("--scenario", default=",".join(SCENARIOS), help=f"comma-separated; {message}")
@@ -59,15 +60,15 @@ def arguments() -> argparse.Namespace:
 
 
 def merge(path: Path, name: str, found: dict[str, Any]) -> None:
-    """Puts one scenario's figures beside those that earlier runs left in a file."""
+    """Add one scenario's figures to those of earlier runs in a file."""
     known = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps(known | {name: found}, indent=1) + "\n")
 
 
 def main() -> None:
-    """Prints each scenario's figures when it is done."""
+    """Print each scenario's figures when it is done."""
     given = arguments()
-    # As Ctrl-C: the cluster and the operator end with this process.
+    # Same as Ctrl-C: the cluster and the operator end with this process.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = RigSettings(given.scale, given.concurrency, given.idle_seconds, given.bare, tuple(given.operator))
     results: dict[str, Any] = {"settings": asdict(settings), "machine": machine(), "scenarios": {}}

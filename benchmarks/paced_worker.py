@@ -1,13 +1,14 @@
-"""A real worker process on a device of stated speed: `python -m benchmarks.paced_worker`, started by `pinned_workers`.
+"""A real worker process on a simulated device of fixed speed: `python -m benchmarks.paced_worker`.
 
-Everything is the worker's own (models, tokens, log-probabilities, caches, migration, messages); only that a decode
-step and a pass of scoring never end before the time that `StepPace` says they take; what guessing tokens takes comes
-on top.
-What a shared, noisy machine needs for them hides below that, so that two iterations which do the same take the same
-time, and more workers than cores can be had: what is measured is what the coordinator makes of the samples, and what
-its control and the transfers cost.
-Rule: nothing is ever made faster. Work that really takes longer is counted, in the worker's log: a run with much of it
-measured its machine.
+`pinned_workers` starts it. Models, tokens, log-probabilities, caches, migration and messages are the worker's own. The
+only difference: a decode step and a scoring pass never end before the time in `StepPace`. The time for drafting is
+added.
+
+The real time of a shared, noisy machine is hidden below the pace. So two equal iterations take the same time, and more
+workers than cores can run. The benchmark then measures the coordinator's decisions, and the cost of its control and of
+transfers.
+Rule: no work is ever made faster. Work that takes longer than its pace is counted in the worker's log; a run with much
+of it has measured its machine.
 """
 
 import json
@@ -20,40 +21,40 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 PACE = "RLHF_BENCHMARK_PACE"
-"""Environment variable that holds a `StepPace` as JSON."""
+"""Environment variable with a `StepPace` as JSON."""
 SAID_EVERY = 1000
-"""Steps and passes between two lines of the log."""
+"""Steps and passes between two log lines."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class StepPace:
-    """Seconds of work on the device that is stood in for."""
+    """Seconds of work on the simulated device."""
 
     step: float
-    """A decode step."""
+    """Seconds per decode step."""
     row: float
-    """For each row of it: a sample, or a drafted token of one."""
+    """Seconds per row: a sample, or a drafted token of one."""
     key: float
-    """For each key that it reads."""
+    """Seconds per key that it reads."""
     scoring: float
-    """A pass of scoring."""
+    """Seconds per scoring pass."""
     token: float
-    """For each token in it, padding included."""
+    """Seconds per token in the pass, including padding."""
 
     def environment(self) -> dict[str, str]:
-        """What a worker process reads it from."""
+        """Return the environment for a worker process."""
         return {PACE: json.dumps(asdict(self))}
 
 
 class Pacer:
-    """Holds work back until its time is over."""
+    """Delays work until its time is over."""
 
     def __init__(self) -> None:
         self.done = self.late = 0
 
     def wait(self, started: float, seconds: float) -> None:
-        """Until so long after `started`."""
+        """Wait until `seconds` after `started`."""
         left = started + seconds - time.perf_counter()
         self.done += 1
         if left > 0:
@@ -65,7 +66,7 @@ class Pacer:
 
 
 def pace_workers(pace: StepPace) -> Pacer:
-    """From now on engines and scorers of this process go at this pace."""
+    """Make all engines and scorers of this process run at this pace."""
     from rlhf_common.samples import ScoringSample
     from rlhf_workers.generation.speculation.speculator import Speculator, Verified
     from rlhf_workers.generation.torch_engine.engine import TorchEngine
@@ -92,7 +93,7 @@ def pace_workers(pace: StepPace) -> Pacer:
     def learn_paced(
         speculator: Speculator, outcomes: Sequence[Verified], rows: int, keys: int, drafting: float, passing: float
     ) -> None:
-        """What a pass costs is learned as it is on the device that is stood in for."""
+        """Learn the cost of a pass as on the simulated device."""
         seconds = pace.step + pace.row * rows + pace.key * keys
         verified(speculator, outcomes, rows, keys, drafting, max(passing, seconds))
 
@@ -107,7 +108,7 @@ def _replace(owner: type, name: str, by: Callable[..., Any]) -> None:
 
 
 def main() -> int:
-    """Exit code of the worker."""
+    """Return the exit code of the worker."""
     from rlhf_workers.__main__ import main as run_worker
 
     pace_workers(StepPace(**json.loads(os.environ[PACE])))

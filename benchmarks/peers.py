@@ -1,16 +1,18 @@
-"""TRL's GRPO and this project: samples a second, and reward against time, of the same training on the same cores.
+"""Compares TRL's GRPO with this project: samples per second, and reward against time, on the same training and cores.
 
     python benchmarks/peers.py [--only quickstart,llama-10m] [--rounds 3] [--overlap] [--picture FILE] [--json]
 
 Model, prompts, reward function, batch, group, mini-batch, learning rate, loss and precision are the same, and so are
-the versions of torch and transformers. The two take turns, a whole training each, never at once, and whoever was first
-in a round is second in the next. TRL runs in an environment of its own, which uv makes at the first time
-(~/.cache/rlhf-operator/peers). An iteration lasts from the end of the one before to its own end; the first ones are
-left out (`warm`), and starting is reported alone. `processor` is the processor time that all processes of a side spent
-on an iteration, which others on the machine disturb less. With `--overlap` this project takes a third turn, with
-`rollout.overlapTraining`: an iteration is decoded while the one before is trained on, by weights one version older,
-which TRL has no mode for. Reported: median, smallest and largest over rounds, of a
-round's median; ratios are within a round. `--json` prints one object, last line, with the curves.
+the versions of torch and transformers. The two sides take turns, one whole training each, never at the same time; the
+order alternates between rounds. TRL runs in a separate environment, which uv creates the first time
+(~/.cache/rlhf-operator/peers).
+
+An iteration lasts from the end of the previous one to its own end. The first ones are left out (`warm`), and the start
+is reported separately. `processor` is the processor time of all processes of a side per iteration, which other load
+disturbs less. With `--overlap` this project takes a third turn, with `rollout.overlapTraining`: it decodes an
+iteration while it trains on the previous one, with weights one version older. TRL has no such mode. Reported: median,
+smallest and largest over rounds of a round's median; ratios are within a round. `--json` prints one object, last line,
+with the curves.
 """
 
 import argparse
@@ -43,42 +45,43 @@ from benchmarks.process_tree import ProcessorTime
 ROOT: Final = Path(__file__).resolve().parents[1]
 PEER: Final = {"trl": "1.16.0", "datasets": "5.2.0", "accelerate": "1.15.0"}
 SHARED: Final = ("torch", "transformers", "numpy", "tokenizers")
-"""Of the versions that this project runs with."""
+"""Packages that both sides have in the same version."""
 TIME_OUT_SECONDS: Final = 3600.0
-"""For one training, several times what the slowest takes beside other work."""
+"""Time-out of one training, several times that of the slowest on a busy machine."""
 NOTHING: Final[Mapping[str, Any]] = {}
 COLOURS: Final = {"ours": "tab:blue", "trl": "tab:orange", "overlapped": "tab:green"}
 LABELS: Final = {"ours": "rlhf-operator", "trl": f"TRL {PEER['trl']}", "overlapped": "rlhf-operator, overlapped"}
 END_SECONDS: Final = 60.0
-"""For a side to end that was asked to, before this script gives up waiting for it."""
+"""Seconds to wait for a side that was asked to end."""
 SMOOTHED: Final = 5
-"""Iterations whose mean reward must reach a setting's goal."""
+"""Number of iterations whose mean reward must reach a setting's goal."""
 Side = Callable[[PeerSetting, Path, argparse.Namespace], "PeerTraining"]
 
 
 @dataclass(frozen=True)
 class PeerTraining:
-    """One training of one side."""
+    """Results of one training of one side."""
 
     first_seconds: float
-    """From the command to the end of the first iteration: programs start, models are loaded."""
+    """Seconds from the command to the end of the first iteration, including start and loading."""
     seconds: list[float]
-    """Of each iteration but the first."""
+    """Seconds of each iteration except the first."""
     rewards: list[float]
-    """Of each iteration, the first too."""
+    """Mean reward of each iteration, including the first."""
     tokens: list[float]
-    """Response tokens of each iteration, the first too."""
+    """Response tokens of each iteration, including the first."""
     processor: float
-    """Processor seconds of an iteration, the warm ones' mean."""
+    """Processor seconds per iteration, mean of the warm ones."""
     load: float
-    """Processes that ran or wished to, over the last minute, after it."""
+    """Load average over the last minute, after the training."""
 
     def curve(self) -> list[tuple[float, float]]:
         """(Seconds since the first iteration's end, mean reward) at the end of each."""
         return [(round(sum(self.seconds[:n]), 3), round(reward, 4)) for n, reward in enumerate(self.rewards)]
 
     def seconds_to(self, goal: float) -> float | None:
-        """Return when, since the first iteration's end, SMOOTHED iterations had a mean reward, or None."""
+        """Return the seconds from the first iteration's end until SMOOTHED iterations reached the mean reward, or
+        None."""
         for end in range(SMOOTHED, len(self.rewards) + 1):
             if statistics.fmean(self.rewards[end - SMOOTHED : end]) >= goal:
                 return sum(self.seconds[: end - 1])
@@ -88,7 +91,7 @@ class PeerTraining:
 def ours(
     setting: PeerSetting, folder: Path, given: argparse.Namespace, rollout: Mapping[str, Any] = NOTHING
 ) -> PeerTraining:
-    """One `rlhf run`; `rollout`: fields of spec.rollout beside the setting's."""
+    """Run `rlhf run` once; `rollout` are fields of spec.rollout in addition to the setting's."""
     file, run_dir = folder / "job.yaml", folder / "run"
     for left in (run_dir, folder / "checkpoints"):
         shutil.rmtree(left, ignore_errors=True)
@@ -104,7 +107,7 @@ def ours(
 
 
 def trl(setting: PeerSetting, folder: Path, given: argparse.Namespace) -> PeerTraining:
-    """One training by GRPOTrainer."""
+    """Run one training with GRPOTrainer."""
     wanted = {
         **{name: value for name, value in vars(setting).items() if isinstance(value, int | float)},
         "policy": str(folder / "assets" / "policy"),
@@ -125,7 +128,7 @@ OVERLAPPED: Final = "overlapped"
 
 
 def watched(command: Sequence[str], folder: Path, given: argparse.Namespace) -> tuple[int, ProcessorTime, str]:
-    """Run a side; return when it began (ns), its processor time, and what it printed. SystemExit when it failed."""
+    """Run a side; return its start (ns), its processor time, and its output. Raises SystemExit if it failed."""
     environment = os.environ | {"OMP_NUM_THREADS": str(given.threads), "OMP_WAIT_POLICY": "PASSIVE"}
     output, errors, start = folder / "output", folder / "errors", time.time_ns()
     with output.open("w") as out, errors.open("w") as err:
@@ -147,7 +150,7 @@ def watched(command: Sequence[str], folder: Path, given: argparse.Namespace) -> 
 def run_of(
     setting: PeerSetting, start: int, ends: list[int], rewards: list[float], tokens: list[float], spent: ProcessorTime
 ) -> PeerTraining:
-    """`ends`: when each iteration ended, ns since 1970. SystemExit where some are missing."""
+    """Return the results; `ends` is when each iteration ended, ns since 1970. Raises SystemExit if some are missing."""
     if {len(ends), len(rewards), len(tokens)} != {setting.iterations}:
         raise SystemExit(f"{len(ends)} iterations and {len(rewards)} rewards, not {setting.iterations}")
     seconds = [(after - before) / 1e9 for before, after in pairwise(ends)]
@@ -156,12 +159,12 @@ def run_of(
 
 
 def spread(values: Sequence[float], digits: int = 3) -> list[float]:
-    """Median, smallest, largest."""
+    """Return median, smallest and largest value."""
     return [round(of(values), digits) for of in (statistics.median, min, max)]
 
 
 def summary(setting: PeerSetting, runs: dict[str, list[PeerTraining]]) -> dict[str, Any]:
-    """What the rounds of a setting came to."""
+    """Return the results of a setting over all rounds."""
     warm = setting.warm
     medians = {side: [statistics.median(run.seconds[warm - 1 :]) for run in of_side] for side, of_side in runs.items()}
     result: dict[str, Any] = {}
@@ -189,14 +192,14 @@ def summary(setting: PeerSetting, runs: dict[str, list[PeerTraining]]) -> dict[s
 
 
 def shortened(setting: PeerSetting, iterations: int | None) -> PeerSetting:
-    """Return a setting with as many iterations as were asked for, of which one at least counts."""
+    """Return a setting with the requested number of iterations, of which at least one counts."""
     if iterations is None:
         return setting
     return replace(setting, iterations=iterations, warm=min(setting.warm, iterations - 1))
 
 
 def peer_python() -> Path:
-    """Return the interpreter of the peer's environment, which is made where it is not there. Needs uv."""
+    """Return the interpreter of the peer's environment, which is created if missing. Needs uv."""
     uv = shutil.which("uv") or str(ROOT / ".uv" / "bin" / "uv")
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf-operator" / "peers"
     folder = base / f"trl-{PEER['trl']}"
@@ -210,7 +213,7 @@ def peer_python() -> Path:
 
 
 def draw(results: dict[str, Any], file: Path) -> None:
-    """Draw reward against time, a line a round."""
+    """Draw reward against time, one line per round."""
     figure = Figure(figsize=(5.2 * len(results), 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, (name, result) in zip(figure.subplots(1, len(results), squeeze=False)[0], results.items(), strict=True):
@@ -225,7 +228,7 @@ def draw(results: dict[str, Any], file: Path) -> None:
 
 
 def main() -> None:
-    """Run the rounds, and print what came of them."""
+    """Run the rounds and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(SETTINGS), help="settings, separated by commas")
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,6 +1,7 @@
-"""What benchmarks/peers.py trains: models, prompts, rewards, and this project's job of each setting.
+"""The settings of benchmarks/peers.py: models, prompts, rewards, and this project's job of each.
 
-Rule: both sides get the same files, and every number that both know. What only one side has is named here.
+Rule: both sides get the same files, and the same value of every number that both have. Values that only one side has
+are named here.
 """
 
 import json
@@ -27,24 +28,25 @@ def score(prompt, response, record):
 
 @dataclass(frozen=True)
 class PeerSetting:
-    """What both sides train."""
+    """Training that both sides run."""
 
     prepare: Callable[[Path], None]
     """Fills a folder with assets/policy, assets/prompts.jsonl and reward.py."""
     iterations: int
     warm: int
-    """First iterations that no median counts, one at least: caches fill, and costs are learned."""
+    """Number of first iterations, at least one, that no median includes: caches fill, and costs are learned."""
     goal: float
     """Reward whose time is reported."""
     batch: int
     mini_batch: int
     micro_batch: int
-    """Samples of one backward pass, on both sides, on all threads together."""
+    """Samples of one backward pass, over all threads, on both sides."""
     prompt: int
     response: int
     learning_rate: float
     threads: int
-    """Of each of our workers, of which mostly one computes at a time; 0: as many as the peer's only process has."""
+    """Threads of each of our workers, which mostly compute one at a time; 0 means as many as the peer's only
+    process."""
     group: int = 8
     kl: float = 0.01
     clip: float = 0.2
@@ -52,14 +54,14 @@ class PeerSetting:
 
 
 def quickstart(folder: Path) -> None:
-    """The quickstart's policy of 188 thousand parameters, its sums and its reward."""
+    """Create the quickstart's policy of 188 thousand parameters, its sums and its reward."""
     for source in (ROOT / "examples" / "quickstart").glob("*.py"):
         shutil.copy(source, folder)
     subprocess.run([sys.executable, folder / "prepare.py"], check=True, stdout=subprocess.DEVNULL)
 
 
 def untrained_llama(folder: Path) -> None:
-    """An untrained Llama of 10.6 million parameters; at first about one token in a hundred ends a response."""
+    """Create an untrained Llama of 10.6 million parameters; at first about one token in a hundred ends a response."""
     torch.manual_seed(0)
     tokenizer = build_tokenizer(CHARACTERS)
     policy = build_policy(tokenizer, positions=320, hidden=512, layers=4)

@@ -1,8 +1,8 @@
-"""TRL's side of benchmarks/peers.py, in an environment of its own: one whole training by GRPOTrainer.
+"""TRL's side of benchmarks/peers.py, in a separate environment: one whole training with GRPOTrainer.
 
-Rule: what it trains comes as one JSON argument; the last line of its standard output is one object: when each iteration
-ended, its mean reward and its response tokens. It imports nothing of this project, which that environment lacks, and
-fetches nothing.
+Rule: one JSON argument is the configuration. The last line of standard output is one object: when each iteration
+ended, its mean reward and its response tokens. Imports nothing of this project, which that environment lacks, and
+downloads nothing.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ Score = Callable[[str, str, dict[str, Any]], float]
 
 
 def score_of(file: str) -> Score:
-    """Return the function `score` of a file, as a job's manifest names it."""
+    """Return the function `score` of a file, as named in a job's manifest."""
     found = importlib.util.spec_from_file_location("reward", file)
     assert found is not None
     assert found.loader is not None
@@ -35,10 +35,10 @@ def score_of(file: str) -> Score:
 
 
 class IterationRecorder(TrainerCallback):  # type: ignore[misc]  # transformers is not read by the type checker
-    """Times, rewards and tokens of iterations."""
+    """Records times, rewards and tokens of iterations."""
 
     def __init__(self, score: Score, steps: int) -> None:
-        """`steps`: optimizer steps of an iteration."""
+        """Prepare for `steps` optimizer steps per iteration."""
         self._score, self._steps = score, steps
         self.ends_ns: list[int] = []
         self.rewards: list[float] = []
@@ -47,7 +47,7 @@ class IterationRecorder(TrainerCallback):  # type: ignore[misc]  # transformers 
     def rewarded(
         self, prompts: list[str], completions: list[str], completion_ids: list[list[int]], **columns: Any
     ) -> list[float]:
-        """Return the reward of each response of a batch, as GRPOTrainer asks for it: columns are lists."""
+        """Return the reward of each response of a batch, in GRPOTrainer's interface: columns are lists."""
         records = [
             {key: values[row] for key, values in columns.items() if isinstance(values, list)}
             for row in range(len(prompts))
@@ -58,13 +58,13 @@ class IterationRecorder(TrainerCallback):  # type: ignore[misc]  # transformers 
         return rewards
 
     def on_step_end(self, _arguments: Any, state: Any, *_: Any, **__: Any) -> None:
-        """Note when an iteration ended: with its last optimizer step."""
+        """Record the end of an iteration, at its last optimizer step."""
         if state.global_step % self._steps == 0:
             self.ends_ns.append(time.time_ns())
 
 
 def main() -> None:
-    """Train, and print what was recorded."""
+    """Train, and print the records."""
     wanted = json.loads(sys.argv[1])
     torch.set_num_threads(wanted["threads"])
     trl, datasets = import_module("trl"), import_module("datasets")

@@ -1,7 +1,8 @@
-"""A job of the long-tailed policy with real workers pinned to cores, and its coordinator in the process that measures.
+"""A job with the long-tailed policy, real workers pinned to cores, and its coordinator in the measuring process.
 
-Prompts are all the same, the reward costs nothing, the learning rate changes no token: what iterations differ in is
-what a benchmark sets. The coordinator is here so that it can be told, every iteration anew, which setting's turn it is.
+All prompts are the same, the reward costs nothing, and the learning rate changes no token. So iterations differ only
+in the benchmark's settings. The coordinator runs here so that the benchmark can change its settings for every
+iteration.
 """
 
 import asyncio
@@ -30,9 +31,9 @@ def write_job(
     reference: Mapping[str, int],
     **spec: Any,
 ) -> Path:
-    """Reference model (of these sizes), prompts, reward and the resolved manifest, whose path is returned.
+    """Write a reference model (of these sizes), prompts, reward and the resolved manifest; return the manifest's path.
 
-    The policy is in `folder`/policy already. `spec` adds to the manifest: generation, inference, fusion.
+    The policy must exist in `folder`/policy. `spec` is added to the manifest: generation, inference, fusion.
     """
     write_scorer(folder / "reference", **reference)
     (folder / "prompts.jsonl").write_text((json.dumps({"prompt": PROMPT}) + "\n") * batch)
@@ -58,9 +59,9 @@ def write_job(
 
 
 def run_job(manifest: Path, groups: Sequence[str], **pinned: Any) -> Path:
-    """Runs a job with a worker of each of `groups` (`pinned`: what else `pinned_workers` takes); its run folder.
+    """Run a job with a worker for each of `groups`; return its run folder.
 
-    Raises SystemExit when it fails.
+    `pinned` are further arguments of `pinned_workers`. Raises SystemExit if the job fails.
     """
     folder, address = manifest.parent, free_address()
     run_dir = folder / "run"

@@ -1,4 +1,4 @@
-"""Real worker processes of a benchmark, pinned one to a core, and a training rank on whichever core is free."""
+"""Real worker processes of a benchmark, pinned to one core each, and a training rank on any free core."""
 
 import os
 import subprocess
@@ -17,10 +17,10 @@ from rlhf_common.names import Env
 
 @contextmanager
 def pinned_workers(folder: Path, address: str, groups: Sequence[str], pace: StepPace | None = None) -> Iterator[None]:
-    """A worker of each of `groups` on a core of its own, with logs in `folder`; `address` is the coordinator's.
+    """Run a worker for each of `groups` on its own core, with logs in `folder`; `address` is the coordinator's.
 
-    Those with a `pace` sleep most of the time, and several may share a core. Raises SystemExit on a machine with too
-    few.
+    Workers with a `pace` sleep most of the time, so several may share a core. Raises SystemExit on a machine with too
+    few cores.
     """
     cores = sorted(os.sched_getaffinity(0))
     if pace is None and len(cores) < len(groups):

@@ -1,7 +1,7 @@
-"""Processor time of a process and all that came of it, sampled from outside while it runs.
+"""Processor time of a process and its descendants, sampled from outside while it runs.
 
-Rule: read from /proc alone, so that nothing that is measured is asked. A child that ended counts by what its parent
-was given for it; one whose parent did not wait for it is lost with its time.
+Rule: reads only /proc, so that the measured processes are not disturbed. A finished child counts with the time
+credited to its parent. If its parent did not wait for it, its time is lost.
 """
 
 import os
@@ -14,14 +14,14 @@ from typing import Final, Self
 
 TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
 EVERY_SECONDS: Final = 0.25
-"""Between two samples, each of which takes about a millisecond."""
+"""Seconds between two samples, each of which takes about a millisecond."""
 
 
 class ProcessorTime:
     """Samples the tree of one process until the block is left."""
 
     def __init__(self, pid: int) -> None:
-        """`pid`: the root, which must be running."""
+        """Start sampling; `pid` is the root, which must be running."""
         self._pid = pid
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -39,7 +39,7 @@ class ProcessorTime:
         self._thread.join()
 
     def between(self, begin_ns: int, end_ns: int) -> float:
-        """Return the seconds spent between two times, in ns since 1970, each by the sample at or after it."""
+        """Return the seconds spent between two times, in ns since 1970, each from the sample at or after it."""
         return self._at(end_ns) - self._at(begin_ns)
 
     def _at(self, time_ns: int) -> float:
@@ -51,14 +51,14 @@ class ProcessorTime:
 
     def _sample(self) -> None:
         while not self._ended.wait(EVERY_SECONDS):
-            # One that ends while it is looked at is missing for a moment, with its children.
+            # A process that ends during the sample is missing for a moment, with its children.
             spent = max(seconds_of_tree(self._pid), self._spent[-1])
             self._times.append(time.time_ns())
             self._spent.append(spent)
 
 
 def seconds_of_tree(pid: int) -> float:
-    """Return the processor time so far of a process, its ended children and the trees of those that run."""
+    """Return the processor time so far of a process, its finished children and the trees of running ones."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         children = [
@@ -66,6 +66,6 @@ def seconds_of_tree(pid: int) -> float:
             for task in Path(f"/proc/{pid}/task").iterdir()
             for child in (task / "children").read_text().split()
         ]
-    except OSError:  # it ended while we looked
+    except OSError:  # it ended during the sample
         return 0.0
     return sum(map(int, fields[11:15])) / TICKS_A_SECOND + sum(map(seconds_of_tree, children))

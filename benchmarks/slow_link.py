@@ -1,7 +1,7 @@
-"""A link of limited speed between two processes of one machine: what goes through it comes out later.
+"""A link of limited speed between two processes of one machine, which delays the data.
 
-Rule: bytes leave in order, at most so many a second, and each a fixed time after it left. What is on the link is
-bounded as a link's own buffers are: a sender that is faster has to wait, so it sees how much of what it gave is away.
+Rule: bytes leave in order, at most at the given rate, and arrive a fixed time later. Data on the link is bounded like
+a real link's buffers. A faster sender has to wait, so it can observe how much of its data has left.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from typing import Final
 PIECE: Final = 16 * 1024
 """Bytes that leave together."""
 BUFFER_SECONDS: Final = 0.002
-"""Of sending: what the link takes beyond what is on its way."""
+"""Seconds of sending that the link buffers in addition to data in transit."""
 
 
 class SlowLink:
-    """Passes what connects to `address` on to `target`: `delay` seconds each way, `rate` bytes a second."""
+    """Forwards connections to `address` to `target`: `delay` seconds each way, `rate` bytes per second."""
 
     def __init__(self, target: str, delay: float, rate: float) -> None:
         self.address = ""
@@ -27,7 +27,7 @@ class SlowLink:
         self._server: asyncio.Server | None = None
 
     async def listen(self, stack: AsyncExitStack) -> None:
-        """Until `stack` is closed."""
+        """Listen until `stack` is closed."""
         self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
         host, port = self._server.sockets[0].getsockname()
         self.address = f"{host}:{port}"
@@ -41,7 +41,7 @@ class SlowLink:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _connect(self, incoming: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(2 * self._delay)  # the handshake of TCP
+        await asyncio.sleep(2 * self._delay)  # the TCP handshake
         host, _, port = self._target.rpartition(":")
         there, on = await asyncio.open_connection(host, int(port))
         for source, sink in ((incoming, on), (there, back)):
@@ -61,7 +61,7 @@ class SlowLink:
             await way.put((left + self._delay, b""))
             await arriving
         except OSError:
-            pass  # the other end is gone: so is what was on its way
+            pass  # the other end is gone, so its data in transit is lost
         finally:
             arriving.cancel()
             sink.close()

@@ -1,23 +1,24 @@
-"""What drafts gain on the torch engine: tokens a second without, with each fixed length and with Auto, by batch.
+"""Measures the gain of drafts on the torch engine: tokens per second without, with each fixed length, and with Auto.
 
     python benchmarks/speculation.py --no-unpaced --json     # the whole grid of paced workers, about ten minutes
     python benchmarks/speculation.py --json [--batches 1 2 4 ... 256] [--fixed 1 ... 8] [--acceptance 0.3 0.6 0.9]
         [--long-answers FOLDER] [--step 0.01 --row 0.00005]
 
-Two kinds of drafts, decoded by an engine in this process: `known`, by a drafter that knows the responses of a small
-random policy, each of whose tokens is right with a stated probability; and `siblings`, by a job's own drafters on
-groups of eight answers of a policy that was trained to give long, repetitive ones (FOLDER: what the long-answers
-example's prepare.py makes). Each twice: `unpaced`, as this machine decodes, and `paced`, where a pass takes at least
---step seconds and --row more for every row, as on a device that is bound by memory; what choosing and drafting take
-comes on top as it is. All ways decode the same samples in turn, round after round, another one first in each (what
-goes first finds another cache than what follows), and every way must draw the same tokens. Auto alone goes through
---warm rounds before, from which it learns as it does from an iteration before. At the end comes a table for the
-documentation: by drafts and batch, the best fixed length (or none) and Auto.
+An engine in this process decodes with two kinds of drafts. `known` uses a drafter that knows the responses of a small
+random policy and drafts each token correctly with a given probability. `siblings` uses a job's own drafters on groups
+of eight answers of a policy trained to give long, repetitive ones (FOLDER: the output of the long-answers example's
+prepare.py). Each runs twice: `unpaced`, at this machine's speed, and `paced`, where a pass takes at least --step
+seconds and --row more for every row, as on a memory-bound device. The real time of choosing and drafting is added.
 
-Reported are medians over rounds of tokens a second and of the ratio to Disabled of the same round: by the clock where
-it is paced, by seconds of the processor where it is not, which are steadier where others use the machine, though Auto
-goes by the clock there too. `regret` is what Auto loses against the best fixed length, none among them. `late` is the
-share of paced passes that really took longer than their pace. The last line of --json is one object.
+All ways decode the same samples in turn, round after round, with another one first in each, because the first finds
+different caches. Every way must generate the same tokens. Only Auto runs --warm rounds before, from which it learns as
+from an earlier iteration. At the end comes a table for the documentation: by drafts and batch, the best fixed length
+(or none) and Auto.
+
+Reported are medians over rounds of tokens per second and of the ratio to Disabled in the same round. Paced runs are
+timed by the clock, unpaced runs by processor seconds, which are steadier on a shared machine; Auto uses the clock in
+both. `regret` is Auto's loss against the best fixed length, including none. `late` is the share of paced passes that
+took longer than their pace. The last line of --json is one object.
 """
 
 import argparse
@@ -59,15 +60,15 @@ from rlhf_workers.models.loading import load_tokenizer
 CPU: Final = torch.device("cpu")
 VOCABULARY: Final = 256
 GROUP: Final = 8
-"""Samples of a prompt."""
+"""Number of samples per prompt."""
 DISABLED: Final = "Disabled"
 AUTO: Final = "Auto"
 TOLERATED: Final = 0.03
-"""Loss of Auto against the best fixed length that is not pointed out."""
+"""Loss of Auto against the best fixed length that is not highlighted."""
 
 
 class Bench(NamedTuple):
-    """An engine and what it decodes."""
+    """An engine and its input."""
 
     engine: TorchEngine
     tokenizer: Any
@@ -76,7 +77,7 @@ class Bench(NamedTuple):
 
 
 def write_policy(folder: Path, layers: int) -> None:
-    """A random Llama of 64 hidden units, and a tokenizer without an end-of-sequence token."""
+    """Write a random Llama with hidden size 64, and a tokenizer without an end-of-sequence token."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
@@ -98,7 +99,7 @@ def write_policy(folder: Path, layers: int) -> None:
 
 
 def bench_of(folder: Path, prompts: Sequence[str], arguments: argparse.Namespace) -> Bench:
-    """An engine of the policy in a folder that drafts nothing until it is told to."""
+    """Return an engine of the policy in a folder, without drafting at first."""
     spec = {
         "algorithm": {"grpo": {"groupSize": GROUP}},
         "deterministic": arguments.deterministic,
@@ -115,7 +116,7 @@ def bench_of(folder: Path, prompts: Sequence[str], arguments: argparse.Namespace
 
 
 def samples_of(bench: Bench, batch: int, arguments: argparse.Namespace) -> list[SampleRequest]:
-    """Groups of samples; large batches have shorter responses, or they take hours."""
+    """Return groups of samples. Large batches have shorter responses, otherwise they would take hours."""
     random = np.random.default_rng(batch)
     longest = min(arguments.response, max(arguments.shortest, arguments.rows // batch))
     return [
@@ -130,14 +131,14 @@ def samples_of(bench: Bench, batch: int, arguments: argparse.Namespace) -> list[
 
 
 def speculator(bench: Bench, drafters: Sequence[Drafter], length: int, *, fixed: bool) -> Speculator:
-    """What drafts by some drafters, always `length` tokens or at most."""
+    """Return a speculator with these drafters that drafts always, or at most, `length` tokens."""
     most = bench.engine.limits.max_batch_size * (length + 1)
     widths = pass_widths(most, tiled=bench.engine.deterministic, static=False)
     return Speculator(drafters, mode="Fixed" if fixed else "Auto", longest=length, widths=widths)
 
 
 def compare(bench: Bench, acceptance: float | None, batch: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """None, fixed lengths and Auto at one batch, by drafts of one acceptance (None: of the job's own drafters)."""
+    """Compare no drafts, fixed lengths and Auto at one batch size and acceptance (None: the job's own drafters)."""
     engine, samples = bench.engine, samples_of(bench, batch, arguments)
     responses, _ = decode(engine, samples, None)
 
@@ -163,7 +164,7 @@ def compare(bench: Bench, acceptance: float | None, batch: int, arguments: argpa
             engine.draft_by(None)
             if way is not None:
                 for group in groups:
-                    way.forget(group)  # or the next round is drafted by heart
+                    way.forget(group)  # otherwise the next round would be drafted from memory
         if number >= arguments.warm:
             taken.append(times)
     return figures(ways, taken, sum(map(len, responses.values())))
@@ -172,7 +173,7 @@ def compare(bench: Bench, acceptance: float | None, batch: int, arguments: argpa
 def figures(
     ways: Mapping[str, Speculator | None], taken: Sequence[Mapping[str, DecodingTime]], tokens: int
 ) -> dict[str, Any]:
-    """What every way gave, and how Auto stands beside the best."""
+    """Return the results of every way, and Auto relative to the best."""
     result: dict[str, Any] = {}
     for name, way in ways.items():
         result[name] = {
@@ -192,7 +193,7 @@ def figures(
 
 
 def beside_the_best(ways: Mapping[str, Any], by: str) -> dict[str, Any]:
-    """Auto's loss against the best fixed length, and what it has of not drafting."""
+    """Return Auto's loss against the best fixed length, and its gain over no drafts."""
     best = max((name for name in ways if name != AUTO), key=lambda name: ways[name][by])
     auto = ways[AUTO][by]
     return {"best": best, "best_of_disabled": ways[best][by], "auto_of_disabled": auto,
@@ -200,7 +201,7 @@ def beside_the_best(ways: Mapping[str, Any], by: str) -> dict[str, Any]:
 
 
 def run(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Everything, bucket by bucket."""
+    """Run all measurements, bucket by bucket."""
     write_policy(folder / "policy", arguments.layers)
     random = np.random.default_rng(0)
     texts = [" ".join(f"w{word}" for word in random.integers(1, VOCABULARY, 8)) for _ in range(32)]
@@ -216,7 +217,7 @@ def run(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     pacer: Pacer | None = None
     for paced in (False, True) if arguments.unpaced else (True,):
         if paced:
-            pacer = pace_workers(pace)  # from here on: last, as it cannot be taken back
+            pacer = pace_workers(pace)  # last, because pacing cannot be undone
         for kind, bench, probability in kinds:
             for batch in arguments.batches:
                 if pacer is not None:
@@ -232,7 +233,7 @@ def run(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def table(buckets: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows of Markdown: best fixed length and Auto beside no drafts, those apart by over 3% in bold."""
+    """Return Markdown rows: best fixed length and Auto relative to no drafts; those that differ by over 3% in bold."""
     batches = sorted({int(bucket["batch"]) for bucket in buckets})
     lines = ["| drafts | " + " | ".join(map(str, batches)) + " |", "|---" * (len(batches) + 1) + "|"]
     kinds = dict.fromkeys((str(bucket["drafts"]), bool(bucket["paced"])) for bucket in buckets)

@@ -1,4 +1,4 @@
-"""Decodes samples on one engine, with the time it took: what benchmarks of drafts compare ways by."""
+"""Decodes samples on one engine and measures the time, for benchmarks of drafts."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ Responses = dict[int, list[int]]
 
 
 class DecodingTime(NamedTuple):
-    """What decoding the samples took."""
+    """Time of decoding the samples."""
 
     seconds: float
     cpu_seconds: float
@@ -21,7 +21,7 @@ class DecodingTime(NamedTuple):
 def decode(
     engine: Engine, samples: Sequence[SampleRequest], wanted: Responses | None
 ) -> tuple[Responses, DecodingTime]:
-    """Return the responses, and what they took; SystemExit when they are not those that are wanted."""
+    """Return the responses and the time. Raises SystemExit unless the responses are `wanted`."""
     responses: Responses = {}
     began, cpu = time.perf_counter(), time.process_time()
     engine.submit(samples)

@@ -1,11 +1,12 @@
-"""Seconds of one training iteration (advantages, epochs, mini-batches) by phase, on real ranks over gloo or NCCL.
+"""Measures seconds of one training iteration by phase, on real ranks over gloo or NCCL.
 
     python benchmarks/training.py [--pipeline 2] [--data 1] [--samples 64] [--json]
 
-Builds a random Llama of the asked size, forks one process a rank (pinned to a core each when there are enough), trains
-`--iterations` iterations of actor and critic on random samples, and prints the median iteration after a warm-up. Phases
-are of the slowest rank: forward, backward and waiting are spans of the executor; the rest is what no span covers.
-`cpu_seconds_per_rank` is the processor time of an iteration, the figure to compare on a machine that others use too.
+Builds a random Llama of the requested size and forks one process per rank (pinned to a core each if there are enough).
+It trains `--iterations` iterations (advantages, epochs, mini-batches) of actor and critic on random samples, and
+prints the median iteration after a warm-up. Phases are those of the slowest rank: forward, backward and waiting are
+spans of the executor; the rest is time that no span covers. `cpu_seconds_per_rank` is the processor time of an
+iteration, the figure to compare on a shared machine.
 """
 
 import argparse
@@ -51,7 +52,7 @@ def arguments() -> argparse.Namespace:
 
 
 def write_model(folder: Path, options: argparse.Namespace) -> int:
-    """A random Llama; its number of parameters."""
+    """Write a random Llama; return its number of parameters."""
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=options.hidden,
@@ -68,7 +69,7 @@ def write_model(folder: Path, options: argparse.Namespace) -> int:
 
 
 def samples_of(options: argparse.Namespace, iteration: int) -> list[pb.TrainSample]:
-    """Random samples whose lengths vary around the asked ones."""
+    """Return random samples whose lengths vary around the requested ones."""
     rng = np.random.default_rng([options.seed, iteration])
     made = []
     for index in range(options.samples):
@@ -78,7 +79,7 @@ def samples_of(options: argparse.Namespace, iteration: int) -> list[pb.TrainSamp
 
 
 def sample_of(rng: np.random.Generator, index: int, prompt: int, response: int) -> pb.TrainSample:
-    """A random sample of PPO with so many tokens."""
+    """Return a random sample of PPO with so many tokens."""
     fields = {name: rng.normal(-1, 0.1, 1 if name == "reward" else response) for name in FIELDS}
     return pb.TrainSample(
         sample=index,
@@ -104,7 +105,7 @@ def job_of(folder: Path, options: argparse.Namespace) -> RLHFJob:
 
 
 def rank_of(rank: int, world: int, address: str, options: argparse.Namespace) -> tuple[pb.BecomeTraining, torch.device]:
-    """What this process becomes, on a core of its own where there are enough, and the device it trains on."""
+    """Return the role and the device of this process; pin it to its own core if there are enough."""
     cores = sorted(os.sched_getaffinity(0))
     if options.device == "cpu" and len(cores) >= world:
         os.sched_setaffinity(0, {cores[rank]})
@@ -122,7 +123,7 @@ def rank_of(rank: int, world: int, address: str, options: argparse.Namespace) ->
 
 
 def run_rank(rank: int, world: int, address: str, folder: Path, options: argparse.Namespace) -> None:
-    """One rank; writes its iterations (seconds, phases) to a file."""
+    """Run one rank; write its iterations (seconds, phases) to a file."""
     become, device = rank_of(rank, world, address, options)
     phases: dict[str, float] = {}
 
@@ -131,7 +132,7 @@ def run_rank(rank: int, world: int, address: str, folder: Path, options: argpars
         phase = PHASES.get(last, last)
         phases[phase] = phases.get(phase, 0.0) + (end_ns - start_ns) / 1e9
 
-    logging.disable(logging.WARNING)  # made-up log-probabilities never match
+    logging.disable(logging.WARNING)  # synthetic log-probabilities never match
     job = job_of(folder / "model", options)
     trainer = build_trainer(job, become, device, lambda layout: join(become, device, 120.0, layout), span)
     measured = []
@@ -145,15 +146,15 @@ def run_rank(rank: int, world: int, address: str, folder: Path, options: argpars
         other = seconds - sum(phases.values())
         measured.append({"seconds": seconds, "cpu": time.process_time() - cpu, **phases, "other": other})
     (folder / f"rank-{rank}.json").write_text(json.dumps(measured[1:]))
-    os._exit(0)  # without taking the group down politely: the others may still be in it
+    os._exit(0)  # without leaving the group properly, because the others may still use it
 
 
 Measured = list[dict[str, float]]
-"""An iteration each."""
+"""One entry per iteration."""
 
 
 def forked(options: argparse.Namespace) -> tuple[int, list[Measured]]:
-    """Write the model, run every rank in a process of its own, and return (parameters, what each rank wrote)."""
+    """Write the model, run every rank in a separate process, and return (parameters, output of each rank)."""
     world = options.pipeline * options.data
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name, socket.socket() as listener:
@@ -181,7 +182,7 @@ def main() -> int:
 
 
 def report(options: argparse.Namespace, parameters: int, ranks: list[Measured]) -> None:
-    """Medians over iterations, of the slowest rank in each."""
+    """Print medians over iterations of the slowest rank in each."""
     slowest = [max(iteration, key=lambda rank: rank["seconds"]) for iteration in zip(*ranks, strict=True)]
     steps = options.epochs * options.samples // options.mini_batch
     medians = {key: statistics.median(one.get(key, 0.0) for one in slowest) for key in slowest[0]}

@@ -1,24 +1,26 @@
-"""The same training step by every backend and layout that this version has: seconds, memory, publishing, gradients.
+"""Compares the same training step on all backends and layouts: seconds, memory, publishing, gradients.
 
     python -m benchmarks.training_backends [--ranks 2] [--microbatches 4] [--rounds 7] [--json]
 
-Builds a random actor and a deeper, narrower critic, and forks the ranks of all layouts: one rank of the backend `torch`
-(what gradients are compared with), of `torch` and `megatron` data parallel ranks, pipelines and ranks that share
-samples by position (`context`), and ranks that hold the models in parts (`shard` by `torch`, `tensor` by `megatron`).
-All groups live at once and one at a time works, so a slow moment of the machine falls on all alike: every round goes
-through all layouts and schedules, forwards and backwards in turn, after one that warms up. All of them train the same
-mini-batch; the learning rate is so small that no weight changes, so every round is the same.
+Builds a random actor and a deeper, narrower critic, and forks the ranks of all layouts. These are one rank of the
+backend `torch` (the reference for gradients); `torch` and `megatron` data parallel ranks, pipelines, and ranks that
+divide samples by position (`context`); and ranks that divide the models (`shard` with `torch`, `tensor` with
+`megatron`). All groups exist at once and one at a time works, so a slow moment of the machine affects all of them.
+Every round goes through all layouts and schedules, forwards and backwards alternately, after a warm-up round. All
+train the same mini-batch. The learning rate is so small that no weight changes, so every round is the same.
 
-`seconds` is the median of a step of the slowest rank: mini-batch, sums of gradients, optimizer, gathering. `ratio` is
-the median of its ratios to `torch` on data parallel ranks in the same round, `to_serial` to the same layout's serial
-schedule. `predicted` is what the simulator says of the mini-batch alone, from the shortest stage times measured before
-and after the rounds, and `best` the shortest mini-batch: both are what an undisturbed machine would take (`error`).
-Nothing predicts ranks that gather parameters as they go. Memory is of the rank with most, in MiB: `held` is counted
-(weights, gradients, moments, and what a sharded rank keeps whole), `planned` is what `rlhf plan` counts for the same,
-`kept` is what the forward of one micro-batch keeps of a stage for its backward, `peak` is what the process grew to
-while it loaded, took a serial step and published, libraries left out. `publish` is gathering, and a copy of every
-parameter that a rank publishes, on all ranks at once. `gradients` is the largest difference from one rank of `torch`,
-relative to the largest number of its tensor; `same_bits` compares schedules.
+`seconds` is the median step of the slowest rank: mini-batch, gradient reduction, optimizer, gathering. `ratio` is the
+median of its ratios to `torch` on data parallel ranks in the same round, `to_serial` to the same layout's serial
+schedule. `predicted` is the simulator's time for the mini-batch only, from the shortest stage times measured before
+and after the rounds, and `best` the shortest mini-batch. Both are the times of an undisturbed machine (`error`). There
+is no prediction for ranks that gather parameters during the step.
+
+Memory is that of the rank with most, in MiB. `held` is counted (weights, gradients, moments, and whole parameters of a
+sharded rank). `planned` is `rlhf plan`'s count of the same. `kept` is the memory of a stage from the forward of one
+micro-batch to its backward. `peak` is the process's maximum while it loaded, took a serial step and published, without
+libraries. `publish` is gathering, and a copy of every parameter that a rank publishes, on all ranks at once.
+`gradients` is the largest difference from one rank of `torch`, relative to the largest number of its tensor.
+`same_bits` compares schedules.
 """
 
 import argparse
@@ -77,7 +79,7 @@ def arguments() -> argparse.Namespace:
 
 
 def layouts(ranks: int) -> list[Layout]:
-    """One rank of `torch` first, then `torch` on data parallel ranks, with which all others are compared."""
+    """Return one rank of `torch` first, then `torch` on data parallel ranks, the reference for all others."""
     many = [Layout("torch", data=ranks), Layout("torch", data=ranks, shard_optimizer=True)]
     many += [Layout("torch", pipeline=ranks), Layout("torch", context=ranks), Layout("torch", data=ranks, shard=ranks)]
     if find_spec("megatron") is None:
@@ -89,7 +91,7 @@ def layouts(ranks: int) -> list[Layout]:
 
 
 def write_models(folder: Path, options: argparse.Namespace) -> None:
-    """An actor, and a critic whose value head is not the zeros of a new one, from which no gradient would come."""
+    """Write an actor, and a critic whose value head is not zero as in a new one, which would give no gradient."""
     write_model(folder / "actor", options.hidden, options.layers, options.seed)
     write_model(folder / "critic", options.critic_hidden, options.critic_layers, options.seed + 1)
     file = folder / "critic" / "model.safetensors"
@@ -104,7 +106,7 @@ def write_models(folder: Path, options: argparse.Namespace) -> None:
 
 @dataclass
 class LayoutRanks:
-    """The ranks of a layout, and what was measured of them."""
+    """The ranks of a layout, and their measurements."""
 
     layout: Layout
     folder: Path
@@ -115,7 +117,7 @@ class LayoutRanks:
     stages: list[pb.MeasureResult] = field(default_factory=list)
     before: list[pb.MeasureResult] = field(default_factory=list)
     steps: dict[str, list[dict[str, float]]] = field(default_factory=dict)
-    """Schedule -> rounds, each of its slowest rank."""
+    """Schedule -> rounds, each with the times of its slowest rank."""
     published: list[dict[str, float]] = field(default_factory=list)
     memory: list[dict[str, int]] = field(default_factory=list)
 
@@ -130,14 +132,14 @@ class LayoutRanks:
                 except Exception:
                     traceback.print_exc()
                 finally:
-                    os._exit(1)  # without taking the group down politely: the others may still be in it
+                    os._exit(1)  # without leaving the group properly, because the others may still use it
             theirs.close()
             self.pids.append(pid)
             self.pipes.append(ours)
         self._answers("its ranks to meet")
 
     def all(self, what: str, *given: Any) -> list[Any]:
-        """Ask every rank for the same, and return the answers by rank."""
+        """Send every rank the same request, and return the answers by rank."""
         return self.each(what, [given] * len(self.pipes))
 
     def each(self, what: str, given: Sequence[Any]) -> list[Any]:
@@ -162,13 +164,13 @@ class LayoutRanks:
             os.waitpid(pid, 0)
 
     def measured(self) -> list[pb.MeasureResult]:
-        """Stage times; none where nothing is chosen by them, as ranks that gather do not time a stage in step."""
+        """Return stage times; none for ranks that gather, which do not time stages and choose nothing by them."""
         if self.layout.shard > 1:
             return []
         return [pb.MeasureResult.FromString(answer) for answer in self.all("measure")]
 
     def prepare(self, options: argparse.Namespace) -> None:
-        """Warm up, look at the memory, and make the tables as a job does."""
+        """Warm up, measure the memory, and make the tables as a job does."""
         count = options.microbatches // self.layout.data
         self.tables = {SERIAL: serial_table(opposite(MODELS, self.layout.pipeline, count))}
         self.step(SERIAL)
@@ -184,7 +186,7 @@ class LayoutRanks:
         return {name: max(answer[name] for answer in answers) for name in answers[0]}
 
     def gradients(self, method: str) -> dict[str, torch.Tensor]:
-        """Whole gradients of all parameters, by their names in the folder."""
+        """Return whole gradients of all parameters, by their names in the folder."""
         paths = [str(self.folder / f"gradients-{rank}") for rank in range(self.layout.world)]
         self.each("gradients", [(self.tables[method].model_dump_json(), path) for path in paths])
         ranks = [torch.load(path) for path in paths]
@@ -197,7 +199,7 @@ class LayoutRanks:
 
 
 def run_rounds(groups: Sequence[LayoutRanks], rounds: int) -> None:
-    """Go through all layouts and schedules in turn; the first round warms up."""
+    """Run all layouts and schedules in turn; the first round is a warm-up."""
     turns = [(group, method) for group in groups for method in group.tables]
     for number in range(rounds + 1):
         for group, method in turns if number % 2 else turns[::-1]:
@@ -215,7 +217,7 @@ def run_rounds(groups: Sequence[LayoutRanks], rounds: int) -> None:
 def rows_of(
     group: LayoutRanks, base: LayoutRanks, expected: dict[str, torch.Tensor], planned: int
 ) -> Iterator[dict[str, Any]]:
-    """What was measured of a layout, a row for each schedule."""
+    """Yield the measurements of a layout, one row per schedule."""
     gradients = {method: group.gradients(method) for method in group.tables}
     publishing = statistics.median(one["seconds"] for one in group.published)
     for method, table in group.tables.items():
@@ -254,7 +256,7 @@ def _ratio(steps: Sequence[dict[str, float]], others: Sequence[dict[str, float]]
 
 
 def whole_tensors(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Put rows and columns together that ranks of a tensor group have."""
+    """Combine the rows and columns of tensors that ranks of a tensor group have."""
     whole: dict[str, torch.Tensor] = {}
     split: dict[tuple[str, int], dict[int, torch.Tensor]] = {}
     for written, value in parts.items():
@@ -270,14 +272,14 @@ def whole_tensors(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
-    """Relative to the largest number of a tensor."""
+    """Return the largest difference, relative to the largest number of its tensor."""
     if ours.keys() != theirs.keys():
         raise SystemExit(f"gradients of other parameters: {sorted(ours.keys() ^ theirs.keys())}")
     return max(float((ours[name] - one).abs().max() / one.abs().max()) for name, one in theirs.items() if one.any())
 
 
 def planned_bytes(folder: Path, options: argparse.Namespace, layout: Layout) -> int:
-    """Weights, gradients and moments of a rank, as `rlhf plan` counts them."""
+    """Return the bytes of a rank's weights, gradients and moments, as `rlhf plan` counts them."""
     sizes = {}
     for model in MODELS:
         with safe_open(folder / model / "model.safetensors", "pt") as tensors:
@@ -287,7 +289,7 @@ def planned_bytes(folder: Path, options: argparse.Namespace, layout: Layout) -> 
 
 
 def report(options: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> None:
-    """A table for people, one object for programs."""
+    """Print a table for people, or one object for programs."""
     print(f"{'layout':<20} {'schedule':<12} " + " ".join(f"{name:>9}" for name in list(rows[0])[2:]))
     for row in rows:
         cells = [f"{value:.2g}" if name == "gradients" else f"{value}" for name, value in list(row.items())[2:]]
@@ -302,7 +304,7 @@ def main() -> int:
     options = arguments()
     torch.set_num_threads(1)
     if find_spec("megatron") is not None:
-        import_module("rlhf_workers.training.megatron.megatron_stage")  # once, before ranks are forked
+        import_module("rlhf_workers.training.megatron.megatron_stage")  # once, before the ranks are forked
     wanted = layouts(options.ranks)
     with tempfile.TemporaryDirectory() as name, ExitStack() as ending:
         folder = Path(name)

@@ -1,8 +1,8 @@
-"""The ranks of one layout of training, as processes that a benchmark asks for one thing at a time.
+"""The ranks of one training layout, as processes that handle one request at a time.
 
-Rule: a rank is a job's trainer of that backend, on one core of its own where there are as many. All ranks train the
-same mini-batch of made-up samples; the learning rate is so small that no weight changes, so every step is the same. A
-rank ends with whoever started it.
+Rule: a rank is a job's trainer of that backend, on its own core if there are enough. All ranks train the same
+mini-batch of synthetic samples. The learning rate is so small that no weight changes, so every step is the same. A
+rank ends with the process that started it.
 """
 
 import argparse
@@ -33,9 +33,9 @@ from rlhf_workers.training.trainer import Trainer
 MODELS: Final = ("actor", "critic")
 LOADS: Final = {"torch": torch_backend.load_stage, "megatron": megatron_backend.load_stage}
 WAIT_SECONDS: Final = 300.0
-"""For ranks to meet, and for what one is asked for."""
+"""Time-out for ranks to join, and for each request."""
 STILL: Final = 1e-11
-"""A learning rate below what float32 weights can follow."""
+"""A learning rate below the resolution of float32 weights."""
 
 
 SIZES = ("pipeline", "data", "context", "shard", "tensor")
@@ -43,7 +43,7 @@ SIZES = ("pipeline", "data", "context", "shard", "tensor")
 
 @dataclass(frozen=True)
 class Layout:
-    """Who computes what."""
+    """A backend and its division of the models."""
 
     backend: str
     pipeline: int = 1
@@ -65,7 +65,7 @@ class Layout:
 
 
 def job_of(folder: Path, options: argparse.Namespace, layout: Layout) -> RLHFJob:
-    """The job that a layout trains."""
+    """Return the job that a layout trains."""
     training = {
         "backend": layout.backend,
         "parallelism": {name: getattr(layout, name) for name in SIZES} | {"shardOptimizer": layout.shard_optimizer},
@@ -75,7 +75,7 @@ def job_of(folder: Path, options: argparse.Namespace, layout: Layout) -> RLHFJob
 
 
 def batch_of(options: argparse.Namespace) -> TrainingBatch:
-    """The mini-batch: random samples of one length, that of made-up ones."""
+    """Return the mini-batch: random samples of one length, the same as synthetic ones."""
     rng = np.random.default_rng(options.seed)
     count = options.micro_batch * options.microbatches
     samples = [sample_of(rng, index, options.prompt, options.response) for index in range(count)]
@@ -83,12 +83,12 @@ def batch_of(options: argparse.Namespace) -> TrainingBatch:
 
 
 class Rank:
-    """One process of a layout: does what its launcher asks for, one thing at a time."""
+    """One process of a layout; handles its launcher's requests one at a time."""
 
     def __init__(self, folder: Path, options: argparse.Namespace, layout: Layout, rank: int, address: str) -> None:
         take_core(rank, layout.world)
         torch.set_num_threads(1)
-        logging.disable(logging.WARNING)  # made-up log-probabilities never match
+        logging.disable(logging.WARNING)  # synthetic log-probabilities never match
         self._libraries = _status_bytes("VmRSS")
         self._layout, self._rank, self._batch, self._gathered = layout, rank, batch_of(options), 0.0
         pipes = opposite(MODELS, layout.pipeline, options.microbatches // layout.data)
@@ -109,9 +109,9 @@ class Rank:
             self._gathered += (end_ns - start_ns) / 1e9
 
     def step(self, table: str) -> dict[str, float]:
-        """Take one training step under a table, as the first one of the job."""
+        """Take one training step with a table, as if it were the first one of the job."""
         self.trainer.use_table(ScheduleTable.model_validate_json(table))
-        self.trainer.algorithm.restore(self._remembered)  # else the KL coefficient moves on
+        self.trainer.algorithm.restore(self._remembered)  # otherwise the KL coefficient changes
         self._gathered = 0.0
         self.trainer.barrier()
         begun = time.perf_counter()
@@ -121,7 +121,7 @@ class Rank:
         return {"seconds": seconds, "mini_batch": self.trainer.step_seconds[0], "gather": self._gathered}
 
     def publish(self) -> dict[str, float]:
-        """Copy what this rank publishes, a parameter at a time."""
+        """Copy the parameters that this rank publishes, one at a time."""
         self.trainer.barrier()
         begun, size = time.perf_counter(), 0
         for model in MODELS:
@@ -130,7 +130,7 @@ class Rank:
         return {"seconds": time.perf_counter() - begun, "bytes": size}
 
     def memory(self) -> dict[str, int]:
-        """Count what is held between two steps, and say what the process grew to so far."""
+        """Return the memory in use between two steps, and the process's maximum so far."""
         held: dict[int, int] = {}
         for key, optimizer in self.trainer.optimizers.items():
             kept = getattr(self.trainer.stages[key], "kept", {})
@@ -139,8 +139,10 @@ class Rank:
         return {"held": sum(held.values()), "peak": _status_bytes("VmHWM") - self._libraries}
 
     def gradients(self, table: str, path: str) -> None:
-        """Write the gradients of the mini-batch under a table, by their names in the folder, with the rows or columns
-        that this rank has of a tensor group's; of sharded parts those of the parameters."""
+        """Write the gradients of the mini-batch with a table, by their names in the folder.
+
+        A rank of a tensor group writes its rows or columns; of sharded parts it writes those of its parameters.
+        """
         self.trainer.use_table(ScheduleTable.model_validate_json(table))
         self.trainer.algorithm.restore(self._remembered)
         for optimizer in self.trainer.optimizers.values():
@@ -171,7 +173,7 @@ def _status_bytes(name: str) -> int:
 
 
 def serve(pipe: Connection, parent: int, rank: Rank) -> None:
-    """Answer until whoever started this is gone."""
+    """Handle requests until the process that started this one is gone."""
     pipe.send(None)
     while True:
         while not pipe.poll(1.0):

@@ -1,13 +1,13 @@
-"""Where the time of a rollout goes in vLLM, and what each of its settings gives an offline batch.
+"""Shows where vLLM spends the time of a rollout, and the effect of its settings on an offline batch.
 
     python benchmarks/vllm_rollout.py --json [--settings async priority] [--rounds 3]
 
-Every setting is an engine in a process of its own, which decodes one long-tailed batch of a random Llama (no token ends
-a response; lengths are fixed) in turns with the reference: vLLM's core driven step by step, without output processor
-and detokenizer, as the project's engine drives it. Reported for each: the median over rounds of how many times faster
-than the reference of the same round it was, by the clock and by seconds of the processor, which stay steady where
-others use the machine. `parts` are shares of a rollout by what is computed, of the reference and of plain
-LLM.generate. The last line of --json is one object.
+Every setting is an engine in a separate process, which decodes one long-tailed batch of a random Llama (no token ends
+a response; lengths are fixed) in turns with the reference. The reference is vLLM's core driven step by step, without
+output processor and detokenizer, as in the project's engine. Reported for each: the median over rounds of the speed-up
+over the reference in the same round, by the clock and by processor seconds, which are steadier on a shared machine.
+`parts` are shares of a rollout by computation, of the reference and of plain LLM.generate. The last line of --json is
+one object.
 """
 
 import argparse
@@ -33,12 +33,12 @@ from rlhf_workers.devices.device import device_name
 
 VOCABULARY: Final = 4096
 START_SECONDS: Final = 600
-"""For an engine to be built, a compiled one too."""
+"""Time-out for building an engine, including compilation."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How an engine differs from the reference."""
+    """Differences of an engine from the reference."""
 
     says: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class RolloutEngine:
     """One engine in a process."""
 
     def __init__(self, setting: Setting, arguments: argparse.Namespace, model: Path, *, parts: bool = False) -> None:
-        """Starts it; `wait` says when it is built."""
+        """Start it; `wait` returns when it is ready."""
         batch = requests_of(arguments.samples, arguments.prompt, arguments.response, VOCABULARY, arguments.seed)
         wanted = {
             "model": str(model),
@@ -102,7 +102,7 @@ class RolloutEngine:
         return self._answer()
 
     def end(self) -> None:
-        """Ends the process."""
+        """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=60)
@@ -141,7 +141,7 @@ def _engine_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def write_model(folder: Path, arguments: argparse.Namespace) -> None:
-    """A random Llama with a tokenizer of one word a token."""
+    """Write a random Llama with a tokenizer of one word per token."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
@@ -181,7 +181,7 @@ def measure(name: str, reference: RolloutEngine, arguments: argparse.Namespace, 
 
 
 def parts_of(setting: Setting, arguments: argparse.Namespace, model: Path) -> dict[str, float]:
-    """Shares of a rollout by what is computed: the median over rounds."""
+    """Return the shares of a rollout by computation: the median over rounds."""
     engine = RolloutEngine(setting, arguments, model, parts=True)
     engine.run()
     runs = [engine.run() for _ in range(arguments.rounds)]

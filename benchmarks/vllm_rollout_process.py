@@ -1,8 +1,8 @@
-"""One vLLM engine of benchmarks/vllm_rollout.py in a process: rollouts on request, and where their time went.
+"""One vLLM engine of benchmarks/vllm_rollout.py in a process: runs rollouts on request, and times their parts.
 
-Rule: reads one line from its standard input for every rollout and answers each by one JSON object; what it needs comes
-as one JSON argument. Time is taken by functions put around vLLM's own, each without what it calls of the others. Must
-never print anything else to its standard output.
+Rule: one JSON argument is the configuration. The process reads one line from its standard input for every rollout and
+answers with one JSON object. Wrappers around vLLM's functions take the time, each without the calls to other wrapped
+functions. Must never print anything else to its standard output.
 """
 
 import json
@@ -31,11 +31,11 @@ PARTS: Final = (
     ("detokenizer", "detokenizer", ("update",)),
     ("statistics", "logger_manager", ("record",)),
 )
-"""What a part is called, whose functions it is made of, and which."""
+"""Name of a part, the owner of its functions, and the functions."""
 
 
 class Stopwatches:
-    """Seconds by part, of the innermost one that runs."""
+    """Seconds by part; the innermost running part counts."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -44,7 +44,7 @@ class Stopwatches:
 
     @contextmanager
     def inside(self, part: str) -> Iterator[None]:
-        """Time runs for `part` until the block ends or another part begins in it."""
+        """Count time for `part` until the block ends or another part begins in it."""
         self._switch()
         self._running.append(part)
         try:
@@ -61,7 +61,7 @@ class Stopwatches:
         self._since = now
 
     def around(self, owner: Any, name: str, part: str) -> None:
-        """Put a watch around a method of an object or a class."""
+        """Wrap a method of an object or a class with a stopwatch."""
         inner: Callable[..., Any] = getattr(owner, name)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -72,7 +72,7 @@ class Stopwatches:
 
 
 class Rollouts:
-    """An engine and the requests it serves again and again."""
+    """An engine and its repeated requests."""
 
     def __init__(self, wanted: dict[str, Any]) -> None:
         vllm = import_module("vllm")
@@ -109,7 +109,7 @@ class Rollouts:
                     self._watches.around(owners[owner], name, part)
 
     def run(self) -> dict[str, Any]:
-        """Serve all requests; seconds by the clock and of the processor, and by part."""
+        """Serve all requests; return seconds by the clock and of the processor, and by part."""
         self._core.scheduler.reset_prefix_cache()
         self._watches.seconds = {}
         began, cpu = time.perf_counter(), time.process_time()
@@ -150,7 +150,7 @@ class Rollouts:
 
 
 def main() -> None:
-    """Serve the parent."""
+    """Serve the parent process."""
     wanted = json.loads(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM and its libraries print there
@@ -162,7 +162,10 @@ def main() -> None:
 
 
 def requests_of(samples: int, prompt: int, response: int, vocabulary: int, seed: int) -> list[tuple[list[int], int]]:
-    """(prompt, response tokens) of a long-tailed batch: half of the responses at most a quarter of the longest."""
+    """Return (prompt, response tokens) of a long-tailed batch.
+
+    Half of the responses have at most a quarter of the longest length.
+    """
     random = np.random.default_rng(seed)
     lengths = np.minimum(random.lognormal(np.log(response / 4), 0.8, samples).astype(int) + 1, response)
     return [(random.integers(3, vocabulary, prompt).tolist(), int(length)) for length in lengths]

@@ -1,20 +1,20 @@
-"""What drafts gain and cost on vLLM: tokens a second without, with fixed lengths and with Auto, by batch.
+"""Measures the gain and cost of drafts on vLLM: tokens per second without, with fixed lengths and with Auto, by batch.
 
     python benchmarks/vllm_speculation.py --json [--batches 1 4 16 64] [--acceptance 0.3 0.6 0.9] [--fixed 1 2 4 8]
 
-One engine of vLLM in this process, a random Llama in float32 with 10.6 million parameters. Two parts, in each of which
-all ways decode the same samples in turn, round after round, and every way must draw the same tokens:
+One engine of vLLM in this process has a random Llama in float32 with 10.6 million parameters. In each of two parts all
+ways decode the same samples in turn, round after round, and every way must generate the same tokens:
 
-- `gains`: a drafter that knows the response, each of whose tokens is right with the given chance, so that acceptance is
-  what is asked for. Ways: Disabled, Fixed of each length, Auto.
-- `zero`: what not drafting costs. Disabled; Auto with the drafters of a job on text that does not repeat, where none of
-  them is of use; and a second engine, built to speculate by vLLM's `custom_class` with a class that drafts nothing.
+- `gains`: a drafter knows the response and drafts each token correctly with the given probability, so that acceptance
+  is configured. Ways: Disabled, Fixed of each length, Auto.
+- `zero`: the cost of not drafting. Disabled; Auto with the drafters of a job on text that does not repeat, where none
+  of them is useful; and a second engine, built with vLLM's `custom_class` speculation and a class that drafts nothing.
 
-The first round warms up, and is what Auto learns from before. Reported are medians over rounds of tokens a second by
-the clock, of the ratio to Disabled in the same round, and of both by seconds of the processor, which are steadier where
-others use the machine (and say what the clock would where a way has the machine alone, with one thread). Auto learns by
-the clock, as in a job, or with `--learn-by processor` by seconds of the processor: on a machine that is shared by more
-than it has cores for, a step's time by the clock says little of the step. The last line of --json is one object.
+The first round is a warm-up, from which Auto learns. Reported are medians over rounds of tokens per second by the
+clock, of the ratio to Disabled in the same round, and of both by processor seconds, which are steadier on a shared
+machine (and equal the clock if a way has the machine for itself, with one thread). Auto learns by the clock, as in a
+job, or with `--learn-by processor` by processor seconds: on a machine with more load than cores, a step's clock time
+says little about the step. The last line of --json is one object.
 """
 
 import argparse
@@ -62,7 +62,7 @@ class NoDrafts:
     """A proposer for vLLM's `custom_class`."""
 
     def __init__(self, config: object) -> None:
-        """As vLLM calls it."""
+        """Called by vLLM."""
 
     def load_model(self, model: object) -> None:
         """See vLLM."""
@@ -73,9 +73,9 @@ class NoDrafts:
 
 
 def build(folder: Path, arguments: argparse.Namespace, **engine_args: Any) -> VllmEngine:
-    """An engine that drafts nothing until it is told to."""
+    """Return an engine without drafting at first."""
     job = _job(folder, arguments, engine_args)
-    with mock.patch.object(vllm_build, "speculation_arguments", lambda given, *_: given):  # a CPU is refused it
+    with mock.patch.object(vllm_build, "speculation_arguments", lambda given, *_: given):  # vLLM rejects it on a CPU
         engine = build_engine(job.spec, load_tokenizer(str(folder), "policy"), CPU)
     assert isinstance(engine, VllmEngine)
     return engine
@@ -100,7 +100,7 @@ def _job(folder: Path, arguments: argparse.Namespace, engine_args: Mapping[str, 
 
 
 def samples_of(batch: int, response: int) -> list[SampleRequest]:
-    """Samples of one length, with prompts and keys of their own."""
+    """Return samples of one length, each with its own prompt and key."""
     random = np.random.default_rng(batch)
     return [
         SampleRequest(SampleKey(0, number, 0), _prompt(random), int(random.integers(2**63)), response)
@@ -115,7 +115,7 @@ def _prompt(random: np.random.Generator) -> TokenArray:
 def compare(
     ways: Mapping[str, tuple[VllmEngine, Speculator | None]], samples: Sequence[SampleRequest], rounds: int
 ) -> dict[str, dict[str, float]]:
-    """All ways on the same samples, in turn."""
+    """Run all ways on the same samples, in turn."""
     engine, _ = ways[DISABLED]
     wanted, _ = decode(engine, samples, None)
     tokens = sum(len(response) for response in wanted.values())
@@ -147,7 +147,7 @@ def compare(
 
 
 def gains(engine: VllmEngine, batch: int, acceptance: float, arguments: argparse.Namespace) -> dict[str, Any]:
-    """None, fixed lengths and Auto at one batch, by drafts of one acceptance."""
+    """Compare no drafts, fixed lengths and Auto at one batch size and acceptance."""
     samples = samples_of(batch, arguments.response)
     responses, _ = decode(engine, samples, None)
     widths = engine.draft_widths
@@ -164,7 +164,7 @@ def gains(engine: VllmEngine, batch: int, acceptance: float, arguments: argparse
 
 
 def zero(engine: VllmEngine, built: VllmEngine, batch: int, folder: Path, arguments: argparse.Namespace) -> Any:
-    """What not drafting costs at one batch."""
+    """Measure the cost of not drafting at one batch size."""
     spec = _job(folder, arguments, {}).spec
     drafters = build_drafters(("Siblings", "Ngram"), spec, load_tokenizer(str(folder), "policy"), CPU)
     auto = Speculator(drafters, mode="Auto", longest=8, widths=engine.draft_widths)
@@ -177,7 +177,7 @@ def _median(values: Iterable[float]) -> float:
 
 
 def run(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything."""
+    """Run all measurements."""
     write_policy(folder, arguments.layers)
     engine = build(folder, arguments)
     result: dict[str, Any] = {"zero": [], "gains": []}
@@ -192,7 +192,7 @@ def run(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         for batch in arguments.batches:
             result["gains"].append(gains(engine, batch, acceptance, arguments))
             print("gains", json.dumps(result["gains"][-1]), flush=True)
-    engine.close()  # of the process: vLLM's group of ranks is gone with it
+    engine.close()  # for the whole process: vLLM's group of ranks is gone with it
     return result
 
 

@@ -1,10 +1,10 @@
-"""Measures how fast a worker gets a model's weights from training ranks on its machine, checksums included.
+"""Measures how fast a worker gets a model's weights from training ranks on its machine, including checksums.
 
-`python benchmarks/weights.py --megabytes 1024 --sources 2 [--tls] [--json]`. Every source is a process of its own with
-its share of the model in bfloat16 matrices. In turn, weights are streamed by gRPC on loopback and borrowed in shared
-host memory, and copied into tensors that an engine would hold. The first time includes what a source does once a
-version: checksums of a stream, a copy and its checksums for a loan; later ones are what every further worker pays.
-Beside them: a copy of as many bytes in memory.
+`python benchmarks/weights.py --megabytes 1024 --sources 2 [--tls] [--json]`. Every source is a separate process with
+its share of the model in bfloat16 matrices. Weights are streamed by gRPC on loopback and borrowed in shared host
+memory, in turn, and copied into tensors like those of an engine. The first time includes the work of a source once per
+version: checksums of a stream; a copy and its checksums for a loan. Later times are the cost of every further worker.
+For comparison: a copy of as many bytes in memory.
 """
 
 import argparse
@@ -37,7 +37,7 @@ HOST = torch.device("cpu")
 
 
 class Matrices:
-    """A WeightProvider of so many matrices."""
+    """A WeightProvider with `count` matrices."""
 
     def __init__(self, stage: int, count: int) -> None:
         generator = torch.Generator().manual_seed(stage)
@@ -47,12 +47,12 @@ class Matrices:
         }
 
     def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """All of them, whatever is asked for."""
+        """Yield all matrices for any request."""
         yield from self._tensors.items()
 
 
 async def serve(stage: int, count: int, certificates: Path | None) -> None:
-    """A source process: prints its port, then serves until it is killed."""
+    """Run a source process: print its port, then serve until it is killed."""
     matrices = Matrices(stage, count)
     service = WeightSourceService(lambda: matrices, WeightCopies(lent_by(HOST)))
     server = await start_server("127.0.0.1:0", certificates, service)
@@ -61,7 +61,7 @@ async def serve(stage: int, count: int, certificates: Path | None) -> None:
 
 
 def start_source(stack: ExitStack, stage: int, count: int, certificates: Path | None) -> pb.WeightLocation:
-    """Starts a source process that is killed when the stack closes."""
+    """Start a source process that is killed when the stack closes."""
     arguments = ["--serve", str(stage), "--matrices", str(count)]
     arguments += ["--certificates", str(certificates)] if certificates else []
     process = subprocess.Popen([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True)
@@ -72,7 +72,7 @@ def start_source(stack: ExitStack, stage: int, count: int, certificates: Path | 
 
 
 def new_certificates(folder: Path) -> Path:
-    """Certificates of a job, as the local runner makes them."""
+    """Create the certificates of a job, like the local runner."""
     from rlhf_operator.certificates import new_authority
 
     now = datetime.now(UTC)
@@ -81,7 +81,7 @@ def new_certificates(folder: Path) -> Path:
 
 
 def measure(megabytes: int, sources: int, repeats: int, *, tls: bool) -> dict[str, float]:
-    """Seconds and MiB/s of both ways, in turn; bytes are of the whole model."""
+    """Return seconds and MiB/s of both ways, in turn; bytes are those of the whole model."""
     item = max(1, round(megabytes / 32 / sources))
     size = item * sources * MATRIX[0] * MATRIX[1] * 2 / 2**20
     with ExitStack() as stack:
@@ -114,7 +114,7 @@ def measure(megabytes: int, sources: int, repeats: int, *, tls: bool) -> dict[st
 
 
 def engine_tensors(sources: int, count: int) -> dict[str, torch.Tensor]:
-    """Return what an engine would hold, its memory touched."""
+    """Return tensors like those of an engine, with their memory touched."""
     names = [f"layers.{stage}.{index}.weight" for stage in range(sources) for index in range(count)]
     return {name: torch.zeros(MATRIX, dtype=torch.bfloat16) for name in names}
 
@@ -125,7 +125,7 @@ def timed_load(
     certificates: Path | None,
     sharings: Sequence[MemorySharing],
 ) -> float:
-    """Seconds until all weights are in `held`."""
+    """Return the seconds until all weights are in `held`."""
     start = time.perf_counter()
     with fetch_weights("actor", 1, locations, certificates, sharings) as weights:
         assert weights.ways == ("host_memory" if sharings else "stream"), weights.ways
@@ -135,7 +135,7 @@ def timed_load(
 
 
 def main() -> int:
-    """Prints the figures; always 0."""
+    """Print the figures; always return 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=512)
     parser.add_argument("--sources", type=int, default=2)

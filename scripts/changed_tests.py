@@ -1,7 +1,7 @@
-"""Run the tests, of both tiers, that import a Python module which the working tree changed.
+"""Run the tests, of both tiers, that import a Python module that changed in the working tree.
 
-Usage: `python scripts/changed_tests.py [--since REVISION] [--print] [PYTEST ARGUMENTS]`. grimp reads the imports, as in
-import-linter. A test that starts a process does not import the code of that process: `make test-all` covers it.
+Usage: `python scripts/changed_tests.py [--since REVISION] [--print] [PYTEST ARGUMENTS]`. grimp reads the imports, as
+in import-linter. A test that starts a process does not import the code of that process: `make test-all` covers it.
 """
 
 import argparse
@@ -43,13 +43,13 @@ def main() -> None:
 
 
 def changed_modules(since: str) -> set[str]:
-    """Return the names of the modules that differ from a revision, with those that git does not track yet."""
+    """Return the names of modules that differ from a revision, including untracked ones."""
     names = _git("diff", "--name-only", since) + _git("ls-files", "--others", "--exclude-standard")
     return {module for name in names if name.endswith(".py") for module in _module_names(Path(name))}
 
 
 def importing_tests(changed: set[str]) -> list[str]:
-    """Return the files of the tests that are changed, or import something changed, however indirectly."""
+    """Return the files of tests that are changed, or that import a changed module directly or indirectly."""
     sys.path[:0] = [str(ROOT / folder) for folder in FOLDERS]
     products = [path.parent.name for folder in FOLDERS[1:] for path in (ROOT / folder).glob("*/__init__.py")]
     tests = [f"tests.{path.name}" for path in (ROOT / "tests").iterdir() if _has_modules(path)]
@@ -65,7 +65,7 @@ def _has_modules(folder: Path) -> bool:
 
 
 def _module_names(path: Path) -> set[str]:
-    """Return the names that a file may be imported by."""
+    """Return the names by which a file may be imported."""
     parts = path.with_suffix("").parts
     parts = parts[:-1] if parts[-1] == "__init__" else parts
     return {".".join(parts[1:])} if parts[0] in FOLDERS else {".".join(parts)}

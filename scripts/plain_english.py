@@ -1,7 +1,7 @@
 """Finds sentences and names that are not plain English, by constructs that syntax shows.
 
-Owns the list of constructs and of the folders that are free of them. It must never change a file.
-`plain_english.py` checks CLEAN; `plain_english.py PATH ...` prints every finding below the paths.
+Owns the list of constructs and of the folders whose sentences are free of them. It must never change a file.
+`plain_english.py` checks the sentences of PLAIN; `plain_english.py PATH ...` also prints the names below the paths.
 """
 
 import ast
@@ -12,8 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-CLEAN: Final[tuple[str, ...]] = ("docs", "README.md", "CONTRIBUTING.md")
-"""Files and folders without a finding."""
+PLAIN: Final = (
+    "api", "benchmarks", "cli", "common", "coordinator", "docs", "examples", "observability", "operator", "planner",
+    "scripts", "tests", "workers", "CONTRIBUTING.md", "README.md",
+)  # fmt: skip
+"""Files and folders whose sentences are plain. Many of their names are not yet."""
 OPENING: Final = re.compile(r"(?:^|(?<=[.:;!?])\s+|\n\s*\n\s*)(Of|As|By|What|Whose|That which)\s(?![^.]*\?)")
 PHRASE: Final = re.compile(r"\b(?:is|are) (?:told|said)\b|\b(?:whatever|nobody|none but|that which)\b", re.IGNORECASE)
 NAMES: Final = frozenset({"what", "one", "held", "kept", "made", "given", "known"})
@@ -23,7 +26,7 @@ FENCE: Final = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
 def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield every docstring of a module, those of attributes too, with its line."""
+    """Yield every docstring of a module, including attribute docstrings, with its line."""
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else ():
@@ -33,7 +36,7 @@ def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def names(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield every name of a function, argument or variable that says nothing, with its line."""
+    """Yield every meaningless name of a function, argument or variable, with its line."""
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name.strip("_") in FUNCTIONS:
@@ -43,35 +46,39 @@ def names(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def paragraphs(page: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a Markdown page that are prose, with their numbers."""
+    """Yield the prose lines of a Markdown page, with their numbers."""
     prose = FENCE.sub(lambda block: "\n" * block[0].count("\n"), page)
     for number, line in enumerate(prose.splitlines(), 1):
         if not line.startswith(("|", "#")):
             yield number, line.strip("-* ")
 
 
-def findings(path: Path) -> Iterator[str]:
-    """Yield what a file has that is not plain, as `path:line: ...`."""
-    text = path.read_text()
-    tree = ast.parse(text) if path.suffix == ".py" else None
+def sentences(path: Path, text: str, tree: ast.Module | None) -> Iterator[str]:
+    """Yield the findings in the prose of a file, as `path:line: ...`."""
     for line, prose in texts(tree) if tree else paragraphs(text):
         for match in (*OPENING.finditer(prose), *PHRASE.finditer(prose)):
             place = line + prose.count("\n", 0, match.end())
-            yield f"{path}:{place}: {match[0].strip()!r}: subject, verb, object (CONTRIBUTING.md)"
-    for line, name in names(tree) if tree else ():
+            yield f"{path}:{place}: {match[0].strip()!r}: write subject, verb, object"
+
+
+def findings(path: Path, *, with_names: bool) -> Iterator[str]:
+    """Yield the findings of a file, as `path:line: ...`."""
+    text = path.read_text()
+    tree = ast.parse(text) if path.suffix == ".py" else None
+    yield from sentences(path, text, tree)
+    for line, name in names(tree) if tree and with_names else ():
         yield f"{path}:{line}: the name {name!r} says nothing; name the thing or the action"
 
 
 def main(paths: list[str]) -> int:
-    """Print all findings below the paths; return the exit status."""
-    if not paths:
-        return 0
-    listed = subprocess.run(["git", "ls-files", *paths], capture_output=True, text=True, check=True).stdout.splitlines()
+    """Print all findings; return the exit status."""
+    command = ["git", "ls-files", *(paths or PLAIN)]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     files = [Path(name) for name in listed if name.endswith((".py", ".md")) and not name.endswith(GENERATED)]
-    found = [finding for path in files if path.is_file() for finding in findings(path)]
+    found = [finding for path in files if path.is_file() for finding in findings(path, with_names=bool(paths))]
     print(*found, sep="\n", end="\n" if found else "")
     return min(len(found), 1)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or list(CLEAN)))
+    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
-"""A bare client of the API server: the least Python needs to send many requests, hence the raw limit to compare with.
+"""A bare client of the API server: minimal Python for many requests, as the raw limit for comparison.
 
-Bodies are bytes that were made before the clock started. Nothing is retried: a request that fails ends the run.
+Bodies are bytes made before the clock starts. Rule: no retries; a failed request ends the run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TIMEOUT = aiohttp.ClientTimeout(total=120)
 
 
 class BareClient:
-    """Requests as the cluster's administrator."""
+    """Sends requests as the cluster's administrator."""
 
     def __init__(self, kubeconfig: Path, connections: int) -> None:
         document = yaml.safe_load(kubeconfig.read_text())
@@ -53,7 +53,7 @@ class BareClient:
         await self._session.close()
 
     async def ask(self, method: str, path: str, body: bytes | None = None, **how: Any) -> bytes:
-        """The answer's content; raises RuntimeError with what the API server said."""
+        """Return the answer's content. Raises RuntimeError with the API server's message."""
         async with self._session.request(method, self._server + path, data=body, **how) as answer:
             content = await answer.read()
             if answer.status >= 300:
@@ -61,14 +61,14 @@ class BareClient:
             return content
 
     async def create(self, manifest: Json) -> Json:
-        """POST; the stored object."""
+        """POST an object; return the stored object."""
         body, kind, namespace = json.dumps(manifest).encode(), manifest["kind"], manifest["metadata"]["namespace"]
         headers = {"Content-Type": "application/json"}
         document: Json = json.loads(await self.ask("POST", place(kind, namespace), body, headers=headers))
         return document
 
     async def all_at_once(self, asks: Iterable[Callable[[], Awaitable[Any]]], concurrency: int) -> float:
-        """Carries out requests, `concurrency` at a time; the seconds it took."""
+        """Send requests, `concurrency` at a time; return the seconds."""
         waiting = iter(asks)
 
         async def serve() -> None:
@@ -80,7 +80,7 @@ class BareClient:
         return time.perf_counter() - begun
 
     def posts(self, manifests: Sequence[Json]) -> list[Callable[[], Awaitable[bytes]]]:
-        """One POST an object; metadata is asked for in return, as the operator does."""
+        """Return one POST per object; like the operator, ask only for metadata in return."""
         headers = {"Content-Type": "application/json", "Accept": METADATA}
         asks: list[Callable[[], Awaitable[bytes]]] = []
         for manifest in manifests:
@@ -89,7 +89,7 @@ class BareClient:
         return asks
 
     def applies(self, manifests: Sequence[Json]) -> list[Callable[[], Awaitable[bytes]]]:
-        """One server-side apply an object."""
+        """Return one server-side apply per object."""
         headers = {"Content-Type": "application/apply-patch+yaml", "Accept": METADATA}
         asks: list[Callable[[], Awaitable[bytes]]] = []
         for manifest in manifests:
@@ -98,24 +98,24 @@ class BareClient:
         return asks
 
     async def count(self, kind: str, namespace: str) -> int:
-        """Objects of a kind in a namespace, by one short answer."""
+        """Return the number of objects of a kind in a namespace, with one short request."""
         headers = {"Accept": METADATA_LIST}
         answer = json.loads(await self.ask("GET", f"{place(kind, namespace)}?limit=1", headers=headers))
         return len(answer.get("items") or []) + int(answer["metadata"].get("remainingItemCount") or 0)
 
     async def none(self, kind: str, namespace: str, field: str) -> bool:
-        """No object matches the field selector."""
+        """Return whether no object matches the field selector."""
         params = {"limit": "1", "fieldSelector": field}
         content = await self.ask("GET", place(kind, namespace), params=params, headers={"Accept": METADATA_LIST})
         return not json.loads(content).get("items")
 
     async def delete_all(self, kind: str, namespace: str) -> None:
-        """All objects of a kind in a namespace, without grace."""
+        """Delete all objects of a kind in a namespace, without grace period."""
         body = json.dumps({"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0}).encode()
         await self.ask("DELETE", place(kind, namespace), body, headers={"Content-Type": "application/json"})
 
     async def watch(self, kind: str, namespace: str, name: str) -> AsyncIterator[Json]:
-        """Events of one object."""
+        """Yield events of one object."""
         params = {"watch": "true", "fieldSelector": f"metadata.name={name}"}
         url = self._server + place(kind, namespace)
         async with self._session.get(url, params=params, timeout=aiohttp.ClientTimeout(total=None)) as answer:
@@ -124,6 +124,6 @@ class BareClient:
 
 
 def place(kind: str, namespace: str) -> str:
-    """Path of a kind in a namespace."""
+    """Return the path of a kind in a namespace."""
     resource = CORE_RESOURCES[kind]
     return f"{resource.prefix}/namespaces/{namespace}/{resource.plural}"

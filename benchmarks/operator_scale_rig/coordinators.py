@@ -1,8 +1,8 @@
-"""Coordinators of fake pods: one process that answers at the address of every one, by the certificates of its job.
+"""Coordinators of fake pods: one process that answers at every pod's address, with the certificates of its job.
 
-Fake pods have addresses of the loopback network (`ADDRESSES`), at which this process can listen. Every coordinator is
-in the middle of an iteration: nothing is new from one answer to the next but the time that is left, and every
-ITERATION_SECONDS another iteration is done.
+Fake pods have addresses of the loopback network (`ADDRESSES`), on which this process can listen. Every coordinator is
+in the middle of an iteration: only the remaining time changes between two answers, and every ITERATION_SECONDS another
+iteration is done.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _run(given: list[tuple[str, dict[str, bytes]]], generation: int) -> None:
 
 
 async def secrets_by_address(client: BareClient, namespace: str) -> list[tuple[str, dict[str, bytes]]]:
-    """(address of the coordinator's pod, files of its job's Secret) of every job of a namespace."""
+    """Return (address of the coordinator's pod, files of its job's Secret) of every job of a namespace."""
     listed = json.loads(
         await client.ask("GET", f"{place('Pod', namespace)}?labelSelector={LABEL_GROUP}={Group.COORDINATOR}")
     )
@@ -85,7 +85,7 @@ async def secrets_by_address(client: BareClient, namespace: str) -> list[tuple[s
 
 @contextmanager
 def answering(given: list[tuple[str, dict[str, bytes]]], generation: int) -> Iterator[None]:
-    """Answer as the coordinators of all these jobs, in a process of their own."""
+    """Answer as the coordinators of all these jobs, in a separate process."""
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(given, generation), daemon=True)
     process.start()
     try:

@@ -1,4 +1,4 @@
-"""The jobs of the scenarios, and the objects that belong to each: what the operator makes, made here without it."""
+"""The jobs of the scenarios, and the objects that the operator makes for each, made here without it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"requests": {"cpu": "10m", "memory": "16Mi"}}
 TEMPLATE = {"spec": {"containers": [{"name": "worker", "resources": SMALL}]}}
-"""Many pods on few fake nodes."""
+"""Small resources, for many pods on few fake nodes."""
 FILES = {"name": "files", "mountPath": "/checkpoints"}
 RANKS = {
     "spec": {
@@ -25,14 +25,14 @@ RANKS = {
         "volumes": [{"name": "files", "csi": {"driver": "files.example.org"}}],
     }
 }
-"""With a place for checkpoints, which no scheduler waits for and no fake node mounts."""
+"""Template with a volume for checkpoints, which no scheduler waits for and no fake node mounts."""
 OTHERS = 3
-"""Pods of a job beside generation: coordinator, one inference, one training."""
+"""Number of pods of a job besides generation: coordinator, one inference, one training."""
 FEWEST_PODS = OTHERS + 1
 
 
 def job(namespace: str, name: str, *, pods: int = FEWEST_PODS, suspend: bool = False) -> Json:
-    """A PPO job of `pods` pods."""
+    """Return a PPO job of `pods` pods."""
     document: Json = yaml.safe_load((ROOT / "examples" / "ppo.yaml").read_text())
     document["metadata"] = {"name": name, "namespace": namespace}
     document["spec"] |= {
@@ -46,7 +46,7 @@ def job(namespace: str, name: str, *, pods: int = FEWEST_PODS, suspend: bool = F
 
 
 def objects(stored: Json) -> list[Json]:
-    """Everything the operator makes of a stored job, Secrets included, in its order."""
+    """Return all objects that the operator makes for a stored job, including Secrets, in its order."""
     parsed = parse_job(stored).job
     assert parsed is not None
     authority = new_authority(parsed.name, datetime.now(UTC))

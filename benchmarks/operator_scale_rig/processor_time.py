@@ -1,7 +1,7 @@
-"""Processor time of everything that shares the machine with the operator, by process, from /proc.
+"""Processor time of all processes that share the machine with the operator, from /proc.
 
-Rule: read from outside, so that nothing that is measured is asked. Operator, API server, etcd, scheduler and the fake
-nodes run on the same cores: what one of them spends, the others wait for.
+Rule: read from outside, so that the measured processes are not disturbed. The operator, API server, etcd, scheduler
+and fake nodes share the cores, so the time of one delays the others.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ OWN = {
     "kube-controller": "controllers",
     "kwok": "fake_nodes",
 }
-"""/proc/PID/comm, which the kernel cuts -> name in the results."""
+"""Content of /proc/PID/comm, which the kernel truncates -> name in the results."""
 
 
 def seconds_of(pid: int) -> float:
-    """Processor time of a process so far."""
+    """Return the processor time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
 
 
 def seconds(cluster: Cluster, operator: int | None) -> dict[str, float]:
-    """Processor time so far, by name; `client` is this process, `machine` everything that runs."""
+    """Return processor time so far, by name; `client` is this process, `machine` all processes."""
     supervisor = cluster.component("kube-apiserver").supervisor.pid
     result = {"client": time.process_time(), "machine": _machine()}
     for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split():
@@ -43,11 +43,11 @@ def seconds(cluster: Cluster, operator: int | None) -> dict[str, float]:
 
 
 def _machine() -> float:
-    """All processors' time but idle, waiting and stolen time."""
+    """Return all processors' time except idle, waiting and stolen time."""
     user, nice, system, _, _, interrupt, soft, *_ = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     return sum(map(int, (user, nice, system, interrupt, soft))) / TICKS_A_SECOND
 
 
 def milliseconds_each(before: dict[str, float], after: dict[str, float], count: int) -> dict[str, float]:
-    """What one of `count` took, by process."""
+    """Return the milliseconds per item of `count` items, by process."""
     return {name: round((spent - before.get(name, 0.0)) * 1000 / count, 3) for name, spent in after.items()}

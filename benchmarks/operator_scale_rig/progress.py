@@ -1,4 +1,5 @@
-"""Progress of a scenario on a terminal: how far, how fast, how long still. Elsewhere a line now and then."""
+"""Shows the progress of a scenario on a terminal (position, rate, remaining time); elsewhere prints a line now and
+then."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ import sys
 import time
 
 EVERY_SECONDS = 10.0
-"""Between two lines when nobody looks at a terminal."""
+"""Seconds between two lines if the output is no terminal."""
 
 
 class Progress:
-    """Shown on standard error, so that standard output holds results only."""
+    """Progress on standard error, so that standard output contains only results."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what, self._total = what, total
@@ -18,7 +19,7 @@ class Progress:
         self._terminal = sys.stderr.isatty()
 
     def at(self, done: int) -> None:
-        """So many of the total are done."""
+        """Show that `done` of the total are done."""
         now = time.monotonic()
         if not self._terminal and now - self._shown < EVERY_SECONDS and done < self._total:
             return

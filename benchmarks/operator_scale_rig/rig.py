@@ -1,6 +1,6 @@
-"""One cluster of a scenario: real control plane, fake nodes, a bare client, and the operator as its own process.
+"""One cluster of a scenario: real control plane, fake nodes, a bare client, and the operator as a separate process.
 
-Rule: the operator is started by its command line and looked at from outside: /proc, its metrics, the API server.
+Rule: the operator is started with its command line and observed from outside: /proc, its metrics, the API server.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from rlhf_common import names
 
 Json = dict[str, Any]
 PODS_A_NODE = 150
-"""Fake nodes have room for 256 pods and 64 cores, one of which every coordinator asks for."""
+"""Fake nodes have room for 256 pods and 64 cores; every coordinator requests one core."""
 LONGEST_SECONDS = 1800.0
-"""Of any wait; a machine with much other load takes minutes."""
+"""Time-out of any wait; a busy machine takes minutes."""
 NAMESPACE = "scale"
 OPERATOR_USER = "rlhf-operator"
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What a process has used so far."""
+    """Time that a process has used so far."""
 
     at: float
     cpu_seconds: float
 
     def since(self, before: Spent) -> tuple[float, float]:
-        """(wall seconds, CPU seconds) from `before` to this."""
+        """Return (wall seconds, CPU seconds) since `before`."""
         return self.at - before.at, self.cpu_seconds - before.cpu_seconds
 
 
 class Rig:
-    """Between `async with`: a cluster ready for a scenario; the operator is started by `start_operator`."""
+    """Within `async with`, a cluster ready for a scenario; `start_operator` starts the operator."""
 
     def __init__(
         self,
@@ -64,9 +64,10 @@ class Rig:
         operator: Sequence[str] = (),
         addresses: str = "",
     ) -> None:
-        """`pods` of the scenario at most; `audit` has the API server write down every request of the operator.
+        """Prepare a cluster for at most `pods` pods; `audit` makes the API server record every request of the
+        operator.
 
-        `bare`: etcd and API server alone, so that pods are made and wait. `addresses`: network of fake pods.
+        `bare` means only etcd and API server, so that pods stay pending. `addresses` is the network of fake pods.
         """
         self._addresses = addresses
         self._nodes = 0 if bare else max(2, -(-pods // PODS_A_NODE))
@@ -114,13 +115,13 @@ class Rig:
         self._folder.rmdir()
 
     def start_operator(self) -> None:
-        """Returns when it leads."""
+        """Start the operator; return when it leads."""
         self.operator.start(LONGEST_SECONDS)
         self._renewals = []
         self._renewing = asyncio.create_task(self._watch_lease())
 
     async def stop_operator(self) -> None:
-        """Ends it, if it runs; what was seen of its Lease stays."""
+        """Stop the operator if it runs; keep the observations of its Lease."""
         if self._renewing is not None:
             self._renewing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -133,13 +134,13 @@ class Rig:
                 self._renewals.append(datetime.fromisoformat(renewed))
 
     def lease(self) -> Json:
-        """Of the operator that was started last: it leads yet, or AssertionError; and how regularly it renewed."""
+        """Return how regularly the last operator renewed its Lease. Raises AssertionError unless it still leads."""
         self.operator.check()
         between = [(after - before).total_seconds() for before, after in itertools.pairwise(self._renewals)]
         return {"lease_renewals": len(between), "lease_longest_gap_seconds": max(between, default=0.0)}
 
     async def warm_up(self) -> float:
-        """One small job through the running operator, deleted again; seconds until its pods existed."""
+        """Run one small job through the operator and delete it; return the seconds until its pods existed."""
         begun = time.perf_counter()
         stored = await self.client.create(job("default", "warm"))
         await self.until_count("warm-up", "Pod", "default", 4)
@@ -149,7 +150,7 @@ class Rig:
         return seconds
 
     async def until(self, what: str, holds: Callable[[], Awaitable[bool]], every: float = 0.05) -> None:
-        """Waits; TimeoutError names what did not come."""
+        """Wait until `holds`. Raises TimeoutError naming `what`."""
         deadline = time.monotonic() + LONGEST_SECONDS
         while not await holds():
             if time.monotonic() > deadline:
@@ -157,7 +158,7 @@ class Rig:
             await asyncio.sleep(every)
 
     async def until_count(self, what: str, kind: str, namespace: str, count: int, every: float = 0.05) -> None:
-        """Waits until a namespace has exactly so many objects of a kind."""
+        """Wait until a namespace has exactly `count` objects of a kind."""
         progress = Progress(what, count)
 
         async def reached() -> bool:
@@ -168,7 +169,7 @@ class Rig:
         await self.until(f"{what}: {count} objects {kind}", reached, every)
 
     async def until_gone(self, kind: str, namespace: str, left: int = 0) -> None:
-        """Waits until deletions of a kind are done."""
+        """Wait until deletions of a kind are done."""
 
         async def gone() -> bool:
             return await self.client.count(kind, namespace) == left
@@ -176,7 +177,7 @@ class Rig:
         await self.until(f"the end of all objects {kind} in {namespace}", gone, 0.25)
 
     async def until_running(self, namespace: str) -> None:
-        """Waits until no pod of a namespace is other than Running; not where there are no nodes."""
+        """Wait until all pods of a namespace are Running; return immediately without nodes."""
         if not self._nodes:
             return
 
@@ -186,25 +187,25 @@ class Rig:
         await self.until(f"pods of {namespace} to be Running", running, 0.25)
 
     def spent(self) -> Spent:
-        """The operator's time so far."""
+        """Return the operator's time so far."""
         return Spent(time.perf_counter(), processor_time.seconds_of(self.operator.pid))
 
     def used(self) -> dict[str, float]:
-        """Processor time of everything so far, by process."""
+        """Return the processor time so far, by process."""
         return processor_time.seconds(self.cluster, self.operator.pid if self.operator.runs() else None)
 
     def memory_mb(self, field: str = "VmRSS") -> float:
-        """Memory of the operator now, or its peak (VmHWM), in MB."""
+        """Return the current memory of the operator, or its peak (VmHWM), in MB."""
         lines = Path(f"/proc/{self.operator.pid}/status").read_text().splitlines()
         return float(next(line.split()[1] for line in lines if line.startswith(field))) / 1024
 
     def requests(self) -> Counter[str]:
-        """`verb resource` -> requests of the operator that the API server has answered; needs `audit`."""
+        """Return `verb resource` -> operator requests that the API server has answered; needs `audit`."""
         with self._log.open() as lines:
             lines.seek(self._read)
             for line in lines:
                 if not line.endswith("\n"):
-                    break  # still being written
+                    break  # the line is still being written
                 self._read += len(line.encode())
                 entry = json.loads(line)
                 what = entry.get("objectRef") or {}
@@ -214,9 +215,10 @@ class Rig:
         return self._requests.copy()
 
     async def raw_limit(self, jobs: int, pods: int, *methods: str) -> Json:
-        """What a bare client does with the objects of `jobs` jobs of `pods` pods, by POST and by server-side apply.
+        """Measure a bare client with the objects of `jobs` jobs of `pods` pods, with POST and with server-side apply.
 
-        Nothing else of ours runs; the scheduler and the fake nodes work on these pods as they do on the operator's.
+        No other process of this benchmark runs. The scheduler and the fake nodes process these pods like the
+        operator's.
         """
         result: Json = {}
         await self._raw("warm-up", "apply", 2, 20)
@@ -227,14 +229,14 @@ class Rig:
         return result
 
     async def _raw(self, what: str, method: str, jobs: int, pods: int) -> tuple[int, float, dict[str, float]]:
-        """(objects, seconds until the last was answered, processor time a pod by process until all pods ran)."""
+        """Return (objects, seconds until the last answer, processor time per pod by process until all pods ran)."""
         self._raws += 1
         namespace = f"raw-{self._raws}-{method}"
         self.cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
         made = []
         for number in range(jobs):
             made += objects(await self.client.create(job(namespace, f"job-{number}", pods=pods, suspend=True)))
-        # What pods need comes first, as in a job of the operator's.
+        # Objects that pods need come first, as in the operator.
         made.sort(key=lambda each: each["kind"] == "Pod")
         progress, done = Progress(what, len(made)), 0
 
@@ -253,10 +255,10 @@ class Rig:
         return len(made), seconds, each
 
     async def _cleared(self, namespace: str) -> None:
-        """Deletes a namespace's jobs and what belongs to them, which is the garbage collector's where there is one."""
+        """Delete a namespace's jobs and their objects; the garbage collector deletes the objects if there is one."""
         await self.client.delete_all(names.KIND, namespace)
         for kind in ("Pod",) if self._nodes else ("Pod", "ConfigMap", "NetworkPolicy", "Secret"):
             await self.client.delete_all(kind, namespace)
-        # One ConfigMap of a namespace is the cluster's own.
+        # One ConfigMap of a namespace belongs to the cluster.
         for kind, left in (("Pod", 0), ("ConfigMap", 1 if self._nodes else 0), ("NetworkPolicy", 0)):
             await self.until_gone(kind, namespace, left)

@@ -1,6 +1,6 @@
-"""The scenarios: each brings up a cluster of its own, measures, and answers one flat dict of figures.
+"""The scenarios: each starts its own cluster, measures, and returns one flat dict of figures.
 
-Times are of what the API server holds, polled every 50 ms, never of what the operator says about itself.
+Rule: times are those of objects in the API server, polled every 50 ms, never those that the operator reports.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from rlhf_common import names
 
 Json = dict[str, Any]
 QUIET_SECONDS = 3.0
-"""Without a request: the operator has settled."""
+"""Seconds without a request after which the operator counts as settled."""
 RAW_PODS = 1000
-"""Pods of the raw limit's measurement; it is a rate, so more add nothing."""
+"""Number of pods for the raw limit; it is a rate, so more pods add nothing."""
 KILLS = 5
 WORKING_PODS = 5
-"""Pods of each job of S8."""
+"""Number of pods of each job of S8."""
 WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 
 
 @dataclass(frozen=True)
 class RigSettings:
-    """What a user may choose; printed with the results."""
+    """Settings that a user may choose; printed with the results."""
 
     scale: float = 1.0
-    """Shrinks numbers of jobs and pods."""
+    """Factor for numbers of jobs and pods."""
     concurrency: int = 32
-    """Requests at once of the bare client; the operator's own is the same."""
+    """Concurrent requests of the bare client; the operator has the same number."""
     idle_seconds: float = 330.0
-    """S4's window: longer than the 300 s after which the operator compares its memory with the cluster."""
+    """Seconds of S4's window: longer than the 300 s after which the operator compares its memory with the cluster."""
     bare: bool = False
-    """etcd and API server alone; else controllers, scheduler and fake nodes share the cores with what is measured."""
+    """Whether only etcd and API server run. Otherwise controllers, scheduler and fake nodes share the cores."""
     operator: tuple[str, ...] = ()
     """Further arguments of the operator."""
 
     def scaled(self, number: int, least: int = 1) -> int:
-        """`number`, shrunk."""
+        """Return `number` times the scale, at least `least`."""
         return max(least, round(number * self.scale))
 
     def rig(self, pods: int, *, audit: bool = False, nodes: bool = False, addresses: str = "") -> Rig:
-        """A cluster for a scenario; `nodes`: it needs some in any case; `addresses` of fake pods."""
+        """Return a cluster for a scenario; `nodes` if it always needs some; `addresses` is the network of fake pods."""
         return Rig(
             pods=pods,
             concurrency=self.concurrency,
@@ -64,7 +64,7 @@ class RigSettings:
 
 
 async def one_big_job(settings: RigSettings) -> Json:
-    """S1: one job with 1,000 pods; and what a small job waits beside it."""
+    """S1: one job with 1,000 pods, and the time that a small job waits at the same time."""
     pods = settings.scaled(1000, 8)
     async with settings.rig(pods * 2) as rig:
         raw = await rig.raw_limit(1, pods)
@@ -84,20 +84,20 @@ async def one_big_job(settings: RigSettings) -> Json:
 
 
 class _Watch:
-    """Looks at the operator while it makes pods, from its creation."""
+    """Observes the operator from its start while it makes pods."""
 
     def __init__(self, rig: Rig, pods: int) -> None:
-        """`pods` it makes."""
+        """Prepare for `pods` pods."""
         self._rig, self._pods = rig, pods
         self._used, self._before, self._begun = rig.used(), rig.spent(), time.perf_counter()
 
     def exist(self) -> None:
-        """All pods exist now."""
+        """Record that all pods exist."""
         self._seconds = time.perf_counter() - self._begun
         self._spent = self._rig.spent().since(self._before)[1]
 
     async def run(self) -> Json:
-        """Waits until they run; rates, and processor time by process."""
+        """Wait until the pods run; return rates, and processor time by process."""
         await self._rig.until_running(NAMESPACE)
         running, used = time.perf_counter() - self._begun, self._rig.used()
         result: Json = {"pods": self._pods, "seconds": self._seconds, "running_seconds": running}
@@ -109,7 +109,7 @@ class _Watch:
 
 
 async def _raw_again(rig: Rig, raw: Json, jobs: int, pods: int) -> Json:
-    """`raw` with a second measurement by apply, after the operator's; its rate is the mean of the two."""
+    """Return `raw` with a second measurement by apply, after the operator's; its rate is the mean of the two."""
     await rig.stop_operator()
     again = await rig.raw_limit(jobs, pods, "apply")
     both = [raw["apply_pods_per_second"], again["apply_pods_per_second"]]
@@ -118,7 +118,7 @@ async def _raw_again(rig: Rig, raw: Json, jobs: int, pods: int) -> Json:
 
 
 async def _beside(rig: Rig, pods: int) -> float:
-    """Seconds to the pods of a small job that comes when a fifth of the big one's pods exist."""
+    """Return the seconds until the pods of a small job exist that comes when a fifth of the big one's pods exist."""
 
     async def begun() -> bool:
         return await rig.client.count("Pod", NAMESPACE) >= pods / 5
@@ -136,7 +136,7 @@ async def _small(rig: Rig, name: str) -> float:
 
 
 async def many_jobs(settings: RigSettings) -> Json:
-    """S2: 1,000 jobs of four pods, created as fast as the API server takes them."""
+    """S2: 1,000 jobs of four pods, created as fast as the API server accepts them."""
     jobs = settings.scaled(1000, 2)
     shape = min(jobs, RAW_PODS // FEWEST_PODS), FEWEST_PODS
     async with settings.rig(jobs * FEWEST_PODS) as rig:
@@ -157,7 +157,7 @@ async def many_jobs(settings: RigSettings) -> Json:
 
 
 async def resize(settings: RigSettings) -> Json:
-    """S3: 100 jobs grow by 100 generation pods each at once; from 1, as the API wants one in a job that runs."""
+    """S3: 100 jobs grow by 100 generation pods each at once, from 1, which the API requires in a running job."""
     jobs, more = settings.scaled(100, 2), settings.scaled(100, 4)
     start, shape = jobs * FEWEST_PODS, (1, min(RAW_PODS, jobs * more))
     async with settings.rig(jobs * (FEWEST_PODS + more)) as rig:
@@ -184,13 +184,13 @@ async def resize(settings: RigSettings) -> Json:
 
 
 def _ratios(rate: float, raw: Json) -> Json:
-    """The operator's pods a second beside a bare client's for the same objects."""
+    """Return the operator's pods per second relative to a bare client's for the same objects."""
     ratios = {f"ratio_to_raw_{item}": rate / raw[f"{item}_pods_per_second"] for item in ("apply", "post")}
     return ratios | {f"raw_{name}": value for name, value in raw.items()}
 
 
 async def idle_then_restart(settings: RigSettings) -> Json:
-    """S4 and S6: 5,000 jobs that wait (spec.suspend), looked at for a while; then the operator starts anew."""
+    """S4 and S6: 5,000 waiting jobs (spec.suspend), observed for a while; then the operator restarts."""
     jobs = settings.scaled(5000, 10)
     async with settings.rig(0, audit=True) as rig:
         rig.start_operator()
@@ -216,7 +216,7 @@ async def idle_then_restart(settings: RigSettings) -> Json:
 
 
 async def _idle(rig: Rig, seconds: float) -> Json:
-    """Requests, CPU and memory of an operator with nothing to do."""
+    """Return requests, CPU and memory of an idle operator."""
     asked, before = rig.requests(), rig.spent()
     await asyncio.sleep(seconds)
     wall, cpu = rig.spent().since(before)
@@ -227,7 +227,7 @@ async def _idle(rig: Rig, seconds: float) -> Json:
 
 
 def _request_figures(when: str, asked: Counter[str]) -> Json:
-    """Requests by kind; the Lease's own are told apart."""
+    """Return requests by kind, with those for the Lease separate."""
     lease = sum(count for what, count in asked.items() if what.endswith(" leases"))
     others = {what: count for what, count in sorted(asked.items()) if not what.endswith(" leases")}
     writes = sum(count for what, count in others.items() if what.split()[0] in WRITES)
@@ -235,7 +235,7 @@ def _request_figures(when: str, asked: Counter[str]) -> Json:
 
 
 async def _settled(rig: Rig) -> None:
-    """Returns when the operator has asked for nothing but its Lease for QUIET_SECONDS and uses no time."""
+    """Wait until the operator has requested only its Lease for QUIET_SECONDS and uses no time."""
     quiet, last = 0.0, None
     while quiet < QUIET_SECONDS:
         before = rig.spent()
@@ -258,7 +258,7 @@ async def one_killed(settings: RigSettings) -> Json:
         await asyncio.sleep(5)
         for number in range(KILLS):
             for turn, how in enumerate(("deleted", "failed")):
-                # Each in a place of its own: a second end in one is replaced later on purpose.
+                # Each pod has its own name: a second failure of one is delayed on purpose.
                 name = f"big-generation-{((2 * number + turn) * 97) % (pods - 3)}"
                 made, running = await _replaced(rig, name, failed=how == "failed")
                 times[how].append(made)
@@ -270,7 +270,7 @@ async def one_killed(settings: RigSettings) -> Json:
 
 
 async def _replaced(rig: Rig, name: str, *, failed: bool) -> tuple[float, float]:
-    """(seconds until another pod of the name exists, until it runs) after its end."""
+    """Return (seconds until another pod of the name exists, until it runs) after its end."""
     path = f"{place('Pod', NAMESPACE)}/{name}"
     uid = json.loads(await rig.client.ask("GET", path))["metadata"]["uid"]
     begun, made = time.perf_counter(), 0.0
@@ -288,7 +288,7 @@ async def _replaced(rig: Rig, name: str, *, failed: bool) -> tuple[float, float]
 
 
 async def _watched(rig: Rig, name: str, uid: str) -> tuple[float, float]:
-    """Moments when another pod of the name existed, and when it ran."""
+    """Return the times at which another pod of the name existed, and ran."""
     made = 0.0
     async for event in rig.client.watch("Pod", NAMESPACE, name):
         body = event["object"]
@@ -300,7 +300,7 @@ async def _watched(rig: Rig, name: str, uid: str) -> tuple[float, float]:
 
 
 async def unreachable(settings: RigSettings) -> Json:
-    """S7: running jobs whose coordinators cannot be dialled, as fake pods cannot; what the operator spends on it."""
+    """S7: running jobs whose coordinators are unreachable, like those of fake pods; cost of the operator."""
     jobs = settings.scaled(500, 2)
     async with settings.rig(jobs * FEWEST_PODS, audit=True, nodes=True) as rig:
         rig.start_operator()
@@ -317,7 +317,7 @@ async def unreachable(settings: RigSettings) -> Json:
 
 
 async def at_work(settings: RigSettings) -> Json:
-    """S8: 200 running jobs of 5 pods whose coordinators answer; what the operator spends while nothing happens."""
+    """S8: 200 running jobs of 5 pods whose coordinators answer; cost of the operator while nothing happens."""
     jobs = settings.scaled(200, 2)
     async with settings.rig(jobs * WORKING_PODS, audit=True, nodes=True, addresses=coordinators.ADDRESSES) as rig:
         rig.start_operator()

@@ -1,4 +1,5 @@
-"""A calculator that a policy asks in turns: `37*84` is answered by `:3108;`, and any other turn ends the response."""
+"""A calculator that the policy calls in turns: it answers `37*84` with `:3108;`, and any other turn ends the
+response."""
 
 import re
 from typing import Any
@@ -7,14 +8,14 @@ QUESTION = re.compile(r"(\d{1,4})\*(\d{1,4})")
 
 
 class Calculator:
-    """One for each response."""
+    """Environment of one response."""
 
     def reset(self, record: dict[str, Any]) -> None:
-        """`record` is the prompt's JSON object."""
+        """Start a response; `record` is the prompt's JSON object."""
         self.right, self.questions = record["answer"], 0
 
     def step(self, response: str) -> dict[str, Any]:
-        """`response` is a turn of the policy: a question is worth nothing by itself, an answer ends the response."""
+        """Answer a turn of the policy. A question has no reward; any other turn ends the response."""
         if "*" not in response:
             return {"done": True, "reward": float(response == self.right), "metrics": {"questions": self.questions}}
         self.questions += 1

@@ -1,9 +1,9 @@
-"""Makes what the calculator example trains: a small policy that may ask a calculator, and a JSONL prompt file.
+"""Creates the inputs of the calculator example: a small policy that may call a calculator, and a JSONL prompt file.
 
-The task is multiplying: `37*84=` is to be answered by `3108`, for which the policy asks the calculator by `37*84` and
-repeats what that writes, `:3108;`. The policy is warmed up by supervised steps, in the last of which many questions and
-answers are wrong. So it knows how to ask and is seldom right, which is where reinforcement learning starts. Never
-fetches anything; the same seed gives the same files.
+The task is multiplication. The right response to `37*84=` is `3108`. To get it, the policy calls the calculator with
+`37*84` and repeats its answer, `:3108;`. Supervised steps warm up the policy; in the last ones many questions and
+answers are wrong. So the policy knows how to ask but is rarely right, which is where reinforcement learning starts.
+Never downloads anything. The same seed gives the same files.
 """
 
 import random
@@ -20,22 +20,22 @@ from quickstart.prepare import batch, build_policy, build_tokenizer, made_by_com
 
 CHARACTERS = "0123456789*=:;?"
 CLEAN_STEPS = 130
-"""Steps on right demonstrations: enough for most greedy responses to be right."""
+"""Number of steps on right demonstrations, enough for most greedy responses to be right."""
 NOISY_STEPS = 4
-"""Steps with wrong ones among them: enough to spread the policy's probability over these."""
+"""Number of steps with wrong demonstrations, enough to spread the policy's probability over them."""
 NOISE = 0.35
-"""Share of the questions, and of the answers, that are wrong there."""
+"""Share of the questions, and of the answers, that are wrong in these steps."""
 HIDDEN = 64
 POSITIONS = 48
 BATCH = 64
 PEAK_LEARNING_RATE = 6e-3
 WARM_UP_STEPS = 20
 FORMAT = 1
-"""Rises with every change of what this script makes, so that stale files are made again."""
+"""Version of this script's output. Increase it with every change, so that stale files are created again."""
 
 
 def demonstration(rng: random.Random, end: str, *, noise: float = 0.0) -> tuple[str, str, str]:
-    """(prompt, response of two turns with what the calculator writes between them, right answer)."""
+    """Return (prompt, response of two turns with the calculator's output between them, right answer)."""
     first, second = rng.randrange(10, 100), rng.randrange(10, 100)
     asked, other = (first, second), (rng.randrange(10, 100), rng.randrange(10, 100))
     if rng.random() < noise:
@@ -47,7 +47,7 @@ def demonstration(rng: random.Random, end: str, *, noise: float = 0.0) -> tuple[
 
 
 def warm_up(tokenizer: PreTrainedTokenizerFast, seed: int, advance: Callable[[float], None]) -> LlamaForCausalLM:
-    """A policy after CLEAN_STEPS + NOISY_STEPS supervised steps."""
+    """Return a policy after CLEAN_STEPS + NOISY_STEPS supervised steps."""
     torch.manual_seed(seed)
     rng, steps = random.Random(seed), CLEAN_STEPS + NOISY_STEPS
 
@@ -64,7 +64,7 @@ def warm_up(tokenizer: PreTrainedTokenizerFast, seed: int, advance: Callable[[fl
 
 
 def prepare(folder: Path, seed: int, made: Mapping[str, int]) -> None:
-    """Fills `folder` with policy/ and prompts.jsonl, which has the right answers."""
+    """Create policy/ and prompts.jsonl, with the right answers, in `folder`."""
     tokenizer = build_tokenizer(CHARACTERS)
     with shown_progress("warming up the policy", CLEAN_STEPS + NOISY_STEPS) as advance:
         policy = warm_up(tokenizer, seed, advance)

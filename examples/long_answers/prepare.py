@@ -1,11 +1,11 @@
-"""Makes what the long-answers example trains: a small policy, a draft model for it, and a JSONL prompt file.
+"""Creates the inputs of the long-answers example: a small policy, a draft model for it, and a JSONL prompt file.
 
-The task is counting up to GOAL aloud: `137+9=` is to be answered `146;146+9=155;155+9=164;` and so on up to 200 or
-more. Prompts begin below 40, so answers have 180 to 510 tokens, and most of a step repeats the step before. The policy
-is warmed up by supervised steps: on a few steps of the count at a time, then on whole answers, and last on whole
-answers with wrong sums. So it knows how to answer and adds up wrong now and then, which is where reinforcement learning
-starts. The draft model has a fifth of its parameters and saw the same. Never fetches anything; the same seed gives the
-same files.
+The task is to count aloud up to GOAL. The right response to `137+9=` is `146;146+9=155;155+9=164;` and so on up to 200
+or more. Prompts start below 40, so answers have 180 to 510 tokens, and most of a line repeats the line before.
+Supervised steps warm up the policy: first on a few lines of a count, then on whole answers, and last on whole answers
+with wrong sums. So the policy knows how to answer but adds up wrong now and then, which is where reinforcement
+learning starts. The draft model has a fifth of the parameters and the same training. Never downloads anything. The
+same seed gives the same files.
 """
 
 import random
@@ -24,29 +24,29 @@ CHARACTERS = "0123456789+=;"
 GOAL = 200
 SMALLEST_STEP = 4
 FIRST_BELOW = 40
-"""What prompts begin below."""
+"""Upper limit (exclusive) of the number at the start of a prompt."""
 POSITIONS = 640
 SIZES = {"policy": (64, 2), "draft": (32, 1)}
-"""Hidden size and layers."""
+"""Hidden size and number of layers."""
 SHORT_STEPS = 320
-"""Steps on SHORT steps of a count, anywhere in it: enough for nine in ten of them to be right."""
+"""Number of training steps on SHORT lines of a count, enough for nine in ten of them to be right."""
 LONG_STEPS = 40
-"""Steps on whole answers, which are longer than what was seen before."""
+"""Number of training steps on whole answers, which are longer than the SHORT ones."""
 NOISY_STEPS = 20
-"""Steps on whole answers with wrong sums: enough to spread the policy's probability over them."""
+"""Number of training steps on whole answers with wrong sums, enough to spread the policy's probability over them."""
 NOISE = 0.1
-"""Share of the sums that are wrong there."""
+"""Share of the sums that are wrong in these steps."""
 SHORT = 6
 SHORT_BATCH = 48
 LONG_BATCH = 8
 PEAK_LEARNING_RATE = 6e-3
 WARM_UP_STEPS = 30
 FORMAT = 1
-"""Rises with every change of what this script makes, so that stale files are made again."""
+"""Version of this script's output. Increase it with every change, so that stale files are created again."""
 
 
 def demonstration(rng: random.Random, *, noise: float = 0.0, short: bool = False) -> tuple[str, str, bool]:
-    """(prompt, response, whether it is whole); each sum is a wrong one with probability `noise`."""
+    """Return (prompt, response, whether it is whole); each sum is wrong with probability `noise`."""
     step = rng.randint(SMALLEST_STEP, 9)
     total = rng.randrange(GOAL if short else FIRST_BELOW)
     prompt, said = f"{total:03d}+{step}=", ""
@@ -57,7 +57,7 @@ def demonstration(rng: random.Random, *, noise: float = 0.0, short: bool = False
 
 
 def lessons(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
-    """(token ids, labels, learning rate) of every supervised step."""
+    """Yield (token ids, labels, learning rate) of every supervised step."""
     rng = random.Random(seed)
     steps = SHORT_STEPS + LONG_STEPS + NOISY_STEPS
     for step in range(steps):
@@ -70,13 +70,13 @@ def lessons(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[tor
 
 
 def prompts(seed: int, count: int) -> list[dict[str, str]]:
-    """Prompt records; the right answer follows from the prompt."""
+    """Return prompt records; the right answer follows from the prompt."""
     rng = random.Random(f"prompts-{seed}")
     return [{"prompt": demonstration(rng)[0]} for _ in range(count)]
 
 
 def prepare(folder: Path, seed: int, made: Mapping[str, int]) -> None:
-    """Fills `folder` with policy/, draft/ and prompts.jsonl."""
+    """Create policy/, draft/ and prompts.jsonl in `folder`."""
     tokenizer = build_tokenizer(CHARACTERS)
     models: dict[str, LlamaForCausalLM] = {}
     for name, (hidden, layers) in SIZES.items():

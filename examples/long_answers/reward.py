@@ -6,7 +6,8 @@ GOAL = 200
 
 
 def score(prompt: str, response: str, record: dict[str, Any]) -> float:
-    """`137+9=` is answered `146;146+9=155;...`: 1 when every sum up to the first of 200 or more is right."""
+    """Return the share of right sums; 1 when every sum of `137+9=` -> `146;146+9=155;...` up to the first of 200 is
+    right."""
     total, step = map(int, record["prompt"].rstrip("=").split("+"))
     wanted = list(range(total + step, GOAL + step, step))
     said = [part[-3:] for part in response.split(";")[:-1]]

@@ -1,7 +1,7 @@
-"""What each stage of the pipeline learned, on prompts that none of them saw: prints one line a stage.
+"""Prints one line per stage of the pipeline: what it learned, on prompts that no stage was trained on.
 
-Answers that the policies sample, counted right by arithmetic, and held-out pairs that the reward model ranks. The
-models are loaded by transformers alone, as anybody would who was given the folders.
+Counts the right answers among those that the policies sample, and the held-out pairs that the reward model ranks
+correctly. Loads the models with transformers, as any user of the folders would.
 """
 
 from pathlib import Path
@@ -13,18 +13,18 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 ASSETS: Final = Path(__file__).parent / "assets"
 SEED: Final = 4242
-"""Of prompts that are in no file of the pipeline, but for those that two draws have in common."""
+"""Seed of prompts that are in no file of the pipeline, except for prompts that two draws have in common."""
 COUNT: Final = 500
 MAX_TOKENS: Final = 12
 
 
 def folder(stage: str, role: str) -> Path:
-    """The newest checkpoint of a stage."""
+    """Return the newest checkpoint of a stage."""
     return max((ASSETS / stage).glob("iteration-*")) / role
 
 
 def right_answers(path: Path) -> tuple[float, float]:
-    """(share of sampled answers whose last number is right, share that has the form that SFT teaches)."""
+    """Return (share of sampled answers whose last number is right, share in the form that SFT teaches)."""
     tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)
     right = formed = 0
     for record in prompts(SEED, COUNT):
@@ -41,7 +41,7 @@ def right_answers(path: Path) -> tuple[float, float]:
 
 
 def ranked_pairs(path: Path) -> float:
-    """Share of held-out pairs whose right answer has the higher score."""
+    """Return the share of held-out pairs whose right answer has the higher score."""
     tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForSequenceClassification.from_pretrained(path)
     ranked = 0
     for record in pairs(SEED, COUNT):

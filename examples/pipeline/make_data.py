@@ -1,9 +1,9 @@
-"""Makes what the pipeline starts from: an untrained policy (a real Hugging Face folder) and three JSONL files.
+"""Creates the inputs of the pipeline: an untrained policy (a real Hugging Face folder) and three JSONL files.
 
-The task is that of the quickstart: `3+5+2=` is to be answered `08+2=10`. demonstrations.jsonl shows how, half of them
-with a wrong sum at the end; pairs.jsonl has, for each prompt, a right and a wrong answer; prompts.jsonl asks. So SFT
-teaches the form of an answer, the reward model what is right, and PPO to say it. Never fetches anything; the same seed
-gives the same files.
+The task is that of the quickstart: the right response to `3+5+2=` is `08+2=10`. demonstrations.jsonl shows responses,
+half of them with a wrong sum at the end. pairs.jsonl has a right and a wrong response for each prompt. prompts.jsonl
+has prompts only. So SFT teaches the form of an answer, the reward model learns what is right, and PPO teaches the
+policy to say it. Never downloads anything. The same seed gives the same files.
 """
 
 import json
@@ -19,29 +19,29 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "quickstart"))
 from prepare import HIDDEN, POSITIONS, build_policy, build_tokenizer, demonstration, made_by_command, prompts
 
 FORMAT = 1
-"""Rises with every change of what this script makes, so that stale files are made again."""
+"""Version of this script's output. Increase it with every change, so that stale files are created again."""
 DEMONSTRATIONS = 16384
 PAIRS = 16384
 PROMPTS = 2048
 NOISE = 0.5
-"""Share of demonstrations that end in a random number: what SFT leaves for PPO to learn."""
+"""Share of demonstrations that end in a random number, which SFT leaves for PPO to correct."""
 NEAR = 0.5
 """Share of wrong answers that are off by at most three."""
 
 
 def demonstrations(seed: int, count: int) -> list[dict[str, str]]:
-    """Prompts with responses, most of them wrong at the end."""
+    """Return prompts with responses, a share NOISE of which end in a random number."""
     rng = random.Random(f"demonstrations-{seed}")
     shown = (demonstration(rng, noise=NOISE) for _ in range(count))
     return [{"prompt": prompt, "response": said} for prompt, said, _ in shown]
 
 
 def pairs(seed: int, count: int) -> list[dict[str, str]]:
-    """Prompts with a right response and one that ends in another number."""
+    """Return prompts with a right response and one that ends in another number."""
     rng, result = random.Random(f"pairs-{seed}"), []
     while len(result) < count:
         prompt, right, answer = demonstration(rng, noise=0.0)
-        near = int(answer) + rng.choice((-3, -2, -1, 1, 2, 3))  # what a policy that has learned a little says
+        near = int(answer) + rng.choice((-3, -2, -1, 1, 2, 3))  # typical of a policy that has learned a little
         wrong = f"{max(0, near) if rng.random() < NEAR else rng.randrange(30):02d}"
         if wrong != answer:
             result.append({"prompt": prompt, "chosen": right, "rejected": right[: -len(answer)] + wrong})
@@ -49,7 +49,7 @@ def pairs(seed: int, count: int) -> list[dict[str, str]]:
 
 
 def prepare(folder: Path, seed: int, made: Mapping[str, int]) -> None:
-    """Fills `folder` with base/ and the three files."""
+    """Create base/ and the three files in `folder`."""
     tokenizer = build_tokenizer()
     torch.manual_seed(seed)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Makes what the quickstart trains: a small policy and critic (real Hugging Face folders) and a JSONL prompt file.
+"""Creates the inputs of the quickstart: a small policy and critic (real Hugging Face folders) and a JSONL prompt file.
 
-The task is adding two or three digits aloud: `3+5+2=` is to be answered `08+2=10`. The policy is warmed up by
-supervised steps on demonstrations of which, in the last steps, eight in ten end in a random number. So it knows
-how to answer and is often wrong, which is where reinforcement learning starts. Never fetches anything; the same seed
-gives the same files.
+The task is to add two or three digits aloud. The right response to `3+5+2=` is `08+2=10`. Supervised steps on
+demonstrations warm up the policy; in the last steps eight in ten demonstrations end in a random number. So the policy
+knows how to answer but is often wrong, which is where reinforcement learning starts. Never downloads anything. The
+same seed gives the same files.
 """
 
 import argparse
@@ -21,25 +21,25 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 CHARACTERS = "0123456789+="
 IGNORED = -100
-"""Label of positions without a loss, as torch's cross entropy has it."""
+"""Label of positions without a loss, as in torch's cross entropy."""
 CLEAN_STEPS = 500
-"""Steps on right demonstrations: enough for more than 90% of greedy answers to be right."""
+"""Number of steps on right demonstrations, enough for more than 90% of greedy answers to be right."""
 NOISY_STEPS = 80
-"""steps on mostly wrong demonstrations: enough to spread the policy's probability over wrong answers."""
+"""Number of steps on mostly wrong demonstrations, enough to spread the policy's probability over wrong answers."""
 NOISE = 0.8
 HIDDEN = 96
 HEAD = 32
-"""Numbers of a head: on a CPU vLLM serves sizes of 32 and its multiples only."""
+"""Size of an attention head. On a CPU vLLM serves only multiples of 32."""
 POSITIONS = 64
 BATCH = 128
 PEAK_LEARNING_RATE = 4e-3
 WARM_UP_STEPS = 30
 FORMAT = 4
-"""Rises with every change of what this script makes, so that stale files are made again."""
+"""Version of this script's output. Increase it with every change, so that stale files are created again."""
 
 
 def build_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
-    """One token a character, and an end-of-sequence and a padding token."""
+    """Return a tokenizer with one token per character, an end-of-sequence and a padding token."""
     vocabulary = {token: index for index, token in enumerate([*characters, "<eos>", "<pad>"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -48,7 +48,7 @@ def build_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
 
 
 def demonstration(rng: random.Random, *, noise: float) -> tuple[str, str, str]:
-    """(prompt, response, right answer); with probability `noise` the response ends in a random number."""
+    """Return (prompt, response, right answer); with probability `noise` the response ends in a random number."""
     digits = [rng.randrange(10) for _ in range(rng.choice((2, 2, 3)))]
     total, said = digits[0], ""
     for position, digit in enumerate(digits[1:], start=1):
@@ -60,7 +60,7 @@ def demonstration(rng: random.Random, *, noise: float) -> tuple[str, str, str]:
 
 
 def batch(tokenizer: PreTrainedTokenizerFast, shown: Sequence[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels of (prompt, answer), both int64 [n, longest]; only the answers' tokens have a label."""
+    """Return token ids and labels of (prompt, answer), both int64 [n, longest]; only tokens of answers have a label."""
     asked = tokenizer([prompt for prompt, _ in shown])["input_ids"]
     answered = tokenizer([answer for _, answer in shown])["input_ids"]
     rows = [torch.tensor([*prompt, *response]) for prompt, response in zip(asked, answered, strict=True)]
@@ -70,7 +70,7 @@ def batch(tokenizer: PreTrainedTokenizerFast, shown: Sequence[tuple[str, str]]) 
 
 
 def build_policy(tokenizer: PreTrainedTokenizerFast, positions: int, hidden: int, layers: int) -> LlamaForCausalLM:
-    """A fresh policy, with heads of 32 numbers."""
+    """Return a new policy, with heads of size 32."""
     heads = hidden // HEAD
     return LlamaForCausalLM(
         LlamaConfig(
@@ -87,7 +87,7 @@ def teach(
     lessons: Iterable[tuple[torch.Tensor, torch.Tensor, float]],
     advance: Callable[[float], None],
 ) -> None:
-    """A supervised step on each of (token ids, labels, learning rate); `advance` is told its loss."""
+    """Take a supervised step on each of (token ids, labels, learning rate); call `advance` with its loss."""
     optimizer = torch.optim.AdamW(policy.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     for tokens, labels, rate in lessons:
         for group in optimizer.param_groups:
@@ -102,7 +102,7 @@ def teach(
 
 
 def warm_up(tokenizer: PreTrainedTokenizerFast, seed: int, advance: Callable[[float], None]) -> LlamaForCausalLM:
-    """A policy of 188 thousand parameters after CLEAN_STEPS + NOISY_STEPS supervised steps."""
+    """Return a policy of 188 thousand parameters after CLEAN_STEPS + NOISY_STEPS supervised steps."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
 
@@ -120,7 +120,7 @@ def warm_up(tokenizer: PreTrainedTokenizerFast, seed: int, advance: Callable[[fl
 
 
 def prompts(seed: int, count: int) -> list[dict[str, str]]:
-    """Prompt records with the right answer, which only the reward function reads."""
+    """Return prompt records with the right answer, which the reward function reads."""
     rng = random.Random(f"prompts-{seed}")
     asked = (demonstration(rng, noise=0.0) for _ in range(count))
     return [{"prompt": prompt, "answer": answer} for prompt, _, answer in asked]
@@ -133,7 +133,7 @@ def write(
     records: Sequence[Mapping[str, str]],
     made: Mapping[str, int],
 ) -> None:
-    """Fills `folder` with the models' folders, prompts.jsonl and made.json; all of it or nothing under that name."""
+    """Create the models' folders, prompts.jsonl and made.json in `folder`, atomically."""
     scratch = folder.with_name(folder.name + ".partial")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -147,7 +147,7 @@ def write(
 
 
 def prepare(folder: Path, seed: int, made: Mapping[str, int]) -> None:
-    """Fills `folder` with policy/, critic/ and prompts.jsonl."""
+    """Create policy/, critic/ and prompts.jsonl in `folder`."""
     tokenizer = build_tokenizer()
     with shown_progress("warming up the policy", CLEAN_STEPS + NOISY_STEPS) as advance:
         policy = warm_up(tokenizer, seed, advance)
@@ -156,7 +156,7 @@ def prepare(folder: Path, seed: int, made: Mapping[str, int]) -> None:
 
 @contextmanager
 def shown_progress(what: str, steps: int) -> Iterator[Callable[[float], None]]:
-    """A progress bar, advanced by a step's loss."""
+    """Show a progress bar; yield the function that advances it with a step's loss."""
     columns = (TextColumn(what), BarColumn(), TextColumn("loss {task.fields[loss]:.2f}"))
     with Progress(*columns, TimeRemainingColumn()) as progress:
         task = progress.add_task("", total=steps, loss=0.0)
@@ -166,7 +166,7 @@ def shown_progress(what: str, steps: int) -> Iterator[Callable[[float], None]]:
 def made_by_command(
     script: str, description: str | None, form: int, make: Callable[[Path, int, Mapping[str, int]], None]
 ) -> None:
-    """Command line of a script that makes a folder of assets beside it; nothing is done when they are there already."""
+    """Run the command line of a script that creates a folder of assets next to it; do nothing if they exist."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path(script).parent / "assets")
     parser.add_argument("--seed", type=int, default=0)
@@ -175,7 +175,7 @@ def made_by_command(
     if file.is_file() and json.loads(file.read_text()) == made:
         print(f"{arguments.folder}: already there")
         return
-    torch.set_num_threads(1)  # more threads only wait for each other in a model this small
+    torch.set_num_threads(1)  # in a model this small more threads only wait for each other
     make(arguments.folder, arguments.seed, made)
     print(f"{arguments.folder}: {', '.join(sorted(path.name for path in arguments.folder.iterdir()))}")
 

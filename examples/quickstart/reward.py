@@ -4,5 +4,5 @@ from typing import Any
 
 
 def score(prompt: str, response: str, record: dict[str, Any]) -> float:
-    """`3+5+2=` is answered by `08+2=10`: what stands after the last `=` is the answer."""
+    """Compare the text after the last `=` with the right sum: `3+5+2=` is answered by `08+2=10`."""
     return float(response.rsplit("=", 1)[-1] == record["answer"])

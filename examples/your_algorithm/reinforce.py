@@ -13,32 +13,32 @@ from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBat
 
 
 class Reinforce(Algorithm):
-    """Parameters: `momentum`, the share of the old baseline that an iteration keeps."""
+    """REINFORCE. Parameters: `momentum`, the weight of the old baseline in each iteration."""
 
     def __init__(self, context: AlgorithmContext) -> None:
         super().__init__(context)
         self.momentum = float(context.parameters.get("momentum", 0.8))
-        self.baseline: float | None = None  # no iteration has been seen yet
+        self.baseline: float | None = None  # no iteration has finished yet
 
     def prepare(self, batch: TrainingBatch) -> TrainingBatch:
-        """Give every token of a response its reward minus the baseline, then move the baseline."""
+        """Give every response token its reward minus the baseline, then update the baseline."""
         mean = float(batch.rewards[batch.valid].mean()) if batch.valid.any() else self.baseline or 0.0
         baseline = mean if self.baseline is None else self.baseline
         self.baseline = self.momentum * baseline + (1 - self.momentum) * mean
         return batch.with_fields(advantages=(batch.rewards - baseline)[:, None] * batch.mask)
 
     def policy_loss(self, log_p: torch.Tensor, entropy: torch.Tensor, microbatch: MicroBatch) -> TokenLosses:
-        """Raise the probability of what was better than the baseline."""
+        """Raise the probability of responses that were better than the baseline."""
         return -microbatch.fields["advantages"] * log_p, None
 
     def finish_iteration(self, metrics: dict[str, float]) -> None:
-        """Show the baseline among the metrics."""
+        """Add the baseline to the metrics."""
         metrics["reinforce/baseline"] = self.baseline or 0.0
 
     def state(self) -> dict[str, Any]:
-        """Keep the baseline in checkpoints."""
+        """Return the baseline for a checkpoint."""
         return {"baseline": self.baseline}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on with the baseline of a checkpoint."""
+        """Restore the baseline from a checkpoint."""
         self.baseline = state["baseline"]

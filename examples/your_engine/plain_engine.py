@@ -1,7 +1,7 @@
-"""An engine in one file: a whole forward pass for every token, one sample at a time, nothing kept between two steps.
+"""An engine in one file: a whole forward pass for every token, one sample at a time, no cache between steps.
 
-Slow, and right: it draws the tokens that the torch engine draws, because a token depends on the sample's random key,
-its position and the logits alone. docs/tutorials/your-engine.md explains it.
+Slow but correct. It draws the same tokens as the torch engine, because a token depends only on the sample's random
+key, its position and the logits. docs/tutorials/your-engine.md explains it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,14 @@ from rlhf_workers.models.precision import compute_dtype
 
 
 def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> "PlainEngine":
-    """What the worker calls: the engine of a job, with the manifest's weights in it."""
+    """Return the engine of a job with the manifest's weights; the worker calls this function."""
     path, dtype = spec.models.actor.path, compute_dtype(spec)
     model = load_causal_lm(path, field="spec.models.actor.path", dtype=dtype, device=device, attention="eager")
     return PlainEngine(model, tokenizer, SamplingParameters.from_spec(spec), EngineLimits.from_spec(spec))
 
 
 class PlainEngine:
-    """Implements `rlhf_workers.generation.engine.Engine`, and none of the abilities that an engine may have besides."""
+    """Implements `rlhf_workers.generation.engine.Engine` without optional abilities."""
 
     def __init__(self, model: Any, tokenizer: Any, parameters: SamplingParameters, limits: EngineLimits) -> None:
         self.version = 0
@@ -37,7 +37,7 @@ class PlainEngine:
         self._vocabulary = int(model.config.get_text_config().vocab_size)
         ids = stop_ids(model, tokenizer, parameters)
         self._stop = StopRule(tokenizer, self._vocabulary, ids, parameters.stop)
-        self._samples: dict[SampleKey, SampleRequest] = {}  # the oldest first, each with all its tokens
+        self._samples: dict[SampleKey, SampleRequest] = {}  # oldest first, each with all its tokens
         self._reported: dict[SampleKey, int] = {}  # tokens that `progress` returned, or that were known before
 
     @property
@@ -69,7 +69,7 @@ class PlainEngine:
 
     @torch.inference_mode()
     def _decoded(self, request: SampleRequest) -> SampleRequest:
-        """The request with its next token."""
+        """Return the request with its next token."""
         ids = torch.from_numpy(np.concatenate([request.prompt, request.tokens]).astype(np.int64))[None]
         logits = self._model(input_ids=ids.to(self._model.device), use_cache=False).logits[:, -1]
         position = len(request.tokens)
@@ -113,7 +113,7 @@ class PlainEngine:
 
 
 def _after(spans: Sequence[VersionSpan], tokens: int) -> tuple[VersionSpan, ...]:
-    """The spans without their first tokens."""
+    """Return the spans without their first tokens."""
     rest = []
     for span in spans:
         skipped = min(span.tokens, tokens)

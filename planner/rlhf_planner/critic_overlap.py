@@ -1,11 +1,11 @@
-"""What training the critics beside the next decoding would gain: an iteration with and without it, by the same times.
+"""Compares an iteration that trains its critics beside the next decoding with one that does not, on the same times.
 
-Owns the comparison and decides nothing (`critic_overlap_choice` does, where it may). With the overlap ranks train the
-policy's mini-batches first and publish it; while it decodes the next batch they train the critics' mini-batches. What
-is scored by critics waits until those are trained and published, too; other scores do not.
-A fused table does the critics' work in the policy's bubbles, which the overlap cannot: both alone run as 1F1B.
-Rule: pure; a replay of times that were measured or simulated. Devices of generation and of training must be distinct.
-Source: EuroMLSys'25, opportunity 8: generation of an iteration beside critic training of the one before.
+Owns the comparison; `critic_overlap_choice` makes the decision. With the overlap, ranks train the policy's
+mini-batches first and publish the policy. They train the critics' mini-batches while the policy decodes the next
+batch. Scores of critics wait until the critics are trained and published; other scores do not wait. A fused table puts
+the critics' work into the policy's bubbles. The overlap cannot: it runs each part as 1F1B.
+Rule: pure; replays measured or simulated times. Generation and training must use distinct devices.
+Source: EuroMLSys'25, opportunity 8: generation of an iteration beside critic training of the previous one.
 """
 
 from collections.abc import Collection
@@ -19,24 +19,24 @@ from rlhf_planner.schedule.simulate import instance_arrays
 
 @dataclass(frozen=True, slots=True)
 class OverlapTimes:
-    """What the parts of an iteration take, all in one unit of time."""
+    """Times of the parts of an iteration, all in the same unit."""
 
     together: float
-    """Training of all models, by the table in force."""
+    """Training of all models with the current table."""
     policy: float
-    """Training of the policy alone."""
+    """Training of the policy only."""
     critics: float
-    """Training of all other models alone."""
+    """Training of all other models."""
     publishing: float
-    """From trained weights to workers that hold them; of the policy, and again of the critics."""
+    """Time from trained weights to workers that have loaded them; the same for the policy and for the critics."""
     finished: tuple[float, ...]
-    """When each response is finished, counted from the first lease."""
+    """Time from the first lease until each response is finished."""
     apart: float
-    """Between two samples that are scored, while anything waits for that."""
+    """Time between two scores while samples are waiting to be scored."""
     latency: float = 0.0
-    """From a response that waits for nothing to its score."""
+    """Time from a response that does not wait to its score."""
     late_share: float = 1.0
-    """Of `apart`, what tasks take that are scored by critics, 0..1."""
+    """Share of `apart` that critics' tasks take, 0..1."""
 
 
 def unchanged(times: OverlapTimes) -> float:
@@ -45,7 +45,7 @@ def unchanged(times: OverlapTimes) -> float:
 
 
 def overlapped(times: OverlapTimes) -> float:
-    """Return the time of an iteration that begins to decode when the policy is published, in a steady state."""
+    """Return the steady-state time of an iteration that starts decoding as soon as the policy is published."""
     ready, late = times.critics + times.publishing, times.apart * times.late_share
     work = [(moment, times.apart) for moment in times.finished if moment >= ready]
     for moment in times.finished:
@@ -58,6 +58,6 @@ def overlapped(times: OverlapTimes) -> float:
 
 
 def alone(instance: Instance, pipelines: Collection[int]) -> float:
-    """Return the 1F1B makespan of some pipelines of an instance, by number, without the others."""
+    """Return the 1F1B makespan of the given pipelines (by number), without the others."""
     chosen = tuple(pipe for number, pipe in enumerate(instance.pipelines) if number in pipelines)
     return serial(instance_arrays(replace(instance, pipelines=chosen))).makespan

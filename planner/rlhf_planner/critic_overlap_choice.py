@@ -1,11 +1,12 @@
-"""Whether an iteration's critics are trained beside the next decoding, by what the job measured of both ways.
+"""Decides from measurements whether an iteration trains its critics beside the next decoding.
 
-  nothing measured   all models at once, which is measured     at once measured   apart for one iteration, a probe
-  both measured      what a replay of the last iteration says is faster, with a margin for beginning to overlap
-The way that is not in use is measured again every REMEASURE iterations. Training counts by the token, as batches differ
-in length, unless what was measured scatters less by the iteration. Decoding counts by the step: where processes share a
-machine, critics that train slow it down, and what was seen of that is in the replay.
-Rule: pure; whatever is chosen changes when critics are trained, never to what. Without a whole observation of the last
+  nothing measured   train all models together (measured)    together measured   train critics apart once, as a probe
+  both measured      the faster way in a replay of the last iteration; starting the overlap needs a margin
+
+The way that is not in use is measured again every REMEASURE iterations. Training times are compared per token because
+batches differ in length, unless times per iteration scatter less. Decoding times are compared per step. On shared
+machines critic training slows decoding down; the replay includes the observed slowdown.
+Rule: pure. A choice changes when critics are trained, never the result. Without a complete observation of the last
 iteration the choice stays as it is.
 """
 
@@ -18,18 +19,18 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 from rlhf_planner.critic_overlap import OverlapTimes, overlapped, unchanged
 
 WINDOW: Final = 3
-"""Measurements that are kept of each part; the median counts."""
+"""Measurements remembered for each part; their median counts."""
 MARGIN: Final = 0.02
-"""Share of an iteration that the overlap must gain to begin; it ends when it gains nothing."""
+"""Share of an iteration that the overlap must gain to start. It stops when it gains nothing."""
 REMEASURE: Final = 50
-"""Iterations after which the other way is tried again: it costs a fiftieth of what it is slower."""
+"""Iterations between measurements of the unused way. The cost is 1/50 of the difference between the ways."""
 
 
 class TrainedPart(NamedTuple):
-    """How long models were trained on a batch."""
+    """Measured training time of models on one batch."""
 
     tokens: float
-    """Of the batch, prompts and responses."""
+    """Prompt and response tokens of the batch."""
     seconds: float
 
 
@@ -39,61 +40,66 @@ _Measured = TypeVar("_Measured")
 
 @dataclass(frozen=True, slots=True)
 class MeasuredOverlap:
-    """What is known of both ways. Windows hold WINDOW measurements at most, newest last."""
+    """Measurements of both ways. Each window has at most WINDOW measurements, newest last."""
 
     together: _Parts = ()
-    """Training of all models at once, by the table in force."""
+    """Training of all models together, with the current table."""
     policy: _Parts = ()
-    """Training of the policy alone."""
+    """Training of the policy only."""
     critics: _Parts = ()
-    """Training of the others, beside decoding."""
+    """Training of the other models during decoding."""
     quiet: tuple[float, ...] = ()
-    """Seconds of a decode step, mean of an iteration, while nothing was trained."""
+    """Mean seconds of a decode step, per iteration, while nothing was trained."""
     beside: tuple[float, ...] = ()
-    """The same of iterations beside whose decoding critics were trained."""
+    """Mean seconds of a decode step, per iteration, while critics were trained."""
     apart: float = 0.0
-    """As in OverlapTimes, of the last iteration that waited for no critics."""
+    """`OverlapTimes.apart` of the last iteration that did not wait for critics."""
     latency: float = 0.0
     late_share: float = 1.0
     together_age: int = 0
-    """Iterations since all models were last trained at once."""
+    """Iterations since all models were last trained together."""
     apart_age: int = 0
     """Iterations since critics were last trained apart."""
 
     def with_together(self, tokens: float, seconds: float) -> "MeasuredOverlap":
-        """Return this with an iteration that trained all models at once."""
+        """Return a copy with an iteration that trained all models together."""
         return replace(self, together=_added(self.together, TrainedPart(tokens, seconds)), together_age=0)
 
     def with_parts(self, tokens: float, policy: float, critics: float) -> "MeasuredOverlap":
-        """Return this with an iteration that trained its critics apart: seconds of each part."""
+        """Return a copy with an iteration that trained its critics apart. `policy` and `critics` are seconds."""
         parts = TrainedPart(tokens, policy), TrainedPart(tokens, critics)
         return replace(self, policy=_added(self.policy, parts[0]), critics=_added(self.critics, parts[1]), apart_age=0)
 
     def with_step(self, seconds: float, *, beside: bool) -> "MeasuredOverlap":
-        """Return this with the mean decode step of an iteration; `beside`: critics were trained meanwhile."""
+        """Return a copy with the mean decode step of an iteration. `beside`: critics were trained at the same time."""
         if beside:
             return replace(self, beside=_added(self.beside, seconds))
         return replace(self, quiet=_added(self.quiet, seconds))
 
     def with_scoring(self, apart: float, latency: float, late_share: float) -> "MeasuredOverlap":
-        """Return this with how an iteration was scored that waited for no critics; as in OverlapTimes."""
+        """Return a copy with the scoring times of an iteration that did not wait for critics, as in OverlapTimes."""
         return replace(self, apart=apart, latency=latency, late_share=late_share)
 
     def older(self) -> "MeasuredOverlap":
-        """Return this one iteration later."""
+        """Return a copy that is one iteration older."""
         return replace(self, together_age=self.together_age + 1, apart_age=self.apart_age + 1)
 
     @property
     def contention(self) -> float:
-        """Return how many times as long a decode step takes while critics are trained, 1 at least: by the quickest
-        iterations of each kind, as other work on a machine only slows down; 1 until two of each were seen."""
+        """Return the ratio, at least 1, of decode steps with critic training to decode steps without.
+
+        Uses the fastest iterations of each kind because other work on a machine only slows steps down. Returns 1 until
+        two iterations of each kind were measured.
+        """
         if min(len(self.quiet), len(self.beside)) < 2:
             return 1.0
         return max(1.0, min(self.beside) / min(self.quiet))
 
     def training(self, tokens: float) -> tuple[float, float, float]:
-        """Return the seconds of training a batch of so many tokens: all at once, the policy alone, the others alone;
-        each must have been measured."""
+        """Return the seconds for training a batch of `tokens` tokens: together, policy only, others only.
+
+        Each must have been measured.
+        """
         windows = self.together, self.policy, self.critics
         rates = [[part.seconds / part.tokens for part in window] for window in windows]
         whole = [[part.seconds for part in window] for window in windows]
@@ -104,12 +110,12 @@ class MeasuredOverlap:
         return together, policy, critics
 
     def document(self) -> dict[str, Any]:
-        """Return all of it as plain data for JSON."""
+        """Return the measurements as plain data for JSON."""
         return asdict(self)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "MeasuredOverlap":
-        """Return what `document` wrote. Raises ValueError for what it cannot have written."""
+        """Return the measurements that `document` wrote. Raises ValueError for an impossible document."""
         try:
             together, policy, critics = (tuple(map(_part, document[name][:WINDOW])) for name in _PARTS)
             quiet, beside = (tuple(map(_number, document[name][:WINDOW])) for name in ("quiet", "beside"))
@@ -125,33 +131,33 @@ _PARTS: Final = ("together", "policy", "critics")
 
 @dataclass(frozen=True, slots=True)
 class SeenIteration:
-    """How an iteration went, as far as a replay needs it; seconds."""
+    """Times of an iteration that a replay needs, in seconds."""
 
     tokens: int
-    """Of prompts and responses that were trained on."""
+    """Prompt and response tokens that were trained on."""
     publishing: float
     finished: tuple[float, ...]
-    """When each response was finished, counted from the first lease."""
+    """Seconds from the first lease until each response was finished."""
     beside: bool
-    """Critics were trained while it was decoded."""
+    """Whether critics were trained while the iteration was decoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class OverlapChoice:
-    """What an iteration does with its critics, and why."""
+    """Whether an iteration trains its critics apart, and why."""
 
     apart: bool
     kind: Literal["measure", "probe", "again", "faster", "kept"]
-    """To measure all at once, or critics apart, for the first time; either again; what a replay says; as before, as
-    nothing is known that could change it."""
+    """Reason for the choice: first measurement of training together or apart, a repeated measurement, the replay, or
+    no new information."""
     unchanged: float = 0.0
-    """Seconds of an iteration that trains all at once, by the replay; 0: there is none."""
+    """Seconds of an iteration that trains all models together, from the replay; 0 without a replay."""
     overlapped: float = 0.0
-    """The same with critics that are trained apart."""
+    """Seconds of an iteration that trains critics apart, from the replay; 0 without a replay."""
 
     @property
     def reason(self) -> str:
-        """Return the choice in words."""
+        """Return the choice as a sentence."""
         way = "trained beside the next decoding" if self.apart else "trained with the policy"
         if self.kind == "probe":
             return f"critics are {way} once, to measure it"
@@ -168,8 +174,11 @@ class OverlapChoice:
 
 
 def choose(measured: MeasuredOverlap, last: SeenIteration | None, *, apart: bool, pending: bool) -> OverlapChoice:
-    """Return what the next iteration does. `last`: the newest that was seen whole; `apart`: what was last found to be
-    faster; `pending`: critics of the iteration before are yet to be trained, so what that takes is not known."""
+    """Return the choice for the next iteration.
+
+    `last` is the newest completely observed iteration. `apart` is the last result. `pending` means that critics of the
+    previous iteration are not trained yet, so their training time is unknown.
+    """
     if not measured.together:
         return OverlapChoice(False, "measure")
     if not measured.policy:
@@ -184,8 +193,10 @@ def choose(measured: MeasuredOverlap, last: SeenIteration | None, *, apart: bool
 
 
 def predicted(measured: MeasuredOverlap, last: SeenIteration) -> tuple[float, float]:
-    """Return the seconds of the last iteration without the overlap and with it, in a steady state; both ways must have
-    been measured."""
+    """Return the steady-state seconds of the last iteration without and with the overlap.
+
+    Both ways must have been measured.
+    """
     slower = measured.contention
     still = tuple(moment / slower for moment in last.finished) if last.beside else last.finished
     times = OverlapTimes(
@@ -204,7 +215,7 @@ def _added(window: tuple[_Measured, ...], value: _Measured) -> tuple[_Measured, 
 
 
 def _scatter(windows: Iterable[list[float]]) -> float:
-    """How far measurements of the same differ, as the squares of their logarithms."""
+    """Return the scatter of repeated measurements: the sum of their squared logarithms."""
     return sum(len(window) * statistics.pvariance(map(math.log, window)) for window in windows if len(window) > 1)
 
 

@@ -1,7 +1,8 @@
-"""What training critics beside decoding is expected to give a job, from the recorded facts of a run, for `rlhf plan`.
+"""Forecasts the gain of the critics' overlap from the recorded facts of a run, for `rlhf plan`.
 
-Rule: pure. Where the run measured both ways, by that; else its training of all models at once is shared out by size,
-which is an assumption that is said. Of an iteration whose critics were apart the facts have no metrics of training.
+Rule: pure. Uses measurements of both ways if the run has them. Otherwise divides the time of training all models
+together by model size; the output names this assumption. Iterations that trained critics apart have no training
+metrics.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,14 +17,14 @@ SHARED_OUT = "policy and critics train one after the other, each for its share o
 
 @dataclass(frozen=True, slots=True)
 class OverlapForecast:
-    """An iteration of a run, both ways, in seconds."""
+    """Seconds of an iteration of a run, with and without the overlap."""
 
     iteration: int
-    """From 0."""
+    """Number of the iteration, from 0."""
     disabled: float
     enabled: float
     auto: bool
-    """What Auto would do: train critics apart."""
+    """Whether mode Auto would train critics apart."""
     assumptions: tuple[str, ...] = ()
 
 
@@ -33,10 +34,11 @@ def forecast(
     policy_share: float | None,
     late_tasks: Collection[str],
 ) -> OverlapForecast | None:
-    """Return the forecast of the newest iteration that says enough; None when none does.
+    """Return the forecast of the newest iteration with enough facts; None without one.
 
-    `facts`: of a run, oldest first. `measured`: by the run, of both ways; None: it was not. `policy_share`: of the
-    parameters of all trained models, 0..1; None: not known. `late_tasks`: scoring tasks that critics do.
+    `facts` are those of a run, oldest first. `measured` has the run's measurements of both ways, or None.
+    `policy_share` is the policy's share of the parameters of all trained models, 0..1, or None if unknown.
+    `late_tasks` are the scoring tasks that critics do.
     """
     both = measured is not None and measured.together and measured.policy
     for before, seen in reversed(list(zip((None, *facts), facts, strict=False))):
@@ -62,7 +64,7 @@ def _forecast(
 
 def _seen(facts: IterationProfile, samples: SampleFacts, *, beside: bool) -> SeenIteration:
     finished = tuple(samples.finished)
-    if facts.settings.overlap == "Disabled":  # scoring begins when all is generated
+    if facts.settings.overlap == "Disabled":  # scoring begins when all samples are generated
         finished = (max(finished),) * len(finished)
     return SeenIteration(_tokens(samples), facts.seconds("Publishing"), finished, beside)
 

@@ -1,15 +1,18 @@
-"""Memory that each process of a job needs on its device, by what it is for; where roles take turns, phase by phase.
+"""Memory that each process of a job needs on its device, by purpose, and by phase where roles take turns.
 
-Counted: weights; on workers that decode the key-value cache at the full batch and the longest samples, of a draft model
-likewise; on training ranks float32 master weights, gradients and the two AdamW moments, and weights once more in half
-precision where they are cast, of a draft model that is trained likewise; of models in parts (parallelism.shard and
-parallelism.tensor, of experts parallelism.expert) a rank's part of each, and its share of whole parameters to publish.
-Norms, which every rank of a
-tensor group has, count as if they were split, and shares of moments (parallelism.shardOptimizer) as if all were equal.
-Moments in host memory (parallelism.offloadOptimizer) count as the pieces of them that are on the device within a step.
-Not counted: gathered layers, activations, logits, communicators, the
-runtime itself. So what does not fit here fits nowhere, and what fits here may still not.
-Rule: arithmetic over sizes that come in; a model of unknown size is said to be, never zero.
+Counted:
+- weights;
+- on workers that decode: the KV cache of a full batch of the longest samples, for a draft model too;
+- on training ranks: float32 master weights, gradients, the two AdamW moments, and half-precision copies of weights
+  that are cast, for a trained draft model too;
+- for divided models (parallelism.shard, parallelism.tensor, parallelism.expert): the rank's part, and its share of the
+  whole parameters that it publishes.
+
+Norms, which every rank of a tensor group has, count as if divided. Shares of moments (parallelism.shardOptimizer)
+count as if equal. Moments in host memory (parallelism.offloadOptimizer) count as the chunks on the device during a
+step. Not counted: gathered layers, activations, logits, communicators and the runtime. So an estimate that does not
+fit proves that the job does not fit; an estimate that fits proves nothing.
+Rule: arithmetic on sizes from the caller. A model of unknown size is reported as unknown, never counted as zero.
 """
 
 from collections.abc import Mapping
@@ -26,16 +29,19 @@ from rlhf_common.names import DRAFT_MODEL, Group
 FLOAT32_BYTES: Final = 4
 HALF_BYTES: Final = 2
 COMPUTE_BYTES: Final = {"Float32": FLOAT32_BYTES, "BFloat16": HALF_BYTES}
-"""A value in the type of matrix products."""
+"""Bytes per value in the type of matrix products."""
 OPTIMIZER_BYTES: Final = 8
-"""Two float32 moments of AdamW, a parameter."""
+"""Bytes per parameter of the two float32 AdamW moments."""
 OFFLOADED_PIECE_BYTES: Final = 64 * 2**20
-"""Moments that come from host memory at a time: takes above a millisecond on the bus, beside which it costs nothing to
-begin a copy and a kernel, and is little beside what a step holds."""
+"""Bytes of moments in one transfer from host memory.
+
+The transfer takes more than a millisecond, which hides the start of a copy and a kernel, and is small compared with
+the memory of a step.
+"""
 OFFLOADED_PIECES: Final = 2
-"""On the device at once: one is stepped while another comes or goes."""
+"""Chunks on the device at the same time: one is stepped while another is copied."""
 DRAFT: Final = "draft model"
-"""Part of an estimate: all that a process holds of it."""
+"""Name of the part of an estimate that contains everything for a draft model."""
 GIBIBYTE: Final = 2**30
 REMEDIES: Final = {
     "decoding and scoring": "lower spec.generation.maxBatchSize or spec.rollout.maxResponseTokens, or give scoring "
@@ -46,24 +52,24 @@ REMEDIES: Final = {
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What a model folder says about its size."""
+    """Size of a model, as its folder states it."""
 
     parameters: int
     cache_values_per_token: int
-    """Keys and values of all layers, for one token."""
+    """Keys and values of all layers for one token."""
     map_widths: Mapping[str, int] = field(default_factory=dict)
-    """Linear map of a layer, by its Hugging Face name -> its inputs and outputs, added up over all layers."""
+    """Hugging Face name of a linear map -> (inputs, outputs), summed over all layers."""
     layers: int = 0
-    """0: the folder does not say."""
+    """Number of layers; 0 if the folder does not state it."""
     key_value_heads: int = 0
-    """Of a layer; 0: the folder does not say."""
+    """Key-value heads per layer; 0 if the folder does not state it."""
     experts: int = 0
-    """Of a layer that routes tokens; 0: there is none."""
+    """Experts per layer that routes tokens; 0 without experts."""
     expert_parameters: int = 0
-    """Those of `parameters` that are of experts, over all layers."""
+    """Number of `parameters` that belong to experts, over all layers."""
 
     def adapter_parameters(self, lora: Lora) -> int | None:
-        """Return the parameters of the adapters of this model; None where its maps are not known."""
+        """Return the number of adapter parameters of this model; None if its linear maps are unknown."""
         if not set(lora.target_modules) <= self.map_widths.keys():
             return None
         return lora.rank * sum(self.map_widths[name] for name in lora.target_modules)
@@ -71,28 +77,28 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Memory of one process, in bytes by what it is for."""
+    """Memory of one process, in bytes by purpose."""
 
     parts: Mapping[str, int]
     unknown: tuple[str, ...] = ()
-    """Models whose size is not known here."""
+    """Models of unknown size."""
     host: Mapping[str, int] = field(default_factory=dict)
-    """Pinned memory of the machine beside it, for what comes to the device a piece at a time."""
+    """Pinned host memory for data that is copied to the device in chunks."""
 
     @property
     def total(self) -> int:
-        """Bytes of all known parts."""
+        """Total bytes of all known parts."""
         return sum(self.parts.values())
 
     @property
     def words(self) -> str:
-        """The parts: `weights 1 GiB, gradients 2 GiB`."""
+        """Description of the parts, such as `weights 1 GiB, gradients 2 GiB`."""
         return ", ".join(f"{name} {gib(count)}" for name, count in self.parts.items())
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What is awake on the device of a worker at one time."""
+    """Roles that are awake on a worker's device at the same time."""
 
     name: str
     onloaded: Estimate
@@ -100,19 +106,19 @@ class Phase:
 
 @dataclass(frozen=True)
 class Budget:
-    """A worker whose roles take turns: the device holds one phase at a time, the host what sleeps meanwhile."""
+    """Memory of a worker whose roles take turns: one phase at a time on the device, sleeping roles in host memory."""
 
     phases: tuple[Phase, ...]
     host: Estimate = field(default_factory=lambda: Estimate({}))
-    """Pinned memory of the machine, one process: kept from the first turn on, so it is the sum of all roles."""
+    """Pinned host memory of one process. It stays allocated after the first turn, so it is the sum over all roles."""
 
     @property
     def peak(self) -> Phase:
-        """The phase that needs most."""
+        """Phase that needs the most memory."""
         return max(self.phases, key=lambda phase: phase.onloaded.total)
 
     def problem(self, device_bytes: int) -> str:
-        """Return why it cannot fit on a device of this size, and what to do; empty when nothing says so."""
+        """Return why the worker cannot fit on a device of this size, and what to do; empty if it may fit."""
         peak = self.peak
         if peak.onloaded.total <= device_bytes:
             return ""
@@ -124,17 +130,19 @@ class Budget:
 
 
 Sizes = Mapping[str, ModelSize | None]
-"""Model role, `reward_model` or DRAFT_MODEL -> its size; None: not known."""
+"""Model role, `reward_model` or DRAFT_MODEL -> size; None if unknown."""
 
 
 def reward_model(reward: GivenReward) -> str:
-    """Return the name of the model that inference workers run for a reward, in sizes and parts."""
+    """Return the name, in sizes and parts, of the reward model that inference workers run."""
     return f"{reward.role} {reward.name}".strip()
 
 
 def estimates(spec: RLHFJobSpec, sizes: Sizes) -> dict[Group, Estimate]:
-    """Return the memory of one device of each group that has workers of its own; for training, of the largest
-    pipeline stage; where roles take turns, of the phase that needs most."""
+    """Return the memory of one device of each group that has its own workers.
+
+    Training counts the largest pipeline stage. Where roles take turns, the phase that needs the most memory counts.
+    """
     scorers = {Group.INFERENCE: scoring(spec, sizes)}
     if spec.rank_group is Group.TRAINING:
         trains = training(spec, sizes)
@@ -151,7 +159,7 @@ def budget(spec: RLHFJobSpec, sizes: Sizes) -> Budget:
     sleeping |= scores.parts
     kept = ("weights", "optimizer", "frozen weights")
     sleeping |= {f"{name} (training)": count for name, count in {**trains.parts, **trains.host}.items() if name in kept}
-    if spec.training.weight_sharing != "Disabled" and "weights" in trains.parts:  # one copy, in the type that travels
+    if spec.training.weight_sharing != "Disabled" and "weights" in trains.parts:  # one copy, in the published type
         sleeping["published weights"] = _published(spec, sizes)
     return Budget(
         (Phase("decoding and scoring", _sum(decodes, scores)), Phase("training", trains)),
@@ -160,7 +168,7 @@ def budget(spec: RLHFJobSpec, sizes: Sizes) -> Budget:
 
 
 def scores_too(spec: RLHFJobSpec) -> bool:
-    """Return whether generation workers hold the scoring models besides the policy, or may."""
+    """Return whether generation workers have, or may load, the scoring models in addition to the policy."""
     fuses = (
         spec.fusion.inter_stage.mode != "Disabled"
         and spec.generation.replicas > 1
@@ -189,12 +197,12 @@ def decoding(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
 
 
 def scoring(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
-    """Return the memory of the models of the scoring tasks; a reward that is called is not in `sizes`."""
+    """Return the memory of the models of the scoring tasks. Rewards that call a service are not in `sizes`."""
     models, width, graph = _scored(spec), COMPUTE_BYTES[spec.compute_type], graph_of(spec)
     names = [name for name in models if name in sizes]
     known = {name: size.parameters for name in names if (size := sizes[name]) is not None}
     policies = any((role := models[name]) is not None and role.kind is ModelKind.POLICY for name in known)
-    for name in known:  # a critic over the reference's weights has its adapters alone
+    for name in known:  # a critic over the reference's weights adds only its adapters
         role, size = models[name], sizes[name]
         lora = spec.training.adapters(role) if role in graph.trained else None
         if size is not None and lora is not None and lora.trunk == "Shared" and policies:
@@ -204,9 +212,11 @@ def scoring(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
 
 
 def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
-    """Return the memory of the largest stage of every trained model, and of a draft model, which the rank of the last
-    stage holds whole; of one trained by adapters the frozen weights
-    are apart from what is trained, and counted once where the trunk is shared."""
+    """Return the memory of the largest stage of every trained model, and of a draft model.
+
+    The rank of the last stage has the whole draft model. For a model trained with adapters, frozen weights are
+    separate from trained ones; a shared trunk counts once.
+    """
     settings, models = spec.training, graph_of(spec).trained
     half, shared = spec.compute_type == "BFloat16", False
     unknown: list[str] = []
@@ -221,7 +231,7 @@ def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
         item |= {"half-precision weights": HALF_BYTES} if half else {}
         if settings.parallelism.shard > 1:  # layers are cast one at a time
             item = {name: count for name, count in item.items() if name != "half-precision weights"}
-        if settings.parallelism.shard * settings.parallelism.tensor_of(role) > 1:  # kept whole, shared out
+        if settings.parallelism.shard * settings.parallelism.tensor_of(role) > 1:  # whole, spread over ranks
             item["published weights"] = FLOAT32_BYTES
         for name, count in item.items():
             parts[name] = parts.get(name, 0) + _share(settings.parallelism, size, trained, name == "optimizer") * count
@@ -250,16 +260,16 @@ def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
 
 
 def _share(parallelism: TrainingParallelism, size: ModelSize, trained: int, moments: bool) -> int:
-    """Return how many of a model's trained parameters a rank has, or has the moments of."""
+    """Return how many of a model's trained parameters, or of their moments, a rank has."""
     ranks = parallelism.writers if moments else parallelism.keepers
     if parallelism.expert == 1:
         return -(-trained // ranks)
-    others = trained - size.expert_parameters  # which every rank of an expert group has
+    others = trained - size.expert_parameters  # every rank of an expert group has these
     return -(-size.expert_parameters // ranks) + -(-others * parallelism.expert // ranks)
 
 
 def _scored(spec: RLHFJobSpec) -> dict[str, ModelRole]:
-    """Return the models that score responses, by name; of several rewards each that is a model."""
+    """Return the models that score responses, by name; each reward that is a model has its own entry."""
     models: dict[str, ModelRole] = {}
     for task in graph_of(spec).tasks_of(Group.INFERENCE):
         role = task.model
@@ -274,7 +284,7 @@ def _drafts_by_model(spec: RLHFJobSpec) -> bool:
 
 
 def _published(spec: RLHFJobSpec, sizes: Sizes) -> int:
-    """Return the bytes of one rank's copy of what it publishes; of models of known size."""
+    """Return the bytes of one rank's copy of the weights it publishes, for models of known size."""
     total = 0
     for role in graph_of(spec).trained:
         size, lora = sizes.get(role), spec.training.adapters(role)
@@ -295,5 +305,5 @@ def _sum(*found: Estimate) -> Estimate:
 
 
 def gib(count: int) -> str:
-    """Return a number of bytes in words."""
+    """Format a number of bytes in GiB."""
     return f"{count / GIBIBYTE:.3g} GiB"

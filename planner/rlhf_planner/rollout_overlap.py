@@ -1,7 +1,7 @@
-"""What decoding beside training would gain: an iteration with and without it, by the times of its parts.
+"""Compares an iteration that decodes beside training with one that does not, from the times of its parts.
 
-Owns the comparison and decides nothing: `spec.rollout.overlapTraining` does.
-Rule: pure. Devices of generation and of training must be distinct: what shares cores or a GPU gains less.
+Owns the comparison; `spec.rollout.overlapTraining` makes the decision.
+Rule: pure. Generation and training must use distinct devices: processes that share cores or a GPU gain less.
 """
 
 import statistics
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 MEASURED: Final = 8
-"""Last iterations whose medians count."""
+"""Number of last iterations whose medians count."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutTimes:
-    """What the parts of an iteration take, in seconds."""
+    """Times of the parts of an iteration, in seconds."""
 
     rollout: float
-    """Generation, and what is left to score after it."""
+    """Seconds of generation and of the scoring that remains after it."""
     training: float
     publishing: float
 
@@ -29,12 +29,15 @@ def unchanged(times: RolloutTimes) -> float:
 
 
 def overlapped(times: RolloutTimes) -> float:
-    """Return the time of an iteration that decodes while the one before is trained on, in a steady state."""
+    """Return the steady-state time of an iteration that decodes while the previous one is trained on."""
     return max(times.rollout, times.training) + times.publishing
 
 
 def rollout_times(lines: Sequence[Mapping[str, Any]]) -> RolloutTimes | None:
-    """Return the times of a run from the lines of its metrics.jsonl, of either way; None when no line has them all."""
+    """Return the times of a run from the lines of its metrics.jsonl, with or without overlap.
+
+    Returns None if no line has all times.
+    """
     names = ("seconds/generation_and_inference", "training/train/seconds", "seconds/publish")
     found = []
     for line in lines:

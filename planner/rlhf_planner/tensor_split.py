@@ -1,8 +1,8 @@
-"""Whether a model can be split over the devices of one worker, or training ranks, from its config.json alone.
+"""Checks from a model's config.json whether it can be split over the devices of one worker, or over training ranks.
 
-Rule: pure, and no more than what tensor parallelism needs of every architecture: each device holds whole heads of
-attention and whole columns of the feed-forward layers; or, where ranks share out experts, equally many whole ones. What
-the configuration does not say is not judged.
+Rule: pure, and limited to what tensor parallelism needs in every architecture. Each device has whole attention heads
+and whole columns of the feed-forward layers; ranks that divide experts have equally many whole ones. Values missing in
+the configuration are not judged.
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from typing import Any
 
 
 def split_problem(config: Mapping[str, Any], degree: int, *, several: bool = True) -> str:
-    """Return why a model cannot be split over `degree` devices, with what would be right; empty when nothing says so.
+    """Return why a model cannot be split over `degree` devices, with valid degrees; empty if no problem is known.
 
-    Key-value heads fewer than devices are held several times, which needs a degree that is a multiple of them; not
-    where `several` is false, as in training, where layers of experts are not split at all.
+    If there are fewer key-value heads than devices, heads are replicated, and the degree must be a multiple of their
+    number. This is not allowed if `several` is false, as in training, where layers of experts are not split at all.
     """
     if not several and degree > 1 and expert_count(config) > 1:
         return f"the model's experts cannot be split over {degree} ranks: use 1"
@@ -36,8 +36,10 @@ def split_problem(config: Mapping[str, Any], degree: int, *, several: bool = Tru
 
 
 def experts_problem(config: Mapping[str, Any], ranks: int) -> str:
-    """Return why so many ranks cannot share out the experts of a model, with what would be right; empty when nothing
-    says so, as of an empty configuration."""
+    """Return why so many ranks cannot divide the experts of a model, with valid numbers; empty if no problem is known.
+
+    An empty configuration has no known problem.
+    """
     count = expert_count(config)
     if count < 2:
         return "the model has no experts: use 1" if config and ranks > 1 else ""
@@ -48,7 +50,7 @@ def experts_problem(config: Mapping[str, Any], ranks: int) -> str:
 
 
 def expert_count(config: Mapping[str, Any]) -> int:
-    """Return how many experts a layer that routes tokens has; 0: the configuration names none."""
+    """Return the number of experts in a layer that routes tokens; 0 if the configuration names none."""
     return max(_count(config, "num_local_experts"), _count(config, "num_experts"))
 
 

@@ -1,12 +1,14 @@
-"""Ways to split the trained models over training ranks: what a rank holds by each, and how busy it is.
+"""Lists ways to divide the trained models over training ranks, with the memory and the utilization of a rank.
 
-A layout is pipeline x data x context x tensor ranks, of which context is the job's. Its copies may share moments out
-(shardOptimizer), or its ranks models in parts (shard) or their experts alone (expert); each may keep its moments in
-host memory (offloadOptimizer). Memory is `device_memory`'s count. The time of a layout is that of serial 1F1B with
-equal stages: of a mini-batch with m micro-batches a copy, p stages are busy m / (m + p - 1) of it, of models with
-different stages each for its share of the parameters. Transfers, sums, gathered parts and moments that come from the
-host are on top and not counted, so layouts that keep moments there are listed after the others.
-Rule: pure. Only layouts that validation and workers take are listed. A layout whose memory is not known fits nothing.
+A layout is pipeline x data x context x tensor ranks; the context size is the job's. Its copies may divide the moments
+(shardOptimizer). Its ranks may divide models (shard) or only their experts (expert), and may keep their moments in
+host memory (offloadOptimizer). `device_memory` counts the memory.
+
+The time of a layout is that of serial 1F1B with equal stages. With m micro-batches per copy, p stages are busy for m /
+(m + p - 1) of a mini-batch; models with different stages count by their share of the parameters. Transfers,
+reductions, gathered parts and moments from host memory are not counted, so layouts with moments in host memory are
+listed after the others.
+Rule: pure. Lists only layouts that validation and workers accept. A layout of unknown memory never fits.
 """
 
 from collections.abc import Iterator
@@ -19,26 +21,26 @@ from rlhf_api.job.groups import TrainingParallelism
 from rlhf_planner.device_memory import Estimate, Sizes, gib, training
 
 MAX_GROWTH: Final = 64
-"""Times as many ranks as a job has, up to which a layout that fits is looked for."""
+"""Largest factor of a job's ranks up to which a fitting layout is searched."""
 MAX_TENSOR: Final = 64
 MAX_PIPELINE: Final = 256
-"""What validation takes."""
+"""Largest number of stages that validation accepts."""
 FIELD: Final = "spec.training.parallelism"
 
 
 @dataclass(frozen=True)
 class TrainingLayout:
-    """A layout, and what follows from it."""
+    """A layout with its memory and utilization."""
 
     parallelism: TrainingParallelism
     memory: Estimate
-    """Of the rank that holds most."""
+    """Memory of the rank that needs the most."""
     busy: float
     """Share of a mini-batch in which a rank computes, 0..1."""
 
     @property
     def seconds_by_rank(self) -> float:
-        """Time of a mini-batch, in units of what one rank alone would take for it."""
+        """Time of a mini-batch, relative to that of a single rank."""
         return 1.0 / (self.parallelism.ranks * self.busy)
 
     @property
@@ -53,18 +55,20 @@ class TrainingLayout:
         return ", ".join(named) or "one rank"
 
     def fits(self, device_bytes: int) -> bool:
-        """Return whether all that is counted fits a device of this size."""
+        """Return whether all counted memory fits a device of this size."""
         return not self.memory.unknown and self.memory.total <= device_bytes
 
 
 def layout_of(spec: RLHFJobSpec, sizes: Sizes) -> TrainingLayout:
-    """Return the layout that a job asks for."""
+    """Return the layout in a job's spec."""
     return _layout(spec, sizes, spec.training.parallelism)
 
 
 def layouts(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> list[TrainingLayout]:
-    """Return all layouts of so many ranks that the job may have, the fastest first; of equally fast ones that which
-    holds less. Those whose moments are in host memory come after all others, in the same order."""
+    """Return all layouts of so many ranks that the job may have, the fastest first.
+
+    Ties go to the layout with less memory. Layouts with moments in host memory follow all others, in the same order.
+    """
     found = [_layout(spec, sizes, one) for one in _possible(spec, sizes, ranks)]
     found.sort(key=lambda layout: (-layout.busy, layout.memory.total))
     return found + [_layout(spec, sizes, _offloaded(layout.parallelism)) for layout in found]
@@ -73,8 +77,11 @@ def layouts(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> list[TrainingLayout]
 def first_that_fits(
     spec: RLHFJobSpec, sizes: Sizes, device_bytes: int, *, offload: bool = False
 ) -> TrainingLayout | None:
-    """Return the fastest layout of the fewest ranks, from those of the job upwards, that fits devices of this size, and
-    keeps its moments in host memory or not; None where none of up to MAX_GROWTH times as many does."""
+    """Return the fastest layout of the fewest ranks, from the job's number upwards, that fits devices of this size.
+
+    `offload` is whether it keeps its moments in host memory. Returns None if no layout with up to MAX_GROWTH times as
+    many ranks fits.
+    """
     ranks = spec.training.ranks
     while ranks <= spec.training.ranks * MAX_GROWTH:
         possible = [one for one in layouts(spec, sizes, ranks) if one.parallelism.offload_optimizer is offload]
@@ -86,8 +93,8 @@ def first_that_fits(
 
 
 def layout_problem(spec: RLHFJobSpec, sizes: Sizes, device_bytes: int) -> str:
-    """Return why a training rank of a job does not fit devices of this size, and which layout does; empty when nothing
-    says so."""
+    """Return why a job's training rank does not fit devices of this size, and which layout does; empty if it
+    may fit."""
     asked = layout_of(spec, sizes)
     if asked.memory.total <= device_bytes:
         return ""
@@ -100,7 +107,7 @@ def layout_problem(spec: RLHFJobSpec, sizes: Sizes, device_bytes: int) -> str:
         most = MAX_GROWTH * spec.training.ranks
         return f"{needs}: no layout of up to {most} ranks is known to fit; use smaller models or spec.training.lora"
     if len(better) > 1 and better[1].parallelism.ranks >= better[0].parallelism.ranks:
-        del better[1]  # slower by its transfers, and saves no device
+        del better[1]  # its transfers are slower, and it saves no device
     return f"{needs}: use {FIELD}: {' or '.join(map(_advice, better))}"
 
 
@@ -163,7 +170,7 @@ def _possible(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> Iterator[TrainingP
 
 
 def _with_critics(spec: RLHFJobSpec, one: TrainingParallelism) -> Iterator[TrainingParallelism]:
-    """Yield a layout, and that with the tensor size that the job has for critics, where that is another one."""
+    """Yield a layout, and a variant with the job's tensor size for critics if that differs."""
     critic = spec.training.parallelism.critic_tensor
     if critic != one.tensor:
         yield one
@@ -172,7 +179,7 @@ def _with_critics(spec: RLHFJobSpec, one: TrainingParallelism) -> Iterator[Train
 
 
 def _with_experts(spec: RLHFJobSpec, sizes: Sizes, one: TrainingParallelism) -> Iterator[TrainingParallelism]:
-    """Yield a layout by every number of data ranks that can share out the experts of all trained models."""
+    """Yield a layout for every number of data ranks that can divide the experts of all trained models."""
     counts = [0 if (size := sizes.get(role)) is None else size.experts for role in graph_of(spec).trained]
     for expert in _divisors(one.data * one.context)[1:]:
         if all(count and count % expert == 0 for count in counts):
@@ -180,8 +187,11 @@ def _with_experts(spec: RLHFJobSpec, sizes: Sizes, one: TrainingParallelism) -> 
 
 
 def _suits(spec: RLHFJobSpec, sizes: Sizes, one: TrainingParallelism) -> bool:
-    """Whether every trained model has a layer for each of its stages, heads that can be split, and no experts where it
-    is split; as many as the job asks for where no model says."""
+    """Return whether every trained model has a layer for each of its stages, heads that can be split, and no experts
+    if split.
+
+    If no model states its layers or heads, the job's own values count.
+    """
     asked, trained = spec.training.parallelism, graph_of(spec).trained
     known = {role: size for role in trained if (size := sizes.get(role)) is not None}
     layers = {role: size.layers for role, size in known.items() if size.layers}
@@ -201,7 +211,7 @@ def _trains_draft(spec: RLHFJobSpec) -> bool:
 
 
 def _splits(tensor: int, heads: int) -> bool:
-    """Whether heads can be split over so many ranks: a power of two that divides them."""
+    """Return whether heads can be split over so many ranks: a power of two that divides them."""
     return tensor & (tensor - 1) == 0 and heads % tensor == 0
 
 

@@ -1,6 +1,6 @@
-"""The shape of a transformer as its config.json tells it: widths, layers, experts, and the parameters of a layer.
+"""The shape of a transformer from its config.json: widths, layers, experts, and the parameters of a layer.
 
-Rule: arithmetic over what the file says; what it does not say is an error, never a guess.
+Rule: arithmetic on values of the file. A missing value is an error, never a guess.
 """
 
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ from rlhf_common.model_files.model_folder_check import ties_embeddings
 
 @dataclass(frozen=True)
 class Experts:
-    """Of the layers that route tokens to experts."""
+    """Experts of the layers that route tokens."""
 
     count: int
-    """Of a layer."""
+    """Number of experts per layer."""
     chosen: int
-    """By each token."""
+    """Number of experts chosen by each token."""
     width: int
-    """Inner width of one."""
+    """Inner width of one expert."""
     dense: frozenset[int] = frozenset()
-    """Layers, from 0, that have a feed-forward map in their place."""
+    """Layers, from 0, that have a feed-forward map instead of experts."""
 
     def parameters(self, hidden: int) -> int:
         """Return the parameters of the experts of one layer and of its router."""
@@ -30,7 +30,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class TransformerShape:
-    """Of a model like Llama."""
+    """Shape of a model like Llama."""
 
     family: str
     """`model_type` of its config."""
@@ -43,9 +43,9 @@ class TransformerShape:
     vocabulary: int
     tied: bool
     window: int | None = None
-    """Tokens that a sliding layer sees; None: there is none."""
+    """Tokens in the window of a sliding layer; None without one."""
     experts: Experts | None = None
-    """None: every layer has one feed-forward map."""
+    """Experts; None if every layer has one feed-forward map."""
 
     @property
     def queries(self) -> int:
@@ -58,8 +58,10 @@ class TransformerShape:
         return self.key_value_heads * self.head_width
 
     def layer_parameters(self, routed: bool) -> int:
-        """Return the parameters of the matrices of a layer, whose tokens are `routed` to experts or are not; norms and
-        biases are left out, less than a thousandth."""
+        """Return the parameters of the matrices of a layer.
+
+        `routed` is whether its tokens are routed to experts. Norms and biases, less than a thousandth, are left out.
+        """
         inner = 3 * self.hidden * self.intermediate
         if routed and self.experts is not None:
             inner = self.experts.parameters(self.hidden)
@@ -67,7 +69,7 @@ class TransformerShape:
 
 
 def shape_of(config: Mapping[str, Any]) -> TransformerShape:
-    """Return the shape that a config.json tells. KeyError, TypeError or ValueError when it tells none."""
+    """Return the shape from a config.json. Raises KeyError, TypeError or ValueError without a valid shape."""
     heads = int(config["num_attention_heads"])
     hidden = int(config["hidden_size"])
     window = config.get("sliding_window")

@@ -1,8 +1,8 @@
-"""`make docs`: the documentation as a site, of README.md, CONTRIBUTING.md and docs/ as they stand.
+"""`make docs`: builds a site from README.md, CONTRIBUTING.md and docs/.
 
-Owns what the generator cannot do: links out of docs/ lead to copies of what they name, and diagrams are the pictures
-that `draw_diagrams.py` drew. Settings and navigation are in zensical.toml; the generator's `--strict` checks anchors.
-It must never change the site that is there unless the new one has no problem.
+Owns what the generator cannot do: links out of docs/ lead to copies of their targets, and diagrams become the pictures
+drawn by `draw_diagrams.py`. Settings and navigation are in zensical.toml; the generator's `--strict` checks anchors.
+Must never change the existing site unless the new one has no problem.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "tests/cluster/README.md": "test-cluster.md"}
-"""Pages outside docs/ -> their names on the site."""
+"""Page outside docs/ -> its name on the site."""
 PICTURES = "docs/pictures/diagrams"
 MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCED = re.compile(r"(^ *(?:`{4}.*?`{4}|```(?!`).*?^ *```)$)", re.MULTILINE | re.DOTALL)
@@ -29,7 +29,7 @@ CODE = re.compile(r"(`[^`\n]+`)")
 LINK = re.compile(r"(?<=\])\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
 LIST = re.compile(r"^(?! *(?:[-*]|\d+\.) | |$)(.+\n)(?= *(?:[-*]|\d+\.) )", re.MULTILINE)
-"""A line of a paragraph right before a list, which needs an empty line between for the generator."""
+"""Line of a paragraph directly before a list; the generator needs an empty line between them."""
 
 
 def pages(root: Path) -> dict[str, str]:
@@ -46,7 +46,7 @@ def diagrams(root: Path) -> Iterator[tuple[Path, str, str]]:
 
 
 def picture(page: str, number: int) -> str:
-    """Return the path of the picture of a page's diagram with this number, from 1."""
+    """Return the path of the picture of a page's diagram number `number`, from 1."""
     return f"{PICTURES}/{page.removeprefix('docs/').removesuffix('.md').replace('/', '-')}-{number}.svg"
 
 
@@ -84,7 +84,7 @@ def for_site(page: str, text: str, named: set[str]) -> str:
 
 
 def stage(root: Path, folder: Path) -> list[str]:
-    """Write the generator's sources and settings into `folder`; return what is wrong with the pages."""
+    """Write the generator's sources and settings into `folder`; return the problems of the pages."""
     texts, sources = pages(root), folder / "pages"
     problems = [
         f"{drawn.relative_to(root)} does not show its diagram; run `make diagrams`"
@@ -112,7 +112,7 @@ def stage(root: Path, folder: Path) -> list[str]:
 
 
 def in_folder(folder: str, shown: set[str]) -> str:
-    """Return the pages of a folder as entries of the navigation, its own page first."""
+    """Return the pages of a folder as navigation entries, its main page first."""
     found = sorted(
         (page for page in shown if posixpath.dirname(page) == folder),
         key=lambda page: (not page.endswith("/index.md"), page),
@@ -126,7 +126,7 @@ def write(path: Path, text: str) -> None:
 
 
 def build(root: Path, site: Path) -> str:
-    """Build the site of the repository at `root` into the folder `site`; return what is wrong, or nothing."""
+    """Build the site of the repository at `root` into the folder `site`; return the problem, or an empty string."""
     site.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".site-", dir=site.parent) as scratch:
         problems = stage(root, Path(scratch))
@@ -137,7 +137,7 @@ def build(root: Path, site: Path) -> str:
         done = subprocess.run(command, cwd=scratch, env=environment, capture_output=True, text=True, timeout=600)
         if done.returncode:
             return COLORS.sub("", done.stdout + done.stderr)
-        # A page for what is not found can only name its parts by paths of the host, and the site may be anywhere.
+        # A page for missing pages can link only by absolute paths, and the site may be in any folder of a host.
         (Path(scratch) / "site" / "404.html").unlink(missing_ok=True)
         shutil.rmtree(site, ignore_errors=True)
         (Path(scratch) / "site").rename(site)

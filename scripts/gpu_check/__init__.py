@@ -1,6 +1,7 @@
-"""`scripts/gpu-check`: show on one GPU, in nine minutes and without network, what the project claims.
+"""`scripts/gpu-check`: verifies the project's claims on one GPU, in nine minutes and without network.
 
-Owns the command, what a bare machine needs, and the pytest plug-in of the steps. A step is a test in tests/gpu that
-records figures through the fixture `figures`; docs/gpu.md says how to add one. Only `plugin` and `prepare` import more
-than the standard library. The rest must never do so: it works and reports where nothing else is installed.
+Owns the command, the packages for a bare machine, and the pytest plug-in of the steps. A step is a test in tests/gpu
+that records figures with the fixture `figures`; docs/gpu.md explains how to add one.
+Rule: only `plugin` and `prepare` import more than the standard library. The other modules must work and report on a
+machine where no package is installed.
 """

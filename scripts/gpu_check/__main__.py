@@ -1,6 +1,6 @@
 """The command line of `scripts/gpu-check`.
 
-Owns the options, parses and calls. It must never decide anything about a step.
+Owns the options; parses them and calls the parts. Must never make a decision about a step.
 """
 
 import argparse
@@ -13,7 +13,10 @@ from gpu_check.runner import STEPS, Options, run_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET_SECONDS = 520
-"""Under nine minutes with what starting and copying take; a command on a rented machine is often cut at ten."""
+"""Seconds for the steps: under nine minutes with start and copies.
+
+Rented machines often stop a command at ten minutes.
+"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def chosen(text: str) -> tuple[str, ...]:
-    """Return the steps of `--steps`, in the order of importance."""
+    """Return the steps of `--steps`, in order of importance."""
     asked = [name.strip() for name in text.split(",") if name.strip()]
     for name in asked:
         if name not in STEPS:
@@ -43,7 +46,7 @@ def chosen(text: str) -> tuple[str, ...]:
 
 
 def main() -> int:
-    """Return 0 when no step failed."""
+    """Return 0 if no step failed."""
     options = parser().parse_args()
     if options.verb == "prepare":
         from gpu_check.prepare import prepare  # needs more than the standard library

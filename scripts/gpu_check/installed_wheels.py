@@ -1,7 +1,8 @@
-"""Puts the prepared wheels that a machine needs into a folder of their own, beside what is installed and never into it.
+"""Unpacks the prepared wheels that a machine needs into a separate folder, next to its installed packages.
 
-Rule: standard library alone, no pip, no network. A wheel is used where the machine has no such package, or one older
-than the project takes; what is new enough there stays in use, since torch and transformers were built beside it.
+Rule: standard library only, no pip, no network; never changes installed packages. A wheel is used if the machine lacks
+the package, or has a version older than the project accepts. A new enough installed version stays in use, because
+torch and transformers were built for it.
 """
 
 import importlib.metadata
@@ -15,11 +16,11 @@ from gpu_check.source import NOTE
 
 DATA = re.compile(r"^[^/]+\.data/(?:purelib|platlib)/(.+)$")
 OTHER_DATA = re.compile(r"^[^/]+\.data/")
-"""Scripts and headers: nothing imports them."""
+"""Scripts and headers, which no module imports."""
 
 
 def install(prepared: Path, site: Path) -> list[str]:
-    """Unpacks into `site` what is needed; what is not as it is on the machine, in words."""
+    """Unpack the needed wheels into `site`; return descriptions of differences between the machine and the wheels."""
     wheels = sorted((prepared / "wheels").glob("*.whl"))
     if not wheels:
         return []
@@ -40,7 +41,7 @@ def install(prepared: Path, site: Path) -> list[str]:
 
 
 def installed_version(name: str) -> str | None:
-    """Return the version of a package of this Python; None when there is none."""
+    """Return the version of a package of this Python; None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -48,19 +49,19 @@ def installed_version(name: str) -> str | None:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version, which order releases."""
+    """Return the leading numbers of a version, for comparing releases."""
     found = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 def fits(python_tags: str, stem: str) -> bool:
-    """True when a wheel of those Python tags runs on this Python."""
+    """Return whether a wheel with those Python tags runs on this Python."""
     mine = f"cp{sys.version_info.major}{sys.version_info.minor}"
     return any(tag.startswith("py") or tag == mine or "-abi3-" in stem for tag in python_tags.split("."))
 
 
 def unpack(wheel: Path, site: Path) -> None:
-    """Unpacks what can be imported, and the package's own description."""
+    """Unpack the importable files and the package's metadata."""
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
             found = DATA.match(member.filename)

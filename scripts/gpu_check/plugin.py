@@ -1,7 +1,7 @@
-"""The pytest plug-in of the steps in tests/gpu: the machine, the figures that a step records, and how the step ended.
+"""The pytest plug-in of the steps in tests/gpu: the machine, a step's figures, and its result.
 
-Owns the fixtures `machine` and `figures`, the time limit of a step, and what a test with the marker `gpu` leaves in the
-JSON file of `--figures`. All that a step says is on disk before the call returns. It must never touch another test.
+Owns the fixtures `machine` and `figures`, the time limit of a step, and the results of tests with the marker `gpu` in
+the JSON file of `--figures`. Each recorded value is on disk before the call returns. Must never affect other tests.
 """
 
 import importlib.metadata
@@ -24,11 +24,12 @@ from gpu_check.results import FAILED, LEFT_OUT, NOT_HERE, PASSED, RUNNING, Resul
 Figure = float | int | str | bool
 T = TypeVar("T")
 SMALL_SECONDS: Final = 180
-"""Limit of a step with small sizes: against hanging alone, since on a busy machine all takes many times as long."""
+"""Limit in seconds of a step with small sizes, against hangs only: on a busy machine everything takes many times as
+long."""
 FIT: Final = 0.5
-"""A step is begun while this share of its limit is left of the budget: limits are generous."""
+"""Share of its limit that must be left in the budget to start a step; limits are generous."""
 BUSY: Final = 5
-"""Times its limit that a step may take on a CPU while the budget lasts: there it shares the cores with anything."""
+"""Factor of its limit that a step may take on a CPU within the budget, because it shares the cores."""
 PACKAGES: Final = (
     "torch", "triton", "transformers", "numpy", "grpcio", "protobuf", "pydantic", "safetensors", "tokenizers", "numba",
     "ortools",
@@ -37,42 +38,42 @@ PACKAGES: Final = (
 
 @dataclass(frozen=True)
 class CheckedMachine:
-    """What a step runs on."""
+    """The machine that a step runs on."""
 
     device: torch.device
     gpus: int
     cores: int
     bfloat16: bool
-    """The device computes in bfloat16 itself."""
+    """Whether the device computes in bfloat16 natively."""
     small: bool
-    """The step is to take its small sizes."""
+    """Whether the step uses its small sizes."""
     scratch: Path
-    """A folder of this step alone."""
+    """Folder for this step only."""
     results: Mapping[str, Any]
-    """What earlier steps of this run recorded, by name."""
+    """Results of earlier steps of this run, by name."""
 
     @property
     def cuda(self) -> bool:
-        """True on a GPU."""
+        """Whether the device is a GPU."""
         return self.device.type == "cuda"
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """The types of numbers that steps compute in: what must be fast first, then what must be equal."""
+        """Types that steps compute in: first the one that must be fast, then the one that must be exact."""
         return (torch.bfloat16, torch.float32) if self.bfloat16 or not self.cuda else (torch.float32,)
 
     def sized(self, small: T, gpu: T) -> T:
-        """Return the sizes to run with: those for a CPU, which take seconds, or those for a GPU."""
+        """Return the sizes to use: those for a CPU, which take seconds, or those for a GPU."""
         return small if self.small else gpu
 
     def measured(self, step: str, figure: str) -> float | None:
-        """Return a figure that an earlier step of this run recorded; None when there is none."""
+        """Return a figure that an earlier step of this run recorded; None without one."""
         found = self.results.get(step, {}).get("figures", {}).get(figure, {}).get("value")
         return float(found) if isinstance(found, int | float) else None
 
 
 class Figures:
-    """What one step measured and found; with results, each call is on disk at once."""
+    """Measurements and checks of one step; with results, each call writes to disk immediately."""
 
     def __init__(self, step: str, shows: str, limit_seconds: float, results: Results | None) -> None:
         self.figures: dict[str, dict[str, Figure]] = {}
@@ -84,31 +85,31 @@ class Figures:
         self.end(RUNNING)
 
     def say(self, text: str) -> None:
-        """Print what is about to be done: shown while it runs, and part of the log."""
+        """Print the next action, while it runs and in the log."""
         sys.stdout.write(f"[{time.monotonic() - self._started:6.1f} s] {text}\n")
         sys.stdout.flush()
 
     def add(self, name: str, value: Figure, unit: str = "") -> None:
-        """Record one number (or word) that was measured or read."""
+        """Record one measured number (or word)."""
         self.figures[name] = {"value": _plain(value), "unit": unit}
         self.say(f"{name} = {_plain(value)} {unit}".rstrip())
         self.end(RUNNING)
 
     def row(self, table: str, **cells: Figure) -> None:
-        """Add a row to a table of this step; the first row's names are its columns."""
+        """Add a row to a table of this step; the first row's names become its columns."""
         row = {name: _plain(value) for name, value in cells.items()}
         self.tables.setdefault(table, []).append(row)
         self.say(f"{table}: " + ", ".join(f"{name} {value}" for name, value in row.items()))
         self.end(RUNNING)
 
     def check(self, name: str, passed: bool, found: str) -> None:
-        """Record whether something holds, with the figures that it was judged by; the step goes on in any case."""
+        """Record whether a condition holds, with the figures it depends on; the step continues in any case."""
         self.checks.append({"name": name, "passed": bool(passed), "found": found})
         self.say(f"{'passed' if passed else 'FAILED'}: {name}: {found}")
         self.end(RUNNING)
 
     def judge(self) -> None:
-        """Fail the test when a check did not hold, or nothing was said."""
+        """Fail the test if a check failed, or nothing was recorded."""
         failed = [str(check["name"]) for check in self.checks if not check["passed"]]
         if failed:
             pytest.fail(f"{len(failed)} of {len(self.checks)} checks failed: {', '.join(failed)}", pytrace=False)
@@ -116,7 +117,7 @@ class Figures:
             pytest.fail("it said nothing", pytrace=False)
 
     def end(self, status: str, why: str = "") -> None:
-        """Write how the step stands."""
+        """Write the status of the step."""
         if self.results is not None:
             said: dict[str, Any] = {"shows": self._shows, "figures": self.figures, "tables": self.tables}
             said |= {"checks": self.checks, "limit_seconds": self._limit_seconds if status == RUNNING else 0}
@@ -127,7 +128,7 @@ FIGURES: Final = pytest.StashKey[Figures]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add what the command says to the process of a step."""
+    """Add the options that the command passes to the process of a step."""
     parser.addoption("--figures", type=Path, help="folder of the JSON file that the steps in tests/gpu write")
     parser.addoption("--small", action="store_true", help="small sizes: seconds on two CPU cores")
     parser.addoption("--device", default="auto", choices=["auto", "cpu", "cuda"])
@@ -135,7 +136,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give each step its time limit."""
+    """Set the time limit of each step."""
     for item in items:
         if item.get_closest_marker("gpu"):
             limit = _limit(item)
@@ -145,7 +146,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Begin a step, or leave it out when what is left of the budget is too short for it."""
+    """Start a step, or skip it if the budget is too short for it."""
     if item.get_closest_marker("gpu") is None:
         return
     folder, left = item.config.getoption("--figures", None), item.config.getoption("--seconds-left", math.inf)
@@ -175,7 +176,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Write how a step ended."""
+    """Write the result of a step."""
     report = yield
     if FIGURES in item.stash and call.excinfo is not None:
         why = call.excinfo.exconly().partition("\n")[0].removeprefix("Failed: ").removeprefix("Skipped: ")
@@ -188,14 +189,14 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def figures(request: pytest.FixtureRequest) -> Figures:
-    """Where a step says what it measured."""
+    """Return the recorder of a step's measurements."""
     recorded: Figures = request.node.stash[FIGURES]
     return recorded
 
 
 @pytest.fixture
 def machine(request: pytest.FixtureRequest, tmp_path: Path, figures: Figures) -> CheckedMachine:
-    """What the step runs on."""
+    """Return the machine that the step runs on."""
     found = _machine(request.config)
     return CheckedMachine(
         device=torch.device(found["device"]),
@@ -209,14 +210,17 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path, figures: Figures) ->
 
 
 def _limit(item: pytest.Item) -> float:
-    """Return the seconds that a step may take on a GPU, or with its small sizes."""
+    """Return the limit of a step in seconds, on a GPU or with its small sizes."""
     marker = item.get_closest_marker("gpu")
     assert marker is not None
     return SMALL_SECONDS if _is_small(item) else float(marker.kwargs["seconds"])
 
 
 def _is_small(item: pytest.Item) -> bool:
-    """True where a step takes its small sizes: on a CPU the large ones would take hours, and not every GPU has room."""
+    """Return whether a step uses its small sizes.
+
+    Large ones would take hours on a CPU, and not every GPU has the memory.
+    """
     marker, found = item.get_closest_marker("gpu"), _machine(item.config)
     assert marker is not None
     too_little = found["memory_bytes"] < marker.kwargs.get("gigabytes", 0) * 1e9
@@ -224,7 +228,8 @@ def _is_small(item: pytest.Item) -> bool:
 
 
 def _plain(value: Any) -> Figure:
-    """Return a number of numpy or torch as one of Python, in five digits; what JSON has no number for as a word."""
+    """Convert a number of numpy or torch to a Python number with five digits, or to a word if JSON has no such
+    number."""
     if isinstance(value, str | bool):
         return value
     number = value.item() if hasattr(value, "item") else value
@@ -239,7 +244,7 @@ def _machine(config: pytest.Config) -> dict[str, Any]:
 
 @cache
 def find_machine(device: str) -> dict[str, Any]:
-    """Return what a machine has, as the JSON file says it. `device`: auto, cpu or cuda."""
+    """Return the properties of the machine, as in the JSON file. `device` is auto, cpu or cuda."""
     cuda = device != "cpu" and torch.cuda.is_available()
     if device == "cuda" and not cuda:
         raise pytest.UsageError("--device cuda: torch finds no CUDA device here; use --device cpu --small")
@@ -266,7 +271,7 @@ def find_machine(device: str) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what the steps stand on; `absent` for what is not installed."""
+    """Return the versions of the libraries that the steps use; `absent` for those not installed."""
     found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
     for name in PACKAGES:
         try:

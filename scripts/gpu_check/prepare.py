@@ -1,8 +1,8 @@
-"""`scripts/gpu-check prepare`: fetches the wheels that a bare machine lacks, on a machine with network.
+"""`scripts/gpu-check prepare`: downloads the wheels that a bare machine lacks, on a machine with network.
 
-Rule: versions are those of uv.lock, one each, checked against its hashes; a wheel that is there already is not fetched
-again, and one that is no longer needed is removed. What the steps do not need is never brought: kopf and the Kubernetes
-client, and the tools of development.
+Rule: versions are those of uv.lock, one each, checked against its hashes. Existing wheels are not downloaded again,
+and unneeded ones are removed. Packages that the steps do not need are left out: kopf, the Kubernetes client and
+development tools.
 """
 
 import hashlib
@@ -28,13 +28,13 @@ from gpu_check.source import NOTE, commit, digest
 
 PROJECT = "rlhf-operator"
 EXTRAS = ("coordinator", "cli", "workers", "megatron")
-"""Of the project: all that a job on one machine uses."""
+"""Extras of the project that a job on one machine uses."""
 BESIDES = ("cryptography", "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
-"""The certificates of a local job, and what the steps and the unit tests need."""
+"""Packages for the certificates of a local job, for the steps and for the unit tests."""
 NEVER = frozenset({"kopf", "kubernetes", "torch"})
-"""The operator alone needs the first two; torch is what the machine is rented with."""
+"""Packages that are never included: the first two are for the operator; torch comes with the rented machine."""
 LIMIT_MEGABYTES = 45
-"""Beside a working tree of about 17 MB and what an archive of it adds, where 64 MiB in all can be brought."""
+"""Maximum size of the wheels. A working tree of about 17 MB and archive overhead come on top; 64 MiB can be copied."""
 DISPENSABLE = {
     "numba": "schedules are searched in Python, which looks at fewer",
     "ortools": "nothing is proven about schedules, and some come out longer",
@@ -42,18 +42,18 @@ DISPENSABLE = {
     "tensorboard": "runs write no TensorBoard files",
     "hypothesis": "the unit tests do not run",
 }
-"""What the project works without -> what is lost; the first are left out first where all would be too large."""
+"""Optional packages -> effect of leaving them out. If the wheels are too large, the first are left out first."""
 NEWEST_GLIBC, OLDEST_GLIBC = 39, 5
-"""Minor versions of glibc 2 whose wheels are taken: Ubuntu 24.04, which Python 3.12 comes with, has the newest."""
+"""Range of minor versions of glibc 2 for wheels: Ubuntu 24.04, which has Python 3.12, has the newest."""
 GENERATED = {
     "protobuf": ("common/rlhf_common/control_pb2.py", r"Protobuf Python Version: ([\d.]+)"),
     "grpcio": ("common/rlhf_common/control_pb2_grpc.py", r"GRPC_GENERATED_VERSION = '([\d.]+)'"),
 }
-"""Generated code that refuses an older library at import."""
+"""Generated code that rejects an older library at import."""
 
 
 def prepare(root: Path, folder: Path, python: str, have_file: Path) -> int:
-    """Fills `folder` with wheels and a note of them; 0 when they are within the limit."""
+    """Fill `folder` with wheels and a note about them; return 0 if they are within the size limit."""
     packages = locked(tomllib.loads((root / "uv.lock").read_text()), python)
     have, tags, wheels = read_have(have_file), tags_of(python), folder / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
@@ -72,13 +72,13 @@ def prepare(root: Path, folder: Path, python: str, have_file: Path) -> int:
 
 
 def read_have(path: Path) -> frozenset[str]:
-    """Return the names of a list of packages."""
+    """Return the package names in a list of packages."""
     lines = (re.split(r"[#=<>!~ @]", line, maxsplit=1)[0].strip() for line in path.read_text().splitlines())
     return frozenset(canonicalize_name(line) for line in lines if line)
 
 
 def locked(lock: Mapping[str, Any], python: str) -> dict[str, Mapping[str, Any]]:
-    """Return the package of each name that uv.lock chose for a version of Python."""
+    """Return the package of each name that uv.lock selects for a version of Python."""
     chosen: dict[str, Mapping[str, Any]] = {}
     for package in lock["package"]:
         if any(holds(marker, python) for marker in package.get("resolution-markers", [""])):
@@ -87,14 +87,17 @@ def locked(lock: Mapping[str, Any], python: str) -> dict[str, Mapping[str, Any]]
 
 
 def holds(marker: str, python: str) -> bool:
-    """True when a marker holds on Linux with that Python."""
+    """Return whether a marker holds on Linux with that Python."""
     environment = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
     environment |= {"platform_python_implementation": "CPython", "platform_machine": "x86_64", "extra": ""}
     return not marker or Marker(marker).evaluate(environment)
 
 
 def needed(packages: Mapping[str, Mapping[str, Any]], python: str, have: frozenset[str]) -> list[str]:
-    """Return the packages that the project needs and the machine lacks; what it has is taken to be whole."""
+    """Return the packages that the project needs and the machine lacks.
+
+    Packages on the machine are assumed to have their dependencies.
+    """
     project = packages[PROJECT]
     queue = [*project["dependencies"], *(each for extra in EXTRAS for each in project["optional-dependencies"][extra])]
     queue += [{"name": name} for name in BESIDES]
@@ -110,7 +113,7 @@ def needed(packages: Mapping[str, Mapping[str, Any]], python: str, have: frozens
 
 
 def tags_of(python: str) -> list[Tag]:
-    """Return the tags of wheels that run on Linux x86-64 with that Python, the best first."""
+    """Return the tags of wheels that run on Linux x86-64 with that Python, best first."""
     version = tuple(int(part) for part in python.split("."))
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(NEWEST_GLIBC, OLDEST_GLIBC - 1, -1)]
     platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
@@ -119,7 +122,7 @@ def tags_of(python: str) -> list[Tag]:
 
 
 def choose(package: Mapping[str, Any], tags: Sequence[Tag]) -> tuple[str, str]:
-    """Return file name and sha256 of the package's best wheel. SystemExit when none runs there."""
+    """Return file name and sha256 of the package's best wheel. Raises SystemExit if no wheel runs there."""
     ranks = {tag: rank for rank, tag in enumerate(tags)}
     able: list[tuple[int, str, str]] = []
     for wheel in package.get("wheels", []):
@@ -136,7 +139,7 @@ def choose(package: Mapping[str, Any], tags: Sequence[Tag]) -> tuple[str, str]:
 
 
 def fetch(root: Path, package: Mapping[str, Any], tags: Sequence[Tag], python: str, folder: Path) -> Path:
-    """Return the wheel of a package, fetched unless it is there with the right hash."""
+    """Return the wheel of a package; download it unless it exists with the right hash."""
     file, sha256 = choose(package, tags)
     path = folder / file
     if not path.exists():
@@ -151,7 +154,7 @@ def fetch(root: Path, package: Mapping[str, Any], tags: Sequence[Tag], python: s
 
 
 def pip(root: Path) -> list[str]:
-    """Return how pip is called: this Python's own, or else that of uv, the machine's or the tree's (`make env`)."""
+    """Return the command for pip: this Python's own, or else that of uv, of the machine or of the tree (`make env`)."""
     if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0:
         return [sys.executable, "-m", "pip"]
     uvx = shutil.which("uvx", path=f"{os.environ.get('PATH', os.defpath)}:{root / '.uv' / 'bin'}")
@@ -161,7 +164,7 @@ def pip(root: Path) -> list[str]:
 
 
 def minimum(root: Path, fetched: Mapping[str, Path]) -> dict[str, str]:
-    """Return the oldest version of each brought package that generated code and the other brought packages take."""
+    """Return the oldest version of each included package that generated code and the other packages accept."""
     lowest: dict[str, str] = {}
     for name, (file, pattern) in GENERATED.items():
         found = re.search(pattern, (root / file).read_text())
@@ -183,26 +186,26 @@ def minimum(root: Path, fetched: Mapping[str, Path]) -> dict[str, str]:
 
 
 def older(version: str, than: str) -> bool:
-    """True when one version is older than another."""
+    """Return whether `version` is older than `than`."""
     from packaging.version import Version
 
     return Version(version) < Version(than.removesuffix(".*"))
 
 
 def requirements_of(wheel: Path) -> list[str]:
-    """Return what a wheel requires."""
+    """Return the requirements of a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         return Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
 
 
 def megabytes(wheels: Mapping[str, Path]) -> float:
-    """Return the size of all of them in MB."""
+    """Return the total size in MB."""
     return sum(path.stat().st_size for path in wheels.values()) / 1e6
 
 
 def show(folder: Path, fetched: Mapping[str, Path], python: str) -> int:
-    """Prints what was brought and its size, largest first."""
+    """Print the wheels with their sizes, largest first."""
     sizes = sorted(((path.stat().st_size / 1e6, path.name) for path in fetched.values()), reverse=True)
     for size, name in sizes:
         sys.stdout.write(f"{size:8.2f} MB  {name}\n")

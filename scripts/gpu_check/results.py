@@ -1,7 +1,7 @@
-"""The results of one run: how every step ended and what it measured, as one JSON file and one page.
+"""The results of one run, each step's status and measurements, as one JSON file and one page.
 
-Owns both files. The command and the pytest process of a step write the JSON file in turn, whole each time, so that
-a kill at any moment leaves what was measured. It must never import more than the standard library.
+Owns both files. The command and the pytest process of a step write the JSON file in turn, as a whole each time, so
+that a kill at any moment preserves the measurements. Must never import more than the standard library.
 """
 
 import json
@@ -14,10 +14,10 @@ PASSED, FAILED, NOT_HERE, LEFT_OUT, RUNNING = "passed", "failed", "not here", "l
 
 
 class Results:
-    """All that a run found so far, as the JSON file of a folder has it."""
+    """Results of a run so far, as stored in the JSON file of a folder."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any] | None = None) -> None:
-        """Read what is there; with `about` a run begins: source, machine, and how it was called."""
+        """Read the existing results; with `about` (source, machine, command) start a new run."""
         self.folder = folder
         self.content: dict[str, Any] = {**about, "steps": {}} if about else json.loads((folder / JSON_FILE).read_text())
 
@@ -28,7 +28,7 @@ class Results:
         return steps
 
     def put(self, name: str, status: str, why: str, seconds: float, **said: Any) -> None:
-        """Set what is known of a step and write the JSON file; `said` without content is left away."""
+        """Set the values of a step and write the JSON file; empty values of `said` are omitted."""
         about = {part: value for part, value in said.items() if value}
         self.steps[name] = {"status": status, "why": why, "seconds": round(seconds, 1)} | about
         self.write()
@@ -43,7 +43,7 @@ class Results:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file at once: a reader, or a kill, finds the old text or the new, never half of it."""
+    """Replace a file atomically: readers see the old or the new text, even after a kill."""
     half = path.with_name(f"{path.name}.half")
     half.write_text(text)
     half.replace(path)

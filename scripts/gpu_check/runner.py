@@ -1,7 +1,7 @@
-"""Runs the steps one after the other, each by pytest in a process of its own, within a budget of seconds.
+"""Runs the steps one after the other, each with pytest in a separate process, within a budget of seconds.
 
-Owns the order of the steps, and the processes. Nothing that a step does ends the run; all that a step started ends with
-it. It must never import more than the standard library, nor signal a process that no step started.
+Owns the order of the steps, and the processes. No failure of a step ends the run, and a step's processes end with it.
+Must never import more than the standard library, nor signal a process that no step started.
 """
 
 import contextlib
@@ -23,22 +23,24 @@ STEPS = (
     "quickstart_ppo", "half_billion_job", "half_billion_colocated", "train_step", "packing", "context", "megatron",
     "pipelines", "planner_truth", "tests", "kernels", "speculation",
 )  # fmt: skip
-"""Names of tests/gpu/test_NAME.py by importance: when time runs short, the end is left out. Others relate their figures
-to those of `machine`."""
+"""Names of tests/gpu/test_NAME.py by importance: if time runs short, the last ones are skipped.
+
+Other steps relate their figures to those of `machine`.
+"""
 PR_SET_CHILD_SUBREAPER = 36
 POLL_SECONDS = 0.2
 START_SECONDS = 240
-"""For loading torch and a step from a cold disk on a busy machine: against hanging alone."""
+"""Seconds to load torch and a step from a cold disk on a busy machine, against hangs only."""
 GRACE_SECONDS = 15
-"""Of a step over its limit, in which pytest-timeout writes where each thread was."""
+"""Seconds beyond a step's limit in which pytest-timeout writes the stacks of all threads."""
 LEAST_SECONDS = 10
-"""No step is begun with less of the budget left."""
+"""Minimum seconds of the budget to start a step."""
 LOG_LINES = 15
-"""Of each process of a step, shown when it failed."""
+"""Lines of each log of a step's processes that are shown after a failure."""
 
 
 class Options(NamedTuple):
-    """How the steps are run."""
+    """Options for running the steps."""
 
     small: bool
     device: str
@@ -46,9 +48,9 @@ class Options(NamedTuple):
 
 
 def run_steps(names: tuple[str, ...], root: Path, output: Path, scratch: Path, prepared: Path, options: Options) -> int:
-    """Run the steps; return 0 when none failed."""
-    with contextlib.suppress(OSError, AttributeError):  # no glibc: the process group alone is ended then
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what a step leaves behind becomes a child of this
+    """Run the steps; return 0 if none failed."""
+    with contextlib.suppress(OSError, AttributeError):  # without glibc only the process group is ended
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of a step become children of this process
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("gpu-check: ended by a signal; what was measured is there"))
     started = time.monotonic()
     about: dict[str, Any] = {"started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "machine": {}}
@@ -81,7 +83,7 @@ def run_steps(names: tuple[str, ...], root: Path, output: Path, scratch: Path, p
 
 
 def pytest_of(file: Path, output: Path, options: Options) -> list[str]:
-    """Return the command of one step: without the settings of all other tests, which import more than a step does."""
+    """Return the command of one step, without the settings of other tests, which import more than a step does."""
     command = [sys.executable, "-u", "-m", "pytest", "-q", "-s", "--noconftest", "-p", "no:cacheprovider"]
     command += ["-p", "gpu_check.plugin", f"--figures={output}", f"--device={options.device}", str(file)]
     return command + (["--small"] if options.small else [])
@@ -90,7 +92,7 @@ def pytest_of(file: Path, output: Path, options: Options) -> list[str]:
 def run_step(
     name: str, command: list[str], environment: dict[str, str], scratch: Path, output: Path, log: IO[str]
 ) -> None:
-    """Run the process of one step to its end, or to its limit, and end all that it started."""
+    """Run the process of one step until its end or its limit, and end all processes that it started."""
     tell(log, f"== {name}")
     scratch.mkdir()
     began, deadline, limit = time.monotonic(), time.monotonic() + START_SECONDS, 0.0
@@ -130,7 +132,7 @@ def run_step(
 
 def end_all(process: "subprocess.Popen[bytes]") -> None:
     """Kill the process, its group, and every process that descends from this one, until none is left."""
-    for _ in range(50):  # each pass may reveal orphans of those just killed
+    for _ in range(50):  # each pass may reveal orphans of the killed processes
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         children = living_children()
@@ -147,7 +149,7 @@ def end_all(process: "subprocess.Popen[bytes]") -> None:
 
 
 def living_children() -> list[int]:
-    """Return the children of this process; the orphans of one that dies are among them the next time."""
+    """Return the children of this process. Orphans of a dead child appear in the next call."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -158,10 +160,10 @@ def living_children() -> list[int]:
 
 
 def environment_of(root: Path, scratch: Path) -> dict[str, str]:
-    """Return the product from the source tree, the wheels before what is installed, and nothing from the network."""
+    """Return the environment: the project from the source tree, wheels before installed packages, no network."""
     folders = [str(root / folder) for folder in ("", *FOLDERS)]
     inherited = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path]
-    # Without bytecode every process would compile all of torch; it stays for this run where none may stay.
+    # Without bytecode every process would compile all of torch; the scratch folder stores it for this run.
     compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(scratch / "bytecode")}
     return {
         **os.environ,
@@ -174,7 +176,7 @@ def environment_of(root: Path, scratch: Path) -> dict[str, str]:
 
 
 def tell_logs(log: IO[str], scratch: Path) -> None:
-    """Show the ends of the logs that a failed step's processes wrote, before its folder is removed."""
+    """Show the ends of the logs of a failed step's processes, before its folder is removed."""
     for path in sorted(scratch.rglob("*.log")):
         tell(log, f"  -- the end of {path.relative_to(scratch)}")
         for line in path.read_text(errors="replace").splitlines()[-LOG_LINES:]:
@@ -182,7 +184,7 @@ def tell_logs(log: IO[str], scratch: Path) -> None:
 
 
 def tell(log: IO[str], line: str) -> None:
-    """Write a line to the log, and show it."""
+    """Write a line to the log, and print it."""
     log.write(line + "\n")
     sys.stdout.write(line + "\n")
     sys.stdout.flush()

@@ -1,7 +1,8 @@
-"""Which source runs: the commit where git is at hand, and a digest of the source tree everywhere.
+"""Identifies the source that runs: the commit if git is available, and always a digest of the source tree.
 
-Owns the note that `prepare` leaves: a bare machine gets the working tree without git, so commit and digest are noted
-together. It must never name a commit there unless the sources are still those of that commit.
+Owns the note that `prepare` writes: a bare machine gets the working tree without git, so the note has commit and
+digest.
+Must never name the noted commit unless the sources still have the noted digest.
 """
 
 import hashlib
@@ -10,15 +11,15 @@ import subprocess
 from pathlib import Path
 
 FOLDERS = ("common", "api", "planner", "coordinator", "operator", "cli", "workers", "scripts")
-"""Folders that modules are imported from."""
+"""Folders from which modules are imported."""
 STEPS = ("tests/gpu", "tests/support")
-"""Folders of the steps, and of what they share with other tests."""
+"""Folders of the steps, and of code that they share with other tests."""
 NOTE = "source.json"
-"""In the folder of the wheels."""
+"""File name in the folder of the wheels."""
 
 
 def digest(root: Path) -> str:
-    """Return a digest over every Python file of the product and of the steps."""
+    """Return a digest of every Python file of the project and of the steps."""
     whole = hashlib.sha256()
     for folder in (*FOLDERS, *STEPS):
         for path in sorted((root / folder).rglob("*.py")):
@@ -27,7 +28,7 @@ def digest(root: Path) -> str:
 
 
 def commit(root: Path) -> str | None:
-    """Return the commit, with `+changes` when the working tree differs; None without git."""
+    """Return the commit, with `+changes` if the working tree differs; None without git."""
     try:
         head = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
         changed = subprocess.run(
@@ -39,7 +40,7 @@ def commit(root: Path) -> str | None:
 
 
 def source_of(root: Path, prepared: Path) -> str:
-    """Return in words which source this is."""
+    """Return a description of the source."""
     found, now = commit(root), digest(root)
     if found is None and (prepared / NOTE).exists():
         note = json.loads((prepared / NOTE).read_text())

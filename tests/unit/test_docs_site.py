@@ -1,4 +1,4 @@
-"""What a page of the repository becomes on the site."""
+"""Conversion of the repository's pages to pages of the site."""
 
 import re
 from pathlib import Path

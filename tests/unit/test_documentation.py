@@ -1,4 +1,4 @@
-"""The documentation holds together: its links lead somewhere, and its pictures show the states that the code has."""
+"""The documentation is consistent: its links have targets, and its pictures show the states in the code."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 @cache
 def pages() -> tuple[Path, ...]:
-    """Return every page that is kept in the repository."""
+    """Return every page in the repository."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
         cwd=ROOT,
@@ -33,7 +33,7 @@ def without_code(text: str) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors that a page's headings have on the web."""
+    """Return the anchors of a page's headings on the web."""
     made = set()
     for heading in HEADING.findall(without_code(page.read_text())):
         plain = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()

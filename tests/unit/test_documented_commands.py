@@ -1,4 +1,4 @@
-"""Every command of the documentation is run by a test or says why not, and takes what the page gives it."""
+"""A test runs every command of the documentation or gives a reason not to, with the page's own input."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""`make test` on a machine that lacks something says so first, all at once, before anything is fetched or compiled."""
+"""`make test` on an incomplete machine reports all missing parts first, before it downloads or compiles."""
 
 import os
 import re
@@ -24,7 +24,7 @@ UNREACHABLE = "http://127.0.0.1:9"  # nothing listens on the discard port
 
 
 class FreshMachine:
-    """A checkout and a PATH of its own; every command on it writes itself into `called` and does nothing."""
+    """A checkout and a PATH of its own; every command on it records itself in `called` and does nothing."""
 
     def __init__(self, folder: Path) -> None:
         self.checkout, self.path, self.called = folder / "checkout", folder / "bin", folder / "called"
@@ -35,7 +35,7 @@ class FreshMachine:
         self.root = folder / "root"
 
     def have(self, *names: str, says: str = "") -> None:
-        """Puts commands on the PATH that run the line `says`."""
+        """Put commands on the PATH that run the line `says`."""
         for name in names:
             path = self.path / name
             path.unlink(missing_ok=True)
@@ -43,7 +43,7 @@ class FreshMachine:
             path.chmod(0o755)
 
     def have_everything(self) -> None:
-        """All that real nodes need, the network but not yet the environment."""
+        """Install everything that real nodes need, including the network but not yet the environment."""
         (self.path / "python3").symlink_to(sys.executable)
         for name in ("sh", "find", "ls"):
             (self.path / name).symlink_to(shutil.which(name) or name)
@@ -54,12 +54,12 @@ class FreshMachine:
             (self.root / name).touch()
 
     def lack(self, names: Iterable[str]) -> None:
-        """Takes commands away."""
+        """Remove commands."""
         for name in names:
             (self.path / name).unlink()
 
     def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Runs `command` in the checkout with that PATH, and no network unless `variables` say otherwise."""
+        """Run `command` in the checkout with that PATH, and without network unless `variables` provide it."""
         environment = {"PATH": str(self.path), "HOME": str(self.checkout), "INSTALL_ROOT": str(self.root)}
         environment |= {"UV_OFFLINE": "1", "GOPROXY": "off"} | variables
         program = shutil.which(command[0]) or command[0]
@@ -68,7 +68,7 @@ class FreshMachine:
         )
 
     def install(self, level: str = "nodes", **variables: str) -> list[str]:
-        """What install.sh says is lacking; empty when it is content."""
+        """Return the missing parts that install.sh reports; empty if none."""
         done = self.run("sh", SCRIPT, level, **variables)
         lines = [line.removeprefix("  - ") for line in done.stderr.splitlines() if line.startswith("  - ")]
         assert bool(done.returncode) == bool(lines), done.stderr
@@ -81,12 +81,12 @@ class FreshMachine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> FreshMachine:
-    """Nothing on it yet."""
+    """Return a machine without any command."""
     return FreshMachine(tmp_path)
 
 
 def test_an_empty_machine_is_told_everything_at_once(machine: FreshMachine) -> None:
-    """Not one command is there, not even those that a shell script usually leans on."""
+    """No command exists, not even those that shell scripts usually rely on."""
     before = os.times()
     python, root, tools = machine.install()
     after = os.times()
@@ -118,7 +118,7 @@ def test_make_test_looks_before_it_does_anything(machine: FreshMachine) -> None:
     [("3.9.2", "Python 3.11 or later: python3 is 3.9.2; "), ("", "Python 3.11 or later: python3 is does not run; ")],
 )
 def test_an_old_python_is_named_with_its_version(machine: FreshMachine, version: str, named: str) -> None:
-    """It never gets as far as a syntax error."""
+    """It fails before a syntax error can occur."""
     machine.have_everything()
     machine.have("python3", says=f'case "$2" in *print*) echo {version} ;; *) exit 1 ;; esac' if version else "exit 1")
     (line,) = machine.install("python")
@@ -126,7 +126,7 @@ def test_an_old_python_is_named_with_its_version(machine: FreshMachine, version:
 
 
 def test_a_python_that_can_get_no_uv_needs_pip(machine: FreshMachine) -> None:
-    """Debian's python3 brings neither pip nor venv."""
+    """Debian's python3 has neither pip nor venv."""
     machine.have_everything()
     machine.lack(["uv"])
     machine.have("python3", says='case "$2" in *pip*) exit 1 ;; esac')
@@ -135,7 +135,7 @@ def test_a_python_that_can_get_no_uv_needs_pip(machine: FreshMachine) -> None:
 
 
 def test_a_network_that_is_not_there_is_named_with_what_was_to_be_fetched(machine: FreshMachine) -> None:
-    """Both at once, and only while something is still to be fetched."""
+    """Both are named, and only while something is left to download."""
     machine.have_everything()
     online = {"UV_OFFLINE": "", "GOPROXY": f"{UNREACHABLE},direct", "PIP_INDEX_URL": f"{UNREACHABLE}/simple"}
     (line,) = machine.install(**online)
@@ -153,7 +153,7 @@ def test_a_network_that_is_not_there_is_named_with_what_was_to_be_fetched(machin
 
 
 def test_root_with_apt_gets_the_packages_and_nobody_else_does(machine: FreshMachine) -> None:
-    """What cannot be installed is said before anything is installed."""
+    """Uninstallable parts are reported before anything is installed."""
     machine.have_everything()
     machine.lack(["buildah", "conntrack"])
     machine.have("apt-get", says=f"for each in buildah conntrack; do cp {machine.path}/runc {machine.path}/$each; done")
@@ -169,7 +169,7 @@ def test_root_with_apt_gets_the_packages_and_nobody_else_does(machine: FreshMach
 
 
 def test_root_without_its_powers_is_told_so(machine: FreshMachine) -> None:
-    """Root of a container that may make no namespaces."""
+    """Root of a container without permission for namespaces."""
     machine.have_everything()
     assert machine.install() == []
     machine.have("unshare", says="exit 1")

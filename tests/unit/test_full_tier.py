@@ -1,4 +1,4 @@
-"""The tiers of tests: which cases the quick tier has, and which tests a change selects."""
+"""The tiers of tests: the cases of the quick tier, and the tests that a change selects."""
 
 from pathlib import Path
 from typing import Any

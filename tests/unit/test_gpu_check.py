@@ -1,4 +1,4 @@
-"""The machinery of `scripts/gpu-check`: limits that nothing escapes, results, and wheels of the right kind."""
+"""The machinery of `scripts/gpu-check`: limits that no step escapes, results, and suitable wheels."""
 
 import re
 import subprocess
@@ -57,7 +57,7 @@ sys.exit(runner.run_steps(("hangs", "dies"), folder, folder, folder, folder, opt
 
 
 def test_a_step_that_dies_or_hangs_is_named_and_ends_with_all_that_it_started(tmp_path: Path) -> None:
-    """Also a grandchild that left the process group, and whose parent is gone."""
+    """Includes a grandchild that left the process group, and whose parent is gone."""
     for name, program in {"hangs": HANGS, "dies": "import os\nos.abort()", "runs": RUNS}.items():
         (tmp_path / f"{name}.py").write_text(program)
     command = [sys.executable, str(tmp_path / "runs.py")]
@@ -80,7 +80,7 @@ STEPS = {
 
 
 def ended(folder: Path, seconds_left: int) -> dict[str, dict[str, Any]]:
-    """Return how the steps of a folder ended, in a process that has so much left of the budget."""
+    """Return the status of the steps in a folder, in a process with this much left of the budget."""
     results.Results(folder, ABOUT).write()
     command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "gpu_check.plugin", f"--figures={folder}"]
     command += ["--device=cpu", f"--seconds-left={seconds_left}", "-o", "timeout=600", str(folder)]

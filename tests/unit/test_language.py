@@ -1,8 +1,8 @@
-"""The code speaks the words of docs/glossary.md: each term leads to the code, retired words stay away, and one class
-name means one thing in the whole project.
+"""The code uses the terms of docs/glossary.md: each term leads to the code, retired words are not used, and class
+names are unique in the project.
 
 A retired word counts as a part of a name (`park` in `park_models`), of modules, classes, functions, parameters and
-variables; those of the second table count only as a whole name, and those of the third as words of the documentation.
+variables. Those of the second table count only as a whole name, and those of the third as words of the documentation.
 """
 
 import ast
@@ -52,7 +52,7 @@ def retired(heading: str) -> set[str]:
 
 
 def names(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield every name that a module gives to something, with its line."""
+    """Yield every name that a module defines, with its line."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):

@@ -1,4 +1,4 @@
-"""Property tests see the same examples whatever was imported before: a failure is found by who caused it."""
+"""Property tests see the same examples for any imports, so the change that causes a failure also finds it."""
 
 import importlib
 import sys
@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 NUMBERS = range(7_000_000_000, 7_000_000_500)
-"""In the code of the module below, and nowhere else."""
+"""Numbers in the code of the module below, and nowhere else."""
 
 
 def examples() -> list[tuple[list[int], float, str]]:
-    """What a property test sees."""
+    """Return the examples of a property test."""
     seen: list[tuple[list[int], float, str]] = []
 
     @settings(max_examples=200)

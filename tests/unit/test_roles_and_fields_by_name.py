@@ -1,8 +1,8 @@
-"""No algorithm, model role or field of a sample is known by name outside the modules that define it.
+"""No algorithm, model role or field of a sample is named outside the modules that define it.
 
-Whoever else wants to know asks the graph of the job (`rlhf_api.algorithms`), so that a new algorithm, role or field is
-one module and not a search through the packages. Read from the syntax of every module: string constants, members of the
-enums, and imports of an algorithm's own module.
+Other code asks the graph of the job (`rlhf_api.algorithms`), so that a new algorithm, role or field is one module. The
+test reads the syntax of every module: string constants, members of the enums, and imports of an algorithm's own
+module.
 """
 
 import ast
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("common/rlhf_common", "api/rlhf_api", "planner/rlhf_planner", "coordinator/rlhf_coordinator",
             "operator/rlhf_operator", "cli/rlhf_cli", "workers/rlhf_workers")  # fmt: skip
 DEFINITIONS = ("api/rlhf_api/algorithms/", "workers/rlhf_workers/algorithms/", "api/rlhf_api/job/models.py")
-"""Where they are defined."""
+"""Files and folders that define them."""
 NAMES = {*map(str, ModelRole), *map(str, SampleField), *ALGORITHMS}
 ENUMS = {"ModelRole", "SampleField"}
 METRIC = "a metric's or a column's name"
@@ -51,11 +51,11 @@ OTHER_MEANINGS = {
     "workers/rlhf_workers/generation/environment/": ({"reward"}, REWARD_SOURCE),
     "workers/rlhf_workers/inference/rewards/": ({"reward"}, REWARD_SOURCE),
 }
-"""File or folder -> (names that it uses in another sense, which sense)."""
+"""File or folder -> (names that it uses in another sense, that sense)."""
 
 
 def found_in(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, what) of every name in a module, docstrings left out."""
+    """Yield (line, what) of every name in a module, except docstrings."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and node.value in NAMES:
@@ -71,7 +71,7 @@ def found_in(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    """(path in the repository, file) of every module that defines none of them."""
+    """Yield (path in the repository, file) of every module that defines none of them."""
     for package in PACKAGES:
         for file in sorted((ROOT / package).rglob("*.py")):
             name = str(file.relative_to(ROOT))
@@ -80,7 +80,7 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 def allowed(name: str) -> set[str]:
-    """The names that a module may use in another sense."""
+    """Return the names that a module may use in another sense."""
     return set().union(*(names for place, (names, _) in OTHER_MEANINGS.items() if name.startswith(place)))
 
 

@@ -1,4 +1,4 @@
-"""The tree of tests: it mirrors the packages, and what tests share is in tests/support or in the test cluster."""
+"""The tree of tests mirrors the packages; shared code is in tests/support or in the test cluster."""
 
 import ast
 from pathlib import Path
@@ -9,7 +9,8 @@ PACKAGES = {path.name.removeprefix("rlhf_"): path for path in ROOT.glob("*/rlhf_
 
 
 def imported(module: Path) -> set[str]:
-    """Return the last parts of the names of all modules that a module imports, and of what it takes from them."""
+    """Return the last parts of the names of all modules that a module imports, and of the names that it imports from
+    them."""
     result: set[str] = set()
     for node in ast.walk(ast.parse((ROOT / module).read_text())):
         if isinstance(node, ast.Import):

@@ -1,8 +1,8 @@
-"""What a decode step costs, and how fast each worker is beside the others, by the steps that were recorded.
+"""Fits the cost of a decode step, and each worker's pace, to the recorded steps.
 
-Rule: one formula for all workers, `step + row * rows + key * rows * keys` seconds, and for each worker how many times
-as long it takes. Steps that verified drafts are left out, unless there are no others. Raises nothing: without steps
-there are no costs.
+Rule: one formula for all workers, `step + row * rows + key * rows * keys` seconds, and one factor (pace) for each
+worker. Steps that verified drafts are left out unless there are no others. Without steps there are no costs; nothing
+is raised.
 """
 
 import math
@@ -17,28 +17,28 @@ from rlhf_planner.explain.iteration_profile import StepFacts
 from rlhf_planner.inter_stage.fitted_costs import non_negative
 
 MIN_STEPS: Final = 8
-"""Of one kind: fewer mostly show what begins and ends them."""
+"""Steps of one kind that a fit needs. Fewer steps mostly show start and end effects."""
 
 
 @dataclass(frozen=True)
 class DecodeCosts:
-    """Seconds of a step of one token for each sample, on a worker of pace 1."""
+    """Cost of a decode step of one token per sample, on a worker of pace 1, in seconds."""
 
     step: float
     row: float
     key: float
     paces: dict[str, float]
-    """Worker -> how many times as long it takes, at least 1 / 10 and at most 100."""
+    """Worker -> pace: the factor by which its steps take longer, from 1/10 to 100."""
     largest: float
-    """Rows of the largest steps that were seen."""
+    """Rows of the largest observed steps."""
 
     def seconds(self, rows: float, keys: float) -> float:
-        """Return the seconds of a step over so many samples with so many keys each."""
+        """Return the seconds of a step of `rows` samples with `keys` keys each."""
         return self.step + rows * (self.row + self.key * keys)
 
 
 def decode_costs(steps: Sequence[StepFacts]) -> DecodeCosts | None:
-    """Return the costs that fit the steps; None where too few were recorded."""
+    """Return the costs fitted to the steps; None if too few were recorded."""
     enough = [row for row in steps if row.steps >= MIN_STEPS and row.seconds > 0 and row.rows > 0]
     known = [row for row in enough if not row.verified] or enough
     if not known:
@@ -51,8 +51,10 @@ def decode_costs(steps: Sequence[StepFacts]) -> DecodeCosts | None:
 
 
 def worker_paces(steps: Sequence[StepFacts]) -> dict[str, float]:
-    """Return how many times as long each worker takes as the median one does for steps of about as many samples.
-    Of two workers the faster one is the median, as a machine is seldom too fast."""
+    """Return each worker's step time relative to the median worker, for steps of similar batch size.
+
+    With two workers the faster one is the reference, because a machine is rarely too fast.
+    """
     by_size: dict[int, list[StepFacts]] = {}
     for row in steps:
         by_size.setdefault(round(math.log2(max(1.0, row.rows))), []).append(row)
@@ -77,5 +79,5 @@ def worker_paces(steps: Sequence[StepFacts]) -> dict[str, float]:
 
 
 def _token_seconds(row: StepFacts) -> float:
-    """Seconds of one token of every sample."""
+    """Return the seconds for one token of every sample."""
     return row.seconds / row.steps / max(row.tokens, 1.0)

@@ -1,4 +1,4 @@
-"""What a cause answers, and what a cause is."""
+"""The interface of a cause, and the finding that it returns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,36 +7,36 @@ from typing import Final, Protocol
 from rlhf_planner.explain.iteration_profile import IterationProfile
 
 MIN_SHARE: Final = 0.03
-"""Of an iteration: a smaller loss is noise, and no finding."""
+"""Share of an iteration below which a loss is noise and no finding."""
 MAX_CHARACTERS: Final = 400
-"""Characters: a status holds three of them."""
+"""Maximum length of a finding in characters; a job's status stores three findings."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One loss."""
+    """One loss of time, with its cause."""
 
     cause: str
     seconds: float
-    """Of an iteration: what would be gained, where that is known; else what is spent on it, all of which cannot be."""
+    """Seconds per iteration: the gain if known, otherwise the time spent, which cannot be saved completely."""
     share: float
-    """The same of the iteration, 0..1."""
+    """`seconds` as a share of the iteration, 0..1."""
     summary: str
-    """What happens, in words with numbers."""
+    """Description of the loss, with numbers."""
     field: str = ""
-    """Field that changes it; empty: none does."""
+    """Field to change; empty if no field helps."""
     value: str = ""
-    """What to set it to."""
+    """Suggested value of the field."""
     remedy: str = ""
-    """What to do where no field helps."""
+    """Suggestion where no field helps."""
     gain: float | None = None
-    """How many times as fast an iteration would be; None: not known."""
+    """Factor by which an iteration would be faster; None if unknown."""
     how: str = ""
-    """How the gain was computed, or why it is not known."""
+    """How the gain was computed, or why it is unknown."""
 
     @property
     def words(self) -> str:
-        """Return all of it as one paragraph of at most MAX_CHARACTERS characters."""
+        """Return the finding as one paragraph of at most MAX_CHARACTERS characters."""
         change = f"set {self.field} to {self.value}" if self.field else self.remedy
         gain = f"{self.gain:.2f} times as fast, {self.how}" if self.gain is not None else f"gain not known: {self.how}"
         text = f"{self.summary}; {change}: {gain}" if change else f"{self.summary}; {gain}"
@@ -44,13 +44,15 @@ class Finding:
 
 
 class LossCause(Protocol):
-    """One reason for which an iteration takes long."""
+    """One reason why an iteration takes long."""
 
     name: str
 
     def find(self, facts: Sequence[IterationProfile]) -> Finding | None:
-        """Return the loss by this cause in iterations of one job, oldest first, at least one; None: there is none, or
-        nothing that is known well."""
+        """Return the loss of this cause, or None if there is none or it is not known well.
+
+        `facts` are one or more iterations of one job, oldest first.
+        """
 
 
 def gained(
@@ -64,7 +66,7 @@ def gained(
     value: str = "",
     remedy: str = "",
 ) -> Finding | None:
-    """Return the finding that so many seconds of a mean iteration would be saved; None where that is noise."""
+    """Return the finding that a mean iteration would save `saved` seconds; None if that is noise."""
     total = mean_total(facts)
     if total <= 0 or saved < MIN_SHARE * total:
         return None
@@ -83,7 +85,7 @@ def spent(
     value: str = "",
     remedy: str = "",
 ) -> Finding | None:
-    """Return the finding that so many seconds of a mean iteration are spent on something whose gain is not known."""
+    """Return the finding that a mean iteration spends `seconds` on a cause whose gain is unknown."""
     total = mean_total(facts)
     if total <= 0 or seconds < MIN_SHARE * total:
         return None
@@ -91,10 +93,10 @@ def spent(
 
 
 def mean_total(facts: Sequence[IterationProfile]) -> float:
-    """Return the seconds of an iteration, mean."""
+    """Return the mean seconds of an iteration."""
     return sum(one.total for one in facts) / len(facts)
 
 
 def mean_seconds(facts: Sequence[IterationProfile], phase: str) -> float:
-    """Return the seconds of a phase, mean."""
+    """Return the mean seconds of a phase."""
     return sum(one.seconds(phase) for one in facts) / len(facts)

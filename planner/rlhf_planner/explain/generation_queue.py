@@ -1,7 +1,7 @@
-"""What more rows, or more workers, would gain where samples wait to be decoded: generation, replayed.
+"""Replays generation with more rows or more workers, for iterations in which samples waited to be decoded.
 
-Owns what the causes `few_generation_workers` and `small_batches` share. Rule: the replay as it was must come near to
-what was measured, or nothing is concluded.
+Owns the code shared by the causes `few_generation_workers` and `small_batches`. Rule: the unchanged replay must match
+the measurement, or there is no result.
 """
 
 from collections.abc import Sequence
@@ -12,30 +12,34 @@ from rlhf_planner.explain.iteration_profile import IterationProfile, SampleFacts
 from rlhf_planner.explain.replays import generation, meets
 
 WAITS: Final = 0.1
-"""Share of generation after which the last sample is leased, from which on samples wait for a row."""
+"""Share of generation time: if the last sample is leased later than this, samples wait for a row."""
 
 
 class QueuedGeneration(NamedTuple):
-    """An iteration in which samples waited, and what it takes to replay it."""
+    """An iteration in which samples waited, with the inputs of its replay."""
 
     samples: SampleFacts
     costs: DecodeCosts
     paces: list[float]
     replayed: float
-    """Seconds of generation, as it was."""
+    """Seconds of generation in the unchanged replay."""
     last_leased: float
-    """When the last sample was leased, in seconds."""
+    """Seconds until the last sample was leased."""
 
     def share(self, rows: int, workers: int) -> float:
-        """Return the share of generation that is left with so many rows on each of so many workers; new workers are as
-        fast as the median one."""
+        """Return the share of generation time that remains with this many rows per worker and workers.
+
+        New workers are as fast as the median one.
+        """
         paces = self.paces + [1.0] * (workers - len(self.paces))
         return max(generation(self.samples, self.costs, rows, paces)) / self.replayed
 
 
 def queued_generation(facts: IterationProfile) -> QueuedGeneration | None:
-    """Return the last iteration where samples waited to be decoded; None where none did, or its replay does not meet
-    what was measured."""
+    """Return the last iteration in which samples waited to be decoded.
+
+    Returns None if samples did not wait, or if the replay does not match the measurement.
+    """
     samples, costs, settings = facts.samples, decode_costs(facts.steps), facts.settings
     if samples is None or costs is None or not settings.generation_workers:
         return None
@@ -48,6 +52,6 @@ def queued_generation(facts: IterationProfile) -> QueuedGeneration | None:
 
 
 def least_with(choices: Sequence[int], shares: Sequence[float], enough: float = 0.9) -> int:
-    """Return the place of the first choice that gains `enough` of what the best one does."""
+    """Return the index of the first choice that gains at least `enough` of the best choice's gain."""
     most = 1 - min(shares)
     return next(place for place, share in enumerate(shares) if 1 - share >= enough * most or place == len(choices) - 1)

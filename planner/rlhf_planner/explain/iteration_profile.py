@@ -1,8 +1,7 @@
-"""The facts of an iteration that findings are made of: small, bounded, versioned, as plain data for JSON.
+"""The facts of an iteration that findings are based on: bounded, versioned, plain data for JSON.
 
-Rule: what was measured, never a conclusion. Readers ignore fields they do not know, and refuse another version. All
-times are seconds; moments count from the first lease of the iteration. Lists are bounded here, so a file that somebody
-else wrote cannot be any size.
+Rule: measurements, never conclusions. Readers ignore unknown fields and reject other versions. All times are seconds;
+moments count from the first lease of the iteration. Lists are bounded here so that a foreign file has bounded size.
 """
 
 from typing import Annotated, Final, Literal
@@ -11,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 VERSION: Final = 1
 MAX_SAMPLES: Final = 8192
-"""Samples whose lengths and moments are recorded, about 40 bytes each; of a larger batch none are."""
+"""Largest batch whose lengths and moments are recorded, about 40 bytes per sample. Larger batches record none."""
 MAX_STEPS: Final = 2048
-"""Rows of `steps`: some ten per worker, of at least a hundred workers."""
+"""Maximum number of rows of `steps`: about ten per worker for at least a hundred workers."""
 
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Count = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
@@ -22,77 +21,77 @@ Column = Annotated[list[Seconds], Field(max_length=MAX_SAMPLES)]
 
 
 class RecordedFacts(BaseModel):
-    """A part of the facts; it is never changed."""
+    """An immutable part of the facts."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class SampleFacts(RecordedFacts):
-    """Columns [n], in the order of the batch: when each sample was leased, finished and scored, and how long it got."""
+    """Columns [n] in the order of the batch: when each sample was leased, finished and scored, and its lengths."""
 
     prompts: Column
-    """Tokens."""
+    """Prompt tokens."""
     responses: Column
-    """Tokens."""
+    """Response tokens."""
     begun: Column
     finished: Column
     scored: Column
-    """Empty where not all were scored in this process."""
+    """Moments of the last score; empty unless all samples were scored in this process."""
     workers: Annotated[list[Annotated[int, Field(ge=0, le=1_000_000)]], Field(max_length=MAX_SAMPLES)]
-    """Index of the generation worker that finished each."""
+    """Index of the generation worker that finished each sample."""
 
 
 class StepFacts(RecordedFacts):
-    """Decode steps of one worker over about as many samples, all together."""
+    """Decode steps of one worker over batches of about the same size, summed."""
 
     worker: Name
     steps: Count
     rows: Count
-    """Samples per step, mean."""
+    """Mean samples per step."""
     keys: Count
-    """Of one sample in one step, mean."""
+    """Mean keys per sample and step."""
     tokens: Count
-    """Of one sample in one step, mean; more than 1 where drafts were accepted."""
+    """Mean tokens per sample and step; more than 1 if drafts were accepted."""
     verified: Count
-    """Steps among them that verified drafts."""
+    """Number of these steps that verified drafts."""
     seconds: Seconds
-    """Of all steps, prefills left out."""
+    """Seconds of all steps, without prefills."""
 
 
 class TaskFacts(RecordedFacts):
-    """What one scoring task took."""
+    """Measurements of one scoring task."""
 
     name: Name
     call: bool
-    """It calls a reward function, an endpoint or a judge, and is no model of the job's own."""
+    """Whether the task calls a reward function, an endpoint or a judge instead of one of the job's own models."""
     last: Count
-    """Samples of which it was the last result."""
+    """Samples for which this task's result came last."""
     busy: Seconds = 0.0
-    """Of all its passes, on all workers; 0 for calls."""
+    """Seconds of all passes on all workers; 0 for calls."""
     setup: Seconds
-    """Of a pass of a model; 0 for calls, which are not observed in passes."""
+    """Seconds of setup per pass of a model; 0 for calls, which have no observed passes."""
     per_token: Seconds
 
 
 class DraftFacts(RecordedFacts):
-    """Drafting over all workers: sums of the iteration."""
+    """Drafting over all workers, summed over the iteration."""
 
     steps: Count
     drafted_steps: Count
     samples: Count
-    """Of all steps, added up."""
+    """Samples, summed over all steps."""
     tokens: Count
-    """That were drawn in them."""
+    """Tokens generated in the steps."""
     drafted: Count
-    """Tokens that were drafted and verified."""
+    """Tokens drafted and verified."""
     accepted: Count
     draft_seconds: Seconds
     seconds: Seconds
-    """Of all steps."""
+    """Seconds of all steps."""
 
 
 class JobSettings(RecordedFacts):
-    """The fields that a finding may name, as they were in the iteration."""
+    """The fields that a finding may name, with their values in the iteration."""
 
     generation_workers: Annotated[int, Field(ge=0, le=1_000_000)]
     inference_workers: Annotated[int, Field(ge=0, le=1_000_000)]
@@ -106,21 +105,21 @@ class JobSettings(RecordedFacts):
     weight_sharing: Name
     pipeline: Annotated[int, Field(ge=1, le=1_000_000)]
     checkpoint_every: Annotated[int, Field(ge=0, le=10_000_000)]
-    """0: the job makes none."""
+    """Iterations between checkpoints; 0 if the job makes none."""
     evaluation_every: Annotated[int, Field(ge=0, le=10_000_000)]
-    """0: it evaluates nothing."""
+    """Iterations between evaluations; 0 if the job makes none."""
     tokens_replayed: bool
-    """A sample that moves without its cache decodes its tokens again."""
+    """Whether a sample that moves without its cache decodes its tokens again."""
 
 
 class IterationProfile(RecordedFacts):
-    """One iteration."""
+    """Recorded facts of one iteration."""
 
     version: Literal[1] = VERSION
     iteration: Annotated[int, Field(ge=0, le=2**53)]
-    """From 0."""
+    """Number of the iteration, from 0."""
     total: Seconds
-    """The iteration, the time before the job's first lease left out."""
+    """Seconds of the iteration, without the time before the job's first lease."""
     phases: Annotated[dict[Name, Seconds], Field(max_length=32)]
     """Phase -> seconds."""
     settings: JobSettings
@@ -131,14 +130,14 @@ class IterationProfile(RecordedFacts):
     training: Annotated[dict[Name, Annotated[float, Field(allow_inf_nan=False)]], Field(max_length=64)] = Field(
         default_factory=dict
     )
-    """Metrics of the ranks that findings read: bubble_share, step_seconds."""
+    """Training metrics that findings read: bubble_share, step_seconds."""
     evaluation_waited: Seconds | None = None
-    """Seconds for which it stayed open for an evaluation alone; None: there was none."""
+    """Seconds in which the iteration waited only for an evaluation; None without one."""
     returned: Count = 0.0
-    """Leases that were taken back from lost workers."""
+    """Leases that were revoked from lost workers."""
 
     def seconds(self, *phases: str) -> float:
-        """Return the seconds of these phases together."""
+        """Return the total seconds of these phases."""
         return sum(self.phases.get(phase, 0.0) for phase in phases)
 
     @property
@@ -148,5 +147,5 @@ class IterationProfile(RecordedFacts):
 
     @property
     def fused(self) -> float:
-        """Return the seconds of generation, and of the scoring that remains after it."""
+        """Return the seconds of generation and of the remaining scoring."""
         return self.seconds("Generating", "Scoring")

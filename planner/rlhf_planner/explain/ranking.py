@@ -1,7 +1,7 @@
-"""All findings of a job's last iterations, the largest loss first.
+"""Ranks the findings of a job's last iterations, the largest loss first.
 
-Rule: pure. Iterations with other settings than the last one are left out, and so is the first iteration of a job where
-there are others, as its workers still warm up.
+Rule: pure. Iterations with other settings than the last one are left out. The first iteration of a job is left out if
+there are others, because its workers still warm up.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,14 @@ from rlhf_planner.explain.iteration_profile import IterationProfile
 from rlhf_planner.explain.registry import CAUSES
 
 SHOWN: Final = 3
-"""Findings that are shown where nobody asked for all."""
+"""Findings shown by default."""
 
 
 def explain(facts: Sequence[IterationProfile]) -> list[Finding]:
-    """Return the findings of these iterations, oldest first; empty where no loss is worth a word, or nothing was
-    recorded."""
+    """Return the findings of these iterations (oldest first).
+
+    The list is empty if no loss is large enough, or nothing was recorded.
+    """
     alike = comparable(facts)
     if not alike:
         return []
@@ -26,7 +28,10 @@ def explain(facts: Sequence[IterationProfile]) -> list[Finding]:
 
 
 def headline(facts: Sequence[IterationProfile]) -> str:
-    """Return in words how long an iteration takes, and in which phases. Raises ValueError where none is comparable."""
+    """Return a sentence with the time of an iteration and its phases.
+
+    Raises ValueError if no iteration is comparable.
+    """
     seen = comparable(facts)
     if not seen:
         raise ValueError("no iteration is recorded")
@@ -43,7 +48,7 @@ def headline(facts: Sequence[IterationProfile]) -> str:
 
 
 def comparable(facts: Sequence[IterationProfile]) -> list[IterationProfile]:
-    """Return the iterations that findings are about."""
+    """Return the iterations that findings are based on."""
     if not facts:
         return []
     alike = [one for one in facts if one.settings == facts[-1].settings and one.total > 0]

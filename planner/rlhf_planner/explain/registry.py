@@ -1,6 +1,6 @@
-"""Every cause, in the order in which equal losses are named.
+"""Registers every cause; the order breaks ties between equal losses.
 
-To add one: a module in `causes` with a class that follows `finding.LossCause`, and a line here.
+To add a cause: write a module in `causes` with a class that follows `finding.LossCause`, and add a line here.
 """
 
 from typing import Final

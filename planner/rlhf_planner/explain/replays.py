@@ -1,8 +1,8 @@
-"""Replays of a recorded iteration: as it was, and with one thing changed.
+"""Replays a recorded iteration, unchanged or with one change.
 
-Generation is continuous batching, one event per finished sample, with each worker's own pace. Scoring is one queue
-whose rate is the one that was seen while anything waited. Rule: pure; a replay of what was must come within TOLERANCE
-of what was measured, or nothing is concluded from one with a change.
+Generation is replayed as continuous batching, one event per finished sample, with each worker's pace. Scoring is one
+queue with the rate observed while samples waited. Rule: pure. A replay with a change counts only if the unchanged
+replay matches the measurement within TOLERANCE.
 """
 
 import heapq
@@ -13,13 +13,13 @@ from rlhf_planner.explain.decode_costs import DecodeCosts
 from rlhf_planner.explain.iteration_profile import SampleFacts
 
 TOLERANCE: Final = 0.15
-"""By which a replay may differ from what was measured."""
+"""Largest relative difference between a replay and the measurement."""
 PREFETCH_SHARE: Final = 8
-"""A worker holds 1/8 more samples than it decodes at once, as dispatch does."""
+"""Each worker has 1/8 more samples than it decodes at once, as in the coordinator's dispatch."""
 
 
 def meets(replayed: float, measured: float) -> bool:
-    """Return whether a replay is near enough to what was measured."""
+    """Return whether a replay matches the measurement within TOLERANCE."""
     return measured > 0 and abs(replayed / measured - 1) <= TOLERANCE
 
 
@@ -31,14 +31,14 @@ class _Worker:
         self.clock = 0.0
         self.step = 0.0
         self.rows: list[tuple[float, int]] = []
-        """Heap of (step at which it ends, sample)."""
+        """Heap of (step at which the row ends, sample)."""
         self.keys = 0.0
-        """Keys of all rows at step 0, added up: each has one more with every step."""
+        """Sum of the keys of all rows, extrapolated to step 0. Each row gains one key per step."""
         self.waiting: list[int] = []
 
 
 class _Generation:
-    """The state of a replay."""
+    """State of a replay of generation."""
 
     def __init__(self, samples: SampleFacts, costs: DecodeCosts, rows: int, paces: Sequence[float]) -> None:
         self.samples, self.costs, self.limit = samples, costs, rows
@@ -47,7 +47,7 @@ class _Generation:
         self.next = 0
 
     def run(self) -> list[float]:
-        """Return when each sample is finished."""
+        """Return the time at which each sample is finished."""
         held = self.limit + max(1, self.limit // PREFETCH_SHARE)
         size = len(self.finish)
         while self.next < min(size, held * len(self.workers)):
@@ -89,17 +89,20 @@ class _Generation:
 
 
 def generation(samples: SampleFacts, costs: DecodeCosts, rows: int, paces: Sequence[float]) -> list[float]:
-    """Return when each sample is finished, seconds from the first lease; `paces`: one for each worker."""
+    """Return the time at which each sample is finished, in seconds from the first lease.
+
+    `paces` has one pace per worker.
+    """
     return _Generation(samples, costs, rows, paces).run()
 
 
 def scoring_rate(samples: SampleFacts) -> float:
-    """Return the seconds between two scores while anything waited to be scored."""
+    """Return the seconds between two scores while samples waited."""
     return rate_of(samples.finished, samples.scored)
 
 
 def rate_of(finished: Sequence[float], scored: Sequence[float]) -> float:
-    """Return the seconds between two scores while anything waited; moments of each sample, of one at least."""
+    """Return the seconds between two scores while samples waited. Needs the moments of at least one sample."""
     busy, until = 0.0, 0.0
     for arrival, end in sorted(zip(finished, scored, strict=True)):
         start = max(arrival, until)
@@ -110,17 +113,20 @@ def rate_of(finished: Sequence[float], scored: Sequence[float]) -> float:
 
 
 def scoring_latency(samples: SampleFacts) -> float:
-    """Return the least seconds from a finished response to its last score."""
+    """Return the minimum seconds from a finished response to its last score."""
     return latency_of(samples.finished, samples.scored)
 
 
 def latency_of(finished: Sequence[float], scored: Sequence[float]) -> float:
-    """Return the least seconds from a finished response to its last score; moments of each sample, of one at least."""
+    """Return the minimum seconds from a finished response to its last score.
+
+    Needs the moments of at least one sample.
+    """
     return min(max(0.0, end - arrival) for arrival, end in zip(finished, scored, strict=True))
 
 
 def scoring_end(arrivals: Sequence[float], apart: float, latency: float) -> float:
-    """Return when the last sample is scored, where scores come at least `apart` seconds after one another."""
+    """Return when the last sample is scored if scores are at least `apart` seconds apart."""
     end = 0.0
     for arrival in sorted(arrivals):
         end = max(end + apart, arrival + latency)

@@ -1,8 +1,7 @@
-"""What more workers that score would gain: the queue of scoring, replayed at a higher rate.
+"""Replays the scoring queue at a higher rate to compute the gain of more scoring workers.
 
-Owns what the causes `slow_reward` and `few_inference_workers` share; they differ in which task samples waited for.
-Rule: workers are counted, not measured: as many times the workers are as many times the rate, unless a sample's own
-scoring takes longer than that.
+Owns the code shared by the causes `slow_reward` and `few_inference_workers`; they differ in the task that samples
+waited for. Rule: n times the workers give n times the rate, unless the scoring of a single sample takes longer.
 """
 
 from collections.abc import Sequence
@@ -12,26 +11,29 @@ from rlhf_planner.explain.iteration_profile import IterationProfile, SampleFacts
 from rlhf_planner.explain.replays import meets, scoring_end, scoring_latency, scoring_rate
 
 MAX_TIMES: Final = 8
-"""As many inference workers as this times those that there are, at most, are suggested."""
+"""Largest factor of inference workers that is suggested."""
 FILLED: Final = 0.5
-"""Share of the time in which anything waits, from which on passes of models are what it waits for."""
+"""Share of the waiting time that model passes must fill to count as its cause."""
 ENOUGH: Final = 0.9
-"""Share of what MAX_TIMES would gain, with which fewer workers are enough."""
+"""Share of the gain of MAX_TIMES at which fewer workers are enough."""
 
 
 class MoreWorkers(NamedTuple):
-    """What is suggested."""
+    """A suggested number of workers and its gain."""
 
     workers: int
     waits: float
-    """Seconds after the last response until all was scored."""
+    """Seconds from the last response until all samples were scored."""
     saved: float | None
-    """Seconds; None: not known."""
+    """Seconds saved; None if unknown."""
 
 
 def awaited_task(facts: IterationProfile) -> TaskFacts | None:
-    """Return the task that samples waited for: the model that takes longest where passes of models fill most of the
-    time in which anything waited, else the call that came last most often; None where neither is known."""
+    """Return the task that samples waited for; None if unknown.
+
+    This is the model with the longest passes if passes fill most of the waiting time. Otherwise it is the call whose
+    result came last most often.
+    """
     samples, models = facts.samples, [task for task in facts.tasks if not task.call]
     if samples is None or not samples.scored:
         return None
@@ -42,8 +44,10 @@ def awaited_task(facts: IterationProfile) -> TaskFacts | None:
 
 
 def more_workers(facts: Sequence[IterationProfile]) -> MoreWorkers | None:
-    """Return what more inference workers would gain in the last iteration; None where generation workers score, or
-    moments were not recorded."""
+    """Return the gain of more inference workers in the last iteration.
+
+    Returns None if generation workers score, or if moments were not recorded.
+    """
     last = facts[-1]
     samples, present = last.samples, last.settings.inference_workers
     if samples is None or not samples.scored or not present or last.settings.overlap == "Disabled":

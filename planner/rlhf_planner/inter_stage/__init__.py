@@ -1,8 +1,8 @@
-"""The long tail of generation: what it costs, when to consolidate it on few workers, and where each sample goes.
+"""The long tail of generation: its cost, when to consolidate it on few workers, and where each sample goes.
 
-`costs` says what steps take, `lengths` how long responses get, `simulate` what an iteration takes under a threshold
-and a pool, and `choose` which of them is best; `tail_placement` says who goes where when the threshold is reached,
-`balance` what moves before it, and `incremental_gain` whether to score prefixes.
-After RLHFuse (arXiv 2409.13221), inter-stage fusion. All of it is pure: no clock, no input or output, no global state;
-randomness comes in as a seed.
+`costs` predicts the time of steps, `lengths` response lengths, and `simulate` the time of an iteration with a
+threshold and a pool. `choose` selects the best threshold and pool. `tail_placement` assigns samples to workers at the
+threshold, `balance` moves samples before it, and `incremental_gain` decides whether to score prefixes.
+Rule: pure; no clock, no input or output, no global state. Randomness comes in as a seed.
+Source: RLHFuse (arXiv 2409.13221), inter-stage fusion.
 """

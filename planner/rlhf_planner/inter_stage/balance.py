@@ -1,14 +1,17 @@
-"""Moves before the threshold: from the worker that would finish last to one that would finish first.
+"""Moves samples before the threshold, from the worker that would finish last to one that would finish first.
 
-Rule: by the learned throughput of each worker over its samples (`throughput`), with drafts and at its own pace. Moving
-s samples from i to j gains tput(b_i - s) + tput(b_j + s) - tput(b_i) - tput(b_j) at once; rows end as predicted, so
-this is summed up over the expected remaining tokens of both, until the later of the two is done. A move is made when
-both then have made their tokens earlier, by more than the move costs and by MIN_GAIN: so no answer lowers the predicted
-throughput of a pair. The cost is the time in which nobody decodes a sample, and what it decodes slower until its
-siblings' tokens are where it went. Several samples are tried at once too: where steps are padded one more row is free,
-and one less wins nothing. Workers in `resting` are left alone: the caller puts those there that took part in a move
-lately. The same question always gets the same answer. Must never move a sample twice, nor give a worker more than it
-has rows and KV memory for.
+Rule: uses the learned throughput of each worker over its samples (`throughput`), with drafts and at its own pace.
+Moving s samples from i to j changes the rate immediately by tput(b_i - s) + tput(b_j + s) - tput(b_i) - tput(b_j).
+Rows end as predicted, so this is integrated over the expected remaining tokens of both workers, until the later one is
+done. A move is made if both workers finish their tokens earlier, by more than the cost of the move and by MIN_GAIN. So
+no result lowers the predicted throughput of a pair.
+
+The cost is the time in which no worker decodes the sample, plus slower decoding until its siblings' tokens arrive at
+the destination. Several samples are also tried together: where steps are padded, one more row is free and one less
+wins nothing. Workers in `resting` are left alone; the caller puts workers there that recently took part in a move. The
+same input always gives the same result.
+
+Must never move a sample twice, nor give a worker more samples than it has rows and KV memory for.
 """
 
 from __future__ import annotations
@@ -24,66 +27,66 @@ from rlhf_planner.inter_stage.tail_placement import Move, TailSample
 from rlhf_planner.inter_stage.throughput import EVEN_PACE, ThroughputCurve, WorkerPace
 
 MIN_GAIN: Final = 0.05
-"""Of the longer of two predicted finishes: predictions of lengths are no better than this."""
+"""Minimum gain, as a share of the later predicted finish. Predictions of lengths are no more precise."""
 MAX_MOVES: Final = 8
-"""In one answer: the next one sees what they did."""
+"""Maximum moves in one result. The next call sees their effect."""
 CANDIDATES: Final = 8
-"""Samples of a worker that are tried, by expected remaining tokens: its longest, its shortest, and those between."""
+"""Samples tried per worker, by expected remaining tokens: its longest, its shortest, and some in between."""
 
 
 class Reallocation(NamedTuple):
-    """Samples that move together from one worker to another, and what that is predicted to give."""
+    """Samples that move together from one worker to another, and the predicted gain."""
 
     moves: tuple[Move, ...]
     before: float
-    """Tokens a second of both workers together as they are."""
+    """Tokens per second of both workers together, before the move."""
     after: float
-    """And once the samples have moved."""
+    """Tokens per second of both workers together, after the move."""
     gain_seconds: float
-    """By how much the later of the two finishes earlier, less what the moves cost."""
+    """Seconds by which the later of the two finishes earlier, minus the cost of the moves."""
 
 
 Lacking = Callable[[str, TailSample], float]
-"""(worker, sample) -> seconds until the tokens of the sample's siblings, which drafts are made of, are there."""
+"""(worker, sample) -> seconds until the worker has the tokens of the sample's siblings, from which drafts are made."""
 
 
 def lacks_nothing(_worker: str, _sample: TailSample) -> float:
-    """Return 0: every worker has the tokens of all siblings, or nothing is drafted by them."""
+    """Return 0: every worker has the tokens of all siblings, or drafts do not use them."""
     return 0.0
 
 
 class _Question(NamedTuple):
-    """What is the same for all pairs of workers."""
+    """Inputs that are the same for all pairs of workers."""
 
     costs: StageCosts
     limit: int
-    """Tokens of a response at most."""
+    """Maximum tokens of a response."""
     transfer: Transfer
     lacking: Lacking
 
 
 class _Load:
-    """What one worker still has to do."""
+    """Remaining work of one worker."""
 
     def __init__(self, name: str, samples: Sequence[TailSample], left: Sequence[float], curve: ThroughputCurve) -> None:
         self.name, self.curve = name, curve
         self.samples = {sample.sample: (sample, tokens) for sample, tokens in zip(samples, left, strict=True)}
 
     def left(self, without: Collection[int] = ()) -> list[float]:
-        """Return the expected remaining tokens of its samples, some left out."""
+        """Return the expected remaining tokens of its samples, except those in `without`."""
         return [tokens for sample, (_, tokens) in self.samples.items() if sample not in without]
 
     def finish(self) -> float:
-        """Return the seconds until it has nothing left."""
+        """Return the seconds until all its samples are finished."""
         return self.curve.finish(self.left())
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
+        """Throughput in tokens per second."""
         return self.curve.tokens_per_second(len(self.samples))
 
     def movable(self, moved: Collection[int]) -> list[tuple[TailSample, float]]:
-        """Return the samples that did not move yet, the longest first."""
+        """Return the samples that have not moved yet, the longest first."""
         free = [pair for sample, pair in sorted(self.samples.items()) if sample not in moved]
         return sorted(free, key=lambda pair: -pair[1])
 
@@ -98,9 +101,9 @@ def balance(
     paces: Mapping[str, WorkerPace] | None = None,
     lacking: Lacking = lacks_nothing,
 ) -> tuple[Reallocation, ...]:
-    """Return the moves to make now, when nothing is queued any more; none when none is worth it.
+    """Return the moves to make now, when the queue is empty; none if no move is worth it.
 
-    `held` names every live generation worker, idle ones too; `paces` those whose own pace is known.
+    `held` contains every live generation worker, idle ones too. `paces` contains the workers whose own pace is known.
     """
     loads = [load for load in _loads(held, costs, lengths, paces or {}) if load.name not in resting]
     question = _Question(costs, lengths.max_tokens, transfer, lacking)
@@ -135,7 +138,8 @@ def _loads(
 
 
 def _best(source: _Load, destination: _Load, moved: Collection[int], question: _Question) -> Reallocation | None:
-    """The samples that gain most when they move between the two, when that is enough: one, or several together."""
+    """Return the move of one or several samples between the two workers that gains most, or None if it gains too
+    little."""
     before = source.finish()
     best, most = None, MIN_GAIN * before
     chosen: list[tuple[TailSample, float]] = []
@@ -161,7 +165,7 @@ def _best(source: _Load, destination: _Load, moved: Collection[int], question: _
 
 
 def _gain(source: _Load, destination: _Load, chosen: Sequence[tuple[TailSample, float]], before: float) -> float:
-    """Seconds by which the later of the two finishes earlier."""
+    """Return the seconds by which the later of the two finishes earlier."""
     gone, more = {sample.sample for sample, _ in chosen}, [left for _, left in chosen]
     after = max(source.curve.finish(source.left(gone)), destination.curve.finish(destination.left() + more))
     return before - after
@@ -173,14 +177,14 @@ def _rate_after(source: _Load, destination: _Load, count: int) -> float:
 
 
 def _fits(destination: _Load, chosen: Sequence[tuple[TailSample, float]], one: TailSample, question: _Question) -> bool:
-    """Whether one more sample finds a row there, beside those chosen already."""
+    """Return whether one more sample fits on the destination, in addition to the chosen ones."""
     there = [sample for sample, _ in (*destination.samples.values(), *chosen)]
     longest = max(sample.prompt_tokens for sample in (*there, one)) + question.limit
     return len(there) < min(question.costs.max_batch_size, question.costs.kv_rows(longest))
 
 
 def _cost(sample: TailSample, destination: _Load, more: int, question: _Question) -> tuple[bool, float]:
-    """(with its KV cache, seconds that it costs: a sample that moves with its cache is decoded on meanwhile)."""
+    """Return (whether the KV cache moves, cost in seconds). A sample that moves with its cache is decoded meanwhile."""
     costs, transfer = question.costs, question.transfer
     batch = len(destination.samples) + more
     slower = (
@@ -189,6 +193,6 @@ def _cost(sample: TailSample, destination: _Load, more: int, question: _Question
     if sample.tokens == 0:
         return transfer == "KV" and bool(costs.bandwidth), costs.acknowledged_seconds + slower
     prompt, tokens = np.array([float(sample.prompt_tokens)]), np.array([float(sample.tokens)])
-    if costs.takes_cache(prompt, tokens, batch, 0.0, transfer)[0]:  # its source decodes others on in any case
+    if costs.takes_cache(prompt, tokens, batch, 0.0, transfer)[0]:  # its source decodes other samples in any case
         return True, costs.acknowledged_seconds + costs.pause_seconds(float(prompt[0] + tokens[0])) + slower
     return False, costs.rebuild_seconds(float(sample.prompt_tokens), float(sample.tokens), batch) + slower

@@ -1,10 +1,10 @@
-"""The threshold R_t and the pool m of an iteration: simulated over the lengths that the next batch may have.
+"""Chooses the threshold R_t and the pool m of an iteration by simulating possible lengths of the next batch.
 
-Rule: every plan is simulated on the same draws (common random numbers), so that plans differ and luck does not. A
-coarse grid first, then the neighbourhood of its best. Disabled wins unless a plan is faster on average by more than
-MIN_GAIN and more than the standard error over the draws. Limits on the pool are rows and KV memory; BS_max, the
-largest batch with a near-flat step, is where the search begins rather than a wall: the simulation knows what larger
-batches cost. The same seed gives the same choice.
+Rule: every plan is simulated on the same draws (common random numbers), so that plans are compared without sampling
+noise. The search tries a coarse grid, then the neighbours of its best plan. Disabled wins unless a plan is faster on
+average by more than MIN_GAIN and by more than the standard error over the draws. The pool is limited by rows and KV
+memory. BS_max, the largest batch with a near-flat step, is the start of the search and no limit, because the
+simulation knows the cost of larger batches. The same seed gives the same choice.
 Must never choose a plan whose simulated time is worse than Disabled.
 """
 
@@ -25,24 +25,27 @@ from rlhf_planner.inter_stage.simulated_generation import SimulatedGeneration, g
 from rlhf_planner.inter_stage.simulated_tail import ThresholdState, threshold_state
 
 MIN_GAIN: Final = 0.03
-"""Share of the time without fusion that a plan must win: what a simulation leaves out is as much."""
+"""Share of the time without fusion that a plan must gain. Effects outside the simulation are about as large."""
 MAX_DRAWS: Final = 32
-"""Batches that are drawn; of a large batch fewer, its own samples average."""
+"""Maximum number of batches drawn. Large batches need fewer because their samples average out."""
 SAMPLES_DRAWN: Final = 4096
-"""Samples of all draws together, about; at least one batch."""
+"""Approximate number of samples in all draws together; at least one batch is drawn."""
 SHARES: Final = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55, 0.75)
 """Thresholds that are tried first, as shares of the batch."""
 GLANCED: Final = 16384
-"""Samples times workers times draws that a first look at a plan is at, about; at least one draw."""
+"""Approximate samples times workers times draws in a first look at a plan; at least one draw."""
 MAX_TRIED: Final = 64
 """Samples times workers up to which every plan is tried."""
 TIE: Final = 0.005
-"""Plans this close are equal; one at a third of them, by threshold, is taken: it moves less, which costs both workers a
-little that is not simulated, and is not at the edge, where the next batch may be on the wrong side."""
+"""Relative difference below which plans count as equal.
+
+Among equal plans the one at a third of them, by threshold, is chosen. It moves fewer samples, which costs both workers
+a little that is not simulated. It also keeps a distance from the edge, where the next batch may be on the wrong side.
+"""
 
 
 class CurvePoint(NamedTuple):
-    """Simulated seconds of a plan, mean over all draws."""
+    """Mean simulated seconds of a plan over all draws."""
 
     threshold: int
     pool: int
@@ -51,31 +54,33 @@ class CurvePoint(NamedTuple):
 
 @dataclass(frozen=True)
 class FusionChoice:
-    """What an iteration is to do about its long tail."""
+    """How an iteration treats its long tail."""
 
     threshold: int
-    """R_t; 0: no fusion."""
+    """Threshold R_t in samples; 0 means no fusion."""
     pool: int
-    """m; all generation workers: no fusion."""
+    """Pool size m in workers; all generation workers mean no fusion."""
     transfer: Transfer
     seconds: float
-    """Simulated time of generation and inference under this choice."""
+    """Simulated seconds of generation and inference with this choice."""
     off_seconds: float
-    """And without fusion."""
+    """Simulated seconds of generation and inference without fusion."""
     curve: tuple[CurvePoint, ...]
-    """The best pool of every threshold that was tried, by threshold; 0 is no fusion."""
+    """Best pool of every threshold that was tried, in order of threshold; threshold 0 is no fusion."""
     reason: str
-    """One sentence for people."""
+    """Explanation in one sentence."""
 
     @property
     def fused(self) -> bool:
-        """Whether anything consolidates."""
+        """Whether any samples are consolidated."""
         return self.threshold > 0
 
 
 def choose(model: LengthModel, setup: IterationSetup, costs: StageCosts, seed: int = 0) -> FusionChoice:
-    """Return the best plan of mode Auto; of the other modes the given one, with its forecast. The same seed gives
-    the same choice."""
+    """Return the best plan in mode Auto, or the given plan in other modes, with its forecast.
+
+    The same seed gives the same choice.
+    """
     trial = _Trial(model, setup, costs, seed)
     off = trial.mean(0, setup.generation_workers)
     if setup.mode == "Disabled":
@@ -124,7 +129,8 @@ def _words(threshold: int, pool: int, setup: IterationSetup) -> str:
 
 
 def _search(trial: _Trial) -> None:
-    """A coarse grid at a glance, the best pool of each threshold on all draws, the neighbours of the best; or all."""
+    """Search a coarse grid, the best pool of each threshold on all draws, and neighbours of the best; or try all
+    plans."""
     setup = trial.setup
     if setup.batch * setup.generation_workers <= MAX_TRIED:
         for threshold in range(1, setup.batch):
@@ -154,7 +160,8 @@ def _coarse(threshold: int, trial: _Trial) -> Iterable[int]:
 
 
 def _pools(threshold: int, trial: _Trial, wanted: Iterable[int]) -> list[int]:
-    """Those of `wanted` that hold so many samples, and the least that does; fewer than all workers."""
+    """Return the pools in `wanted` that can hold so many samples, and the smallest that can; all smaller than all
+    workers."""
     least = trial.costs.least_pool(threshold, trial.longest)
     return sorted({max(least, pool) for pool in wanted if max(least, pool) < trial.setup.generation_workers})
 
@@ -171,7 +178,7 @@ def _neighbours(best: tuple[int, int], thresholds: Sequence[int], trial: _Trial)
 
 
 class _Trial:
-    """Simulated seconds of plans, on the same draws; each plan once per draw."""
+    """Simulated seconds of plans on the same draws. Each plan runs at most once per draw."""
 
     def __init__(self, model: LengthModel, setup: IterationSetup, costs: StageCosts, seed: int) -> None:
         self.model, self.setup, self.costs = model, setup, costs
@@ -204,7 +211,7 @@ class _Trial:
         return math.fsum(self._all(threshold, pool)) / len(self._generations)
 
     def glance(self, threshold: int, pool: int) -> float:
-        """Return the mean over as many draws as are quickly simulated."""
+        """Return the mean over as many draws as can be simulated quickly."""
         size = self.setup.batch * self.setup.generation_workers
         draws = max(1, min(len(self._generations), GLANCED // size))
         return math.fsum(self.seconds(threshold, pool, draw) for draw in range(draws)) / draws
@@ -213,15 +220,17 @@ class _Trial:
         return [self.seconds(threshold, pool, draw) for draw in range(len(self._generations))]
 
     def gain(self, threshold: int, pool: int) -> tuple[float, float]:
-        """Return the mean seconds won against Disabled, and the standard error of that mean over the draws."""
+        """Return the mean seconds gained over Disabled, and the standard error of that mean over the draws."""
         off = self._all(0, self.setup.generation_workers)
         won = np.array(off) - np.array(self._all(threshold, pool))
         error = float(won.std(ddof=1)) / math.sqrt(len(won)) if len(won) > 1 else 0.0
         return float(won.mean()), error
 
     def best(self) -> tuple[int, int] | None:
-        """Return the best plan, as (threshold, pool), of those tried on all draws; of equal ones, by threshold, the
-        one at a third."""
+        """Return the best plan (threshold, pool) of those tried on all draws.
+
+        Among equal plans, ordered by threshold, it is the one at a third.
+        """
         last = len(self._generations) - 1
         full = [(r, m) for r, m, draw in self._seconds if draw == last and r > 0]
         if not full:
@@ -241,11 +250,11 @@ class _Trial:
         return tuple(points[threshold] for threshold in sorted(points))
 
     def choice(self, threshold: int, pool: int, reason: str) -> FusionChoice:
-        """Return a plan as the choice, for this reason."""
+        """Return a plan as the choice, with this reason."""
         off = self.mean(0, self.setup.generation_workers)
         seconds = self.mean(threshold, pool)
         return FusionChoice(threshold, pool, self.setup.transfer, seconds, off, self.curve(), reason)
 
     def off(self, why: str) -> FusionChoice:
-        """Return the choice not to fuse, for this reason."""
+        """Return the choice not to fuse, with this reason."""
         return self.choice(0, self.setup.generation_workers, f"no fusion: {why}")

@@ -1,9 +1,9 @@
-"""What decoding, prefilling, scoring and moving samples costs on the workers of a job.
+"""Costs of decoding, prefilling, scoring and moving samples on the workers of a job.
 
-Rule: closed formulas (`fitted_costs`), so that a simulation can sum thousands of steps at once. What was observed
-(`learned_costs`) replaces the shape of decode steps, of which there are thousands; it corrects other kinds of work by a
-ratio. Must never answer a negative time.
-All times are in seconds, all sizes in bytes.
+Rule: closed formulas (`fitted_costs`), so that a simulation can sum thousands of steps at once. Observations
+(`learned_costs`) replace the shape of decode steps, of which there are thousands. Other kinds of work are corrected by
+a ratio. All times are in seconds, all sizes in bytes.
+Must never return a negative time.
 """
 
 from __future__ import annotations
@@ -31,59 +31,62 @@ from rlhf_planner.speculation.forecast import NO_SPECULATION, SpeculationForecas
 
 Transfer = Literal["Auto", "KV", "Tokens"]
 Number = TypeVar("Number", float, Floats)
-"""One, or one for each of many samples."""
+"""One value, or one value for each of many samples."""
 Flags = npt.NDArray[np.bool_]
 Kind = Literal["decode", "rebuild", "score", "transfer", "pause", "command"]
 
 JOB_KEY: Final = "interStage"
-"""Key of the journal's job.json under which a job keeps {"costs": StageCosts.document()}."""
+"""Key in the journal's job.json for {"costs": StageCosts.document()}."""
 NEAR_FLAT: Final = 1.25
-"""A decode step up to this much longer than with one sample is "near-flat": it sets the saturation batch."""
+"""Largest ratio of a decode step to one with a single sample that counts as "near-flat". Sets the saturation batch."""
 SCORE_BATCH: Final = 16
-"""Samples that a worker scores at a time, unless it is asked otherwise: the chunk of a Score command."""
+"""Default number of samples that a worker scores in one pass: the chunk of a Score command."""
 LEASE_COMMANDS: Final = 0.5
-"""Leasing a sample again, in commands and their answers: nobody waits for the answer."""
+"""Cost of leasing a sample again, in commands with their replies. The coordinator does not wait for the reply."""
 MOVES_AT_ONCE: Final = 4
-"""Samples that a worker sends side by side: they wait for the same boundaries."""
+"""Samples that a worker sends concurrently. They wait for the same step boundaries."""
 
 
 @dataclass(frozen=True)
 class StageCosts:
-    """All costs of generation and inference on one kind of worker."""
+    """Costs of generation and inference on one kind of worker."""
 
     decode: DecodeLines
     max_batch_size: int
     """Samples that a generation worker decodes at once."""
     prefill: PassFormula = NO_COST
     score: PassFormula = NO_COST
-    """All scoring tasks of a sample together."""
+    """Cost of all scoring tasks of a sample together."""
     score_batch: int = SCORE_BATCH
-    """Samples scored in one pass at most; 1 in a deterministic job."""
+    """Maximum samples scored in one pass; 1 in a deterministic job."""
     wake_seconds: float = 0.0
-    """Of a generation worker until it can score: models from host memory, trained weights."""
+    """Seconds until a released generation worker can score: loads models from host memory, fetches trained weights."""
     kv_bytes_per_token: float = 0.0
     kv_room_bytes: float | None = None
-    """For KV caches on one worker; None: not limited."""
+    """Bytes for KV caches on one worker; None means unlimited."""
     bandwidth: float | None = None
-    """Bytes a second from worker to worker; None: not known, and nothing is moved with its KV cache."""
+    """Bytes per second between workers; None means unknown, and samples move without their KV cache."""
     setup_seconds: float = 0.003
-    """Of moving a sample with its KV cache, besides its steps: messages, and once a command a connection."""
+    """Seconds to set up a move with a KV cache, in addition to its steps: messages, and a connection for each command.
+    """
     move_steps: float = MOVE_STEPS
     command_seconds: float = 0.005
-    """From a decision until workers have acted on it: two messages."""
+    """Seconds from a decision until workers have acted on it: two messages."""
     replays: bool = False
-    """A sample that is resumed from its tokens decodes them again (deterministic jobs)."""
+    """Whether a sample resumed from its tokens decodes them again (deterministic jobs)."""
     padded: bool = True
-    """A decode step reads as many keys of every sample as the longest one has; False: of each its own."""
+    """Whether a decode step reads as many keys for every sample as for the longest one."""
     ratios: Mapping[Kind, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-    """Observed over fitted seconds of the last iterations, oldest first, by kind of work; those of decoding follow
-    from `steps`, and moves with KV caches go by `moves`."""
+    """Kind of work -> observed divided by fitted seconds of the last iterations, oldest first.
+
+    Ratios of decoding follow from `steps`; moves with KV caches use `moves`.
+    """
     steps: tuple[tuple[ObservedStep, ...], ...] = ()
-    """Decode steps of the last iterations, oldest first."""
+    """Observed decode steps of the last iterations, oldest first."""
     moves: tuple[tuple[ObservedMove, ...], ...] = ()
-    """Moves with KV caches, likewise."""
+    """Observed moves with KV caches of the last iterations, oldest first."""
     speculation: SpeculationForecast = NO_SPECULATION
-    """What steps with drafts give and take, over what plain ones do."""
+    """Tokens and seconds of steps with drafts relative to plain steps."""
 
     @classmethod
     def measured(
@@ -95,10 +98,10 @@ class StageCosts:
         tasks: Mapping[str, Sequence[StepTime]] | None = None,
         **others: Any,
     ) -> StageCosts:
-        """Return the costs of measured times; `tasks` by the name of the scoring task. `others` are further fields of
-        this class.
+        """Return costs fitted to measured times.
 
-        Raises ValueError naming what is impossible.
+        `tasks` maps the name of a scoring task to its times. `others` are further fields of this class. Raises
+        ValueError naming the impossible value.
         """
         works = [PassFormula.fitted(times) for times in (tasks or {}).values()]
         score = PassFormula(
@@ -116,13 +119,16 @@ class StageCosts:
 
     @cached_property
     def step_tables(self) -> tuple[Floats, Floats]:
-        """(base, slope) of a decode step as observed while no other worker scores: seconds, and seconds per key,
-        each float64 [max_batch_size + 1] by batch size. Without drafts: what a pass over so many rows takes."""
+        """(base, slope) of an observed decode step while no other worker scores: seconds, and seconds per key.
+
+        Each is float64 [max_batch_size + 1] by batch size. Does not include drafts: it is the time of a pass over so
+        many rows.
+        """
         return self._observed_steps.lines.tables(self.max_batch_size)
 
     @cached_property
     def token_tables(self) -> tuple[Floats, Floats]:
-        """The same of one token of every sample: a step without drafts; with them a step yields several tokens."""
+        """(base, slope) of one token of every sample, by batch size. With drafts a step generates several tokens."""
         if not self.speculation:
             return self.step_tables
         tokens, cost = self._speculation_factors
@@ -131,12 +137,12 @@ class StageCosts:
 
     @cached_property
     def _speculation_factors(self) -> tuple[Floats, Floats]:
-        """(tokens a step, seconds over those of a plain step), by batch size."""
+        """(tokens per step, seconds relative to a plain step), by batch size."""
         return self.speculation.factors(np.arange(self.max_batch_size + 1, dtype=np.float64))
 
     @cached_property
     def contention_ratio(self) -> float:
-        """How many times as long a decode step takes while another generation worker scores; at least 1."""
+        """Ratio, at least 1, of a decode step while another generation worker scores to one without."""
         return self._observed_steps.contention_ratio
 
     @cached_property
@@ -145,7 +151,7 @@ class StageCosts:
 
     @cached_property
     def _profile_tables(self) -> tuple[Floats, Floats]:
-        """(base, slope) of a decode step, by batch size, as it was profiled."""
+        """(base, slope) of a profiled decode step, by batch size."""
         return self.decode.tables(self.max_batch_size)
 
     def decode_seconds(self, batch: int, context: float) -> float:
@@ -155,13 +161,13 @@ class StageCosts:
         return float(base[at] + slope[at] * context) if at else 0.0
 
     def token_seconds(self, batch: int, context: float) -> float:
-        """Return the seconds of one token of each of `batch` samples with `context` keys each, drafts counted in."""
+        """Return the seconds for one token of each of `batch` samples with `context` keys each, including drafts."""
         base, slope = self.token_tables
         at = min(max(batch, 0), self.max_batch_size)
         return float(base[at] + slope[at] * context) if at else 0.0
 
     def step_seconds(self, batch: int, context: float) -> float:
-        """Return the seconds between two step boundaries of such a batch: a step with its drafts."""
+        """Return the seconds between two step boundaries of such a batch, including drafts."""
         plain = self.decode_seconds(batch, context)
         if not self.speculation:
             return plain
@@ -172,57 +178,60 @@ class StageCosts:
         return self.prefill.seconds(prompts, tokens) if prompts else 0.0
 
     def resume_seconds(self, samples: int, tokens: float) -> float:
-        """Return the seconds of a prefill of samples that come by their tokens, `tokens` each."""
+        """Return the seconds of a prefill of samples that resume from their tokens, `tokens` each."""
         scale = 1.0 if self.replays else self._scale("rebuild")
         return scale * self.prefill_seconds(samples, tokens)
 
     def score_seconds(self, samples: int, tokens: float) -> float:
-        """Return the seconds of all scoring tasks of `samples` samples of `tokens` tokens each, prompt included, in
-        one pass per task."""
+        """Return the seconds of all scoring tasks of `samples` samples of `tokens` tokens each, in one pass per task.
+
+        `tokens` includes the prompt.
+        """
         setup, a_sample, a_token = self.score_parts
         return setup + samples * (a_sample + tokens * a_token) if samples else 0.0
 
     @cached_property
     def score_parts(self) -> tuple[float, float, float]:
-        """Seconds (per pass, per sample, per token) that add up to a pass of scoring, as observed."""
+        """Seconds (per pass, per sample, per token) that add up to a scoring pass, corrected by observations."""
         scale = self._scale("score")
         return scale * self.score.setup, scale * self.score.per_sample, scale * self.score.per_token
 
     @cached_property
     def acknowledged_seconds(self) -> float:
-        """Seconds from a decision until a worker has acted on it and said so."""
+        """Seconds from a decision until a worker has acted on it and acknowledged it."""
         return self._scale("command") * self.command_seconds
 
     def backlog_seconds(self, samples: int, tokens: float) -> float:
-        """Return the seconds of scoring `samples` samples of `tokens` tokens in all, in passes as large as they may
-        be."""
+        """Return the seconds of scoring `samples` samples of `tokens` tokens in total, in the largest possible
+        passes."""
         setup, a_sample, a_token = self.score_parts
         return -(-samples // self.score_batch) * setup + samples * a_sample + tokens * a_token
 
     def kv_seconds(self, tokens: Number) -> Number:
-        """Return the seconds of moving a sample of `tokens` tokens with its KV cache, while it is decoded on;
-        infinite when the bandwidth is not known."""
+        """Return the seconds of moving a sample of `tokens` tokens with its KV cache while it is decoded.
+
+        Infinite if the bandwidth is unknown.
+        """
         return tokens * self.link_seconds + self.move_seconds
 
     @property
     def link_seconds(self) -> float:
-        """Seconds of sending the keys and values of one token."""
+        """Seconds for sending the keys and values of one token."""
         return self._moves[0].per_token
 
     @property
     def move_seconds(self) -> float:
-        """Seconds of a move, besides sending: both workers act between two steps."""
+        """Seconds of a move without sending: both workers act between two steps."""
         return self._moves[0].fixed
 
     def pause_seconds(self, tokens: Number) -> Number:
-        """Return the seconds of a move, of a sample of `tokens` tokens with its KV cache, in which nobody decodes
-        it."""
+        """Return the seconds of a move with its KV cache in which no worker decodes the sample."""
         fixed, per_token = self._moves[1]
         return tokens * per_token + fixed
 
     @cached_property
     def _moves(self) -> tuple[MoveLine, MoveLine]:
-        """(a whole move, its pause): as observed, else by decode steps as they are and the bandwidth assumed."""
+        """Lines of (a whole move, its pause): as observed, otherwise from decode steps and the assumed bandwidth."""
         if not self.bandwidth:
             return MoveLine(self.setup_seconds, float("inf")), MoveLine(self.setup_seconds, 0.0)
         sent = self.kv_bytes_per_token / self.bandwidth
@@ -236,14 +245,15 @@ class StageCosts:
     def kv_cost(self, tokens: Number, share: float) -> Number:
         """Return the seconds that moving a sample of `tokens` tokens with its KV cache costs an iteration.
 
-        Nobody decodes the sample during the pause. For the rest of the move its source decodes it on, and is held up,
-        which counts by `share`: where it is to be released, it is one of so many workers that could score.
+        During the pause no worker decodes the sample. During the rest of the move its source continues to decode it
+        and is delayed. The delay counts by `share`: if the source is to be released, it is one of so many workers that
+        could score.
         """
         return self.kv_seconds(tokens) * share + (1 - share) * self.pause_seconds(tokens)
 
     def rebuild_seconds(self, prompt: Number, tokens: Number, batch: int) -> Number:
-        """Return the seconds of giving a sample back and building its cache anew on a worker that decodes `batch`
-        samples then."""
+        """Return the seconds of returning a sample and rebuilding its cache on a worker that then decodes `batch`
+        samples."""
         work, context, rows = self.prefill, prompt + tokens, min(batch, self.max_batch_size)
         cost = float(self._speculation_factors[1][rows]) if self.speculation else 1.0
         base, slope = (cost * float(table[rows]) for table in self.step_tables)
@@ -256,15 +266,15 @@ class StageCosts:
         return prompt * work.per_token + (work.setup + work.per_sample) + again + then
 
     def _step(self, batch: int, scale: float) -> tuple[float, float]:
-        """(base, slope) of a decode step, so many times what the profile says."""
+        """Return (base, slope) of a decode step: the profile multiplied by `scale`."""
         base, slope = (float(table[min(batch, self.max_batch_size)]) for table in self._profile_tables)
         return scale * base, scale * slope
 
     def takes_cache(self, prompt: Floats, tokens: Floats, batch: int, share: float, transfer: Transfer) -> Flags:
         """Return which samples move with their KV caches, bool [k]; `prompt` and `tokens` are float64 [k].
 
-        In mode Auto `kv_cost` is compared with `rebuild_seconds`. A sample without tokens has no cache yet, and none
-        moves where no bandwidth is known.
+        Mode Auto compares `kv_cost` with `rebuild_seconds`. A sample without tokens has no cache yet. Without a known
+        bandwidth no cache moves.
         """
         if transfer == "Tokens" or not self.bandwidth:
             return np.zeros(len(tokens), dtype=np.bool_)
@@ -277,25 +287,27 @@ class StageCosts:
     def saturation_batch(self) -> int:
         """BS_max: the largest batch in which a token takes at most NEAR_FLAT times as long as in a batch of one."""
         base, slope = self.token_tables
-        context = 512.0  # keys; the shape over the batch hardly depends on it
+        context = 512.0  # keys; the shape over batch sizes hardly depends on it
         steps = base[1:] + slope[1:] * context
         return max(1, int((steps <= NEAR_FLAT * steps[0]).cumprod().sum()))
 
     def least_pool(self, unfinished: int, longest: int) -> int:
-        """Return how many workers can hold `unfinished` samples of up to `longest` tokens: by rows and by KV memory."""
+        """Return how many workers can hold `unfinished` samples of up to `longest` tokens, by rows and KV memory."""
         by_rows = -(-unfinished // self.max_batch_size)
         return max(1, by_rows, -(-unfinished // max(1, self.kv_rows(longest))))
 
     def kv_rows(self, longest: int) -> int:
-        """Return how many samples of `longest` tokens one worker has room for in its KV pool; at least 1: it was
-        started with it."""
+        """Return how many samples of `longest` tokens fit into one worker's KV pool.
+
+        At least 1, because the worker was started with that size.
+        """
         if self.kv_room_bytes is None or self.kv_bytes_per_token <= 0:
             return self.max_batch_size
         return max(1, int(self.kv_room_bytes // (self.kv_bytes_per_token * max(1, longest))))
 
     @cached_property
     def scale(self) -> Mapping[Kind, float]:
-        """Observed over profiled seconds, by kind of work of which anything was observed."""
+        """Kind of work -> observed divided by profiled seconds, for kinds that were observed."""
         scale = {kind: statistics.median(ratios) for kind, ratios in self.ratios.items()}
         return scale | {"decode": self._observed_steps.level} if self.steps else scale
 
@@ -305,12 +317,12 @@ class StageCosts:
     # ---------------------------------------------------------------- on disk
 
     def document(self) -> dict[str, Any]:
-        """Return the costs as plain data for JSON; `from_document` reads it back."""
+        """Return the costs as plain data for JSON, for `from_document`."""
         return {**dataclasses.asdict(self), "ratios": dict(self.ratios), "speculation": self.speculation.document()}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> StageCosts:
-        """Return the costs that `document` wrote; ValueError names a field that is missing or unknown."""
+        """Return the costs that `document` wrote. Raises ValueError naming a missing or unknown field."""
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(document) - known)
         if unknown:

@@ -1,8 +1,8 @@
-"""Formulas of what a pass of work takes, fitted to a few measured times.
+"""Fits formulas for the time of a pass to a few measured times.
 
-Rule: plain numbers in (`StepTime`), closed formulas out. A decode step is a line over the context for every batch size;
-everything else is a setup, a cost per sample and a cost per token. Fits are least relative squares over non-negative
-parts, so no formula answers a negative time. All times are in seconds.
+Rule: plain numbers in (`StepTime`), closed formulas out. A decode step is a line over the context for every batch
+size. Everything else is a setup, a cost per sample and a cost per token. Fits minimize relative squares with
+non-negative coefficients, so no formula returns a negative time. All times are in seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class StepTime(NamedTuple):
-    """One pass over `batch` samples of `tokens` tokens each (decode: with so many keys each) took `seconds`."""
+    """One pass over `batch` samples of `tokens` tokens each (decode: keys each) took `seconds`."""
 
     batch: int
     tokens: int
@@ -36,9 +36,9 @@ class PassFormula:
 
     @classmethod
     def fitted(cls, times: Iterable[StepTime]) -> PassFormula:
-        """Least relative squares over non-negative parts; no times at all: nothing costs anything.
+        """Return the least-relative-squares fit with non-negative coefficients. Without times all costs are zero.
 
-        Raises ValueError for a time that is negative, or not finite.
+        Raises ValueError for a time that is negative or not finite.
         """
         rows = _checked(times)
         if not rows:
@@ -53,7 +53,7 @@ class PassFormula:
 
 
 NO_COST: Final = PassFormula()
-"""Work that costs nothing."""
+"""Formula of work without cost."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,13 @@ class DecodeLines:
 
     @classmethod
     def fitted(cls, times: Iterable[StepTime], weights: Sequence[float] | None = None) -> DecodeLines:
-        """Slopes are linear in the batch, fitted to all points together; what is left of each batch's own points is its
-        base, and a larger batch's is never less: single points are noise on a machine that does other work.
+        """Return the lines fitted to the times.
 
-        `weights`: what a point counts; None: all the same. Raises ValueError without times, or for an impossible one.
+        Slopes are linear in the batch and fitted to all points together. The rest of each batch's own points is its
+        base. The base never falls as the batch grows, because single points are noisy on a busy machine.
+
+        `weights` weighs the points; None means equal weights. Raises ValueError without times or for an impossible
+        time.
         """
         rows = _checked(times)
         if not rows:
@@ -87,13 +90,16 @@ class DecodeLines:
         return cls(tuple(batches), tuple(base), tuple(rise + rise_a_row * batch for batch in batches))
 
     def seconds(self, batch: float, context: float) -> float:
-        """Return the seconds of one step of `batch` samples with `context` keys each; beyond the largest measured batch
-        those of that one."""
+        """Return the seconds of one step of `batch` samples with `context` keys each.
+
+        Beyond the largest measured batch the value is that of the largest batch.
+        """
         base, slope = (float(np.interp(batch, self.batches, values)) for values in (self.base, self.slope))
         return base + slope * context
 
     def tables(self, largest: int) -> tuple[Floats, Floats]:
-        """Return (base, slope), each [largest + 1], by batch size; beyond the measured ones the last rise goes on."""
+        """Return (base, slope), each [largest + 1], by batch size; extrapolated linearly beyond the measured
+        batches."""
         sizes = np.arange(largest + 1, dtype=np.float64)
         return _extended(sizes, self.batches, self.base), _extended(sizes, self.batches, self.slope)
 
@@ -107,9 +113,9 @@ def _checked(times: Iterable[StepTime]) -> list[StepTime]:
 
 
 def non_negative(features: Floats, seconds: Floats, counts: Floats | None = None) -> tuple[float, ...]:
-    """Non-negative least squares by trying every subset of the (at most four) columns; errors count relative.
+    """Solve non-negative least squares of relative errors by trying every subset of the (at most four) columns.
 
-    Where data cannot tell them apart, few columns are better than many, and the first better than the last.
+    If the data cannot tell subsets apart, prefers few columns to many, and first columns to last ones.
     """
     columns = features.shape[1]
     weight = (1.0 if counts is None else np.sqrt(counts)) / np.maximum(seconds, 1e-9)
@@ -130,7 +136,7 @@ def non_negative(features: Floats, seconds: Floats, counts: Floats | None = None
 
 
 def _never_falling(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The nearest values, in weighted squares, of which none is less than the one before (pool adjacent violators)."""
+    """Return the nearest non-falling values in weighted squares (pool adjacent violators)."""
     pools: list[tuple[float, float, int]] = []
     for value, weight in zip(values, weights, strict=True):
         mean, total, count = value, weight, 1

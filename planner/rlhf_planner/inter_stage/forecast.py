@@ -1,6 +1,6 @@
-"""What is to be simulated: the workers, the batch and the settings of an iteration; and what comes out.
+"""Inputs of a simulation (workers, batch and settings of an iteration) and its result.
 
-Values only. Worker indices: 0..generation_workers-1 generate, the dedicated inference workers come after them.
+Values only. Workers 0..generation_workers-1 generate; dedicated inference workers follow.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from typing import Literal, NamedTuple
 from rlhf_planner.inter_stage.costs import Transfer
 
 PREFETCH_SHARE = 8
-"""A worker holds 1/8 more samples than it decodes at once, as the dispatch of generation does."""
+"""Each worker has 1/8 more samples than it decodes at once, as in the coordinator's dispatch of generation."""
 
 
 @dataclass(frozen=True)
 class IterationSetup:
-    """One iteration of generation and inference."""
+    """Inputs of one iteration of generation and inference."""
 
     generation_workers: int
     inference_workers: int
-    """Dedicated ones; 0: generation workers score once they are released."""
+    """Number of dedicated inference workers; 0 means that generation workers score once they are released."""
     prompts: Sequence[int]
-    """Tokens of each sample's prompt; as many as the batch has samples, in the order they are leased out."""
+    """Prompt tokens of each sample of the batch, in the order of leases."""
     lines: Sequence[int] = ()
-    """Which prompt each sample is of; empty: not known."""
+    """Prompt number of each sample; empty if unknown."""
     overlap: bool = True
-    """A sample is scored as soon as it is finished; False: when all are."""
+    """Whether samples are scored as soon as they are finished. Otherwise scoring starts after the last one."""
     mode: Literal["Disabled", "Auto", "Fixed"] = "Auto"
     threshold: int | None = None
-    """Mode Fixed: R_t."""
+    """Threshold R_t of mode Fixed."""
     pool: int | None = None
-    """Mode Fixed: m."""
+    """Pool size m of mode Fixed."""
     transfer: Transfer = "Auto"
 
     def __post_init__(self) -> None:
@@ -47,12 +47,12 @@ class IterationSetup:
 
     @property
     def batch(self) -> int:
-        """Samples of the iteration."""
+        """Number of samples of the iteration."""
         return len(self.prompts)
 
 
 class WorkerSpan(NamedTuple):
-    """What a worker does for a while, for drawing."""
+    """Activity of a worker for some time, for drawing."""
 
     worker: int
     kind: Literal["prefill", "decode", "wake", "score"]
@@ -62,7 +62,7 @@ class WorkerSpan(NamedTuple):
 
 
 class Transit(NamedTuple):
-    """A sample on its way from one worker to another, for drawing."""
+    """Move of a sample from one worker to another, for drawing."""
 
     sample: int
     source: int
@@ -74,35 +74,35 @@ class Transit(NamedTuple):
 
 @dataclass(frozen=True)
 class Forecast:
-    """What an iteration of generation and inference takes. Times are seconds from its begin."""
+    """Simulated iteration of generation and inference. Times are seconds from its start."""
 
     seconds: float
-    """Until the last sample is scored."""
+    """Seconds until the last sample is scored."""
     generation_seconds: float
-    """Until the last sample is generated."""
+    """Seconds until the last sample is generated."""
     scoring_seconds: float
-    """After that, until the last is scored."""
+    """Seconds from then until the last sample is scored."""
     threshold: int
-    """R_t; 0: no fusion."""
+    """Threshold R_t in samples; 0 means no fusion."""
     pool: int
-    """Workers that kept the tail; all of them without fusion."""
+    """Number of workers that decode the tail; all workers without fusion."""
     threshold_seconds: float | None
-    """When the tail was consolidated; None: never."""
+    """Seconds until the tail was consolidated; None if it was not."""
     moved: int
     moved_by_kv: int
     moved_bytes: float
     released: tuple[float | None, ...]
-    """By generation worker: when it could begin to score; None: never."""
+    """Seconds until each generation worker could score; None if it never could."""
     idle: tuple[float, ...]
-    """By worker, dedicated inference workers last: share of `seconds` in which it neither decoded nor scored."""
+    """Share of `seconds` in which each worker neither decoded nor scored; dedicated inference workers last."""
     decode_busy: float
-    """Seconds that workers decoded and prefilled, all together."""
+    """Total seconds that workers decoded and prefilled."""
     score_busy: float
-    """Seconds that workers scored, all together."""
+    """Total seconds that workers scored."""
     finished: tuple[float, ...]
-    """By sample: when it was generated."""
+    """Seconds until each sample was generated."""
     spans: tuple[WorkerSpan, ...] = ()
-    """Only when asked for."""
+    """Activities of workers, only on request."""
     transits: tuple[Transit, ...] = ()
 
     @property

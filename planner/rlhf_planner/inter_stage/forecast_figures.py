@@ -1,7 +1,7 @@
-"""Pictures of the long tail: workers down and time across, before and after.
+"""Draws the long tail: workers down and time across, before and after.
 
-Decoding is blue, the darker the fuller the batch; scoring is orange; idle time stays light grey, so that it catches the
-eye. matplotlib is imported on the first call only: it is not part of the worker image.
+Decoding is blue, darker for fuller batches. Scoring is orange. Idle time is light grey, so that it is easy to see.
+matplotlib is imported on the first call because the worker image does not contain it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 _IDLE = "#f0f0f0"
 _COLOURS = {"prefill": "#6a51a3", "wake": "#969696", "score": "#f16913"}
 _DECODE = ("#c6dbef", "#9ecae1", "#6baed6", "#3182bd", "#08519c")
-_MOVES_DRAWN = 60  # arrows beyond this hide what they point at
+_MOVES_DRAWN = 60  # more arrows would hide the bars
 
 
 def draw_forecasts(forecasts: Sequence[tuple[str, Forecast]], workers: Sequence[str], form: str = "svg") -> bytes:
-    """Return one picture of several forecasts, made with `spans=True`, under one time axis. `workers`: one name per
-    worker. `form`: svg or png."""
+    """Return one picture of several forecasts, made with `spans=True`, with a common time axis.
+
+    `workers` has one name per worker. `form` is svg or png.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

@@ -1,11 +1,11 @@
-"""What it gains to score unfinished samples: an iteration's finish times are replayed with and without.
+"""Computes the gain of scoring unfinished samples by replaying an iteration's finish times with and without it.
 
-A worker that is free takes finished samples, its share of those that wait. If there are none and prefixes are scored,
-it takes the unfinished sample with most whole blocks that nobody has scored, among those that it began or nobody did; a
-pass is never interrupted. So a finished sample needs only what is left of it.
-Rule: pure; both ways are replayed on the same times. Simplified: a response grows evenly from when it was begun until
-it was finished, one prefix is scored in a pass, and whoever scores a finished sample has what was scored of it. Exact,
-one event a pass, for the rest. All times are seconds on one clock.
+A free worker takes its share of the waiting finished samples. If there are none, and prefixes are scored, it takes the
+unfinished sample with the most unscored whole blocks, among samples that it started or that no worker started. A pass
+is never interrupted. So a finished sample needs only a pass over its remaining tokens.
+Rule: pure; both replays use the same times. All times are seconds on one clock.
+Simplified: a response grows evenly from start to finish, a pass scores one prefix, and any worker that scores a
+finished sample has its previous scores. Otherwise exact, one event per pass.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ from rlhf_planner.inter_stage.fitted_costs import Floats, PassFormula
 from rlhf_planner.inter_stage.length_distribution import Ints
 
 MIN_GAIN: Final = 0.01
-"""Share of generation and inference that must be won: less is noise."""
+"""Share of generation and inference time that must be gained; less is noise."""
 MAX_PASSES: Final = 16384
-"""Of prefixes, about: of very many tokens several blocks are taken as one, which bounds the time of a replay."""
+"""Approximate limit of prefix passes. Beyond it several blocks count as one, which bounds the time of a replay."""
 MAX_SAMPLES, MAX_WORKERS = 1024, 8
-"""In a replay; of more every second, third ... is taken, of samples and of workers, the last to finish among them."""
+"""Limits of a replay.
+
+Beyond them every second, third, ... sample and worker is used, always with the last to finish.
+"""
 
 
 @dataclass
 class PassSums:
-    """Sums over the passes that were seen, from which their seconds by tokens are fitted: a setup and so much per
-    token."""
+    """Sums over observed passes, to which a setup time and a time per token are fitted."""
 
     passes: int = 0
     tokens: float = 0.0
     seconds: float = 0.0
     squares: float = 0.0
-    """Of tokens."""
+    """Sum of squared tokens."""
     products: float = 0.0
-    """Of tokens and seconds."""
+    """Sum of tokens times seconds."""
 
     def add(self, tokens: float, seconds: float) -> None:
         """Count one pass."""
@@ -52,30 +54,30 @@ class PassSums:
         self.products += tokens * seconds
 
     def fitted(self) -> PassFormula:
-        """Return the least-squares fit over non-negative parts; nothing seen: nothing costs anything."""
+        """Return the least-squares fit with non-negative coefficients. Without passes all costs are zero."""
         if not self.passes or not self.tokens:
             return PassFormula()
         spread = self.passes * self.squares - self.tokens**2
         slope = (self.passes * self.products - self.tokens * self.seconds) / spread if spread > 0 else math.inf
         slope = min(max(0.0, slope), self.seconds / self.tokens)
-        # A rounding may leave less than nothing, which would lose the facts of the whole iteration.
+        # Rounding may give a value below zero, which would discard the facts of the whole iteration.
         return PassFormula(setup=max(0.0, self.seconds - slope * self.tokens) / self.passes, per_token=slope)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """How an iteration's generation went, and who could score."""
+    """Times of an iteration's generation, and the workers that could score."""
 
     begun: Floats
-    """[n] when each sample was leased for decoding."""
+    """[n] time at which each sample was leased for decoding."""
     finished: Floats
-    """[n] when its response was complete."""
+    """[n] time at which each response was complete."""
     prompts: Ints
-    """[n] tokens."""
+    """[n] prompt tokens."""
     responses: Ints
-    """[n] tokens."""
+    """[n] response tokens."""
     joined: Mapping[int, float]
-    """Worker -> when it could score first."""
+    """Worker -> time from which it could score."""
 
     def __post_init__(self) -> None:
         sizes = {len(self.begun), len(self.finished), len(self.prompts), len(self.responses)}
@@ -87,18 +89,20 @@ class Trace:
 
 @dataclass(frozen=True)
 class TokenCosts:
-    """Of scoring, by passes and tokens."""
+    """Costs of scoring, by passes and tokens."""
 
     early: PassFormula
-    """All tasks that can score a prefix."""
+    """Cost of all tasks that can score a prefix."""
     late: PassFormula = field(default_factory=PassFormula)
-    """All that need the whole sample."""
+    """Cost of all tasks that need the whole sample."""
     most: int = 1
-    """Finished samples in one pass."""
+    """Maximum finished samples in one pass."""
 
     def seconds(self, rest: float, whole: float) -> float:
-        """Return the seconds of one pass over finished samples of `whole` tokens, of which the tasks that score
-        prefixes have `rest` left to do."""
+        """Return the seconds of one pass over finished samples of `whole` tokens in total.
+
+        The tasks that score prefixes have `rest` of these tokens left.
+        """
         late = self.late.setup + whole * self.late.per_token
         return self.early.setup + rest * self.early.per_token + late
 
@@ -108,33 +112,33 @@ class TokenCosts:
 
 
 class CounterfactualScoring(NamedTuple):
-    """How scoring goes in the one of the two ways."""
+    """One replay of scoring."""
 
     end: float
-    """When the last sample was scored."""
+    """Time at which the last sample was scored."""
     early_tokens: float
-    """Scored before their samples ended."""
+    """Tokens scored before their samples ended."""
     passes: list[tuple[int, float, float, int]]
-    """(worker, start, end, finished samples in it; 0: a prefix)."""
+    """(worker, start, end, number of finished samples; 0 for a prefix)."""
 
 
 class IncrementalGain(NamedTuple):
-    """What a trace takes with and without incremental scoring."""
+    """Times of a trace with and without incremental scoring."""
 
     without: float
-    """Seconds from the first sample begun until the last is scored."""
+    """Seconds from the first start until the last score, without incremental scoring."""
     with_prefixes: float
     early_share: float
-    """Of all tokens, scored before their samples ended."""
+    """Share of all tokens that were scored before their samples ended."""
 
     @property
     def worthwhile(self) -> bool:
-        """Whether prefixes are to be scored."""
+        """Whether scoring prefixes gains enough."""
         return self.without - self.with_prefixes > MIN_GAIN * self.without
 
 
 def incremental_gain(trace: Trace, costs: TokenCosts) -> IncrementalGain:
-    """Return what scoring prefixes would have gained in an iteration; large traces are thinned."""
+    """Return the gain that scoring prefixes would have had in an iteration. Large traces are thinned."""
     few = _thinned(trace)
     begin, tokens = float(few.begun.min()), int((few.prompts + few.responses).sum())
     without, early = score_trace(few, costs, prefixes=False), score_trace(few, costs, prefixes=True)
@@ -156,7 +160,7 @@ def _thinned(trace: Trace) -> Trace:
 
 
 def score_trace(trace: Trace, costs: TokenCosts, *, prefixes: bool) -> CounterfactualScoring:
-    """Return how scoring of the samples of a trace goes, with or without prefixes."""
+    """Replay the scoring of a trace, with or without prefixes."""
     queue = _Queue(trace, costs)
     free = [(moment, worker) for worker, moment in trace.joined.items()]
     heapq.heapify(free)
@@ -173,7 +177,7 @@ def score_trace(trace: Trace, costs: TokenCosts, *, prefixes: bool) -> Counterfa
 
 
 class _Queue:
-    """What is finished, what is not, and what is scored of it."""
+    """Finished and unfinished samples, and the scored tokens of each."""
 
     def __init__(self, trace: Trace, costs: TokenCosts) -> None:
         self._trace, self._costs = trace, costs
@@ -191,16 +195,16 @@ class _Queue:
 
     @property
     def left(self) -> int:
-        """Samples that are not scored."""
+        """Number of samples that are not scored yet."""
         return len(self._when) - self._next
 
     @property
     def next_finished(self) -> float:
-        """When the first of them is finished, in seconds."""
+        """Time at which the first unscored sample is finished, in seconds."""
         return self._when[self._next]
 
     def score(self, moment: float, worker: int, workers: int) -> float:
-        """Score a share of what waits; return when that is done, in seconds."""
+        """Score a share of the waiting samples; return the end of the pass, in seconds."""
         waiting = int(np.searchsorted(self._when, moment, side="right")) - self._next
         taken = min(self._costs.most, max(1, waiting // workers))
         samples = self._order[self._next : self._next + taken]
@@ -211,7 +215,7 @@ class _Queue:
         return self._pass(worker, moment, self._costs.seconds(whole - early, whole), taken)
 
     def begin(self, moment: float, worker: int) -> float:
-        """Score a prefix, or nothing until there is one or a sample is finished; return when that is, in seconds."""
+        """Score a prefix, or wait for a prefix or a finished sample; return the end, in seconds."""
         open_to = (self._trace.finished > moment) & ((self._owner == -1) | (self._owner == worker))
         ready = np.where(open_to, self._ready(moment) - self._done, 0)
         best = int(ready.argmax())
@@ -226,7 +230,7 @@ class _Queue:
         return max(math.nextafter(moment, math.inf), min(self.next_finished, float(there.min())))
 
     def _ready(self, moment: float) -> Ints:
-        """[n] tokens of each unfinished sample in whole blocks."""
+        """Return [n] tokens of each unfinished sample in whole blocks."""
         grown = np.floor((moment - self._trace.begun) / np.maximum(self._pace, 1e-12) + 1e-6)
         known = np.where(grown >= 0, self._trace.prompts + np.minimum(grown, self._trace.responses), 0)
         answer: Ints = (np.maximum(known - 1, 0) // self._step * self._step).astype(np.int64)

@@ -1,9 +1,9 @@
-"""Costs after one more iteration: what its work took, over what the profile says of the same work.
+"""Updates costs with the work of one more iteration, relative to the profile.
 
-Rule: like is compared with like: so many steps of so many rows, passes of so many tokens, moves of so many keys; never
-with a simulation. A ratio is of the profile itself, not of costs that are corrected already, and the median of the last
-few iterations counts, so that one hung pass changes nothing. Decode steps and moves are kept as they were observed
-(`observed_steps`, `observed_moves`); their ratios are only shown. The formulas are in `costs`.
+Rule: compares observed work with the profile's time for the same work, never with a simulation. An observation gives
+the number of steps, rows, tokens or keys it covers. A ratio is relative to the profile itself, not to corrected costs.
+The median of the last iterations counts, so a single hung pass changes nothing. Decode steps and moves are stored as
+observed (`observed_steps`, `observed_moves`); their ratios are for display only. `costs` has the formulas.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ from rlhf_planner.inter_stage.observed_moves import ObservedMove, kept_moves
 from rlhf_planner.inter_stage.observed_steps import MAX_RATIO, MIN_RATIO, DecodedSteps, group_steps
 
 OBSERVATIONS: Final = 5
-"""Iterations that count: a wrong profile is gone after one, and of five two may be anything."""
+"""Iterations that count. One iteration replaces a wrong profile, and two of five may be outliers."""
 
 
 class ObservedWork(NamedTuple):
-    """Work that was done: `passes` over `batch` samples of `tokens` tokens each took `seconds` in all; for the share
-    `contended` of that time, 0..1, another generation worker scored.
+    """Observed work: `passes` passes over `batch` samples of `tokens` tokens each took `seconds` in total.
 
-    decode: passes are steps, tokens are keys; rebuild: prefills of samples that are resumed or, where these are decoded
-    again, steps over batches with some of them; transfer, pause: passes are samples that moved with their caches;
-    command: passes are commands, whatever they are about.
+    `contended` is the share of that time, 0..1, in which another generation worker scored.
+
+    The meaning of a pass depends on the kind.
+    - decode: passes are steps, tokens are keys.
+    - rebuild: prefills of resumed samples; where tokens are decoded again, steps over batches that contain such
+      samples.
+    - transfer, pause: passes are samples that moved with their caches.
+    - command: passes are commands of any kind.
     """
 
     kind: Kind
@@ -38,7 +42,7 @@ class ObservedWork(NamedTuple):
 
 
 def refined(costs: StageCosts, observed: Iterable[ObservedWork]) -> StageCosts:
-    """Return these costs after one more iteration's work; kinds of work that were not observed stay as they are."""
+    """Return these costs after one more iteration's work. Kinds of work that were not observed stay unchanged."""
     work = list(observed)
     ratios = dict(costs.ratios)
     for kind, ratio in _ratios(dataclasses.replace(costs, ratios={}, steps=(), moves=()), work):
@@ -61,7 +65,7 @@ def _move(work: ObservedWork) -> ObservedMove:
 
 
 def _ratios(profile: StageCosts, observed: Iterable[ObservedWork]) -> Iterable[tuple[Kind, float]]:
-    """Of every kind but decoding, within limits."""
+    """Yield the ratio, within limits, of every kind of work except decoding."""
     seconds: dict[Kind, tuple[float, float]] = {}
     for work in observed:
         if work.kind != "decode":
@@ -73,7 +77,7 @@ def _ratios(profile: StageCosts, observed: Iterable[ObservedWork]) -> Iterable[t
 
 
 def _forecast(profile: StageCosts, work: ObservedWork) -> float:
-    """Seconds of this work, which is not decoding."""
+    """Return the profile's seconds for this work, which is not decoding."""
     match work.kind:
         case "rebuild":
             if profile.replays:

@@ -1,7 +1,7 @@
-"""A distribution of response lengths: estimated, drawn from, tilted by what is known of a prompt.
+"""A distribution of response lengths: estimate it, draw from it, tilt it by knowledge of a prompt.
 
-Rule: a curve is a value. A normal score is where a length stands in its distribution, as standard deviations of a
-normal one, so that "longer than usual" means the same whatever the distribution is.
+Rule: a curve is a value. A normal score is the position of a length in its distribution, in standard deviations of a
+normal one. So "longer than usual" means the same in every distribution.
 """
 
 from __future__ import annotations
@@ -20,37 +20,40 @@ Ints = npt.NDArray[np.int64]
 
 PRIOR_SAMPLES: Final = 256
 PRIOR_MEDIAN: Final = 1 / 8
-"""Of the limit. Before anything is known: log-normal, one response in a hundred reaches the limit."""
+"""Prior median as a share of the limit. The prior is log-normal; one response in a hundred reaches the limit."""
 PRIOR_P99: Final = 2.3263
 """Standard deviations to the 99th percentile of a normal distribution."""
 TABLE: Final = np.linspace(-8.0, 8.0, 8001)
-"""Normal scores at which the normal distribution is tabulated; beyond them nothing is left that counts."""
+"""Normal scores at which the normal distribution is tabulated; the probability beyond them is negligible."""
 SHARES: Final[Floats] = np.array([NormalDist().cdf(float(score)) for score in TABLE])
 
 
 def normal_share(score: Floats) -> Floats:
-    """Return the shares of a normal distribution below `score`, both float64 [n], scores in standard deviations;
-    interpolated."""
+    """Return the shares of a normal distribution below `score`, by interpolation.
+
+    Both are float64 [n]; scores are in standard deviations.
+    """
     return np.interp(score, TABLE, SHARES)
 
 
 def normal_quantile(probability: Floats) -> Floats:
-    """Return the standard deviations, within +-8, below which these shares (0..1) of a normal distribution lie; both
-    float64 [n]."""
+    """Return the normal scores, within +-8, below which these shares (0..1) lie; both float64 [n]."""
     return np.interp(probability, SHARES, TABLE)
 
 
 @dataclass(frozen=True)
 class LengthDistribution:
-    """A distribution of lengths: `lengths[i]` with `probability[i]`, rising."""
+    """A distribution of lengths: `lengths[i]`, rising, with `probability[i]`."""
 
     lengths: Ints
     probability: Floats
 
     @classmethod
     def estimated(cls, responses: Ints, cut: npt.NDArray[np.bool_], limit: int) -> LengthDistribution:
-        """Return the Kaplan-Meier estimate of `responses` int64 [n]: a `cut` response (bool [n]) was at risk up to
-        its length, and did not end there."""
+        """Return the Kaplan-Meier estimate of `responses` int64 [n].
+
+        A `cut` response (bool [n]) was at risk up to its length and did not end there.
+        """
         lengths, where = np.unique(np.minimum(responses, limit), return_inverse=True)
         ended = np.bincount(where, weights=(~cut).astype(np.float64), minlength=len(lengths))
         seen = np.bincount(where, minlength=len(lengths)).astype(np.float64)
@@ -61,7 +64,8 @@ class LengthDistribution:
 
     @classmethod
     def _ending_at(cls, lengths: Ints, probability: Floats, beyond: float, limit: int) -> LengthDistribution:
-        """What lies beyond the last ends at the limit: that is how long it is decoded."""
+        """Return the distribution with the probability `beyond` the last length placed at the limit, where decoding
+        stops."""
         if lengths[-1] == limit:
             probability = probability.copy()
             probability[-1] += beyond
@@ -75,13 +79,13 @@ class LengthDistribution:
         return self.lengths[np.minimum(np.searchsorted(self._total, probability, side="right"), len(self.lengths) - 1)]
 
     def scores(self, lengths: Ints) -> Floats:
-        """Return where lengths (int64 [n]) stand in this distribution, in standard deviations of a normal one (mid-
-        ranks); float64 [n]."""
+        """Return the normal scores of lengths (int64 [n]) in this distribution (mid-ranks); float64 [n]."""
         at = np.minimum(np.searchsorted(self.lengths, lengths), len(self.lengths) - 1)
         return normal_quantile(self._total[at] - self.probability[at] / 2)
 
     def tilted(self, mean: float, deviation: float) -> LengthDistribution:
-        """Return the distribution of those whose normal score has this mean and deviation; (0, 1) is this one."""
+        """Return the distribution of lengths whose normal score has this mean and deviation; (0, 1) is this
+        distribution."""
         edges = normal_quantile(np.concatenate([[0.0], self._total]))
         below = normal_share((edges - mean) / deviation)
         below[0], below[-1] = 0.0, 1.0
@@ -90,8 +94,10 @@ class LengthDistribution:
         return LengthDistribution(self.lengths[kept], probability[kept])
 
     def remaining(self, so_far: Ints, limit: int) -> Floats:
-        """Return the expected length minus `so_far` (int64 [n]) of those longer than it, float64 [n]; where none was
-        seen, half of what the limit leaves."""
+        """Return the expected length minus `so_far` (int64 [n]) of longer responses, float64 [n].
+
+        Where no longer response was observed, it is half of the tokens up to the limit.
+        """
         at = np.searchsorted(self.lengths, so_far, side="right")
         known = at < len(self.lengths)
         index = np.minimum(at, len(self.lengths) - 1)
@@ -113,8 +119,7 @@ class LengthDistribution:
 
 
 def prior_distribution(limit: int) -> LengthDistribution:
-    """Return a log-normal distribution with its median at PRIOR_MEDIAN of the limit and its 99th percentile at the
-    limit."""
+    """Return a log-normal distribution with median PRIOR_MEDIAN of the limit and its 99th percentile at the limit."""
     sigma = math.log(1 / PRIOR_MEDIAN) / PRIOR_P99
     middles = (np.arange(PRIOR_SAMPLES) + 0.5) / PRIOR_SAMPLES
     lengths = limit * PRIOR_MEDIAN * np.exp(sigma * normal_quantile(middles))

@@ -1,11 +1,11 @@
-"""How long responses get: learned from the last iterations, by prompt and prompt length; a prior before the first.
+"""Predicts response lengths from the last iterations, by prompt and prompt length; uses a prior before the first.
 
-Rule: a model is a value; `with_batch` makes the next one. A response that was cut at the limit is only known to be at
-least that long, so distributions are Kaplan-Meier estimates; what lies beyond the longest seen response ends at the
-limit. Prompt lengths count where they tell something (|rank correlation| of at least CORRELATION): samples then fall
-into bands of prompt length, each with a distribution of its own. Where prompts repeat, in a batch or between batches,
-and tell something, a sample's distribution is tilted by what is known of its prompt (`prompt_effects`), and samples of
-one prompt are drawn alike. Must never answer a length below 1 or above the limit.
+Rule: a model is a value; `with_batch` returns the next one. A response that was cut at the limit has at least that
+length, so distributions are Kaplan-Meier estimates. Probability beyond the longest observed response is at the limit.
+Prompt lengths are used if they are informative (|rank correlation| of at least CORRELATION): samples then fall into
+bands of prompt length with one distribution each. Prompts that repeat, in a batch or between batches, tilt the
+distribution of their samples (`prompt_effects`), and samples of one prompt are drawn with correlation.
+Must never predict a length below 1 or above the limit.
 """
 
 from __future__ import annotations
@@ -32,32 +32,34 @@ from rlhf_planner.inter_stage.prompt_effects import PromptEffects
 WINDOW: Final = 8
 """Iterations that are remembered: long enough for the tail, short enough to follow training."""
 MAX_SAMPLES: Final = 16_384
-"""Samples that are remembered; of larger iterations every k-th one."""
+"""Samples that are remembered; larger iterations contribute every k-th sample."""
 BANDS: Final = 4
-"""Bands of prompt length at most."""
+"""Maximum number of bands of prompt length."""
 MIN_IN_BAND: Final = 64
-"""Samples that a band must hold: a tail is not seen in fewer."""
+"""Minimum samples per band; a tail is not visible in fewer."""
 CORRELATION: Final = 0.1
-"""Rank correlation of prompt and response below which prompt lengths are taken to tell nothing."""
+"""Rank correlation of prompt and response lengths below which prompt lengths are not used."""
 DRIFT_LEVEL: Final = 1.63
-"""Of the two-sample Kolmogorov-Smirnov test at 1%: distance > level * sqrt(1/n + 1/m) is not randomness."""
+"""Level of the two-sample Kolmogorov-Smirnov test at 1%: distance > level * sqrt(1/n + 1/m) is not randomness."""
 TILT: Final = 0.1
-"""Standard deviations to which what is known of a prompt is rounded, so that alike samples share a distribution."""
+"""Rounding of prompt effects in standard deviations, so that similar samples share a distribution."""
 MIN_DRIFT: Final = 0.15
-"""Distance below which nothing is forgotten: samples of one prompt are alike, so randomness alone moves a batch
-further."""
+"""Distance below which no batch is forgotten.
+
+Samples of one prompt are alike, so randomness alone can move a batch more than the test expects.
+"""
 
 
 @dataclass(frozen=True)
 class LengthBatch:
-    """What one iteration showed."""
+    """Lengths observed in one iteration."""
 
     prompts: Ints
-    """[n] tokens."""
+    """[n] prompt tokens."""
     responses: Ints
-    """[n] tokens."""
+    """[n] response tokens."""
     limit: int
-    """Of a response; longer ones were cut."""
+    """Maximum response tokens; longer responses were cut."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,15 @@ class LengthModel:
     """Distribution of response lengths. See the module."""
 
     max_tokens: int
-    """Limit of a response."""
+    """Maximum tokens of a response."""
     window: tuple[LengthBatch, ...] = ()
-    """Oldest first; empty: the prior holds."""
+    """Batches, oldest first; without batches the prior applies."""
     drift: float = 0.0
     """Kolmogorov-Smirnov distance of the newest batch to the window before it, 0..1."""
     drifted: bool = False
-    """The distance is large, and more than randomness; the window began anew with the newest batch."""
+    """Whether the distance is large and not due to randomness. The window then restarts with the newest batch."""
     by_prompt: PromptEffects = field(default_factory=PromptEffects)
-    """What is known of single prompts."""
+    """Effects of single prompts."""
 
     @classmethod
     def prior(cls, max_tokens: int) -> LengthModel:
@@ -85,11 +87,11 @@ class LengthModel:
     def with_batch(
         self, pairs: Iterable[tuple[int, int]], limit: int | None = None, lines: Sequence[int] = ()
     ) -> LengthModel:
-        """Return the model after one more iteration of (prompt tokens, response tokens); `limit` when it was another
-        one.
+        """Return the model after one more iteration of (prompt tokens, response tokens).
 
-        `lines`: at which line of the prompts file the prompt of each sample is; empty when that is not known. An
-        iteration without samples changes nothing. Raises ValueError for a negative length, or another number of lines.
+        `limit` is given if the iteration had another one. `lines` has the line in the prompts file of each sample's
+        prompt, or is empty if unknown. An iteration without samples changes nothing. Raises ValueError for a negative
+        length, or a wrong number of lines.
         """
         data = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
         if len(data) == 0:
@@ -111,12 +113,14 @@ class LengthModel:
     # ---------------------------------------------------------------- questions
 
     def remaining(self, so_far: int, prompt_tokens: int) -> float:
-        """Return the expected tokens still to come of a response that has `so_far` and goes on; 0 at the limit."""
+        """Return the expected remaining tokens of a response that has `so_far` and continues; 0 at the limit."""
         return float(self.remaining_each(np.array([so_far]), np.array([prompt_tokens]))[0])
 
     def remaining_each(self, so_far: Ints, prompts: Ints, lines: Sequence[int] | Ints = ()) -> Floats:
-        """Return the same for many samples, float64 [n]; `so_far` and `prompts` are tokens, int64 [n], and `lines`
-        is as in `with_batch`, [n] or empty."""
+        """Return the expected remaining tokens of many samples, float64 [n].
+
+        `so_far` and `prompts` are tokens, int64 [n]. `lines` is as in `with_batch`, [n] or empty.
+        """
         answer = np.empty(len(so_far))
         bands = self._bands_of(prompts)
         if not self.by_prompt.share or not len(lines):
@@ -132,7 +136,8 @@ class LengthModel:
         return answer
 
     def _tilted(self, band: float, mean: float, left: float) -> LengthDistribution:
-        """Of a band, for prompts of this expected effect and variance left, both in steps of TILT."""
+        """Return a band's distribution for this expected prompt effect and remaining variance, both in steps of
+        TILT."""
         if (band, mean, left) not in self._tilts:
             deviation = math.sqrt(left * TILT + 1 - self.by_prompt.share)
             self._tilts[band, mean, left] = self._curves[int(band)].tilted(mean * TILT, deviation)
@@ -144,8 +149,10 @@ class LengthModel:
         prompt_lengths: Sequence[int] | Ints,
         lines: Sequence[int] | Ints = (),
     ) -> Ints:
-        """Return one possible response length, 1..max_tokens, for each prompt, int64 [n]; `lines` is as in
-        `with_batch`."""
+        """Return one possible response length, 1..max_tokens, for each prompt, int64 [n].
+
+        `lines` is as in `with_batch`.
+        """
         prompts = np.asarray(prompt_lengths, dtype=np.int64)
         quantiles = self._quantiles(generator, len(prompts), np.asarray(lines, dtype=np.int64))
         answer = np.empty(len(prompts), dtype=np.int64)
@@ -156,7 +163,7 @@ class LengthModel:
         return answer
 
     def _quantiles(self, generator: np.random.Generator, count: int, lines: Ints) -> Floats:
-        """[n] places in the distribution, those of one prompt alike."""
+        """Return [n] quantiles, correlated for samples of one prompt."""
         if not self.by_prompt.share or not len(lines):
             return generator.random(count)
         names, where = np.unique(lines, return_inverse=True)
@@ -166,7 +173,7 @@ class LengthModel:
         return normal_share(effect[where] + rest)
 
     def _scores(self, prompts: Ints, responses: Ints) -> Floats:
-        """[n] normal scores of responses, each among those of its band."""
+        """Return [n] normal scores of responses, each within its band."""
         answer = np.empty(len(prompts))
         bands = self._bands_of(prompts)
         for band in np.unique(bands):
@@ -176,7 +183,7 @@ class LengthModel:
 
     @property
     def samples(self) -> int:
-        """Responses that are remembered; 0: the prior holds."""
+        """Number of remembered responses; 0 means that the prior applies."""
         return sum(len(batch.responses) for batch in self.window)
 
     @cached_property
@@ -204,7 +211,7 @@ class LengthModel:
 
     @cached_property
     def _edges(self) -> Ints:
-        """Prompt lengths at which the next band begins."""
+        """Prompt lengths at which each next band begins."""
         prompts, _, _ = self._all
         bands = min(BANDS, len(prompts) // MIN_IN_BAND)
         if bands < 2 or abs(self.correlation) < CORRELATION:
@@ -235,7 +242,7 @@ class LengthModel:
 
 
 def _drift(window: tuple[LengthBatch, ...], new: LengthBatch) -> tuple[float, bool]:
-    """(Kolmogorov-Smirnov distance of `new` to the window, whether it is more than randomness)."""
+    """Return (Kolmogorov-Smirnov distance of `new` to the window, whether it exceeds randomness)."""
     if not window:
         return 0.0, False
     old = np.sort(np.concatenate([batch.responses for batch in window]))
@@ -247,7 +254,7 @@ def _drift(window: tuple[LengthBatch, ...], new: LengthBatch) -> tuple[float, bo
 
 
 def _trimmed(window: tuple[LengthBatch, ...]) -> tuple[LengthBatch, ...]:
-    """The newest batches that fit into MAX_SAMPLES, the newest in any case."""
+    """Return the newest batches that fit into MAX_SAMPLES, always with the newest."""
     total, kept = 0, 0
     for batch in reversed(window):
         total += len(batch.responses)
@@ -258,7 +265,7 @@ def _trimmed(window: tuple[LengthBatch, ...]) -> tuple[LengthBatch, ...]:
 
 
 def _ranks(values: Ints) -> Floats:
-    """Ranks, equal values share the middle one."""
+    """Return ranks; equal values share the middle rank."""
     _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = counts.cumsum()
     return np.asarray((last - (counts - 1) / 2)[where], dtype=np.float64)

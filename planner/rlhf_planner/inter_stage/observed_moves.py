@@ -1,9 +1,9 @@
-"""What moves with KV caches took in the last iterations, and the lines over their tokens that follow from that.
+"""Observed moves with KV caches in the last iterations, and the cost lines fitted to them.
 
-Rule: a move has a fixed part (step boundaries, messages) and a part per token that it carries (the link). Assumptions
-of the two err independently: links differ by orders of magnitude from what was assumed. So both are fitted to single
-moves, by least squares of relative errors, loosely held to the shape of the profile, as nothing tells the two apart
-where all samples are about as long.
+Rule: a move has a fixed part (step boundaries, messages) and a part per token (the link). The assumptions for the two
+parts err independently: links differ from the assumption by orders of magnitude. So both parts are fitted to single
+moves by least squares of relative errors. The profile's shape has a small weight, because the data cannot separate the
+parts where all samples are about equally long.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ import numpy as np
 from rlhf_planner.inter_stage.fitted_costs import non_negative
 
 MOVE_STEPS: Final = 5
-"""Step boundaries that a move waits for: the offer is taken, the cache is cut, the rest of it too, the sample is
-placed, the receipt is read."""
+"""Step boundaries that a move waits for: accept the offer, cut the cache, cut the rest of it, place the sample, read
+the receipt."""
 PAUSE_STEPS: Final = 2
-"""Of them nobody decodes the sample: until it is placed, until it is in a step again."""
+"""Step boundaries in which no worker decodes the sample: until it is placed, and until it is in a step again."""
 LAST_TOKENS: Final = 16
-"""Positions of the cache that are sent while nobody decodes the sample, about."""
+"""Approximate cache positions that are sent while no worker decodes the sample."""
 MAX_MOVES: Final = 32
-"""Moves kept per iteration and kind, evenly chosen: more tell nothing new."""
+"""Moves stored per iteration and kind, evenly selected; more add no information."""
 PROFILE_WEIGHT: Final = 0.25
-"""Weight of the profile's shape at the shortest and the longest move, where an observed move has 1."""
+"""Weight of the profile's shape at the shortest and the longest move. An observed move has weight 1."""
 MAX_PULL_ERROR: Final = 0.2
-"""Relative error beyond which a move pulls no more: about the spread of equal moves on a busy machine."""
+"""Relative error above which a move's influence stops growing: about the spread of equal moves on a busy machine."""
 REWEIGHTINGS: Final = 20
-"""Rounds of reweighting; it converges in about as many."""
+"""Rounds of reweighting, about enough to converge."""
 
 
 class ObservedMove(NamedTuple):
     """Samples that moved together."""
 
     paused: bool
-    """`seconds` are those in which nobody decoded them; else those until they were with their destination."""
+    """Whether `seconds` is the pause in which no worker decoded them. Otherwise it is the whole move."""
     waits: float
     """How many times the fixed part was paid."""
     tokens: float
-    """Of all of them together."""
+    """Total tokens of all samples."""
     seconds: float
 
 
@@ -52,13 +52,15 @@ class MoveLine(NamedTuple):
     per_token: float
 
     def seconds(self, waits: float, tokens: float) -> float:
-        """Return the seconds of so many fixed parts and so many tokens."""
+        """Return the seconds of `waits` fixed parts and `tokens` tokens."""
         return waits * self.fixed + tokens * self.per_token
 
 
 def assumed_lines(setup: float, step: float, sent: float, move_steps: float) -> tuple[MoveLine, MoveLine]:
-    """Return (a whole move, its pause) before any was observed, by the seconds of messages, of a decode step and of
-    sending a token."""
+    """Return the assumed lines of (a whole move, its pause) before any move was observed.
+
+    They follow from the seconds of messages, of a decode step and of sending one token.
+    """
     pause = setup + LAST_TOKENS * sent + min(PAUSE_STEPS, move_steps) * step
     return MoveLine(setup + move_steps * step, sent), MoveLine(pause, 0.0)
 
@@ -73,7 +75,7 @@ def kept_moves(moves: Iterable[ObservedMove]) -> tuple[ObservedMove, ...]:
 
 
 def fit_move_line(profile: MoveLine, observed: Sequence[ObservedMove]) -> MoveLine:
-    """Return the line through the observed moves; the profile as it is when there are none."""
+    """Return the line fitted to the observed moves; the profile if there are none."""
     if not observed:
         return profile
     level = statistics.median(move.seconds / profile.seconds(move.waits, move.tokens) for move in observed)

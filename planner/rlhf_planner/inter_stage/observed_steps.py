@@ -1,10 +1,10 @@
-"""What decode steps took in the last iterations, and the cost lines that follow from that.
+"""Observed decode steps of the last iterations, and the cost lines fitted to them.
 
-Rule: a profile is a second of a machine's life, iterations are hours of it. Where steps were observed they count, at
-the batch sizes and contexts that the job has; elsewhere the profile counts, scaled to the level of the observed
-steps. Steps that ran while another generation worker scored are kept apart: on devices that share something (cores,
-memory, a power limit) they take longer, and a tail pays that for fusion. Of every kind of step the median of the
-iterations counts, so that two odd iterations of five change nothing.
+Rule: a profile covers a second, iterations cover hours. Observed steps determine the costs at the batch sizes and
+contexts that occur in the job. Elsewhere the profile applies, scaled to the level of the observed steps. Steps during
+which another generation worker scored are counted separately. On devices that share cores, memory or a power limit
+they take longer, and fusion pays for that in the tail. The median of the iterations counts for every kind of step, so
+two outliers among five iterations change nothing.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from typing import Final, NamedTuple
 from rlhf_planner.inter_stage.fitted_costs import DecodeLines, StepTime
 
 PROFILE_WEIGHT: Final = 0.25
-"""Weight of a profiled point where an observed interval has 1: it holds the shape where nothing was observed."""
+"""Weight of a profiled point; an observed interval has 1. It preserves the shape where nothing was observed."""
 MAX_WEIGHT: Final = 10.0
-"""Weight of a kind of step, in intervals: noise that lasts is not averaged away by more of them."""
+"""Maximum weight of a kind of step, in intervals. Persistent noise is not averaged out by more intervals."""
 MIN_STEPS: Final = 8
-"""Steps of an interval: one of fewer mostly took what begins and ends it, unless its steps are slow."""
+"""Minimum steps of an interval. Start and end effects dominate shorter ones, unless the steps are slow."""
 MIN_SECONDS: Final = 0.1
-"""What the steps of an interval with fewer must be expected to take: beside that, its beginning and end are little."""
+"""Minimum expected seconds of an interval with fewer steps, so that start and end effects are small."""
 CONTENDED_SHARE: Final = 0.5
-"""Share of an interval in which another worker scored, from which on all of it counts as contended."""
+"""Share of an interval with another worker's scoring from which the whole interval counts as contended."""
 MIN_RATIO, MAX_RATIO = 0.1, 10.0
-"""Observed over forecast stays within these: one hung step must not turn every forecast into nonsense."""
+"""Limits of observed over forecast time, so that a single hung step cannot spoil every forecast."""
 PROFILE_CONTEXTS: Final = (64.0, 1024.0)
-"""Keys at which a profile's line is kept as points."""
+"""Keys at which a profile's line is sampled."""
 
 
 class DecodedSteps(NamedTuple):
-    """An interval in which `steps` decode steps of `rows` samples with `context` keys each took `seconds` in all."""
+    """An interval in which `steps` decode steps of `rows` samples with `context` keys each took `seconds` in total."""
 
     steps: float
     rows: float
@@ -44,9 +44,9 @@ class DecodedSteps(NamedTuple):
 
 
 def tells(steps: float, expected: float) -> bool:
-    """Return whether an interval of so many steps says what a step takes; `expected` seconds of a plain one are known.
+    """Return whether an interval of `steps` steps with these `expected` seconds is informative.
 
-    By what is expected and not by what it took: a few fast steps that were held up say what held them up.
+    Uses the expected and not the measured time, because a few delayed steps mostly show the delay.
     """
     return steps >= MIN_STEPS or steps * expected >= MIN_SECONDS
 
@@ -56,19 +56,19 @@ class ObservedStep(NamedTuple):
 
     batch: int
     octave: int
-    """Of the context, which is between 2^octave and twice that."""
+    """Octave of the context, which is from 2^octave to twice that."""
     contended: bool
-    """Another generation worker scored at the same time."""
+    """Whether another generation worker scored at the same time."""
     context: float
-    """Keys per sample, mean."""
+    """Mean keys per sample."""
     seconds: float
-    """Per step, median."""
+    """Median seconds per step."""
     intervals: int
-    """How many were observed."""
+    """Number of observed intervals."""
 
 
 def group_steps(decoded: Iterable[DecodedSteps], profile: DecodeLines) -> tuple[ObservedStep, ...]:
-    """Return an iteration's steps by kind; intervals of few fast steps are left out."""
+    """Return an iteration's steps by kind, without intervals of few fast steps."""
     groups: dict[tuple[int, int, bool], list[tuple[float, float]]] = {}
     for interval in decoded:
         if interval.steps <= 0 or interval.seconds <= 0 or interval.rows <= 0:
@@ -87,18 +87,19 @@ def group_steps(decoded: Iterable[DecodedSteps], profile: DecodeLines) -> tuple[
 
 
 class RefittedSteps(NamedTuple):
-    """Decode steps as they are now."""
+    """Refitted costs of decode steps."""
 
     lines: DecodeLines
-    """Of steps while no other generation worker scores."""
+    """Cost lines of steps while no other generation worker scores."""
     contention_ratio: float
-    """How many times as long they take while another one scores; at least 1, as contention makes nothing faster."""
+    """Ratio of steps while another worker scores to steps without; at least 1, because contention makes nothing
+    faster."""
     level: float
-    """Observed over profiled seconds, median of all kinds."""
+    """Median ratio of observed to profiled seconds over all kinds."""
 
 
 def refit_steps(profile: DecodeLines, iterations: Sequence[Sequence[ObservedStep]]) -> RefittedSteps:
-    """Return the cost lines after these iterations; the profile as it is when nothing was observed."""
+    """Return the cost lines after these iterations; the profile if nothing was observed."""
     kinds = _median_steps(profile, iterations)
     alone = [step for step in kinds if not step.contended]
     if not kinds:
@@ -114,7 +115,7 @@ def refit_steps(profile: DecodeLines, iterations: Sequence[Sequence[ObservedStep
 
 
 def _fitted(profile: DecodeLines, level: float, kinds: Sequence[ObservedStep]) -> DecodeLines:
-    """Fit to the observed steps, and loosely to the profile at this level."""
+    """Return the lines fitted to the observed steps, and loosely to the profile at this level."""
     points = [
         StepTime(batch, int(context), level * profile.seconds(batch, context))
         for batch in profile.batches
@@ -126,7 +127,7 @@ def _fitted(profile: DecodeLines, level: float, kinds: Sequence[ObservedStep]) -
 
 
 def _median_steps(profile: DecodeLines, iterations: Sequence[Sequence[ObservedStep]]) -> list[ObservedStep]:
-    """Return the median over iterations of every kind of step, never further from the profile than the limits."""
+    """Return the median over iterations of every kind of step, within limits around the profile."""
     groups: dict[tuple[int, int, bool], list[ObservedStep]] = {}
     for iteration in iterations:
         for step in iteration:

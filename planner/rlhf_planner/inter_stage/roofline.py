@@ -1,9 +1,9 @@
-"""Costs before anything is measured: a roofline of public hardware figures.
+"""Estimates costs before any measurement, from a roofline of public hardware figures.
 
-Rule: every figure is an assumption and is named as one wherever it is shown. Decoding reads all weights once a step,
-and each sample's keys and values; scoring computes two operations a parameter and token, and reads the weights once a
-pass. Peak figures are H100 SXM as its datasheet has them: 3.35 TB/s HBM3, 989 Tflop/s dense bfloat16, 80 GB, 64 GB/s
-PCIe 5 in one direction, and one 400 Gb/s network port for each GPU.
+Rule: every figure is an assumption, and users see it labelled as one. Decoding reads all weights once per step, and
+each sample's keys and values. Scoring computes two operations per parameter and token, and reads the weights once per
+pass. Peak figures are those of the H100 SXM datasheet: 3.35 TB/s HBM3, 989 Tflop/s dense bfloat16, 80 GB, 64 GB/s PCIe
+5 in one direction, and one 400 Gb/s network port for each GPU.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted_costs import DecodeLines, PassFormula
 
 TOKEN_FLOPS: Final = 2.0
-"""Operations a parameter and token of a forward pass: one multiplication, one addition."""
+"""Operations per parameter and token of a forward pass: one multiplication, one addition."""
 ROOM_SHARE: Final = 0.9
-"""Of the device memory that weights leave: what KV caches may take."""
+"""Share of the device memory left by weights that KV caches may use."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """One device of a worker, at the efficiency that engines reach on it."""
+    """One device of a worker, with the efficiency that engines reach on it."""
 
     name: str
     memory_bandwidth: float
-    """Bytes a second that decoding reaches."""
+    """Bytes per second that decoding reaches."""
     flops: float
-    """Operations a second that a forward pass over many tokens reaches."""
+    """Operations per second that a forward pass over many tokens reaches."""
     memory_bytes: float | None
-    """None: not limited."""
+    """Bytes of memory; None means unlimited."""
     host_bandwidth: float
-    """Bytes a second from host memory."""
+    """Bytes per second from host memory."""
     network_bandwidth: float
-    """Bytes a second to another worker."""
+    """Bytes per second to another worker."""
     layer_seconds: float
-    """Of a pass for every layer, whatever its size: kernels, and collectives between a worker's devices."""
+    """Seconds per layer of a pass, independent of its size: kernels, and collectives between a worker's devices."""
 
 
 HOPPER: Final = Device("H100 SXM", 0.7 * 3.35e12, 0.5 * 989e12, 80e9, 0.8 * 64e9, 0.8 * 50e9, 20e-6)
-"""70% of the memory bandwidth, half of the dense bfloat16 peak, 80% of a link."""
+"""An H100 at 70% of the memory bandwidth, half of the dense bfloat16 peak, 80% of a link."""
 CPU_CORE: Final = Device("CPU core", 8e9, 20e9, None, 4e9, 1e9, 100e-6)
-"""One core of a server with float32: what such cores share of memory channels and vector units, rounded."""
+"""One core of a server with float32: its rounded share of memory channels and vector units."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ def assumed_costs(
     *,
     replays: bool = False,
 ) -> StageCosts:
-    """Return the costs of a worker of `devices` devices that decodes with `actor` and scores with all of `scorers`."""
+    """Return the costs of a worker with `devices` devices that decodes with `actor` and scores with all of
+    `scorers`."""
     read, compute = device.memory_bandwidth * devices, device.flops * devices
     batches = sorted({1, max_batch_size, *(1 << power for power in range(max_batch_size.bit_length()))})
     fixed, weights = actor.layers * device.layer_seconds, actor.weight_bytes / read

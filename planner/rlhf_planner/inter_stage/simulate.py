@@ -1,11 +1,11 @@
-"""What an iteration of generation and inference takes, sample by sample, under a threshold and a pool.
+"""Simulates an iteration of generation and inference sample by sample, with a threshold and a pool.
 
     generate -> at most R_t unfinished, none queued: place_tail -> moves -> the pool decodes the tail
                                                              `-> released workers score, and the dedicated ones
 
-Threshold 0, or a pool of all workers, is no fusion: generation goes on where it is, and generation workers score only
-where there is no dedicated inference worker, after all samples are generated. Lengths are known to the simulation but
-not to `place_tail`, which predicts them, as in a real iteration. `simulated_tail` says what is simplified.
+Threshold 0, or a pool of all workers, means no fusion. Generation then continues in place, and generation workers
+score only if there is no dedicated inference worker, after all samples are generated. The simulation knows the
+lengths; `place_tail` predicts them, as in a real iteration. `simulated_tail` lists the simplifications.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def simulate(
     model: LengthModel | None = None,
     spans: bool = False,
 ) -> Forecast:
-    """Return what an iteration with these response lengths takes (`lengths` int64 [batch], tokens).
+    """Return the simulated iteration with these response lengths (`lengths` int64 [batch], tokens).
 
-    `model` is what `place_tail` predicts by; None: it knows no lengths. Raises ValueError for lengths that do not fit
-    the setup, or are below 1.
+    `place_tail` predicts with `model`; None means that it knows no lengths. Raises ValueError for lengths that do not
+    match the setup, or are below 1.
     """
     known = np.asarray(lengths, dtype=np.int64)
     if len(known) != setup.batch:
@@ -61,10 +61,9 @@ def simulated_iteration(
     pool: int,
     transfer: Transfer,
 ) -> SimulatedIteration:
-    """Return the iteration that follows from a generation that is worked out already and its `state` at the threshold;
-    None: no fusion.
+    """Return the iteration that follows from a simulated generation and its `state` at the threshold.
 
-    Thresholds and pools of one draw share both.
+    A `state` of None means no fusion. Thresholds and pools of one draw share both arguments.
     """
     workers = setup.generation_workers
     tokens = generation.prompts + generation.lengths
@@ -89,7 +88,7 @@ def simulated_iteration(
 
 
 def fuses(threshold: int, pool: int | None, setup: IterationSetup) -> bool:
-    """Return whether this threshold and pool consolidate anything at all."""
+    """Return whether this threshold and pool consolidate any samples."""
     return threshold > 0 and pool is not None and pool < setup.generation_workers
 
 

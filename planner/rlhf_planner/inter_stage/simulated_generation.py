@@ -1,10 +1,11 @@
-"""When every sample is finished if nothing is moved: continuous batching on several workers, event by event.
+"""Simulates when every sample is finished without moves: continuous batching on several workers, event by event.
 
-Rule: time goes from one finished sample to the next; the steps between are summed by a formula. While samples wait, a
-heap of workers is advanced; what a worker decodes when nothing waits any more is one sorted array. The coordinator's
-dispatch is followed: least loaded first, each worker holds PREFETCH_SHARE more than it decodes. Every sample takes as
-many steps as it has tokens; where drafts are expected to yield several tokens a step, a step here is one token of every
-row, at the mean pace of its batch. A prefill stalls its worker, once for each prompt however many of its samples begin.
+Rule: time advances from one finished sample to the next; a formula sums the steps between. While samples wait, a heap
+selects the next worker. Once no sample waits, a worker's remaining samples are one sorted array. The simulation
+follows the coordinator's dispatch: least loaded first, PREFETCH_SHARE more samples per worker than it decodes. A
+sample takes one step per token. Where drafts are expected to yield several tokens per step, a simulated step is one
+token of every row, at the mean pace of the batch. A prefill stalls its worker, once for each prompt with any number of
+its samples.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from rlhf_planner.inter_stage.length_distribution import Ints
 
 
 class Drained(NamedTuple):
-    """A fixed set of rows decoded to their ends: `finish[i]` of row i; rows end at `times`, `steps` after the start."""
+    """A fixed set of rows decoded to their ends: row i ends at `finish[i]`, and rows end at `times`, after `steps`
+    steps."""
 
     finish: Floats
     times: Floats
@@ -34,8 +36,10 @@ class Drained(NamedTuple):
 
 
 def drain(start: float, steps: Ints, context: Floats, costs: StageCosts) -> Drained:
-    """Return when k rows end that take `steps` (int64 [k]) more each and have `context` (float64 [k]) keys now, from
-    `start` on; k is at most max_batch_size."""
+    """Return when k rows end that start at `start` and need `steps` (int64 [k]) more steps each.
+
+    `context` (float64 [k]) are their keys at the start. k is at most max_batch_size.
+    """
     base, slope = costs.token_tables
     order = np.argsort(steps, kind="stable")
     ends = steps[order].astype(np.float64)
@@ -54,17 +58,17 @@ def drain(start: float, steps: Ints, context: Floats, costs: StageCosts) -> Drai
 
 @dataclass
 class WorkerTimeline:
-    """What one worker decodes. `times` and `steps`: it had made so many decode steps at that time; linear between."""
+    """Decoding of one worker. At each of `times` it has made `steps` decode steps; linear in between."""
 
     clock: float = 0.0
     step: int = 0
     waiting: deque[int] = field(default_factory=deque)
     rows: list[tuple[int, int]] = field(default_factory=list)
-    """Heap of (step at which it ends, sample)."""
+    """Heap of (step at which the row ends, sample)."""
     relative: dict[int, float] = field(default_factory=dict)
-    """Row's sample -> keys it would have at step 0: it has one more with every step."""
+    """Sample -> keys of its row extrapolated to step 0. A row gains one key per step."""
     keys: float = 0.0
-    """Of these the largest; where nothing is padded, the sum."""
+    """Largest of these keys; without padding, their sum."""
     times: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
 
@@ -76,8 +80,8 @@ class WorkerTimeline:
         return self.steps[0] if at == 0 else _between(moment, self.times, self.steps, at)
 
     def boundary(self, moment: float) -> tuple[float, int]:
-        """Return (time, steps) of the first step boundary at or after `moment`; `moment` itself when the worker is
-        idle by then."""
+        """Return (time, steps) of the first step boundary at or after `moment`; `moment` itself if the worker is idle
+        by then."""
         if not self.times or moment >= self.times[-1]:
             return moment, int(self.steps[-1]) if self.steps else 0
         step = math.ceil(self.steps_at(moment) - 1e-9)
@@ -91,34 +95,34 @@ class WorkerTimeline:
 
 
 def _between(value: float, known: Sequence[float], values: Sequence[float], at: int) -> float:
-    """Linear between the points at - 1 and at."""
+    """Interpolate linearly between the points at - 1 and at."""
     share = (value - known[at - 1]) / (known[at] - known[at - 1])
     return values[at - 1] + share * (values[at] - values[at - 1])
 
 
 @dataclass
 class SimulatedGeneration:
-    """An iteration's generation without any move."""
+    """An iteration's generation without moves."""
 
     lengths: Ints
     prompts: Floats
     worker: Ints
     """[n] worker of each sample."""
     begun: Ints
-    """[n] decode step of its worker at which a sample began."""
+    """[n] decode step of its worker at which each sample started."""
     finish: Floats
-    """[n] seconds."""
+    """[n] seconds until each sample is finished."""
     queue_empty: float
-    """When the last sample was leased to a worker."""
+    """Time at which the last sample was leased to a worker."""
     timelines: tuple[WorkerTimeline, ...]
 
     @property
     def end(self) -> float:
-        """When the last sample is finished."""
+        """Time at which the last sample is finished."""
         return float(self.finish.max())
 
     def threshold_time(self, threshold: int) -> float:
-        """Return when at most `threshold` samples are unfinished and none is queued, in seconds."""
+        """Return the time from which at most `threshold` samples are unfinished and none is queued, in seconds."""
         size = len(self.finish)
         if threshold >= size:
             return self.queue_empty
@@ -127,8 +131,10 @@ class SimulatedGeneration:
 
 
 def generate(lengths: Ints, setup: IterationSetup, costs: StageCosts) -> SimulatedGeneration:
-    """Return the generation of all samples without fusion; `lengths` int64 [batch] are the tokens of each response,
-    at least 1."""
+    """Simulate the generation of all samples without fusion.
+
+    `lengths` int64 [batch] are the tokens of each response, at least 1.
+    """
     size, workers = setup.batch, setup.generation_workers
     run = _ContinuousBatching(lengths, setup, costs)
     capacity = costs.max_batch_size + max(1, costs.max_batch_size // PREFETCH_SHARE)
@@ -147,7 +153,7 @@ def generate(lengths: Ints, setup: IterationSetup, costs: StageCosts) -> Simulat
 
 
 class _ContinuousBatching:
-    """The state while `generate` runs."""
+    """State while `generate` runs."""
 
     def __init__(self, lengths: Ints, setup: IterationSetup, costs: StageCosts) -> None:
         prompts: Floats = np.asarray(setup.prompts, dtype=np.float64)
@@ -160,7 +166,7 @@ class _ContinuousBatching:
         self._padded, self._rows, self._lines = costs.padded, costs.max_batch_size, setup.lines
 
     def admit(self, timeline: WorkerTimeline) -> None:
-        """Fill free rows with what waits, after their prefill."""
+        """Fill free rows with waiting samples, after their prefill."""
         free = self._rows - len(timeline.rows)
         new = [timeline.waiting.popleft() for _ in range(min(free, len(timeline.waiting)))]
         if not new:
@@ -178,7 +184,7 @@ class _ContinuousBatching:
             timeline.relative[sample] = keys
 
     def _end(self, timeline: WorkerTimeline) -> int:
-        """Takes out the row that ends first."""
+        """Remove and return the row that ends first."""
         _, sample = heapq.heappop(timeline.rows)
         keys = timeline.relative.pop(sample)
         if not self._padded:
@@ -189,7 +195,7 @@ class _ContinuousBatching:
         return sample
 
     def refill(self, handed: int) -> None:
-        """Run the workers, in the order of time, for as long as anything waits."""
+        """Run the workers in the order of time while samples wait."""
         heap = [(self._next(timeline), index) for index, timeline in enumerate(self.timelines) if timeline.waiting]
         heapq.heapify(heap)
         while heap:
@@ -208,14 +214,14 @@ class _ContinuousBatching:
                 heapq.heappush(heap, (self._next(timeline), index))
 
     def _next(self, timeline: WorkerTimeline) -> float:
-        """When the next sample of a worker is finished."""
+        """Return the time at which the next sample of a worker is finished."""
         batch, taken = len(timeline.rows), timeline.rows[0][0] - timeline.step
         keys = (timeline.keys if self._padded else timeline.keys / batch) + timeline.step + (taken - 1) / 2
         seconds: float = taken * (self._base[batch] + self._slope[batch] * keys)
         return timeline.clock + seconds
 
     def drain(self, timeline: WorkerTimeline) -> None:
-        """Run the rest, when nothing waits for this worker any more."""
+        """Decode the remaining samples once none waits for this worker."""
         if not timeline.rows:
             return
         samples = [sample for _, sample in timeline.rows]

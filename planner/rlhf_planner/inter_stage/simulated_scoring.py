@@ -1,8 +1,8 @@
-"""When the last sample is scored: one queue, first come first served, and workers that join it at different times.
+"""Simulates scoring: one first-come-first-served queue, and workers that join it at different times.
 
-Rule: a worker that is free takes what waits, its fair share of it and a pass's worth at most, and is busy for as long
-as that pass takes. Exact, one event per pass. Dispatch deals what waits longest first, so that passes are alike;
-here samples that came together are in the order of the batch, which is as even on average.
+Rule: a free worker takes a fair share of the waiting samples, at most one pass, and is busy during that pass. Exact,
+one event per pass. The real dispatch distributes the longest samples first so that passes are alike. Here samples that
+arrive together are in batch order, which is as even on average.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from rlhf_planner.inter_stage.fitted_costs import Floats
 
 
 class SimulatedScoring(NamedTuple):
-    """How the queue was worked off."""
+    """Result of the simulated queue."""
 
     end: float
     busy: dict[int, float]
-    """Seconds by worker."""
+    """Worker -> seconds of scoring."""
     passes: list[tuple[int, float, float, int]]
     """(worker, start, end, samples)."""
 
 
 def score(arrivals: Floats, tokens: Floats, available: Mapping[int, float], costs: StageCosts) -> SimulatedScoring:
-    """Return how scoring goes: `arrivals` float64 [n] is when each sample may be scored, `tokens` float64 [n] its
-    length, prompt included.
+    """Simulate scoring.
 
-    `available` says when each worker joins. Raises ValueError when there is nobody to score.
+    `arrivals` float64 [n] is the time from which each sample may be scored, `tokens` float64 [n] its length with the
+    prompt. `available` maps each worker to the time at which it joins. Raises ValueError without workers.
     """
     if not available:
         raise ValueError("nobody scores: no dedicated inference worker and none that is released")

@@ -1,9 +1,10 @@
-"""The tail of an iteration: what is unfinished at the threshold, how it moves, and when the pool has decoded it.
+"""Simulates the tail of an iteration: unfinished samples at the threshold, their moves, and their decoding in the
+pool.
 
-Rule: nothing changes for a worker of the pool before the first sample joins it. All samples that move to one worker
-join it together, when the last of them is there; those that bring their KV cache are decoded at their source until
-then, at its pace. A link carries one KV cache at a time, at either end; MOVES_AT_ONCE wait together for what else a
-move takes. Who goes where is decided by `tail_placement`.
+`tail_placement` assigns samples to workers.
+Simplified: nothing changes for a worker of the pool before the first sample joins it. All samples that move to one
+worker join together, when the last of them arrives. Samples with a KV cache are decoded at their source until then, at
+its pace. A link carries one KV cache at a time, at either end. MOVES_AT_ONCE moves share their other waiting times.
 """
 
 from __future__ import annotations
@@ -23,38 +24,38 @@ from rlhf_planner.inter_stage.tail_placement import UnfinishedColumns, assign
 
 
 class ThresholdState(NamedTuple):
-    """What is being decoded, or waits for it, when the threshold is reached."""
+    """Samples in decoding or waiting when the threshold is reached."""
 
     start: float
     samples: Ints
-    """[k]"""
+    """[k] sample numbers."""
     held: UnfinishedColumns
     limit: int
-    """Tokens of a response at most."""
+    """Maximum tokens of a response."""
 
 
 class Piece(NamedTuple):
-    """What a worker of the pool decodes once samples have joined it."""
+    """Decoding of a pool worker after samples have joined it."""
 
     worker: int
     join: float
     start: float
-    """After the prefill of those that came without a cache."""
+    """Time after the prefill of samples that came without a cache."""
     end: float
     rows: int
 
 
 class ConsolidatedTail(NamedTuple):
-    """How the tail was decoded on the workers of the pool."""
+    """Decoding of the tail on the workers of the pool."""
 
     start: float
     pool: list[int]
     finish: Floats
-    """[n] of all samples of the iteration."""
+    """[n] seconds until each sample of the iteration is finished."""
     free: list[float]
-    """By worker: when it has nothing left to decode."""
+    """Time at which each worker has nothing left to decode."""
     busy: list[float]
-    """By worker: seconds of decoding and prefilling."""
+    """Seconds of decoding and prefilling of each worker."""
     transits: list[Transit]
     moved_bytes: float
     pieces: list[Piece]
@@ -63,7 +64,7 @@ class ConsolidatedTail(NamedTuple):
 def threshold_state(
     generation: SimulatedGeneration, threshold: int, model: LengthModel | None, lines: Sequence[int] = ()
 ) -> ThresholdState:
-    """Return the state at the threshold; without a `model` all samples look alike. `lines`: as in IterationSetup."""
+    """Return the state at the threshold. Without a `model` all samples look alike. `lines` is as in IterationSetup."""
     start = generation.threshold_time(threshold)
     samples = np.flatnonzero(generation.finish > start)
     steps = np.array([timeline.steps_at(start) for timeline in generation.timelines])
@@ -79,7 +80,7 @@ def threshold_state(
 def consolidate(
     generation: SimulatedGeneration, state: ThresholdState, pool: int, transfer: Transfer, costs: StageCosts
 ) -> ConsolidatedTail:
-    """Return how the tail consolidates on `pool` workers, or on more where they cannot hold it."""
+    """Simulate the tail on `pool` workers, or on more if they cannot hold it."""
     workers = len(generation.timelines)
     held, start = state.held, state.start
     stays, moving, destination, kv = assign(held, workers, pool, costs, state.limit, transfer)
@@ -104,8 +105,8 @@ def consolidate(
 
 
 def stretched(tail: ConsolidatedTail, scoring: float, times: float) -> ConsolidatedTail:
-    """Return the tail when decoding takes `times` as long while released workers score, for the first `scoring`
-    seconds."""
+    """Return the tail if decoding takes `times` as long during the first `scoring` seconds, while released workers
+    score."""
 
     def more(moments: float | Floats) -> Floats:
         return np.asarray(np.minimum(np.maximum(moments - tail.start, 0.0) * (times - 1), scoring * (1 - 1 / times)))
@@ -124,7 +125,7 @@ def stretched(tail: ConsolidatedTail, scoring: float, times: float) -> Consolida
 
 
 def _decoded(generation: SimulatedGeneration, samples: Ints, steps: Floats) -> Ints:
-    """[k] tokens of each sample when its worker has made so many steps; the last one is never counted."""
+    """Return [k] tokens of each sample after its worker has made `steps` steps; the last token never counts."""
     done = np.floor(steps + 1e-9).astype(np.int64) - generation.begun[samples]
     answer: Ints = np.minimum(np.maximum(done, 0), generation.lengths[samples] - 1)
     return answer
@@ -166,13 +167,13 @@ def _join(
     costs: StageCosts,
     finish: Floats,
 ) -> Piece:
-    """Writes the finish times of all that one worker of the pool decodes once `arriving` are there."""
+    """Write the finish times of all samples that a pool worker decodes once `arriving` have arrived."""
     worker = arriving[0].destination
     moment, steps = generation.timelines[worker].boundary(max(move.end for move in arriving))
     own = np.flatnonzero((generation.worker == worker) & (generation.finish > moment + 1e-12))
     kv = np.array([move.kv for move in arriving], dtype=np.bool_)
     came, bare = state.samples[moving[kv]], state.samples[moving[~kv]]
-    came = came[generation.finish[came] > moment]  # the others were finished at their source before their turn
+    came = came[generation.finish[came] > moment]  # the others finished at their source before their turn
     source_steps = {
         index: generation.timelines[index].steps_at(moment) for index in set(generation.worker[came].tolist())
     }

@@ -1,10 +1,11 @@
-"""Which workers form the migration pool, and where each unfinished sample goes (RLHFuse, inter-stage fusion, steps 2
-and 3).
+"""Chooses the workers of the migration pool, and a worker for each unfinished sample.
 
-Rule: the workers with the most predicted work left stay; the samples of all others go, the longest first, to the worker
-of the pool that is predicted to finish first with it, within its rows and its KV memory. A pool too small for that is
-enlarged; when only all workers together can hold the samples, nobody moves. The same question always gets the same
-answer: ties go by name. Must never give a sample two places, or a worker more than it can take.
+Rule: the workers with the most predicted work stay. Samples of all other workers move, the longest first, to the pool
+worker with rows and KV memory that is predicted to finish first with it. A pool that is too small is enlarged. If only
+all workers together can hold the samples, no sample moves. The same input always gives the same result; worker names
+break ties.
+Must never give a sample two places, or a worker more samples than it can take.
+Source: RLHFuse (arXiv 2409.13221), inter-stage fusion, steps 2 and 3.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from rlhf_planner.inter_stage.length_distribution import Ints
 from rlhf_planner.inter_stage.lengths import LengthModel
 
 MIN_BETA: Final = 1e-9
-"""Of a token: where the batch costs nothing, samples are still spread evenly."""
+"""Minimum seconds per row and token, so that samples are spread evenly where batch size has no cost."""
 
 
 @dataclass(frozen=True)
 class TailSample:
-    """A sample that is being decoded, or waits to be."""
+    """A sample in decoding, or waiting for it."""
 
     sample: int
     prompt_tokens: int
     tokens: int
-    """Decoded so far."""
+    """Tokens decoded so far."""
     line: int = 0
-    """Which prompt it is of, where that is known of all."""
+    """Line of its prompt; 0 unless the lines of all samples are known."""
 
 
 class Move(NamedTuple):
-    """One sample changes its worker; `kv`: with its KV cache, else by its tokens alone."""
+    """Move of one sample to another worker; `kv` means with its KV cache, otherwise by its tokens."""
 
     sample: int
     source: str
@@ -46,7 +47,7 @@ class Move(NamedTuple):
 
 
 class TailPlacement(NamedTuple):
-    """The workers of the pool, in the order of their names, and what moves there, longest first."""
+    """Workers of the pool, in order of their names, and the moves to them, longest samples first."""
 
     pool: tuple[str, ...]
     moves: tuple[Move, ...]
@@ -59,7 +60,7 @@ class UnfinishedColumns(NamedTuple):
     prompt: Ints
     tokens: Ints
     remaining: Floats
-    """Predicted tokens to come."""
+    """Predicted remaining tokens."""
 
 
 def place_tail(
@@ -69,12 +70,12 @@ def place_tail(
     lengths: LengthModel,
     transfer: Transfer = "Auto",
 ) -> TailPlacement:
-    """Return where everything goes when the threshold is reached. `held` names every live generation worker, idle ones
-    too.
+    """Return the pool and the moves when the threshold is reached.
 
-    The pool is larger than asked for when that many cannot hold the samples. With `transfer` KV every cache goes along,
-    also of a sample of which no token is known: what is known lags behind what its worker has decoded. Raises
-    ValueError without a worker, for a pool below 1, or for a sample that is held twice.
+    `held` contains every live generation worker, idle ones too. The pool is larger than `pool` if so few workers
+    cannot hold the samples. With `transfer` KV every cache moves, even that of a sample without known tokens, because
+    known tokens lag behind its worker. Raises ValueError without a worker, for a pool below 1, or for a sample on two
+    workers.
     """
     names = sorted(held)
     if not names:
@@ -108,8 +109,11 @@ def _require_once(samples: Sequence[int]) -> None:
 def assign(
     held: UnfinishedColumns, workers: int, pool: int, costs: StageCosts, limit: int, transfer: Transfer
 ) -> tuple[list[int], Ints, Ints, Flags]:
-    """Return the same for columns: (workers that stay, rows of `held` that move, the worker that each goes to,
-    whether with its KV cache); the last three are [moved]."""
+    """Return the placement as columns.
+
+    The result is (workers that stay, rows of `held` that move, destination of each, whether with its KV cache); the
+    last three are [moved].
+    """
     work = np.bincount(held.worker, weights=held.remaining, minlength=workers)
     count = np.bincount(held.worker, minlength=workers)
     order = np.lexsort((np.arange(workers), -count, -work)).tolist()
@@ -128,19 +132,19 @@ def assign(
 
 
 def _enough(count: Ints, pool: int, rows: int) -> int:
-    """The least pool of at least `pool` workers, in the order given, in which what the others hold finds a row."""
+    """Return the smallest pool of at least `pool` workers, in this order, with rows for the samples of all others."""
     others = int(count.sum()) - count.cumsum()
     room = np.maximum(0, rows - count).cumsum()
     fits = others <= room
     fits[: pool - 1] = False
-    return int(np.argmax(fits)) + 1  # all workers together always fit: nothing is left to move
+    return int(np.argmax(fits)) + 1  # all workers together always fit: no sample has to move
 
 
 def _destinations(held: UnfinishedColumns, moving: Ints, stays: Sequence[int], rows: int, costs: StageCosts) -> Ints:
-    """For each moving row, longest first, the worker that is predicted to finish first with it.
+    """Return, for each moving row (longest first), the worker that is predicted to finish first with it.
 
-    With `b` rows a token of each takes about alpha + beta * b seconds, so a worker finishes after
-    alpha * (its longest remaining) + beta * (the sum of all remaining).
+    With `b` rows a token of each takes about alpha + beta * b seconds. So a worker finishes after alpha * (its longest
+    remaining) + beta * (the sum of all remaining).
     """
     alpha, beta = _affine_step(held, len(stays), costs)
     position = {worker: at for at, worker in enumerate(stays)}
@@ -165,7 +169,8 @@ def _destinations(held: UnfinishedColumns, moving: Ints, stays: Sequence[int], r
 
 
 def _affine_step(held: UnfinishedColumns, pool: int, costs: StageCosts) -> tuple[float, float]:
-    """(alpha, beta): a token of each of b rows takes about alpha + beta * b, around the pool's later batch."""
+    """Return (alpha, beta): a token of each of b rows takes about alpha + beta * b, near the pool's later batch
+    size."""
     batch = min(costs.max_batch_size, max(2, -(-len(held.worker) // pool)))
     context = float((held.prompt + held.tokens).mean()) if len(held.worker) else 0.0
     one, many = costs.token_seconds(1, context), costs.token_seconds(batch, context)

@@ -1,4 +1,4 @@
-"""Time against the threshold as text, for a terminal or a log."""
+"""Draws time against the threshold as text, for a terminal or a log."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ _BAR, _CHOSEN = "─", "◀ chosen"
 
 
 def threshold_chart(choice: FusionChoice, batch: int, width: int = 100) -> str:
-    """Return the chart as text, one line per threshold: R_t, its share of `batch`, the best pool, seconds, and a bar
-    as long as that from 0."""
+    """Return the chart as text, one line per threshold.
+
+    A line has R_t, its share of `batch`, the best pool, seconds, and a bar with a length proportional to the seconds.
+    """
     rows = [
         (f"{point.threshold}", f"{point.threshold / batch:.0%}", f"{point.pool}", f"{point.seconds:.3g} s")
         for point in choice.curve

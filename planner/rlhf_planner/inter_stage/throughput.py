@@ -1,8 +1,8 @@
-"""Tokens a second of a worker over the samples that it decodes: learned costs, drafts and the worker's own pace.
+"""Throughput of a worker over its samples, in tokens per second, from learned costs, drafts and the worker's pace.
 
-Rule: one shape for all workers of a job, which is learned from all of them, and for each worker how many times as long
-the same work takes there, by batch, which is learned from its own steps. Of a worker of which little was seen the pace
-is nearly that of all: PRIOR stretches of work at pace 1 are counted in. Must never read a clock.
+Rule: the shape is learned from all workers of a job and shared. The pace of each worker, by batch size, is learned
+from its own steps: the factor by which the same work takes longer there. A worker with few observations has nearly
+pace 1, because PRIOR intervals at pace 1 are included. Must never read a clock.
 """
 
 from __future__ import annotations
@@ -19,30 +19,31 @@ from rlhf_planner.inter_stage.fitted_costs import Floats
 from rlhf_planner.inter_stage.observed_steps import MAX_RATIO, MIN_RATIO
 
 PRIOR: Final = 4.0
-"""Stretches of work, of half a second or more, at the pace of all workers: noise of a few steps moves no sample."""
+"""Intervals of work, at least half a second each, at pace 1 that every worker starts with. Noise moves no sample."""
 MEMORY: Final = 0.95
-"""Weight of what was known, by each stretch: a window of twenty, so a neighbour that comes or goes is noticed."""
+"""Weight of earlier observations after each interval: a window of twenty, so that changed neighbours are noticed."""
 
 
 class PaceAt(NamedTuple):
-    """What was seen of one batch size, a power of two."""
+    """Observations at one batch size, a power of two."""
 
     octave: int
     weight: float
-    """Stretches of work, damped."""
+    """Damped number of intervals of work."""
     total: float
-    """Of logarithms of how many times as long they took as on all workers, likewise."""
+    """Damped sum of log(time relative to all workers)."""
 
 
 @dataclass(frozen=True)
 class WorkerPace:
-    """How many times as long the same work takes on one worker as on all, by batch."""
+    """Time for the same work relative to all workers, by batch size."""
 
     seen: tuple[PaceAt, ...] = ()
-    """By octave, which rises."""
+    """Observations by octave, rising."""
 
     def observed(self, rows: float, ratio: float) -> WorkerPace:
-        """Return the pace after one more stretch of steps over `rows` samples that took `ratio` times as long."""
+        """Return the pace after one more interval of steps over `rows` samples that took `ratio` times as long as
+        usual."""
         if rows <= 0 or not 0 < ratio < math.inf:
             return self
         octave, log_ratio = max(0, round(math.log2(rows))), math.log(min(MAX_RATIO, max(MIN_RATIO, ratio)))
@@ -53,7 +54,7 @@ class WorkerPace:
 
     @property
     def level(self) -> float:
-        """Return the pace over all batches."""
+        """Return the mean pace over all batch sizes."""
         return math.exp(self._level)
 
     @property
@@ -61,7 +62,7 @@ class WorkerPace:
         return sum(at.total for at in self.seen) / (PRIOR + sum(at.weight for at in self.seen))
 
     def factors(self, rows: Floats) -> Floats:
-        """Return the pace at each batch size, float64 [n]: linear over the logarithm of the batch."""
+        """Return the pace at each batch size, float64 [n], linear in the logarithm of the batch."""
         if not self.seen:
             return np.ones(len(rows))
         level = self._level
@@ -71,17 +72,17 @@ class WorkerPace:
 
 
 EVEN_PACE: Final = WorkerPace()
-"""As fast as all workers."""
+"""Pace of an average worker."""
 
 
 class ThroughputCurve:
-    """tput(b): the tokens a second of a worker that holds b samples, whose keys are `context` each on average.
+    """tput(b): tokens per second of a worker with b samples of `context` keys each on average.
 
-    Beyond the rows that it decodes at once samples take turns, and it is flat.
+    Flat beyond the rows that the worker decodes at once, because samples then take turns.
     """
 
     def __init__(self, costs: StageCosts, context: float, most: int, pace: WorkerPace = EVEN_PACE) -> None:
-        """`most`: samples that it will be asked about at most."""
+        """Prepare the curve for at most `most` samples."""
         base, slope = costs.token_tables
         rows = np.arange(most + 1, dtype=np.float64)
         at = np.minimum(rows, costs.max_batch_size).astype(np.int64)
@@ -95,7 +96,8 @@ class ThroughputCurve:
         return samples / seconds if seconds > 0 else 0.0
 
     def finish(self, left: Sequence[float] | Floats) -> float:
-        """Return the seconds until samples of `left` tokens each are finished: tput integrated, as rows end."""
+        """Return the seconds until samples with `left` remaining tokens each are finished: tput integrated as rows
+        end."""
         ends = np.sort(np.asarray(left, dtype=np.float64))
         rows = np.arange(len(ends), 0, -1)
         return float(np.dot(np.diff(ends, prepend=0.0), self._seconds[rows])) if len(ends) else 0.0

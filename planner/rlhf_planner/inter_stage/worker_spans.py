@@ -1,6 +1,6 @@
-"""What every worker does when, as stretches of time, for pictures.
+"""Lists the activities of every worker as time spans, for pictures.
 
-Rule: derived from when samples are decoded where; nothing here decides anything.
+Rule: derived from the simulated times of decoding; decides nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rlhf_planner.inter_stage.simulated_tail import ConsolidatedTail
 
 
 class SimulatedIteration(NamedTuple):
-    """An iteration of generation and inference, worked out; times are seconds from its begin."""
+    """A simulated iteration of generation and inference. Times are seconds from its start."""
 
     seconds: float
     finish: Floats
-    """[n] when each sample is generated."""
+    """[n] time at which each sample is generated."""
     tail: ConsolidatedTail | None
     released: list[float | None]
     scored: SimulatedScoring
@@ -32,7 +32,7 @@ class SimulatedIteration(NamedTuple):
 def spans_of(
     generation: SimulatedGeneration, iteration: SimulatedIteration, costs: StageCosts
 ) -> tuple[WorkerSpan, ...]:
-    """Return what workers do when: prefills, decoding in stretches of one batch size, wakes and passes of scoring."""
+    """Return the spans of all workers: prefills, decoding at one batch size, wakes and scoring passes."""
     answer: list[WorkerSpan] = []
     stays: list[list[tuple[float, float]]] = [[] for _ in generation.timelines]
     for worker, start, end in _stays(generation, iteration):
@@ -55,7 +55,7 @@ def spans_of(
 
 
 def _stays(generation: SimulatedGeneration, iteration: SimulatedIteration) -> Iterator[tuple[int, float, float]]:
-    """(worker, from, to) for every time that a sample is decoded at one place."""
+    """Yield (worker, start, end) for each interval in which a sample is decoded on one worker."""
     moves = {} if iteration.tail is None else {move.sample: move for move in iteration.tail.transits}
     pieces = {} if iteration.tail is None else {piece.worker: piece for piece in iteration.tail.pieces}
     finish = iteration.finish.tolist()
@@ -85,7 +85,7 @@ def _prefills(timeline: WorkerTimeline) -> Iterator[tuple[float, float]]:
 def _between(
     stretches: Iterable[tuple[float, float, int]], stalls: Sequence[tuple[float, float]]
 ) -> Iterator[tuple[float, float, int]]:
-    """The stretches without the time in which their worker prefills."""
+    """Yield the intervals without the time in which their worker prefills."""
     for start, end, rows in stretches:
         since = start
         for begin, until in stalls:
@@ -98,7 +98,7 @@ def _between(
 
 
 def _stretches(stays: Iterable[tuple[float, float]]) -> Iterator[tuple[float, float, int]]:
-    """(from, to, rows) wherever the number of rows stays the same and is not 0."""
+    """Yield (start, end, rows) for intervals with a constant number of rows above 0."""
     change: dict[float, int] = {}
     for start, end in stays:
         if end > start:

@@ -1,15 +1,13 @@
-"""Annealing of activation memory under a hard limit on the makespan: swaps of neighbouring steps, evaluated
-incrementally.
+"""Anneals activation memory under a hard limit on the makespan, by swaps of neighbouring steps.
 
-The walk stays among schedules whose makespan is at most `limit`. For every step it keeps its head (earliest start)
-and its tail (least time from its start to the end), so whether a swap keeps the limit is decided in constant time,
-and exactly: a path through neither step is as long as before, and the longest path through either follows from the
-heads of their predecessors and the tails of their successors. A swap changes what the device holds at one place
-only, so the cost is incremental too. Swaps that might close a cycle are refused (conservatively). Five to twenty
-million tries a second.
+The walk visits only schedules with a makespan of at most `limit`. Each step stores its head (earliest start) and its
+tail (least time from its start to the end). So each swap is checked against the limit exactly and in constant time: a
+path through neither step does not change, and the longest path through either follows from the heads of their
+predecessors and the tails of their successors. A swap changes the memory of a device at one position, so the cost is
+incremental too. Swaps that might close a cycle are rejected (conservatively). Five to twenty million tries per second.
 
-This is how it differs from the published annealing, which simulates the whole schedule for each try.
-Same seed and same number of tries: same result, on any machine.
+The published annealing simulates the whole schedule for each try instead. The same seed and number of tries give the
+same result on any machine.
 """
 
 from __future__ import annotations
@@ -22,17 +20,17 @@ from numpy.typing import NDArray
 from rlhf_planner.schedule.compiled import compiled, inlined
 from rlhf_planner.schedule.simulate import KINDS, Floats, InstanceArrays, Ints, Timeline, simulate
 
-HOT, COLD = 450.0, 0.02  # temperatures, in squared micro-batches held above the target
+HOT, COLD = 450.0, 0.02  # temperatures, in squared micro-batches above the target
 STEP_COST = 0.6  # micro-batches added to every excess, so that a small excess is not free
 
 
-# Columns of `links` [steps, 6]: whole numbers of a step; -1 for no neighbour.
-PREVIOUS = 0  # step of the same micro-batch that comes before
-FOLLOWING = 1  # step of the same micro-batch that comes after, on the next stage
-HELD = 2  # change of what the device holds, in memory units
+# Columns of `links` [steps, 6]: integers of a step; -1 means no neighbour.
+PREVIOUS = 0  # previous step of the same micro-batch
+FOLLOWING = 1  # next step of the same micro-batch, on the next stage
+HELD = 2  # change of the device's memory, in memory units
 OPERATION = 3
 DEVICE = 4
-POSITION = 5  # place in the order of its device
+POSITION = 5  # position in the order of its device
 # Columns of `times` [steps, 5].
 LAG_PREVIOUS = 0
 LAG_FOLLOWING = 1
@@ -43,19 +41,21 @@ TAIL = 4  # least time from its start to the end of the schedule
 
 @dataclass(frozen=True, slots=True)
 class MemoryUnits:
-    """Activations as whole numbers, so that peaks compare exactly."""
+    """Integer units of activation memory, so that peaks compare exactly."""
 
-    scale: float  # memory units in one activation unit
+    scale: float  # memory units per activation unit
     mean: float  # memory units of an average micro-batch
 
     def of(self, activation: float) -> int:
-        """Return how many whole units fit under `activation`, which is in activation units of the instance."""
+        """Return `activation`, in activation units of the instance, rounded down to memory units."""
         return int(np.floor(activation * self.scale + 1e-6))
 
 
 def memory_units(arrays: InstanceArrays) -> MemoryUnits:
-    """Return the coarsest decimal grid that holds every activation exactly; a millionth of the largest where none
-    does."""
+    """Return the coarsest decimal grid that represents every activation exactly.
+
+    Without one, the unit is a millionth of the largest activation.
+    """
     for digits in range(5):
         scaled = arrays.activation * 10**digits
         if np.allclose(scaled, np.round(scaled), rtol=0, atol=1e-9):
@@ -67,10 +67,10 @@ def memory_units(arrays: InstanceArrays) -> MemoryUnits:
 
 
 class Walk:
-    """One annealing walk over the schedules of an instance that keep a makespan limit.
+    """One annealing walk over the schedules of an instance within a makespan limit.
 
-    `order` int64 [devices, longest] holds steps; `holds`, of the same shape, what a device holds after the step at that
-    place, in memory units.
+    `order` int64 [devices, longest] contains steps. `holds`, of the same shape, is the device's memory after the step
+    at that position, in memory units.
     """
 
     def __init__(self, timeline: Timeline, limit: float, seed: int) -> None:
@@ -86,9 +86,9 @@ class Walk:
             raise ValueError("the schedule to start from deadlocks")
 
     def run(self, targets: Ints, hot: float, cold: float, tries: int) -> tuple[int, int]:
-        """Try swaps until no place is above its device's target; return (places still above it, tries made).
+        """Try swaps until no position is above its device's target; return (positions still above it, tries made).
 
-        `targets` int64 [devices], in memory units; `hot` and `cold` are the first and the last temperature.
+        `targets` int64 [devices] are in memory units. `hot` and `cold` are the first and the last temperature.
         """
         state = (self.links, self.times, self.order, self.length, self.holds)
         return anneal(*state, self.limit, targets, 1.0 / self.units.mean, hot, cold, tries, self.random)
@@ -99,12 +99,12 @@ class Walk:
         return np.asarray(np.where(used, self.holds, 0).max(axis=1))
 
     def timeline(self) -> Timeline:
-        """Return the schedule where the walk is now, simulated."""
+        """Return the current schedule of the walk, simulated."""
         return simulate(self.arrays, np.where(self.order >= 0, self.links[self.order, OPERATION], -1))
 
 
 def _graph(arrays: InstanceArrays, units: MemoryUnits) -> tuple[Ints, Floats]:
-    """`links` and `times` of a layout; positions, heads and tails are left for `fill_state`."""
+    """Return `links` and `times` of a layout; `fill_state` sets positions, heads and tails."""
     links, times = np.full((arrays.steps, 6), -1, dtype=np.int64), np.zeros((arrays.steps, 5))
     counts = np.diff(arrays.base)
     links[:, HELD] = 0
@@ -113,7 +113,7 @@ def _graph(arrays: InstanceArrays, units: MemoryUnits) -> tuple[Ints, Floats]:
     times[:, DURATION] = np.repeat(arrays.duration, counts)
 
     def join(earlier: int, later: int, lag: float, follow: bool = True) -> None:
-        """Every step of operation `later` comes after the same micro-batch's step of `earlier`."""
+        """Order every step of operation `later` after the same micro-batch's step of `earlier`."""
         a = np.arange(arrays.base[earlier], arrays.base[earlier + 1])
         b = np.arange(arrays.base[later], arrays.base[later + 1])
         links[b, PREVIOUS], times[b, LAG_PREVIOUS] = a, lag
@@ -131,7 +131,7 @@ def _graph(arrays: InstanceArrays, units: MemoryUnits) -> tuple[Ints, Floats]:
             join(backward + KINDS, backward, float(arrays.lag_after[k]))
         else:
             join(forward, backward, 0.0)
-        if arrays.weight[k]:  # same device: the order alone keeps it after its input gradient, so nothing follows it
+        if arrays.weight[k]:  # same device: the order places it after its input gradient, so it has no successor
             join(backward, weight, 0.0, follow=False)
     return links, times
 
@@ -150,16 +150,15 @@ def _steps_in_order(arrays: InstanceArrays, orders: Ints) -> Ints:
 
 @compiled
 def fill_state(links: Ints, times: Floats, order: Ints, length: Ints, holds: Ints) -> int:
-    """Fill in positions, heads, tails and `holds` from the order; return how many steps were reached: all, unless it
-    deadlocks.
+    """Compute positions, heads, tails and `holds` from the order; return the number of steps reached.
 
-    `links` int64 [steps, 6] and `times` float64 [steps, 5] have the columns that the constants above name; `order`
-    int64 [devices, longest] holds steps, and `length` int64 [devices] how many of a row are used; `holds` int64
-    [devices, longest] is in memory units.
+    All steps are reached unless the order deadlocks. The constants above name the columns of `links` int64 [steps, 6]
+    and `times` float64 [steps, 5]. `order` int64 [devices, longest] contains steps, `length` int64 [devices] how many
+    of a row are used. `holds` int64 [devices, longest] is in memory units.
     """
     count = len(links)
     waits = np.zeros(count, np.int64)
-    also = np.full(count, -1)  # the weight-gradient step that waits for a step, besides the one that follows it
+    also = np.full(count, -1)  # the weight-gradient step that waits for a step, in addition to its successor
     for d in range(len(length)):
         held = 0
         for i in range(length[d]):
@@ -196,8 +195,10 @@ def fill_state(links: Ints, times: Floats, order: Ints, length: Ints, holds: Int
 
 @inlined
 def head_of(links: Ints, times: Floats, order: Ints, n: int) -> float:
-    """Return the earliest start of step `n`, in time units, from the heads of its two predecessors; arrays as in
-    `fill_state`."""
+    """Return the earliest start of step `n`, in time units, from the heads of its two predecessors.
+
+    Arrays are as in `fill_state`.
+    """
     head = 0.0
     p = links[n, PREVIOUS]
     if p >= 0:
@@ -211,8 +212,10 @@ def head_of(links: Ints, times: Floats, order: Ints, n: int) -> float:
 
 @inlined
 def tail_of(links: Ints, times: Floats, order: Ints, length: Ints, n: int) -> float:
-    """Return the least time from the start of step `n` to the end of the schedule, from its two successors; arrays
-    as in `fill_state`."""
+    """Return the least time from the start of step `n` to the end of the schedule, from its two successors.
+
+    Arrays are as in `fill_state`.
+    """
     tail = 0.0
     f = links[n, FOLLOWING]
     if f >= 0:
@@ -225,16 +228,17 @@ def tail_of(links: Ints, times: Floats, order: Ints, length: Ints, n: int) -> fl
 
 @inlined
 def try_swap(links: Ints, times: Floats, order: Ints, length: Ints, u: int, v: int, limit: float) -> bool:
-    """Swap step `u` with its right neighbour `v` if the makespan keeps `limit`; return whether it was done.
+    """Swap step `u` with its right neighbour `v` if the makespan stays within `limit`; return whether they were
+    swapped.
 
-    The heads and tails of the two are set then, those of others are not (`spread`). Arrays as in `fill_state`.
+    Updates the heads and tails of the two steps; `spread` updates the others. Arrays are as in `fill_state`.
     """
     d, i = links[u, DEVICE], links[u, POSITION]
     p, f = links[v, PREVIOUS], links[u, FOLLOWING]
     if p == u or f == v or links[u, OPERATION] == links[v, OPERATION]:
         return False
     if p >= 0 and f >= 0 and times[p, HEAD] >= times[f, HEAD] + times[f, DURATION]:
-        return False  # there may be a path from u to v
+        return False  # a path from u to v may exist
     head_v = 0.0
     if p >= 0:
         head_v = times[p, HEAD] + times[p, DURATION] + times[v, LAG_PREVIOUS]
@@ -267,9 +271,9 @@ def try_swap(links: Ints, times: Floats, order: Ints, length: Ints, u: int, v: i
 
 @inlined
 def spread(links: Ints, times: Floats, order: Ints, length: Ints, u: int, v: int, queue: Ints, queued: Ints) -> None:
-    """Bring the heads after, and the tails before, the swapped steps `v`, `u` up to date.
+    """Update the heads after, and the tails before, the swapped steps `v`, `u`.
 
-    `queue` int64 [steps + 1] and `queued` int64 [steps] are scratch memory, `queued` all zero before and after. The
+    `queue` int64 [steps + 1] and `queued` int64 [steps] are scratch memory; `queued` is zero before and after. The
     other arrays are as in `fill_state`.
     """
     room = len(queue)
@@ -331,12 +335,12 @@ def anneal(
     tries: int,
     random: NDArray[np.uint64],
 ) -> tuple[int, int]:
-    """Try `tries` swaps at falling temperature; return (places above target, tries made), early when there are none
-    above.
+    """Try `tries` swaps at falling temperature; return (positions above target, tries made).
 
-    The cost is the sum over places of (excess + STEP_COST)^2, with the excess in micro-batches. `holds` and `targets`
-    (int64 [devices]) are in memory units, and `inverse` is micro-batches in one of them; `limit` is the makespan
-    allowed. The other arrays are as in `fill_state` and `next_random`.
+    Returns early if no position is above its target. The cost is the sum over positions of (excess + STEP_COST)^2,
+    with the excess in micro-batches. `holds` and `targets` (int64 [devices]) are in memory units, `inverse` is
+    micro-batches per memory unit, and `limit` is the maximum makespan. The other arrays are as in `fill_state` and
+    `next_random`.
     """
     count = len(links)
     queue, queued = np.empty(count + 1, np.int64), np.zeros(count, np.int64)

@@ -1,9 +1,8 @@
-"""Schedules that a fused one is measured against: serial, back to back, greedy, one micro-batch at a time,
-interleaved, Chimera.
+"""Baseline schedules: serial, back to back, greedy, one micro-batch at a time, interleaved, Chimera.
 
-Each is a plain construction, simulated by the same rules. `run_baselines` gives those that run the instance itself;
-interleaved 1F1B and Chimera cut or copy models, so they run an instance of their own (`interleaved`, `chimera`) and are
-compared by makespan and peak alone. Nothing here searches.
+Each is a plain construction, simulated with the same rules; nothing is searched. `run_baselines` returns those that
+run the instance itself. Interleaved 1F1B and Chimera cut or copy models, so they run their own instance
+(`interleaved`, `chimera`) and compare by makespan and peak.
 """
 
 from __future__ import annotations
@@ -37,8 +36,10 @@ ONE_AT_A_TIME = "one-micro-batch-at-a-time"
 
 
 def run_baselines(arrays: InstanceArrays) -> dict[str, Timeline]:
-    """Return the schedules of all baselines that keep the memory cap, by name; one micro-batch at a time always
-    does. The arrays must not be split."""
+    """Return the schedules of all baselines within the memory cap, by name.
+
+    One micro-batch at a time always stays within it. The arrays must not be split.
+    """
     result: dict[str, Timeline] = {}
     for name, build in ((SERIAL, serial), (BACK_TO_BACK, back_to_back), (GREEDY, greedy)):
         try:
@@ -58,10 +59,10 @@ def keeps_cap(timeline: Timeline) -> bool:
 
 
 def check_cap_possible(instance: Instance) -> None:
-    """Raise InstanceError when no schedule can keep the cap.
+    """Raise InstanceError if no schedule can stay within the cap.
 
-    All stages of one micro-batch on one device hold activation at once (between its last forward and first backward
-    step); and whenever that fits, one micro-batch at a time does.
+    Between the last forward and the first backward step of a micro-batch, all its stages on a device need activation
+    memory. If they fit, one micro-batch at a time fits.
     """
     cap = instance.memory_cap
     if cap is None:
@@ -74,8 +75,7 @@ def check_cap_possible(instance: Instance) -> None:
 
 
 def phases(instance: Instance) -> list[list[int]]:
-    """Return the numbers of the pipelines in groups whose members share no device (the copies of one model), in
-    their order."""
+    """Return the pipelines' numbers, in order, in groups without shared devices (the copies of one model)."""
     groups: list[list[int]] = []
     used: list[set[int]] = []
     for index, pipe in enumerate(instance.pipelines):
@@ -90,8 +90,10 @@ def phases(instance: Instance) -> list[list[int]]:
 
 
 def one_f_one_b(arrays: InstanceArrays, pipeline: int) -> list[list[int]]:
-    """Return the 1F1B order of one pipeline, one list of operations per stage; stage s warms up with at most stages
-    - s - 1 forwards."""
+    """Return the 1F1B order of one pipeline, one list of operations per stage.
+
+    Stage s warms up with at most stages - s - 1 forwards.
+    """
     pipe = arrays.instance.pipelines[pipeline]
     cap = arrays.instance.memory_cap
     lists: list[list[int]] = [[] for _ in range(arrays.instance.devices)]
@@ -110,7 +112,7 @@ def one_f_one_b(arrays: InstanceArrays, pipeline: int) -> list[list[int]]:
 
 
 def serial(arrays: InstanceArrays) -> Timeline:
-    """Return one model after another, each as 1F1B, with a barrier between them: what a system without fusion runs."""
+    """Return the models one after another, each as 1F1B, with barriers between them, as in a system without fusion."""
     start, offset = np.zeros(arrays.steps), 0.0
     merged: list[list[int]] = [[] for _ in range(arrays.instance.devices)]
     for group in phases(arrays.instance):
@@ -132,8 +134,10 @@ def serial(arrays: InstanceArrays) -> Timeline:
 
 
 def back_to_back(arrays: InstanceArrays) -> Timeline:
-    """Return the 1F1B schedules of the models one after another without a barrier: opposite pipelines start where
-    the others end early."""
+    """Return the 1F1B schedules of the models one after another without a barrier.
+
+    Opposite pipelines start on devices where the others end early.
+    """
     best: Timeline | None = None
     order = list(range(len(arrays.instance.pipelines)))
     for sequence in (order, order[::-1]):
@@ -148,8 +152,10 @@ def back_to_back(arrays: InstanceArrays) -> Timeline:
 
 
 def one_at_a_time(arrays: InstanceArrays) -> Timeline:
-    """Return the schedule in which a micro-batch starts on a device only when the one before has left it: least
-    memory, always valid."""
+    """Return the schedule that starts a micro-batch on a device once the previous one has left it.
+
+    It needs the least memory and is always valid.
+    """
     lists: list[list[int]] = [[] for _ in range(arrays.instance.devices)]
     for pipeline, pipe in enumerate(arrays.instance.pipelines):
         stages = [int(k) for k in np.flatnonzero(arrays.pipeline == pipeline)]
@@ -164,11 +170,12 @@ def one_at_a_time(arrays: InstanceArrays) -> Timeline:
 
 
 def interleaved(instance: Instance, chunks: int) -> Timeline | None:
-    """Return interleaved 1F1B, one model after another with a barrier, every stage cut into `chunks` virtual stages.
+    """Return interleaved 1F1B, one model after another with a barrier, with every stage cut into `chunks` virtual
+    stages.
 
-    It is None where it is not defined: it needs micro-batches in multiples of the stages. A micro-batch crosses
-    `chunks` times as many edges, so transfers cost it more than any other schedule of this module. Source: Narayanan et
-    al. 2021, section 2.2.
+    Returns None unless the number of micro-batches is a multiple of the stages. A micro-batch crosses `chunks` times
+    as many edges, so transfers cost it more than any other schedule of this module. Source: Narayanan et al. 2021,
+    section 2.2.
     """
     cut = tuple(_cut(pipe, chunks) for pipe in instance.pipelines)
     if chunks < 2 or any(p.microbatches % p.stages or p.stages < 2 for p in instance.pipelines):
@@ -227,11 +234,10 @@ def _interleaved_rows(arrays: InstanceArrays, pipeline: int, chunks: int, lists:
 
 
 def chimera(instance: Instance) -> Timeline | None:
-    """Return Chimera, one model after another: two copies of each in opposite directions share its micro-batches.
+    """Return Chimera, one model after another: two copies of each, in opposite directions, share its micro-batches.
 
-    It is None where it is not defined (an odd number of stages or micro-batches). Units of as many micro-batches as
-    there are stages are joined without a barrier ("direct concatenation"). It holds all weights twice. Source: Li and
-    Hoefler 2021.
+    Returns None for an odd number of stages or micro-batches. Units of as many micro-batches as stages are joined
+    without a barrier ("direct concatenation"). All weights are stored twice. Source: Li and Hoefler 2021.
     """
     if any(p.stages % 2 or p.microbatches % 2 for p in instance.pipelines):
         return None
@@ -256,9 +262,9 @@ def chimera(instance: Instance) -> Timeline | None:
 
 
 def _chimera_unit(arrays: InstanceArrays, model: int, unit: int, lists: list[list[int]]) -> None:
-    """Append one unit of both directions, in the slots that Chimera gives them: with an even depth D none collide.
+    """Append one unit of both directions, in Chimera's slots, which never collide for an even depth D.
 
-    Stage s runs forward m in slot s + 2m and backward m in slot 2D - 1 - s + 2m, in either direction.
+    Stage s runs forward m in slot s + 2m and backward m in slot 2D - 1 - s + 2m, in both directions.
     """
     slots: list[list[tuple[int, int]]] = [[] for _ in lists]
     for k in np.flatnonzero(arrays.pipeline // 2 == model):

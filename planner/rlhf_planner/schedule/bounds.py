@@ -1,8 +1,9 @@
-"""Lower bounds on the makespan: what no schedule of an instance can beat.
+"""Lower bounds on the makespan and the peak of any schedule of an instance.
 
-Pure arithmetic on a layout. With a split layout a weight-gradient step may come last on a device, so only the tails of
-stages without one count. Sources: RLHFuse (arXiv 2409.13221) for the published terms; the one-machine preemptive
-relaxation is Jackson's rule (Carlier and Pinson 1989).
+Pure arithmetic on a layout. In a split layout a weight-gradient step may come last on a device, so only the tails of
+stages without one count.
+Sources: RLHFuse (arXiv 2409.13221) for the published terms; the one-machine preemptive relaxation is Jackson's rule
+(Carlier and Pinson 1989).
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from rlhf_planner.schedule.simulate import BACKWARD, FORWARD, KINDS, WEIGHT, Flo
 def heads(arrays: InstanceArrays) -> Floats:
     """Return the earliest start of the first forward step of every stage, float64 [stages]."""
     result = np.zeros(arrays.stages)
-    for k in range(arrays.stages):  # stages of a pipeline are numbered in order, so `before` is always done
+    for k in range(arrays.stages):  # stages of a pipeline are numbered in order, so `before` is already done
         if arrays.before[k] >= 0:
             result[k] = result[k - 1] + arrays.duration[KINDS * (k - 1)] + arrays.lag_before[k]
     return result
 
 
 def backward_tails(arrays: InstanceArrays) -> Floats:
-    """Return the least time from the end of a backward (input-gradient) step to the end of its micro-batch, float64
-    [stages]."""
+    """Return the least time from the end of a backward (input-gradient) step to the end of its micro-batch.
+
+    The result is float64 [stages].
+    """
     result = np.zeros(arrays.stages)
     for k in range(arrays.stages):
         own = arrays.duration[KINDS * k + WEIGHT]
@@ -38,11 +41,11 @@ def backward_tails(arrays: InstanceArrays) -> Floats:
 
 
 def published_bound(arrays: InstanceArrays) -> float:
-    """Return the published lower bound on the makespan of an unsplit backward; where it is split, max over devices of
-    first + work + tail.
+    """Return the published lower bound on the makespan; with a split backward, max over devices of first + work +
+    tail.
 
-    Terms: the critical path of a pipeline through its slowest stage, and per device the least time before it can be
-    busy, its work, and the least time after it, which is zero where a weight-gradient step can come last.
+    Terms: the critical path of a pipeline through its slowest stage; and per device the least time before its first
+    step, its work, and the least time after it. The last term is zero where a weight-gradient step can come last.
     """
     first, tail = heads(arrays), backward_tails(arrays)
     work = (np.diff(arrays.base) * arrays.duration).reshape(-1, KINDS).sum(axis=1)
@@ -57,22 +60,21 @@ def published_bound(arrays: InstanceArrays) -> float:
 
 
 def makespan_bound(arrays: InstanceArrays) -> float:
-    """Return the published bound, raised by the preemptive one-machine relaxation of every device."""
+    """Return the published bound, raised to the preemptive one-machine relaxation of every device."""
     head, tail = step_windows(arrays)
     machines = (_preemptive(arrays, device, head, tail) for device in range(arrays.instance.devices))
     return max(published_bound(arrays), max(machines))
 
 
 def peak_bound(arrays: InstanceArrays, makespan: float) -> float:
-    """Return a lower bound on the peak activation of any schedule of the given makespan, from windows and from
-    averages.
+    """Return a lower bound on the peak activation of any schedule with this makespan, from windows and from averages.
 
-    Windows: at any moment a device holds at least the micro-batches whose forward step must have started and whose
-    backward step cannot have ended. Averages: every micro-batch holds its activation for at least its way through the
-    later stages and back, so the device's mean over the makespan is at least the sum of those.
+    Windows: at any moment a device needs memory for at least the micro-batches whose forward step must have started
+    and whose backward step cannot have ended. Averages: every micro-batch occupies its activation for at least its way
+    through the later stages and back. So the device's mean over the makespan is at least the sum of those.
     """
     head, tail = step_windows(arrays)
-    hair = 1e-9 * max(1.0, makespan)  # a step may start the moment another ends, whatever sums of floats say
+    hair = 1e-9 * max(1.0, makespan)  # a step may start the moment another ends, despite rounding of floats
     windows, energy = np.zeros(arrays.instance.devices), np.zeros(arrays.instance.devices)
     changes: list[list[tuple[float, float]]] = [[] for _ in range(arrays.instance.devices)]
     for k in range(arrays.stages):
@@ -98,7 +100,8 @@ def step_windows(arrays: InstanceArrays) -> tuple[Floats, Floats]:
     """Return (earliest start, least time from the start to the end of the schedule) of every step, each float64
     [steps].
 
-    Along a stage the steps of one operation are first in, first out, so micro-batch m also waits for m steps before it.
+    On a stage the steps of one operation are first in, first out, so micro-batch m also waits for the m steps before
+    it.
     """
     head, tail = np.zeros(arrays.steps), np.zeros(arrays.steps)
     last_tail = backward_tails(arrays)
@@ -148,19 +151,19 @@ def _by_pipeline(arrays: InstanceArrays) -> list[tuple[int, list[int]]]:
 
 
 def _fifo(ready: Floats, duration: float) -> Floats:
-    """Earliest starts of steps released at `ready` that run one after another."""
+    """Return the earliest starts of steps released at `ready` that run one after another."""
     offset = duration * np.arange(len(ready))
     return np.asarray(np.maximum.accumulate(ready - offset) + offset)
 
 
 def _fifo_back(tail: Floats, duration: float) -> Floats:
-    """The same from the end: least time from each step's start to the end."""
+    """Return the least time from each step's start to the end, for steps that run one after another."""
     offset = duration * np.arange(len(tail))[::-1]
     return np.asarray(np.maximum.accumulate((tail - offset)[::-1])[::-1] + offset)
 
 
 def _preemptive(arrays: InstanceArrays, device: int, head: Floats, tail: Floats) -> float:
-    """Least makespan of one device whose steps may be interrupted, given heads and tails; 0 for an idle device."""
+    """Return the least makespan of one device with interruptible steps, given heads and tails; 0 for an idle device."""
     on = np.flatnonzero(arrays.device == device)
     if not len(on):
         return 0.0

@@ -1,10 +1,10 @@
-"""Solved instances kept in a directory, so that the same job never searches twice.
+"""Stores solved instances in a directory, so that the same job never searches twice.
 
-The one module of this package that touches a disk; nothing else in the planner imports it, callers at the edge do.
-An entry is one JSON file named for what was asked: instance, options and the version of the search. It is written
-under another name and moved, so a process that dies leaves no half entry. An entry that cannot be read, or that
-the independent checker refuses, is a miss and never an error; a directory that cannot be written costs the next
-search, not this answer.
+Owns the reads and writes of this directory; the coordinator and the CLI call it. An entry is one JSON file, named
+after a hash of the instance, the options and the version of the search. It is written under another name and moved, so
+a process that dies leaves no partial entry.
+Rule: an entry that cannot be read, or that the independent checker rejects, is a miss and never an error. A directory
+that cannot be written costs a search next time, but the answer is returned.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rlhf_planner.schedule.report import devices_from_json
 from rlhf_planner.schedule.schedule_check import ScheduleError, check_schedule
 from rlhf_planner.schedule.solve import SearchOptions
 
-SEARCH_VERSION = 2  # raise it when the search finds better schedules, so that old entries are not used
+SEARCH_VERSION = 2  # increase it when the search finds better schedules, so that old entries are not used
 
 
 def entry_path(directory: Path, instance: Instance, options: SearchOptions) -> Path:
-    """Return where the answer to this question is kept; its name stays the same, so that older entries are found."""
+    """Return the path of the entry for this question. Paths must not change, so that older entries are found."""
     fields = ", ".join(f"{name}={value!r}" for name, value in dataclasses.asdict(options).items())
     asked = f"{SEARCH_VERSION}:{instance.key()}:Options({fields})"
     return directory / f"schedule-{hashlib.sha256(asked.encode()).hexdigest()[:32]}.json"
@@ -36,8 +36,7 @@ def entry_path(directory: Path, instance: Instance, options: SearchOptions) -> P
 def solve_cached(
     directory: Path, instance: Instance, options: SearchOptions, search: Callable[[], dict[str, Any]]
 ) -> tuple[dict[str, Any], bool]:
-    """Return the answer in the form of `solution_json`, and whether it came from the directory; `search` makes one
-    that is missing."""
+    """Return the answer as `solution_json`, and whether it came from the directory; `search` computes a missing one."""
     path = entry_path(directory, instance, options)
     kept = _read(path, instance)
     if kept is not None:

@@ -1,8 +1,8 @@
-"""From measured stage and transfer times to the tables that training may run, and what each should take.
+"""Builds the candidate schedule tables of a training job from measured times, and forecasts their time.
 
-All tables of a choice place the same stages on the same ranks: they differ in order alone, so a training group can go
-from one to another between two mini-batches, and gradients add up in the same order in all of them. Pure; the search
-itself is `solve`, or `row_scheduling` where models have different tensor sizes.
+All tables of a choice place the same stages on the same ranks and differ only in order. So a training group can change
+the table between two mini-batches, and gradients are added in the same order in all of them. Pure. The search itself
+is `solve`, or `row_scheduling` for models with different tensor sizes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from rlhf_planner.schedule.solve import SearchOptions
 from rlhf_planner.schedule.table_check import check_table
 from rlhf_planner.schedule.tables import schedule_table, steps_by_device
 
-STEPS_IN_SHORTEST = 20  # the search sees times in units of a twentieth of the shortest: a finer grid only slows it
-SEARCH_SHARE = 0.05  # of the time that the job could win at most: what the search may take
+STEPS_IN_SHORTEST = 20  # time units of the search in the shortest time: a finer grid is slower and no better
+SEARCH_SHARE = 0.05  # maximum search time, as a share of the time that the job could gain
 SHORTEST_SEARCH, LONGEST_SEARCH = 0.2, 3.0  # seconds; a job waits for it
 _OPERATIONS = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD, "W": WEIGHT}
 _COST_OF = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
@@ -45,7 +45,7 @@ _COST_OF = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """Seconds of one micro-batch on one stage, and the bytes it keeps between forward and backward."""
+    """Seconds of one micro-batch on one stage, and bytes stored between forward and backward."""
 
     forward: float
     backward: float
@@ -55,7 +55,7 @@ class StageCost:
 
 
 Costs = Mapping[tuple[str, int], StageCost]
-"""By (model, stage)."""
+"""(model, stage) -> cost."""
 Transfers = Mapping[tuple[int, int], float]
 """(rank, rank) of a block, lower one first -> seconds."""
 
@@ -63,8 +63,10 @@ Transfers = Mapping[tuple[int, int], float]
 def exact_instance(
     pipelines: Sequence[TablePipeline], costs: Costs, transfers: Transfers, split: bool, room: float | None = None
 ) -> Instance:
-    """Return the instance in seconds and bytes; a split backward takes what its halves were measured to take. `room`
-    is the memory cap."""
+    """Return the instance in seconds and bytes. A split backward takes the measured times of its halves.
+
+    `room` is the memory cap.
+    """
     return Instance(
         devices=1 + max(rank for pipe in pipelines for rank in pipe.stage_ranks),
         pipelines=tuple(_pipeline(pipe, costs, transfers, split) for pipe in pipelines),
@@ -88,8 +90,10 @@ def _pipeline(pipe: TablePipeline, costs: Costs, transfers: Transfers, split: bo
 
 
 def coarse(instance: Instance) -> Instance:
-    """Return the instance on a grid that the search is quick on: whole units of time, and of a thousandth of the
-    largest activation."""
+    """Return the instance on a coarse grid that is fast to search.
+
+    Times are whole units; activations are whole thousandths of the largest one.
+    """
     unit = min(min(pipe.forward) for pipe in instance.pipelines) / STEPS_IN_SHORTEST
     largest = max(max(pipe.activation) for pipe in instance.pipelines)
     byte = largest / 1000 if largest > 0 else 1.0
@@ -118,22 +122,27 @@ def coarse(instance: Instance) -> Instance:
 
 
 def search_seconds(instance: Instance, split: bool, serial_seconds: float, steps: int) -> float:
-    """Return the time budget of one search in seconds: a small share of what all `steps` mini-batches could win. The
-    instance is in seconds."""
+    """Return the time budget of one search in seconds: a small share of the possible gain over all `steps`
+    mini-batches.
+
+    The instance is in seconds.
+    """
     bound = makespan_bound(instance_arrays(instance, split))
     return min(LONGEST_SEARCH, max(SHORTEST_SEARCH, SEARCH_SHARE * steps * (serial_seconds - bound)))
 
 
 def search_options(method: str, seconds: float) -> SearchOptions:
-    """Return what to ask `solve` for; budgets are rounded so that equal jobs ask equal questions."""
+    """Return the options for `solve`. Budgets are rounded so that equal jobs use the same cache entry."""
     return SearchOptions(seconds=math.ceil(seconds * 10) / 10, split=method == FUSED_SPLIT)
 
 
 def table_of(
     instance: Instance, pipelines: Sequence[TablePipeline], answer: Mapping[str, Any], method: str
 ) -> ScheduleTable:
-    """Return the table of an answer in the form of `solution_json` for `instance`, as it was asked. It is checked:
-    TableError."""
+    """Return the table of an answer in the form of `solution_json` for `instance`.
+
+    Raises TableError if it is invalid.
+    """
     devices = devices_from_json(answer)
     split = any(step.kind == "W" for row in devices for step in row)
     arrays = instance_arrays(instance, split)
@@ -146,8 +155,10 @@ def table_of(
 def table_of_rows(
     pipelines: Sequence[TablePipeline], costs: Costs, transfers: Transfers, method: str, room: float | None = None
 ) -> ScheduleTable:
-    """Return the table of models of different tensor sizes. It is checked: TableError; ValueError where none keeps
-    within `room` bytes."""
+    """Return the table of models of different tensor sizes.
+
+    Raises TableError if the table is invalid, and ValueError if no table stays within `room` bytes.
+    """
     duration, transfer = _row_costs(pipelines, costs, transfers)
 
     def activation(pipeline: int, stage: int) -> float:
@@ -158,8 +169,7 @@ def table_of_rows(
 
 
 def forecast(table: ScheduleTable, costs: Costs, transfers: Transfers) -> tuple[float, list[list[Step]]]:
-    """Return the seconds of one mini-batch under a table, and the steps with start and end, one list per rank, by
-    the exact event simulation."""
+    """Return the seconds of one mini-batch with a table, and its steps per rank, from the exact event simulation."""
     if widest(table.pipelines) > 1:
         computed = [[action for action in row if action.peer is None] for row in table.rows]
         orders: list[Order] = [[(_step_kind(a), a.pipeline, a.stage, a.microbatch) for a in row] for row in computed]
@@ -174,7 +184,10 @@ def forecast(table: ScheduleTable, costs: Costs, transfers: Transfers) -> tuple[
 
 
 def _row_costs(pipelines: Sequence[TablePipeline], costs: Costs, transfers: Transfers) -> tuple[Duration, Transfer]:
-    """Return what steps and transfers of rows take, in seconds; of rows that are no neighbours the longest between."""
+    """Return the functions for the seconds of steps and of transfers between rows.
+
+    For rows that are not neighbours the longest transfer between them counts.
+    """
 
     def duration(kind: StepKind, pipeline: int, stage: int) -> float:
         seconds: float = getattr(costs[pipelines[pipeline].model, stage], _COST_OF[kind])
@@ -193,7 +206,7 @@ def _step_kind(action: Action) -> StepKind:
 
 
 def _orders(arrays: InstanceArrays, rows: Sequence[Sequence[tuple[int, int, str]]]) -> Any:
-    """Operations by device of (pipeline, stage, kind) rows."""
+    """Return the operations by device of (pipeline, stage, kind) rows."""
     first = [0]
     for pipe in arrays.instance.pipelines:
         first.append(first[-1] + pipe.stages)

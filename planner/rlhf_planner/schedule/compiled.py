@@ -1,9 +1,8 @@
-"""How the inner loops of this package are compiled: numba, cached on disk where a disk is there to write.
+"""Compiles the inner loops of this package with numba, and caches the machine code on disk if possible.
 
-A function compiled here is pure: arrays in, numbers out. On a read-only file system numba refuses to decorate with a
-cache, so this falls back to compiling in memory, once a process (about ten seconds for the whole package). Where numba
-is not installed the functions run as they are written: the same numbers, so much slower that a search within a time
-limit looks at fewer schedules.
+Rule: a compiled function is pure, arrays in and numbers out. On a read-only file system numba refuses to decorate with
+a cache; compilation then happens in memory, once per process (about ten seconds for the whole package). Without numba
+the functions run in Python: the same numbers, but so slowly that a search within a time limit tries fewer schedules.
 """
 
 from __future__ import annotations
@@ -22,20 +21,19 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def compiled(function: Function) -> Function:
-    """Return `function`, compiled on its first call; the machine code is kept beside the module where that can be
-    written."""
-    # Hashes wrap around on purpose, of which numpy warns where numba does not.
+    """Return `function`, compiled on its first call. Machine code is cached next to the module if that is writable."""
+    # Hashes wrap around on purpose. numpy warns about that, numba does not.
     return _compile(function, {}) if njit else np.errstate(over="ignore")(function)
 
 
 def inlined(function: Function) -> Function:
-    """Return the same for a small function that compiled loops call: a call costs more than its body, for all its
-    arrays."""
+    """Return a small function compiled for inlining into compiled loops: with many arrays, a call costs more than its
+    body."""
     return _compile(function, {"forceinline": True}) if njit else function
 
 
 def _compile(function: Function, options: dict[str, bool]) -> Function:
     try:
         return cast(Function, njit(cache=True, **options)(function))
-    except RuntimeError:  # no locator: neither the package folder nor a user cache folder can be written
+    except RuntimeError:  # no locator: neither the package folder nor a user cache folder is writable
         return cast(Function, njit(**options)(function))

@@ -1,10 +1,10 @@
-"""Exact answers by constraint programming (ortools CP-SAT, one worker), where an instance is small enough.
+"""Solves small instances exactly by constraint programming (ortools CP-SAT, one worker).
 
-One interval a step, no overlap on a device, first in first out, precedences along micro-batches, activation as a
-cumulative resource. Times are whole numbers: exact where the instance has a decimal grid, else rounded up on a fine
-one, and then an "infeasible" proves nothing and is reported as unknown. Effort is CP-SAT's deterministic time, so
-answers do not depend on the machine; `seconds` is only the wall-clock backstop. Where ortools is not installed no
-instance is small enough: the search goes by list scheduling and annealing, and proves less.
+The model has one interval per step, no overlap on a device, first in first out, precedences along micro-batches, and
+activation as a cumulative resource. Times are integers: exact if the instance has a decimal grid, otherwise rounded up
+on a fine grid. With rounding an "infeasible" proves nothing and is reported as unknown. Effort is CP-SAT's
+deterministic time, so answers do not depend on the machine; `seconds` is only the wall-clock backstop. Without ortools
+no instance counts as small enough: the search uses list scheduling and annealing, and proves less.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ from rlhf_planner.schedule.simulate import (
     simulate,
 )
 
-GRACE = 3.0  # seconds past the budget, so that in tiny budgets effort ends the solver, also on a busy machine
-EXACT_STEPS = 6000 if cp_model else 0  # above this, building the model alone takes seconds
+GRACE = 3.0  # seconds beyond the budget, so that effort ends the solver even in tiny budgets on a busy machine
+EXACT_STEPS = 6000 if cp_model else 0  # above this, building the model takes seconds
 
 
 @dataclass(frozen=True, slots=True)
 class SolverAnswer:
-    """What the solver found: `timeline` if there is one, the proven lower `bound` on what was minimised, whether
-    `infeasible` is proven."""
+    """Result of the solver.
+
+    `timeline` is the schedule if one was found. `bound` is the proven lower bound on the objective. `infeasible` is
+    whether infeasibility was proven.
+    """
 
     timeline: Timeline | None
     bound: float
@@ -50,24 +53,22 @@ class SolverAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Times as whole numbers: `scale` units per time unit of the instance; `exact` when no duration had to be
-    rounded."""
+    """Integer times: `scale` units per time unit of the instance; `exact` if no duration was rounded."""
 
     scale: float
     exact: bool
 
     def up(self, times: object) -> Ints:
-        """Return times in whole units, rounded up; int64, of the shape that comes in."""
+        """Return times rounded up to whole units, int64, of the same shape."""
         return np.ceil(np.asarray(times, dtype=np.float64) * self.scale - 1e-6).astype(np.int64)
 
     def down(self, time: float) -> int:
-        """Return a time in whole units, rounded down."""
+        """Return a time rounded down to whole units."""
         return int(np.floor(time * self.scale + 1e-6))
 
 
 def time_grid(arrays: InstanceArrays) -> Grid:
-    """Return the coarsest decimal grid that holds all times exactly; a fine one on which they are rounded where none
-    does."""
+    """Return the coarsest decimal grid that represents all times exactly; without one, a fine grid that rounds them."""
     times = np.concatenate([arrays.duration, arrays.lag_before, arrays.lag_after])
     for digits in range(5):
         scaled = times * 10**digits
@@ -77,14 +78,16 @@ def time_grid(arrays: InstanceArrays) -> Grid:
 
 
 def next_time(arrays: InstanceArrays, makespan: float) -> float:
-    """Return the least makespan above one that is proven impossible: makespans are multiples of the grid."""
+    """Return the least makespan above one that is proven impossible. Makespans are multiples of the grid."""
     grid = time_grid(arrays)
     return (grid.down(makespan) + 1) / grid.scale if grid.exact else makespan
 
 
 class CpSatModel:
-    """A CP-SAT model of one instance with makespan at most `horizon`; `steps` are the start variables, [steps], in
-    units of the grid."""
+    """A CP-SAT model of one instance with makespan at most `horizon`.
+
+    `steps` are the start variables, [steps], in units of the grid.
+    """
 
     def __init__(self, arrays: InstanceArrays, horizon: float) -> None:
         self.arrays, self.grid = arrays, time_grid(arrays)
@@ -95,7 +98,7 @@ class CpSatModel:
         head, tail = step_windows(arrays)
         if self.grid.exact:
             low, high = self.grid.up(head), self.horizon - self.grid.up(tail)
-        else:  # sums of rounded times differ from rounded sums: only what every step needs by itself is kept
+        else:  # sums of rounded times differ from rounded sums: only a step's own minimum is used
             low, high = (
                 np.zeros(arrays.steps, dtype=np.int64),
                 self.horizon - np.repeat(self.duration, np.diff(arrays.base)),
@@ -146,7 +149,7 @@ class CpSatModel:
             self.model.add_no_overlap(intervals)
 
     def cap(self, cap: float) -> None:
-        """Keep what every device holds at or under `cap`, in activation units."""
+        """Limit every device's memory to `cap`, in activation units."""
         arrays, units = self.arrays, memory_units(self.arrays)
         for device in range(arrays.instance.devices):
             intervals, demands = [], []
@@ -161,7 +164,7 @@ class CpSatModel:
             self.model.add_cumulative(intervals, demands, units.of(cap))
 
     def makespan(self, low: float) -> Any:
-        """Return a variable for the makespan, at least `low`, and minimise it."""
+        """Return a variable for the makespan, at least `low`, and set it as the objective."""
         arrays = self.arrays
         variable = self.model.new_int_var(min(self.grid.down(low), self.horizon), self.horizon, "")
         for op in range(KINDS * arrays.stages):
@@ -176,10 +179,10 @@ class CpSatModel:
             self.model.add_hint(variable, int(start))
 
     def solve(self, effort: float, seconds: float, seed: int, dynamic: bool = False) -> SolverAnswer:
-        """Run CP-SAT and return its answer; the bound is of the objective, in time units of the instance.
+        """Run CP-SAT and return its answer. The bound on the objective is in time units of the instance.
 
-        `effort` is deterministic time and `seconds` the backstop by the clock. `dynamic` adds precedences between steps
-        of a device during the search: some caps are met only with it, some only without.
+        `effort` is deterministic time and `seconds` the backstop by the clock. `dynamic` adds precedences between the
+        steps of a device during the search: some caps are met only with it, some only without.
         """
         if not self.possible:
             return SolverAnswer(None, float("inf"), infeasible=self.grid.exact)
@@ -210,7 +213,7 @@ def decide(
     seed: int,
     dynamic: bool = False,
 ) -> SolverAnswer:
-    """Return a schedule with makespan at most `horizon` under the cap, or a proof that there is none, or neither."""
+    """Return a schedule with makespan at most `horizon` under the cap, or a proof that none exists, or neither."""
     model = CpSatModel(arrays, horizon)
     if cap is not None and model.possible:
         model.cap(cap)
@@ -220,7 +223,10 @@ def decide(
 def minimise_makespan(
     arrays: InstanceArrays, low: float, incumbent: Timeline, cap: float | None, effort: float, seconds: float, seed: int
 ) -> SolverAnswer:
-    """Return the shortest schedule found under the cap, from `incumbent` on; the answer's bound is at least `low`."""
+    """Return the shortest schedule found under the cap, starting from `incumbent`.
+
+    The answer's bound is at least `low`.
+    """
     if incumbent.arrays is not arrays:
         raise ValueError("the incumbent must be a schedule of the same layout")
     model = CpSatModel(arrays, incumbent.makespan)
@@ -237,8 +243,10 @@ def minimise_makespan(
 
 
 def device_peak_bound(arrays: InstanceArrays, device: int, horizon: float, effort: float, seconds: float) -> float:
-    """Return the least peak of one device at makespan `horizon`, every other device imagined without limits: a lower
-    bound, in activation units."""
+    """Return the least peak of one device at makespan `horizon`, with no limits on other devices.
+
+    This is a lower bound on the peak, in activation units.
+    """
     grid, units = time_grid(arrays), memory_units(arrays)
     stages = np.flatnonzero(arrays.device == device)
     least = float(max((arrays.activation[k] for k in stages), default=0.0))
@@ -265,7 +273,7 @@ def device_peak_bound(arrays: InstanceArrays, device: int, horizon: float, effor
                     model.add(start[op] >= previous[op] + length)
             chain = list(arrays.operations(int(k)))
             for a, b in pairwise(chain):
-                # the way there and back through the later stages, or just the step itself
+                # The way through the later stages and back, or just the step itself.
                 least_gap = head[int(arrays.base[b])] - head[int(arrays.base[a])]
                 model.add(start[b] >= start[a] + int(grid.up(least_gap)))
             previous = start

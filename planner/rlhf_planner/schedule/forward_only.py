@@ -1,8 +1,9 @@
-"""A table of forwards alone: a model goes once over the micro-batches of a mini-batch, and nothing is trained.
+"""A table of forwards only: a model processes the micro-batches of a mini-batch once without training.
 
-Owns one table. Its stages are where the table of training has them, so it runs on the same ranks. Free of deadlock
-even when every transfer blocks both of its ranks, for the reason of `serial`: rows are parts of one global sequence,
-here wave by wave: the computations of a wave, then the transfers of what they made. Pure: same table, same rows.
+Owns one table. Its stages are where the training table has them, so it runs on the same ranks. It is free of deadlock
+even if every transfer blocks both ranks, for the same reason as `serial`: rows are parts of one global sequence. The
+sequence goes wave by wave: the computations of a wave, then the transfers of their results. Pure: same table, same
+rows.
 """
 
 from rlhf_common.schedule import Action, ScheduleTable
@@ -12,13 +13,16 @@ METHOD = "forward-only"
 
 
 def forward_only(table: ScheduleTable, model: str) -> ScheduleTable:
-    """Return the table that runs the forwards of a model's pipelines where `table` places them; the other pipelines
-    keep their numbers and have no actions."""
+    """Return the table that runs the forwards of a model's pipelines where `table` places them.
+
+    The other pipelines have no actions and keep their numbers.
+    """
     rows: list[list[Action]] = [[] for _ in table.rows]
     chosen = [(index, pipeline) for index, pipeline in enumerate(table.pipelines) if pipeline.model == model]
     waves = max((len(pipeline.stage_ranks) + pipeline.microbatches - 1 for _, pipeline in chosen), default=0)
     for wave in range(waves):
-        # Later stages first: one that shares its rank with the stage before takes what that made a wave ago.
+        # Later stages first: a stage on the same rank as the previous stage takes that one's output of the previous
+        # wave.
         steps = [
             (index, stage, wave - stage, pipeline.stage_ranks)
             for index, pipeline in chosen

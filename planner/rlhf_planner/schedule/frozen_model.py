@@ -1,8 +1,8 @@
-"""A table in which one model is held: the others are trained as before, and it is not computed at all.
+"""A table in which one model is frozen: it is not computed, and the others are trained as before.
 
-Owns one table. What is left of each row keeps its order. Stages of different pipelines never wait for each other, and
-of a transfer both ends are kept or neither is, so what was free of deadlock still is. Of a fused table the parts of
-the other models remain, which are then no faster than serial ones. Pure: same table, same rows.
+Owns one table. The remaining actions of each row stay in order. Stages of different pipelines never wait for each
+other, and both ends of a transfer stay or go together, so a table free of deadlock stays free of it. The remaining
+parts of a fused table are no faster than serial ones. Pure: same table, same rows.
 """
 
 from rlhf_common.schedule import ScheduleTable

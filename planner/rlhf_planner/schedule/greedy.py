@@ -1,7 +1,8 @@
 """The published greedy schedule: earliest start, never delay the largest model, ties to backward.
 
-Owns one baseline, reproduced exactly (the twelve published pairs of makespan and peak are the test). It minds no
-memory cap and never splits a backward step. Source: RLHFuse (arXiv 2409.13221), initial solution of its annealing.
+Owns one baseline, reproduced exactly; the test compares the twelve published pairs of makespan and peak. It ignores
+the memory cap and never splits a backward step.
+Source: RLHFuse (arXiv 2409.13221), initial solution of its annealing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rlhf_planner.schedule.simulate import (
 
 
 def largest_pipeline(arrays: InstanceArrays) -> int:
-    """Return the number of the pipeline with the most work; the first of equals."""
+    """Return the number of the pipeline with the most work; the first one on ties."""
     operation = np.repeat(arrays.pipeline, KINDS)
     work = np.bincount(operation, weights=np.diff(arrays.base) * arrays.duration)
     return int(np.argmax(work))
@@ -34,7 +35,7 @@ def greedy(arrays: InstanceArrays) -> Timeline:
     """Return the greedy schedule; the arrays must not be split."""
     ranked = np.lexsort(
         (arrays.pipeline, arrays.device)
-    )  # candidates are met device by device, then pipeline by pipeline
+    )  # candidates are visited device by device, then pipeline by pipeline
     sequence = greedy_sequence(*kernel_arguments(arrays), arrays.pipeline == largest_pipeline(arrays), ranked)
     lists: list[list[int]] = [[] for _ in range(arrays.instance.devices)]
     for op in sequence:
@@ -56,12 +57,12 @@ def greedy_sequence(  # noqa: C901  one flat loop, compiled
     large: Bools,
     ranked: Ints,
 ) -> Ints:
-    """Return the operations in the order in which the greedy commits them, int64 [steps].
+    """Return the operations in the order in which the greedy algorithm commits them, int64 [steps].
 
     The arrays are those of `kernel_arguments`: `duration` float64 [operations]; `device`, `microbatches`, `before`,
     `after` int64 [stages]; `base` int64 [operations + 1]; `lag_before`, `lag_after` float64 [stages]; `weight` bool
-    [stages]. `large` bool [stages] says which are of the largest pipeline; `ranked` int64 [stages] is the order in
-    which candidates are met.
+    [stages]. `large` bool [stages] marks the stages of the largest pipeline; `ranked` int64 [stages] is the order of
+    candidates.
     """
     stages = len(device)
     devices = device.max() + 1

@@ -1,8 +1,7 @@
 """The problem that a fused pipeline schedule solves: devices, pipelines, times, activations, one memory cap.
 
-Owns the instance: its fields, their units, its JSON form and the errors of a bad one. A time may be in any unit as
-long as all of them share it; so may an activation. Nothing here decides anything, and nothing here reads a file:
-callers hand in data.
+Owns the instance: its fields, their units, its JSON form and its errors. Times may be in any unit as long as all share
+it; so may activations. Decides nothing and reads no file; callers pass data.
 
 Source: RLHFuse (arXiv 2409.13221), intra-stage fusion; the split of the backward step follows zero-bubble pipelines.
 """
@@ -16,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-MAX_STEPS = 2_000_000  # steps of one instance; 64 devices x 256 micro-batches x 2 models is 65 thousand
+MAX_STEPS = 2_000_000  # maximum steps of one instance; 64 devices x 256 micro-batches x 2 models is 65 thousand
 
 
 class InstanceError(ValueError):
-    """A field of an instance (or of a schedule) is not usable; names the field, its value and what would be right."""
+    """A field of an instance or schedule is invalid. The message names the field, its value and valid values."""
 
     def __init__(self, field: str, value: object, right: str) -> None:
         self.field, self.value = field, value
@@ -29,12 +28,12 @@ class InstanceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class InstancePipeline:
-    """One pipeline of one model: stage s runs on device `stage_devices[s]`; every tuple holds one value per stage.
+    """One pipeline of one model: stage s runs on device `stage_devices[s]`; every tuple has one value per stage.
 
     `weight_gradient` is the part of `backward` that may be split off and run later (0: that stage cannot be split).
-    `activation` is held from the start of a forward step to the end of its backward step (of its weight-gradient step
-    when split). `transfer[e]` is the time between stage e and e + 1, either way; it delays the receiver and occupies no
-    device.
+    `activation` is occupied from the start of a forward step to the end of its backward step (of its weight-gradient
+    step if split). `transfer[e]` is the time between stages e and e + 1 in both directions. It delays the receiver and
+    occupies no device.
     """
 
     name: str
@@ -52,15 +51,20 @@ class InstancePipeline:
         return len(self.stage_devices)
 
     def lag(self, edge: int) -> float:
-        """Return the time from the end of a step on stage `edge` to the earliest start on stage `edge + 1` (or
-        back); 0 within a device."""
+        """Return the time from the end of a step on stage `edge` to the earliest start on stage `edge + 1`, or back.
+
+        The time is 0 within a device.
+        """
         same = self.stage_devices[edge] == self.stage_devices[edge + 1]
         return 0.0 if same else self.transfer[edge]
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """Pipelines that share devices. Pipeline 0 is by convention the largest model. `memory_cap` None: no cap."""
+    """Pipelines that share devices.
+
+    Pipeline 0 is by convention the largest model. A `memory_cap` of None means no cap.
+    """
 
     devices: int
     pipelines: tuple[InstancePipeline, ...]
@@ -75,17 +79,17 @@ class Instance:
         return sum(2 * p.stages * p.microbatches for p in self.pipelines)
 
     def with_cap(self, cap: float | None) -> Instance:
-        """Return the instance with another memory cap, in activation units; None: no cap."""
+        """Return the instance with another memory cap, in activation units; None means no cap."""
         return replace(self, memory_cap=cap)
 
     def key(self) -> str:
-        """Return a name that is equal for equal instances: the SHA-256 of the canonical JSON."""
+        """Return the SHA-256 of the canonical JSON, which is equal for equal instances."""
         text = json.dumps(to_json(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def check_instance(instance: Instance) -> None:
-    """Raise InstanceError naming the first field that is not usable."""
+    """Raise InstanceError naming the first invalid field."""
     if instance.devices < 1:
         raise InstanceError("devices", instance.devices, "at least one device is needed")
     if not instance.pipelines:
@@ -138,8 +142,10 @@ _PIPELINE_FIELDS = {
 
 
 def from_json(data: object) -> Instance:
-    """Return the Instance of its JSON form (docs/schedules.md); unknown, missing and mistyped fields are
-    InstanceErrors."""
+    """Return the Instance of its JSON form (docs/schedules.md).
+
+    Raises InstanceError for unknown, missing and mistyped fields.
+    """
     top = _fields("instance", data, _INSTANCE_FIELDS, required={"devices", "pipelines"})
     devices = _whole("devices", top["devices"])
     listed = top["pipelines"]
@@ -177,7 +183,7 @@ def _pipeline(at: str, data: object, index: int, transfer: object) -> InstancePi
 
 
 def to_json(instance: Instance) -> dict[str, Any]:
-    """Return the JSON form of an instance, every list written out; `from_json` reads it back to an equal instance."""
+    """Return the JSON form of an instance with every list expanded. `from_json` returns an equal instance."""
     return {
         "devices": instance.devices,
         "memoryCap": instance.memory_cap,

@@ -1,10 +1,10 @@
 """List scheduling under a memory cap: the fast constructive half of the search.
 
-Whenever a device is idle it runs, of the steps that can start first, the one of highest priority. A forward step
-starts only when the cap leaves room for it *and* for one micro-batch of every other stage on the device that holds
-none. So the oldest unfinished micro-batch of every pipeline can always go on, and no schedule made here ever
-deadlocks or passes the cap, provided one micro-batch of all stages of a device fits together (`fits_together`). 65
-thousand steps take about 50 ms.
+An idle device runs, of the steps that can start first, the one of highest priority. A forward step starts only if the
+cap leaves room for it *and* for one micro-batch of every other stage of the device that has none. So the oldest
+unfinished micro-batch of every pipeline can always continue, and no schedule deadlocks or exceeds the cap. This
+requires that one micro-batch of all stages of a device fits together (`fits_together`). 65 thousand steps take about
+50 ms.
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ from rlhf_planner.schedule.simulate import (
     simulate,
 )
 
-EVALUATION = 1.0e-6  # nominal seconds of one list schedule, a step
+EVALUATION = 1.0e-6  # nominal seconds of one list schedule, per step
 
 
 @dataclass(frozen=True, slots=True)
 class PriorityRule:
-    """Priority of a step: `tail` times the least time from its start to the end, plus a bonus by kind, in shares of the
-    makespan bound.
+    """Priority of a step: `tail` times the least time from its start to the end, plus a bonus by kind.
 
-    `patience` lets a device wait that long (in units of its shortest step) for a step of higher priority. Per pipeline,
-    empty for all alike: `scale` on the tail, `bonus`, and how many micro-batches stage s of S may hold in flight,
-    `slope` * (S - s) + `room` * S.
+    Bonuses are shares of the makespan bound. `patience` lets a device wait that long (in units of its shortest step)
+    for a step of higher priority. Values per pipeline, empty for equal ones: `scale` of the tail, `bonus`, and the
+    number of micro-batches that stage s of S may have in flight, `slope` * (S - s) + `room` * S.
     """
 
     tail: float
@@ -54,7 +53,7 @@ class PriorityRule:
 
 
 def rules() -> Iterator[PriorityRule]:
-    """Return the rules that are tried, from those that tend to reach the bound to those that tend to hold little."""
+    """Yield the rules to try, from those that tend to reach the bound to those that tend to need little memory."""
     for patience in (0.0, 1.0):
         for tail in (1.0, 0.0, -1.0):
             for backward in (-10.0, -0.2, -0.05, 0.0, 0.03, 0.1, 0.3, 10.0):
@@ -72,7 +71,7 @@ def fits_together(arrays: InstanceArrays, cap: float | None) -> bool:
 def list_schedule(
     arrays: InstanceArrays, rule: PriorityRule, cap: float | None, windows: tuple[Floats, Floats]
 ) -> Timeline:
-    """Return the schedule that one rule gives. `windows` is `step_windows(arrays)`."""
+    """Return the schedule of one rule. `windows` is `step_windows(arrays)`."""
     head, tail = windows
     span = float((head + tail).max())
     counts = np.diff(arrays.base)
@@ -101,7 +100,7 @@ def list_schedule(
 
 
 def listed(arrays: InstanceArrays, cap: float | None) -> list[Timeline]:
-    """Return the schedules of all rules, best first; none when a cap is too tight for list scheduling."""
+    """Return the schedules of all rules, best first; none if the cap is too tight for list scheduling."""
     if not fits_together(arrays, cap):
         return []
     windows = step_windows(arrays)
@@ -111,11 +110,11 @@ def listed(arrays: InstanceArrays, cap: float | None) -> list[Timeline]:
 def tuned(
     arrays: InstanceArrays, cap: float, enough: float, evaluations: int, seed: int
 ) -> tuple[Timeline | None, int]:
-    """Return the best list schedule under the cap over random rules, and how many schedules were made: draws, then
-    steps from the best so far.
+    """Return the best list schedule under the cap over random rules, and the number of schedules made.
 
-    It stops at a makespan of `enough`. What it finds and fixed rules do not is how many micro-batches of each pipeline
-    to keep in flight, stage by stage, when they compete for the cap.
+    The rules are random draws, then steps from the best one. The search stops at a makespan of `enough`. Unlike fixed
+    rules, it finds how many micro-batches of each pipeline to keep in flight, stage by stage, when pipelines compete
+    for the cap.
     """
     if not fits_together(arrays, cap):
         return None, 0
@@ -172,8 +171,9 @@ def fill(
     cap: float,
     table: Ints,
 ) -> Floats:
-    """Return the start times of all steps, float64 [steps]. Devices pick in order of time; a pick is revised when a
-    step becomes ready for it.
+    """Return the start times of all steps, float64 [steps].
+
+    Devices select in order of time; a selection is revised if another step becomes ready for the device.
 
     The arrays are those of `kernel_arguments`: `duration` float64 [operations]; `device`, `microbatches`, `before`,
     `after` int64 [stages]; `base` int64 [operations + 1]; `lag_before`, `lag_after` float64 [stages]; `weight` bool
@@ -232,7 +232,7 @@ def _ready_times(  # noqa: C901  one flat loop, compiled
     start: Floats,
     ready: Floats,
 ) -> None:
-    """Fill `ready` for the operations of one device; infinity where the next step cannot run yet."""
+    """Set `ready` for the operations of one device; infinity if the next step cannot run yet."""
     reserve = 0.0
     for op in row:
         if op >= 0 and op % 3 == 0:
@@ -268,7 +268,7 @@ def _ready_times(  # noqa: C901  one flat loop, compiled
 def _choose(
     row: Ints, base: Ints, count: Ints, ready: Floats, priority: Floats, idle: float, patience: float
 ) -> tuple[int, float]:
-    """(operation, start): of those that can start within `patience` of the first, the one of highest priority."""
+    """Return (operation, start) of highest priority among those that can start within `patience` of the first."""
     first = np.inf
     for op in row:
         if op >= 0:

@@ -1,8 +1,8 @@
-"""The second objective: the peak brought down while the makespan stays within a limit.
+"""Lowers the peak while the makespan stays within a limit: the second objective of the search.
 
-Annealing for instances up to some thousand steps, list scheduling under lower caps beyond, exact answers and proofs
-where the instance is small. Sets the search's floor, the proven bound on the peak at this limit; the bound over all
-devices at once is computed last, so that no schedule depends on it.
+Uses annealing for instances up to some thousand steps, list scheduling under lower caps beyond, and exact answers and
+proofs for small instances. Sets the search's floor, the proven bound on the peak at this limit. The bound over all
+devices is computed last, so that no schedule depends on it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from rlhf_planner.schedule.peak_relaxation import least_seconds, relaxed_peak_bo
 from rlhf_planner.schedule.search_state import TRIES_A_STEP, Search, anneal_in_chunks, tune
 from rlhf_planner.schedule.simulate import Timeline
 
-_PROOF = 0.12  # of the budget, for the bound over all devices at once: by the clock, so that it takes no tries
+_PROOF = 0.12  # share of the budget for the bound over all devices, by the clock, so that it uses no tries
 _PROBES = 4  # short walks that bracket the peak
-# Long walks: share of the tries, and how far under the best they aim.
+# Long walks: share of the tries, and how far below the best they aim.
 _ROUNDS = ((0.2, 0.02), (0.22, 0.01), (0.22, 0.005), (0.24, 0.0))
 
 
 def lower_peak(search: Search, fast: Timeline) -> None:
-    """Bring the peak down at the best makespan (plus the slack allowed), by annealing and, where small, exactly."""
+    """Lower the peak at the best makespan (plus the allowed slack), by annealing and, for small instances, exactly."""
     limit = max(search.best.makespan * (1 + search.options.makespan_slack), fast.makespan)
-    if search.best.makespan < fast.makespan:  # a baseline is shorter than anything of this layout
+    if search.best.makespan < fast.makespan:  # a baseline is shorter than any schedule of this layout
         return
     search.floor = _peak_floor(search, limit)
     proof = _PROOF if search.options.seconds * _PROOF >= least_seconds(search.arrays, limit) else 0.0
@@ -43,14 +43,15 @@ def lower_peak(search: Search, fast: Timeline) -> None:
 
 
 def _list_down(search: Search, limit: float) -> None:
-    """For large instances: list scheduling under ever lower caps, as long as the limit can be kept."""
+    """Run list scheduling under ever lower caps while the limit is met; for large instances."""
     while not search.peak_at_floor and not search.stopped() and search.share_left > 0.05:
         if not tune(search, max(search.floor, 0.95 * search.best.peak), limit, 0.25):
             return
 
 
 def _anneal_down(search: Search, fast: Timeline, limit: float) -> None:
-    """Short walks bracket what can be reached, long ones aim under it; where small, exact answers before and after."""
+    """Run short walks that bracket the reachable peak, then long ones that aim below it; small instances also
+    exactly."""
     units, small = memory_units(search.arrays), search.arrays.steps <= EXACT_STEPS // 4
     if small:
         _exact_peak(search, limit, search.floor, 0.15, dynamic=False)
@@ -59,9 +60,9 @@ def _anneal_down(search: Search, fast: Timeline, limit: float) -> None:
         best = units.of(search.best.peak)
         if search.peak_at_floor or search.stopped() or search.tries_left <= 0:
             return
-        if round_ < _PROBES:  # short walks bracket what can be reached
+        if round_ < _PROBES:  # short walks bracket the reachable peak
             share, target = 0.03, (low + best) // 2
-        else:  # long ones aim just under the best
+        else:  # long ones aim just below the best
             share, under = _ROUNDS[round_ - _PROBES]
             target = min(best - 1, int(best * (1 - under)))
         walk = Walk(fast, limit, search.options.seed + round_)
@@ -84,7 +85,10 @@ def _bisect_peak(search: Search, limit: float, low: int) -> None:
 
 
 def _descend(search: Search, walk: Walk, target: int, tries: int) -> bool:
-    """One walk: whenever the target is met, aim 1% lower at the same temperature. Whether the first target was met."""
+    """Run one walk; each time the target is met, aim 1% lower at the same temperature.
+
+    Return whether the first was met.
+    """
     made, met, floor = 0, False, walk.units.of(search.floor)
     devices = search.arrays.instance.devices
     while made < tries and not search.stopped() and search.tries_left > 0:
@@ -102,7 +106,10 @@ def _descend(search: Search, walk: Walk, target: int, tries: int) -> bool:
 
 
 def _exact_peak(search: Search, limit: float, peak: float, share: float, dynamic: bool) -> bool:
-    """Ask the exact solver for a schedule with at most this peak; true if none was found. A proof raises the floor."""
+    """Ask the exact solver for a schedule with at most this peak; return whether none was found.
+
+    A proof raises the floor.
+    """
     if search.peak_at_floor or search.stopped():
         return True
     effort = search.effort(share)
@@ -117,7 +124,7 @@ def _exact_peak(search: Search, limit: float, peak: float, share: float, dynamic
 
 
 def _peak_floor(search: Search, limit: float) -> float:
-    """The best proven bound on the peak of a schedule with makespan `limit`."""
+    """Return the best proven bound on the peak of a schedule with makespan `limit`."""
     arrays = search.arrays
     floor = peak_bound(arrays, limit)
     if arrays.steps > EXACT_STEPS:

@@ -1,12 +1,14 @@
-"""A lower bound on the peak of any schedule, over all devices at once: a linear program, and a proof from its duals.
+"""Computes a lower bound on the peak of any schedule, over all devices, from the duals of a linear program.
 
-For every operation and moment one variable: how many of its steps have started by then, as a fraction. Precedences,
-devices that do one thing at a time, and what devices hold are linear in them, so no schedule holds less than the least
-peak of the program. It sees what bounds of single devices cannot: that a micro-batch waits at every device it crosses.
-Solved by a first-order method (PDLP), which is never exact; the bound is computed from its dual values by weak duality,
-so it holds whatever they are, and is rounded up to a peak that activations can add up to.
+For every operation and moment, a variable is the number of its steps that have started, as a fraction. Precedences,
+devices that do one thing at a time, and device memory are linear in these variables. So no schedule has a lower peak
+than the program's minimum. The program sees an effect that bounds of single devices cannot: a micro-batch waits at
+every device it crosses.
 
-Never decides what is searched: its last digits may differ between machines, and schedules must not.
+A first-order method (PDLP) solves it inexactly. The bound is computed from the dual values by weak duality, so it is
+valid for any values. It is rounded up to a peak that activations can add up to.
+
+Must never influence the search: its last digits may differ between machines, and schedules must not.
 """
 
 from __future__ import annotations
@@ -28,21 +30,20 @@ from rlhf_planner.schedule.bounds import step_windows
 from rlhf_planner.schedule.exact import time_grid
 from rlhf_planner.schedule.simulate import KINDS, Floats, InstanceArrays
 
-ITERATION = 4e-9  # nominal seconds of one iteration, for every entry of the program
-ENTRIES = 8  # of the program, for every variable
-BUILDING = 5e-5  # nominal seconds of writing the program, for every variable
-FEWEST_ITERATIONS = 1000  # fewer prove next to nothing
+ITERATION = 4e-9  # nominal seconds of one iteration, per entry of the program
+ENTRIES = 8  # nominal seconds of the program, per variable
+BUILDING = 5e-5  # nominal seconds of writing the program, per variable
+FEWEST_ITERATIONS = 1000  # with fewer iterations it proves next to nothing
 _MOST_VARIABLES = 200_000  # of a program: some hundred megabytes
 _TOLERANCE = 1e-4
-_WIDEST = 1_000_000  # memory units up to which sums of activations are told apart
+_WIDEST = 1_000_000  # memory units up to which sums of activations are distinguished
 
-Term = tuple[float, int, float]  # factor, variable (-1: none), constant that stands in for it
+Term = tuple[float, int, float]  # factor, variable (-1: none), constant that replaces it
 
 
 @dataclass(frozen=True, slots=True)
 class RelaxedBound:
-    """A proven lower `bound` on the peak, in activation units, and the nominal `seconds` that it took; 0 and 0: not
-    tried."""
+    """A proven lower `bound` on the peak, in activation units, and its nominal `seconds`; both 0 if not tried."""
 
     bound: float = 0.0
     seconds: float = 0.0
@@ -51,11 +52,10 @@ class RelaxedBound:
 def relaxed_peak_bound(
     arrays: InstanceArrays, horizon: float, most: float, nominal: float, seconds: float
 ) -> RelaxedBound:
-    """Return a lower bound on the peak of any schedule with a makespan of at most `horizon` and a peak of at most
-    `most`.
+    """Return a lower bound on the peak of any schedule with makespan at most `horizon` and peak at most `most`.
 
-    `nominal` is the effort in seconds of an idle core, and `seconds` the backstop by the clock. Where durations have no
-    common grid, or the effort is too small for the program, it is not tried.
+    `nominal` is the effort in seconds of an idle core, and `seconds` the backstop by the clock. Not tried if durations
+    have no common grid, or if the effort is too small for the program.
     """
     unit = _common_unit(arrays)
     if unit is None or seconds <= 0 or nominal < least_seconds(arrays, horizon):
@@ -71,7 +71,7 @@ def relaxed_peak_bound(
 
 
 def least_seconds(arrays: InstanceArrays, horizon: float) -> float:
-    """Return the nominal seconds below which the bound is not tried; infinity where it never is."""
+    """Return the nominal seconds below which the bound is not tried; infinity if it is never tried."""
     unit = _common_unit(arrays)
     variables = _variables(arrays, horizon, unit) if unit else 0
     if pdlp is None or not 0 < variables <= _MOST_VARIABLES:
@@ -84,7 +84,7 @@ def _variables(arrays: InstanceArrays, horizon: float, unit: float) -> int:
 
 
 def attainable(arrays: InstanceArrays, bound: float, most: float) -> float:
-    """Return the least peak between `bound` and `most` that micro-batches of one device can add up to."""
+    """Return the least peak between `bound` and `most` that is a sum of micro-batches of one device."""
     units = memory_units(arrays)
     low, high = int(np.ceil(bound * units.scale - 1e-3)), units.of(most)
     if not 0 < low < high <= _WIDEST:
@@ -103,7 +103,7 @@ def attainable(arrays: InstanceArrays, bound: float, most: float) -> float:
 
 
 def _common_unit(arrays: InstanceArrays) -> float | None:
-    """The largest time of which every duration and transfer is a multiple; None where they have no decimal grid."""
+    """Return the largest common divisor of all durations and transfers; None without a decimal grid."""
     grid = time_grid(arrays)
     times = [int(time) for part in (arrays.duration, arrays.lag_before, arrays.lag_after) for time in grid.up(part)]
     return gcd(*times) / grid.scale if grid.exact and any(times) else None
@@ -111,7 +111,7 @@ def _common_unit(arrays: InstanceArrays) -> float | None:
 
 @dataclass
 class _Program:
-    """Minimise the first variable, the peak; every row says that a sum is at most its limit."""
+    """Minimizes the first variable, the peak. Each row limits a sum."""
 
     most: float
     low: list[float] = field(default_factory=lambda: [0.0])
@@ -123,13 +123,13 @@ class _Program:
         self.high.append(self.most)
 
     def variable(self, low: float, high: float) -> int:
-        """Return a new variable between two values."""
+        """Return a new variable with these limits."""
         self.low.append(low)
         self.high.append(high)
         return len(self.low) - 1
 
     def at_most(self, terms: list[Term], limit: float) -> None:
-        """Add a row; constants go to its limit."""
+        """Add a row; constants are moved to its limit."""
         row: dict[int, float] = {}
         for factor, variable, constant in terms:
             if variable < 0:
@@ -159,7 +159,7 @@ class _Program:
         return self._proven(np.asarray(result.dual_solution)), int(result.solve_log.iteration_count)
 
     def _proven(self, duals: Floats) -> float:
-        """Weak duality: whatever the multipliers of the rows are, as long as none is above 0."""
+        """Return the bound by weak duality, which is valid for any row multipliers that are not above 0."""
         weights = np.minimum(np.nan_to_num(duals), 0.0)
         reduced = np.zeros(len(self.low))
         reduced[0] = 1.0
@@ -172,7 +172,7 @@ class _Program:
 
 
 def _program(arrays: InstanceArrays, horizon: float, most: float, unit: float) -> _Program | None:
-    """The program of an instance, in time units of `unit`; None where no schedule keeps the horizon."""
+    """Return the program of an instance, in time units of `unit`; None if no schedule meets the horizon."""
     head, tail = step_windows(arrays)
     earliest = np.round(head / unit, 6)
     end = int(horizon / unit + 1e-6)
@@ -203,8 +203,8 @@ def _program(arrays: InstanceArrays, horizon: float, most: float, unit: float) -
 
 
 class _Started:
-    """How many steps of an operation have started by a moment: a variable, or a number where windows leave no
-    choice."""
+    """Number of steps of an operation that have started by a moment: a variable, or a number if windows
+    determine it."""
 
     def __init__(self, arrays: InstanceArrays, program: _Program, earliest: object, latest: object, end: int) -> None:
         self.end = end
@@ -228,7 +228,7 @@ class _Started:
 
 
 def _precedences(arrays: InstanceArrays, k: int) -> list[tuple[int, int, float]]:
-    """(earlier, later, time between) of the operations of a stage, micro-batch by micro-batch."""
+    """Return (earlier, later, time between) of the operations of a stage, for each micro-batch."""
     chain = list(arrays.operations(k))
     forward, backward = chain[0], chain[1]
     pairs = [(backward, chain[2], 0.0)] if len(chain) > 2 else []

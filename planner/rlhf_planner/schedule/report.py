@@ -1,6 +1,6 @@
-"""What a search found, as JSON for programs: the form that `rlhf schedule solve --json` prints and `check` reads back.
+"""The JSON form of a search result, which `rlhf schedule solve --json` prints and `check` reads.
 
-Owns the form alone. Numbers are rounded to nine digits so that a peak of 19.65 is printed as that.
+Owns the form. Numbers are rounded to nine digits so that a peak of 19.65 is printed as that.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ def devices_json(timeline: Timeline) -> list[list[dict[str, Any]]]:
 
 
 def devices_from_json(data: object) -> list[list[Step]]:
-    """Return the steps of a schedule in the form of `solution_json`, one list per device (only its "devices" field
-    is read)."""
+    """Return the steps of a schedule in the form of `solution_json`, one list per device.
+
+    Reads only its "devices" field.
+    """
     if not isinstance(data, Mapping) or not isinstance(data.get("devices"), list):
         raise InstanceError("devices", None, "a schedule is an object with a list `devices` of lists of steps")
     rows = []

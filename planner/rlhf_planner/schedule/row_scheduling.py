@@ -1,16 +1,15 @@
-"""The fused tables of models whose stages are held by different numbers of rows, by list scheduling.
+"""Builds fused tables by list scheduling for models whose stages span different numbers of rows.
 
-Always the step that can start first goes next, of steps that start together a backward before a forward before a
-weight gradient, then by the order of models that is tried. A stage begins a forward only while it holds fewer
-micro-batches than 1F1B would, and `spare` more. Several numbers to spare and both orders of models are tried, and the
-shortest table counts that keeps within the memory.
+The next step is always the one that can start first. Ties go to backward, then forward, then weight gradient, then by
+the order of models that is tried. A stage starts a forward only while it has fewer micro-batches than 1F1B would, plus
+`spare`. Several values of `spare` and both orders of models are tried. The shortest table within the memory wins.
 
-Why not `solve`, of stages that are merged until all models use the same ranks (RLHFuse, arXiv 2409.13221): its device
-runs one step at a time, and stands for rows that can run one each. A micro-batch passes the stages of such a device
-one after the other, so an order that is made for the device leaves all rows but one idle.
+The alternative is `solve` on stages merged until all models use the same ranks (RLHFuse, arXiv 2409.13221). There a
+device runs one step at a time, but stands for rows that can run one each. A micro-batch passes the stages of such a
+device one after the other, so an order made for the device leaves all rows but one idle.
 
-Orders are parts of one sequence of steps in which each has its input, and a transfer is one event at the end of the
-step that makes its data; so tables are free of deadlock for the reason of `tables`. Pure.
+Orders are parts of one sequence in which each step has its input. A transfer is one event at the end of the step that
+makes its data. So tables are free of deadlock for the same reason as in `tables`. Pure.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,9 +21,9 @@ from rlhf_planner.schedule.schedule_check import StepKind
 from rlhf_planner.schedule.table_check import check_table
 
 SPARES: Final = (0, 1, 2, 4, 8)
-"""Micro-batches that a stage may hold beyond those of 1F1B, tried in turn."""
+"""Micro-batches that a stage may have beyond those of 1F1B, tried in order."""
 MAX_LOOKS: Final = 4_000_000
-"""Steps looked at in all, some ten seconds: a large table gets fewer tries."""
+"""Maximum steps visited, some ten seconds in total; large tables get fewer tries."""
 _AFTER: Final[dict[StepKind, int]] = {"B": 0, "I": 0, "F": 1, "W": 2}
 
 
@@ -38,8 +37,11 @@ def row_table(
     split: bool,
     room: float | None,
 ) -> ScheduleTable:
-    """Return the table of the shortest schedule that is found, checked. `activation` of (pipeline, stage) is what a
-    rank keeps of a micro-batch; ValueError where no schedule that is found keeps within `room`."""
+    """Return the table of the shortest schedule found, checked.
+
+    `activation` of (pipeline, stage) is the memory that a rank needs for a micro-batch. Raises ValueError if no
+    schedule found stays within `room`.
+    """
     stages = sum(len(pipeline.stage_ranks) for pipeline in pipelines)
     looks = 3 * stages * sum(len(pipeline.stage_ranks) * pipeline.microbatches for pipeline in pipelines)
     models = tuple(range(len(pipelines)))
@@ -68,8 +70,10 @@ def list_schedule(
     spare: int,
     first: Sequence[int],
 ) -> list[Order]:
-    """Return what each row computes, in order. `split`: weight gradients are steps of their own; `first`: pipelines by
-    who goes first where two can start together."""
+    """Return the computations of each row, in order.
+
+    `split` makes weight gradients separate steps. `first` lists pipelines by priority where two can start together.
+    """
     rows = max(rank + pipeline.width for pipeline in pipelines for rank in pipeline.stage_ranks)
     orders: list[Order] = [[] for _ in range(rows)]
     idle, ends = [0.0] * rows, dict[RowStep, tuple[float, float]]()
@@ -102,7 +106,7 @@ def list_schedule(
 def _waiting(
     pipeline: Pipeline, p: int, s: int, done: dict[tuple[StepKind, int, int], int], split: bool, spare: int
 ) -> list[RowStep]:
-    """Return the next steps of a stage, whether or not their input is there."""
+    """Return the next steps of a stage, with or without available input."""
     back: StepKind = "I" if split else "B"
     forwards, backwards, weights = (done.get((kind, p, s), 0) for kind in ("F", back, "W"))
     held = forwards - (weights if split else backwards)
@@ -113,7 +117,7 @@ def _waiting(
 
 
 def _peak(order: Order, activation: Callable[[int, int], float], split: bool) -> float:
-    """Return the most that a rank of a row keeps at a time."""
+    """Return the maximum memory that a rank of a row needs at a time."""
     held = peak = 0.0
     for kind, pipeline, stage, _ in order:
         if kind == "F":

@@ -1,7 +1,7 @@
-"""Event simulation of rows whose stages may be held by several of them: when each step starts and ends.
+"""Simulates rows whose stages may span several rows: when each step starts and ends.
 
-`simulate` is the same for devices that hold stages alone, and fast enough for a search; this one is asked once a table.
-A step starts when every row that holds its stage has come to it and its input is there; rows keep their order. Pure.
+`simulate` does the same for devices with whole stages, fast enough for a search; this module runs once per table. A
+step starts when every row of its stage has reached it and its input is available. Rows stay in order. Pure.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,15 +13,15 @@ from rlhf_planner.schedule.simulate import DeadlockError
 RowStep = tuple[StepKind, int, int, int]
 """Kind, pipeline, stage, micro-batch."""
 Order = list[RowStep]
-"""What a row computes, in order."""
+"""Computations of a row, in order."""
 Duration = Callable[[StepKind, int, int], float]
 """(kind, pipeline, stage) -> time of a step."""
 Transfer = Callable[[int, int], float]
-"""(row, row) -> time of a transfer between the first rows of two stages that are not on one row."""
+"""(row, row) -> time of a transfer between the first rows of two stages on different rows."""
 
 
 def widest(pipelines: Sequence[Pipeline]) -> int:
-    """Return how many rows hold a stage of the widest pipeline together."""
+    """Return the number of rows per stage of the widest pipeline."""
     return max(pipeline.width for pipeline in pipelines)
 
 
@@ -31,8 +31,7 @@ def simulate_rows(
     duration: Duration,
     transfer: Transfer,
 ) -> dict[RowStep, tuple[float, float]]:
-    """Return step -> (start, end), in an order in which the steps can run; DeadlockError where rows wait for one
-    another."""
+    """Return step -> (start, end), in an executable order. Raises DeadlockError if rows wait for one another."""
     found: dict[RowStep, tuple[float, float]] = {}
     at, idle = [0] * len(orders), [0.0] * len(orders)
     moved = True
@@ -67,7 +66,7 @@ def input_came(
     found: Mapping[RowStep, tuple[float, float]],
     transfer: Transfer,
 ) -> float | None:
-    """Return when a step's input is on its rows; None when it has not been made. `found`: step -> (start, end)."""
+    """Return when a step's input is on its rows; None if it has not been made. `found` maps steps to (start, end)."""
     kind, pipeline, stage, microbatch = step
     places = pipelines[pipeline].stage_ranks
     if kind == "W":

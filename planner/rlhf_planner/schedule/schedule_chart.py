@@ -1,7 +1,7 @@
-"""A schedule as text: devices down, time across, one letter a cell, for a terminal or a log.
+"""Draws a schedule as text for a terminal or a log: devices down, time across, one letter per cell.
 
-Forward steps are capitals, backward steps small letters, weight-gradient steps an apostrophe; pipeline 0
-is A, pipeline 1 is B, and so on; a dot is idle time.
+Forward steps are capitals, backward steps small letters, weight-gradient steps an apostrophe. Pipeline 0 is A,
+pipeline 1 is B, and so on. A dot is idle time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ _WEIGHT = "'"
 
 
 def terminal_chart(instance: Instance, devices: Sequence[Sequence[Step]], width: int = 120) -> str:
-    """Return the chart as text, in rows of at most `width` characters; a cell shows the step that is under way at
-    its middle."""
+    """Return the chart as text, in rows of at most `width` characters. A cell shows the step at its middle."""
     makespan = max((row[-1].end for row in devices if row), default=0.0)
     margin = len(str(len(devices) - 1)) + 2
     cells = max(1, min(width - margin, round(makespan)))

@@ -1,8 +1,8 @@
-"""The independent checker: whether start times are a valid schedule of an instance, said in words when not.
+"""The independent checker: verifies that start times are a valid schedule of an instance, or names the broken rule.
 
-It states the rules a second time, from the instance and plain step records alone, and shares no code with the
-simulator or the search, so a mistake there is found here. Any executor may call it before it runs a table. Pure
-Python, about a second for 65 thousand steps.
+It states the rules a second time, from the instance and plain step records, and shares no code with the simulator or
+the search, so it finds their mistakes. Any executor may call it before it runs a table. Pure Python, about a second
+for 65 thousand steps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 from rlhf_planner.schedule.instance import Instance, InstancePipeline
 
 StepKind = Literal["F", "B", "I", "W"]
-TOLERANCE = 1e-6  # in time or activation units: start times may have passed through JSON
+TOLERANCE = 1e-6  # in time or activation units: JSON may have rounded start times
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +31,19 @@ class Step:
 
 
 class ScheduleError(ValueError):
-    """The schedule is not valid for its instance; the message names the step and the rule it breaks."""
+    """The schedule is invalid for its instance. The message names the step and the broken rule."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedSchedule:
-    """What the checker measured."""
+    """Measurements of a valid schedule."""
 
     makespan: float
     peaks: tuple[float, ...]
 
 
 def check_schedule(instance: Instance, devices: Sequence[Sequence[Step]]) -> CheckedSchedule:
-    """Return the makespan and the peak of each device; ScheduleError for the first rule that a schedule breaks."""
+    """Return the makespan and the peak of each device. Raises ScheduleError for the first broken rule."""
     if len(devices) != instance.devices:
         raise ScheduleError(f"devices: {len(devices)} rows given, the instance has {instance.devices} devices")
     steps: dict[tuple[int, int, int, str], Step] = {}
@@ -99,7 +99,7 @@ def _check_step(instance: Instance, device: int, step: Step, at: str) -> None:
 
 
 def _check_pipeline(index: int, pipe: InstancePipeline, steps: dict[tuple[int, int, int, str], Step]) -> None:
-    """Every step is there once, after what it needs, and micro-batches keep their order on every stage."""
+    """Check that every step occurs once, after its inputs, and that micro-batches stay in order on every stage."""
     last = len(pipe.stage_devices) - 1
 
     def need(stage: int, microbatch: int, *kinds: str) -> Step:
@@ -139,7 +139,7 @@ def _lag(pipe: InstancePipeline, edge: int) -> float:
 
 
 def _peak(instance: Instance, device: int, row: Sequence[Step]) -> float:
-    """Largest sum held: taken at the start of a forward step, freed at the end of B or W."""
+    """Return the largest activation sum: allocated at the start of a forward step, freed at the end of B or W."""
     changes: dict[float, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for step in row:
         held = instance.pipelines[step.pipeline].activation[step.stage]

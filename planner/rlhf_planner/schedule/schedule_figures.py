@@ -1,8 +1,8 @@
-"""Pictures of a schedule: devices down, time across, activation memory below; SVG or PNG as bytes.
+"""Draws a schedule: devices down, time across, activation memory below; SVG or PNG as bytes.
 
-Two hues tell the models apart, shades tell forward, backward and weight gradient; bubbles stay white on a light
-ground, so idle time is what catches the eye. matplotlib is imported on the first call only: it is not part of the
-worker image.
+Two hues distinguish the models; shades distinguish forward, backward and weight gradient. Bubbles are white on a light
+ground, so that idle time is easy to see. matplotlib is imported on the first call because the worker image does not
+contain it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ def draw(instance: Instance, devices: Sequence[Sequence[Step]], title: str, form
 def draw_many(
     instance: Instance, schedules: Sequence[tuple[str, Sequence[Sequence[Step]]]], form: str = "svg"
 ) -> bytes:
-    """Return one picture of several schedules of an instance under one time axis, so that lengths compare at a
-    glance. `form`: svg or png."""
+    """Return one picture of several schedules of an instance with a common time axis.
+
+    `form` is svg or png.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -87,7 +89,7 @@ def _gantt(axes: Axes, instance: Instance, devices: Sequence[Sequence[Step]], lo
 
 
 def _memory(axes: Axes, instance: Instance, devices: Sequence[Sequence[Step]], longest: float, top: float) -> None:
-    """What every device holds, in grey, and the device that reaches the peak, in black."""
+    """Draw the memory of every device in grey, and of the device with the peak in black."""
     peaks = [_peak(instance, row) for row in devices]
     worst = peaks.index(max(peaks))
     for device, row in enumerate(devices):

@@ -1,7 +1,7 @@
-"""One search under way: its options, its budget, the best schedule so far, and what is proven.
+"""State of one search: its options, its budget, the best schedule so far, and the proven bounds.
 
-Owns the order in which schedules are preferred and the rule that the budget is counted in effort (tries, deterministic
-solver time) at a nominal rate, with the clock as a backstop only. Decides nothing about where to look.
+Owns the order of preference of schedules, and the budget. The budget is counted in effort (tries, deterministic solver
+time) at a nominal rate; the clock is only a backstop. Does not decide where to search.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from rlhf_planner.schedule.instance import InstanceError
 from rlhf_planner.schedule.list_scheduling import EVALUATION, tuned
 from rlhf_planner.schedule.simulate import InstanceArrays, Ints, Timeline
 
-TRIES_A_SECOND = 6_000_000  # nominal rate of the annealing; an idle core of 2020 does 7 to 20 million
-SOLVER_RATE = 0.3  # deterministic time of CP-SAT in one second, as measured on models with a memory cap
-TRIES_A_STEP = 2000  # an annealing of fewer tries a step is not worth starting; list scheduling goes further
-CHUNK = 250_000  # tries between two looks at the clock
-PART = 5.0  # nominal seconds of list scheduling between two looks at the clock
-_LEAST_SHARE = 0.005  # of the budget; less is not worth asking anything for
-OVERHEAD = 2e-3  # nominal seconds of one list schedule besides its steps
+TRIES_A_SECOND = 6_000_000  # nominal rate of the annealing; an idle core of 2020 does 7 to 20 million tries
+SOLVER_RATE = 0.3  # deterministic time of CP-SAT in one second, measured on models with a memory cap
+TRIES_A_STEP = 2000  # an annealing with fewer tries per step is not worth starting; list scheduling achieves more
+CHUNK = 250_000  # tries between two reads of the clock
+PART = 5.0  # nominal seconds of list scheduling between two reads of the clock
+_LEAST_SHARE = 0.005  # of the budget; a smaller share is not worth a call
+OVERHEAD = 2e-3  # nominal seconds of one list schedule, in addition to its steps
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """What is asked of a search: its time budget in `seconds`, and the share of the makespan (`makespan_slack`) that
-    may be given away for a lower peak."""
+    """Options of a search: its time budget in `seconds`, and `makespan_slack`, the share of the makespan that may be
+    given up for a lower peak."""
 
     seconds: float = 10.0
     split: bool = False
@@ -43,7 +43,7 @@ class SearchOptions:
 
 @dataclass
 class Search:
-    """One search under way: its budget, its best schedule and what is proven so far."""
+    """State of one search: its budget, its best schedule and the proven bounds."""
 
     arrays: InstanceArrays
     options: SearchOptions
@@ -52,11 +52,11 @@ class Search:
     method: str
     bound: float
     began: float
-    by_clock: bool = False  # the clock ended a part before its effort did: another machine may find another schedule
+    by_clock: bool = False  # the clock ended a part before its effort: another machine may find another schedule
     floor: float = 0.0
-    reserved: float = 0.0  # share of the budget that the clock keeps for what is not begun yet
-    peak_cut: bool = False  # the budget ended before the peak was proven to be the least
-    reached: float = 0.0  # seconds after which the best makespan was there
+    reserved: float = 0.0  # share of the budget that the clock reserves for parts that have not started
+    peak_cut: bool = False  # the budget ended before the peak was proven minimal
+    reached: float = 0.0  # seconds until the best makespan was found
     tries_left: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class Search:
 
     @property
     def cap(self) -> float | None:
-        """Memory cap of the instance, in activation units; None: no cap."""
+        """Memory cap of the instance, in activation units; None means no cap."""
         return self.arrays.instance.memory_cap
 
     @property
@@ -74,7 +74,7 @@ class Search:
 
     @property
     def left(self) -> float:
-        """Seconds of the budget that are left by the clock, without those that are reserved."""
+        """Seconds left in the budget by the clock, without reserved ones."""
         return (1 - self.reserved) * self.options.seconds - (self.clock() - self.began)
 
     @property
@@ -83,33 +83,33 @@ class Search:
         return max(0.0, self.tries_left / (self.options.seconds * TRIES_A_SECOND))
 
     def stopped(self, kept: float = 0.0) -> bool:
-        """Return whether the clock leaves no more than `kept`, a share of the budget, and note if so."""
+        """Return whether the clock leaves at most `kept`, a share of the budget, and record it."""
         late = self.left <= kept * self.options.seconds
         self.by_clock = self.by_clock or late
         return late
 
     def out_of(self, kept: float) -> bool:
-        """Return whether no more than `kept`, a share of the budget, is left, by tries or by the clock."""
+        """Return whether at most `kept`, a share of the budget, is left, by tries or by the clock."""
         return self.share_left <= kept + _LEAST_SHARE or self.stopped(kept)
 
     def seconds(self, share: float) -> float:
-        """Return the nominal seconds in a share of the whole budget, or in what is left."""
+        """Return the nominal seconds of a share of the whole budget, at most what is left."""
         return min(share, self.share_left) * self.options.seconds
 
     def spend(self, seconds: float) -> None:
-        """Take nominal seconds used elsewhere from the tries."""
+        """Subtract nominal seconds used elsewhere from the tries."""
         self.tries_left -= int(seconds * TRIES_A_SECOND)
 
     def effort(self, share: float) -> float:
-        """Return a share of the budget in CP-SAT's deterministic time; hand what was used to `spend_effort`."""
+        """Return a share of the budget in CP-SAT's deterministic time; report the used part to `spend_effort`."""
         return self.seconds(share) * SOLVER_RATE
 
     def spend_effort(self, effort: float) -> None:
-        """Take deterministic time that was used from the tries."""
+        """Subtract used deterministic time from the tries."""
         self.spend(effort / SOLVER_RATE)
 
     def offer(self, timeline: Timeline, method: str) -> bool:
-        """Take the schedule if it keeps the cap and is better; return whether it was taken."""
+        """Take the schedule if it is within the cap and better; return whether it was taken."""
         if not keeps_cap(timeline) or timeline.rank >= self.best.rank:
             return False
         if timeline.makespan < self.best.makespan:
@@ -118,7 +118,8 @@ class Search:
         return True
 
     def take(self, timeline: Timeline, method: str) -> None:
-        """Take the schedule: with slack a lower peak is worth a longer makespan; without, the usual order decides."""
+        """Take the schedule if better: with slack a lower peak outweighs a longer makespan, otherwise the usual order
+        decides."""
         lower = timeline.peak < self.best.peak - 1e-9
         if self.options.makespan_slack > 0 and lower and keeps_cap(timeline):
             self.best, self.method = timeline, method
@@ -127,9 +128,9 @@ class Search:
 
 
 def tune(search: Search, cap: float, enough: float, share: float) -> bool:
-    """Run list scheduling under the cap with tuned rules, in parts between which the clock is read.
+    """Run list scheduling under the cap with tuned rules, in chunks between reads of the clock.
 
-    Return whether a makespan of `enough` was reached; `share` is the share of the budget.
+    `share` is the share of the budget. Return whether a makespan of `enough` was reached.
     """
     arrays = search.arrays
     seconds = search.seconds(share)
@@ -148,9 +149,9 @@ def tune(search: Search, cap: float, enough: float, share: float) -> bool:
 
 
 def anneal_in_chunks(search: Search, walk: Walk, targets: Ints, hot: float, cold: float, tries: int) -> bool:
-    """Run a walk in chunks until every device is at its target, the tries are used up or the clock has run out.
+    """Run a walk in chunks until every device meets its target, the tries are used up or the time is over.
 
-    Return whether every device is at its target; `targets` int64 [devices], in memory units.
+    `targets` int64 [devices] are in memory units. Return whether every device meets its target.
     """
     made, tries = 0, min(tries, search.tries_left)
     while made < tries:

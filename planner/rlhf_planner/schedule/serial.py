@@ -1,13 +1,13 @@
 """The serial baseline as an executable table: 1F1B of the first pipeline, then of the next.
 
-Owns one table. Rule that makes it free of deadlock even when every transfer blocks both of its ranks: there is one
-global sequence of events, in which a transfer is a single event of two ranks, and each row is the part of that sequence
-that names its rank. The first event not yet done is then at the head of every row that holds it: some rank can always
-go on. For the same reason both sides of a pair post their transfers in the same order, which NCCL asks for.
+Owns one table. Rule: all events form one global sequence, in which a transfer is a single event of two ranks. Each row
+is the part of the sequence that names its rank. The first event that is not done is then the next one of every row
+that contains it, so some rank can always continue. So the table is free of deadlock even if every transfer blocks both
+ranks. For the same reason both sides of a pair post their transfers in the same order, as NCCL requires.
 
-The sequence is the event simulation of 1F1B with a backward twice as long as a forward; times only order events and are
-thrown away. Rows that hold a stage together have its events one beside the other, each its own transfers. Pure: same
-pipelines, same table.
+The sequence is the event simulation of 1F1B with a backward twice as long as a forward; its times are used only to
+order events. Rows that share a stage have the same events, each with its own transfers. Pure: same pipelines, same
+table.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,19 +23,21 @@ _DURATION: dict[Kind, int] = {"F": 1, "B": 2}
 
 @dataclass(frozen=True, order=True)
 class _Event:
-    """One entry of the global sequence; at equal times a transfer comes before the computation that may need it."""
+    """One entry of the global sequence. At equal times a transfer comes before the computation that may need it."""
 
     time: int
     computes: bool
     number: int
     ranks: tuple[int, ...]
     actions: tuple[Action, ...]
-    """One action a rank of `ranks`."""
+    """One action per rank of `ranks`."""
 
 
 def serial_table(pipelines: Sequence[Pipeline]) -> ScheduleTable:
-    """Return the table of 1F1B of each pipeline in turn, whole backward steps; ValueError names the field of a
-    pipeline that cannot run."""
+    """Return the table of 1F1B of each pipeline in turn, with whole backward steps.
+
+    Raises ValueError naming the field of a pipeline that cannot run.
+    """
     _check(pipelines)
     ranks = max(rank + pipeline.width for pipeline in pipelines for rank in pipeline.stage_ranks)
     rows: list[list[Action]] = [[] for _ in range(ranks)]
@@ -47,8 +49,10 @@ def serial_table(pipelines: Sequence[Pipeline]) -> ScheduleTable:
 
 
 def one_f_one_b(stage: int, stages: int, microbatches: int) -> list[tuple[Kind, int]]:
-    """Return the (kind, micro-batch) pairs of one stage in 1F1B order: warm-up forwards, then one forward and one
-    backward in turn."""
+    """Return the (kind, micro-batch) pairs of one stage in 1F1B order.
+
+    Warm-up forwards come first, then one forward and one backward alternately.
+    """
     warm_up = min(stages - 1 - stage, microbatches)
     order: list[tuple[Kind, int]] = [("F", m) for m in range(warm_up)]
     for m in range(microbatches - warm_up):
@@ -57,15 +61,17 @@ def one_f_one_b(stage: int, stages: int, microbatches: int) -> list[tuple[Kind, 
 
 
 def add(rows: Sequence[list[Action]], rank: int, action: Action, width: int) -> None:
-    """Append an action of the first row of a stage, `rank`, to all `width` rows that hold the stage, each with its own
-    peer."""
+    """Append an action of a stage's first row, `rank`, to all `width` rows of the stage, each with its own peer."""
     for place in range(width):
         own = action if action.peer is None or not place else action.model_copy(update={"peer": action.peer + place})
         rows[rank + place].append(own)
 
 
 def _events(index: int, pipeline: Pipeline) -> Iterator[_Event]:
-    """Events of one pipeline; every stage keeps its 1F1B order, a rank starts whatever of its stages is ready first."""
+    """Yield the events of one pipeline.
+
+    Stages are in 1F1B order; a rank starts the first of its stages that is ready.
+    """
     stages = len(pipeline.stage_ranks)
     waiting = [one_f_one_b(stage, stages, pipeline.microbatches)[::-1] for stage in range(stages)]
     finished: dict[tuple[Kind, int, int], int] = {}
@@ -89,7 +95,7 @@ def _events(index: int, pipeline: Pipeline) -> Iterator[_Event]:
 
 
 def _needs(step: tuple[Kind, int], stage: int, stages: int) -> list[tuple[Kind, int, int]]:
-    """Steps (kind, stage, micro-batch) that must be finished before this one starts."""
+    """Return the steps (kind, stage, micro-batch) that must be finished before this one starts."""
     kind, microbatch = step
     if kind == "F":
         return [("F", stage - 1, microbatch)] if stage > 0 else []
@@ -98,7 +104,7 @@ def _needs(step: tuple[Kind, int], stage: int, stages: int) -> list[tuple[Kind, 
 
 
 def _transfer(step: Action, time: int, number: int, rank: int, target: int, peer: int) -> _Event:
-    """The transfer of what `step` made on `rank` to stage `target` on `peer`, as one event of both."""
+    """Return the transfer of `step`'s result from `rank` to stage `target` on `peer`, as one event of both."""
     send: Kind = "SEND_F" if step.kind == "F" else "SEND_B"
     receive: Kind = "RECV_F" if step.kind == "F" else "RECV_B"
     common = {"pipeline": step.pipeline, "microbatch": step.microbatch}

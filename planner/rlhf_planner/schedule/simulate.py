@@ -1,14 +1,16 @@
 """Exact event simulation of a schedule: start times, deadlock, activation peaks.
 
-A schedule is, per device, an ordered list of operations. An operation is a number, 3 * k + kind, where k counts the
-stages of all pipelines in order and kind is FORWARD, BACKWARD (the input-gradient step when split) or WEIGHT. The
-micro-batch is not written: micro-batches of one operation run first in, first out. Rules, from RLHFuse (arXiv
-2409.13221) and extended:
+A schedule is an ordered list of operations per device. An operation is the number 3 * k + kind: k counts the stages of
+all pipelines in order, and kind is FORWARD, BACKWARD (the input-gradient step if split) or WEIGHT. Lists omit the
+micro-batch, because micro-batches of one operation run first in, first out.
+
+Rules, from RLHFuse (arXiv 2409.13221) and extended:
   start = max(end of the same micro-batch's previous step + transfer of that edge, time the device is idle);
   a backward step follows its forward step, a weight-gradient step follows its input-gradient step, on the same device;
-  activation is taken at the start of a forward step, freed at the end of the backward (weight-gradient when split)
+  activation is allocated at the start of a forward step, freed at the end of the backward (weight-gradient if split)
   step.
-The checker in check.py states the same rules a second time, on purpose, and shares no code with this file.
+
+The checker in schedule_check.py states the same rules a second time, on purpose, and shares no code with this file.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class DeadlockError(ValueError):
 
 @dataclass(frozen=True)
 class InstanceArrays:
-    """An instance as arrays over its stages (index k) and operations (index 3k + kind); what compiled loops read."""
+    """Arrays of an instance over its stages (index k) and operations (index 3k + kind), for compiled loops."""
 
     instance: Instance
     split: bool
@@ -50,7 +52,7 @@ class InstanceArrays:
     lag_after: Floats  # [stages] transfer time from `after`
     activation: Floats  # [stages]
     duration: Floats  # [operations]; a stage without a weight-gradient step has 0 there
-    weight: Bools  # [stages] whether the stage has its own weight-gradient step
+    weight: Bools  # [stages] whether the stage has a separate weight-gradient step
     base: Ints  # [operations + 1] first step number of an operation: step = base[operation] + micro-batch
 
     @property
@@ -65,19 +67,19 @@ class InstanceArrays:
 
     @cached_property
     def device_lengths(self) -> Ints:
-        """Steps that each device runs, int64 [devices]."""
+        """Number of steps of each device, int64 [devices]."""
         per_stage = self.microbatches * np.where(self.weight, 3, 2)
         return np.bincount(self.device, weights=per_stage, minlength=self.instance.devices).astype(np.int64)
 
     def operations(self, k: int) -> tuple[int, ...]:
-        """Return the operations of stage `k` in the order in which a micro-batch meets them."""
+        """Return the operations of stage `k` in the order in which a micro-batch visits them."""
         first = KINDS * k
         return (first, first + 1, first + 2) if self.weight[k] else (first, first + 1)
 
 
 def instance_arrays(instance: Instance, split: bool = False) -> InstanceArrays:
-    """Return the arrays of an instance; `split` gives every stage with a weight-gradient time its own weight-
-    gradient step."""
+    """Return the arrays of an instance; `split` gives stages with a weight-gradient time a separate weight-gradient
+    step."""
     rows = [(p, s) for p, pipeline in enumerate(instance.pipelines) for s in range(pipeline.stages)]
     count = len(rows)
     before, after = np.full(count, -1), np.full(count, -1)
@@ -116,8 +118,10 @@ def instance_arrays(instance: Instance, split: bool = False) -> InstanceArrays:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A simulated schedule. `orders` int64 [devices, longest]: operations, -1 after the last; `start` float64
-    [steps]."""
+    """A simulated schedule.
+
+    `orders` int64 [devices, longest] are operations, -1 after the last; `start` is float64 [steps].
+    """
 
     arrays: InstanceArrays
     orders: Ints
@@ -132,7 +136,7 @@ class Timeline:
 
     @property
     def rank(self) -> tuple[float, float, float]:
-        """What a better schedule has less of, in this order: makespan, peak activation, sum of peaks over devices."""
+        """Sort key, lower is better: makespan, peak activation, sum of peaks over devices."""
         return (self.makespan, round(self.peak, 9), round(float(self.peaks.sum()), 9))
 
     @property
@@ -144,8 +148,10 @@ class Timeline:
 
 
 def simulate(arrays: InstanceArrays, orders: Ints) -> Timeline:
-    """Return the simulated schedule of `orders`; DeadlockError when devices wait for one another, ValueError when
-    steps are missing or too many."""
+    """Return the simulated schedule of `orders`.
+
+    Raises DeadlockError if devices wait for one another, and ValueError if steps are missing or too many.
+    """
     start = np.zeros(arrays.steps)
     makespan, done = run_orders(orders, *kernel_arguments(arrays), start)
     if done < 0:
@@ -167,8 +173,10 @@ def pad_orders(arrays: InstanceArrays, lists: list[list[int]]) -> Ints:
 
 
 def orders_by_start(arrays: InstanceArrays, start: Floats) -> Ints:
-    """Return the orders that start times (float64 [steps]) imply; equal starts keep the order forward, backward,
-    weight gradient."""
+    """Return the orders that start times (float64 [steps]) imply.
+
+    Equal starts are in the order forward, backward, weight gradient.
+    """
     operation = np.repeat(np.arange(KINDS * arrays.stages), np.diff(arrays.base))
     lists: list[list[int]] = [[] for _ in range(arrays.instance.devices)]
     for step in np.lexsort((operation, start)):
@@ -177,8 +185,10 @@ def orders_by_start(arrays: InstanceArrays, start: Floats) -> Ints:
 
 
 def kernel_arguments(arrays: InstanceArrays) -> tuple[Floats, Ints, Ints, Ints, Ints, Ints, Floats, Floats, Bools]:
-    """Return the arrays that every compiled loop takes, in one order: duration, device, microbatches, base, before,
-    after, lag_before, lag_after, weight."""
+    """Return the arrays that every compiled loop takes, always in this order.
+
+    The order is duration, device, microbatches, base, before, after, lag_before, lag_after, weight.
+    """
     return (
         arrays.duration, arrays.device, arrays.microbatches, arrays.base, arrays.before, arrays.after,
         arrays.lag_before, arrays.lag_after, arrays.weight,
@@ -187,10 +197,10 @@ def kernel_arguments(arrays: InstanceArrays) -> tuple[Floats, Ints, Ints, Ints, 
 
 @inlined
 def feeder(op: int, before: int, after: int) -> int:
-    """Return the operation of a neighbouring stage that feeds operation `op`, whose stage has these neighbours; -1:
+    """Return the neighbouring stage's operation that feeds operation `op`, whose stage has these neighbours; -1 if
     none.
 
-    It takes numbers alone: handing arrays to it would cost a loop more than all else it does.
+    Takes numbers only: passing arrays would cost a loop more than all other work.
     """
     if op % 3 == 0 and before >= 0:
         return op - 3
@@ -211,12 +221,13 @@ def run_orders(
     weight: Bools,
     start: Floats,
 ) -> tuple[float, int]:
-    """Fill in `start` (float64 [steps]) and return (makespan, steps run); steps run is -(device + 1) when an operation
-    is over-full.
+    """Set `start` (float64 [steps]) and return (makespan, steps run).
 
-    `orders` is as in `Timeline`. The arrays are those of `kernel_arguments`: `duration` float64 [operations]; `device`,
-    `microbatches`, `before`, `after` int64 [stages]; `base` int64 [operations + 1]; `lag_before`, `lag_after` float64
-    [stages]; `weight` bool [stages].
+    Steps run is -(device + 1) if an operation occurs too often.
+
+    `orders` is as in `Timeline`. The arrays are those of `kernel_arguments`: `duration` float64 [operations];
+    `device`, `microbatches`, `before`, `after` int64 [stages]; `base` int64 [operations + 1]; `lag_before`,
+    `lag_after` float64 [stages]; `weight` bool [stages].
     """
     devices, longest = orders.shape
     at = np.zeros(devices, np.int64)
@@ -260,8 +271,11 @@ def run_orders(
 
 @compiled
 def activation_peaks(orders: Ints, activation: Floats, weight: Bools) -> Floats:
-    """Return the peak activation of every device, float64 [devices]: it follows from `orders` alone, since a device
-    runs one step at a time. `activation` float64 [stages], `weight` bool [stages]."""
+    """Return the peak activation of every device, float64 [devices].
+
+    It follows from `orders`, because a device runs one step at a time. `activation` is float64 [stages], `weight` bool
+    [stages].
+    """
     devices, longest = orders.shape
     peaks = np.zeros(devices)
     for d in range(devices):

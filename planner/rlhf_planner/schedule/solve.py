@@ -1,15 +1,16 @@
 """The search: shortest makespan, then least peak activation, then least sum of peaks; never above the memory cap.
 
-What it does, in order, each part stopping as soon as a bound is met:
+Parts, in order; each stops as soon as a bound is met:
   1. baselines, which every answer must match or beat (and fall back to);
-  2. list scheduling without a cap, which often meets the makespan bound outright;
-  3. constraint programming for the makespan, where the instance is small enough: a shorter schedule or a higher bound;
-  4. annealing of memory at a fixed makespan: under the cap first, at the least makespan where that works; then as low
-     as it goes, with the proven bound on the peak as the floor. Large instances: tuned list scheduling instead.
-The makespan has first call on the budget, the peak on what is left; only where a makespan stays unproven to the end is
-the last fifth kept for the peak. Effort is counted in tries and in deterministic solver time, at a nominal rate for
-`seconds`; the clock handed in is only a backstop. So the same instance, options and seed give the same schedule on any
-machine that is not slower than nominal; on one that is, the clock ends parts of the search, and the answer says so.
+  2. list scheduling without a cap, which often meets the makespan bound;
+  3. constraint programming for the makespan of small instances: a shorter schedule or a higher bound;
+  4. annealing of memory at a fixed makespan: first under the cap, at the least makespan where that works; then as low
+     as possible, with the proven bound on the peak as the floor. Large instances use tuned list scheduling instead.
+
+The makespan uses the budget first, the peak uses the rest. If a makespan stays unproven, the last fifth is reserved
+for the peak. Effort is counted in tries and in deterministic solver time, at a nominal rate for `seconds`; the clock
+is only a backstop. So the same instance, options and seed give the same schedule on any machine that is not slower
+than nominal. On a slower one the clock ends parts of the search, and the answer reports that.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from rlhf_planner.schedule.simulate import Timeline, instance_arrays
 
 __all__ = ["Objective", "SearchOptions", "Solution", "solve"]
 
-_DECISIONS = 12  # makespans that the exact solver is asked for in one round
+_DECISIONS = 12  # makespans per round of the exact solver
 _FIRST_SHARE = 0.08  # of the budget, for each of them in the first round; twice as much in every later one
 _ROUNDS = 5
-_KEPT_FOR_PEAK = 0.2  # of the budget, where the makespan cannot be proven: list schedules hold far too much
-_KEPT_FOR_CAP = 0.5  # the same under a cap, where a makespan counts only once memory is under it
+_KEPT_FOR_PEAK = 0.2  # of the budget, if the makespan cannot be proven: list schedules need far too much memory
+_KEPT_FOR_CAP = 0.5  # the same under a cap, where a makespan counts only once memory is below it
 SLACKS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32)  # makespans tried under a cap, above the least
 
 
@@ -45,13 +46,13 @@ Objective = Literal["makespan", "peak"]
 
 @dataclass(frozen=True)
 class Solution:
-    """A valid schedule with what is proven about it.
+    """A valid schedule and its proven bounds.
 
-    `lower_bound` is on the makespan of any schedule, `peak_bound` on the peak of any schedule within this makespan plus
-    the slack that was allowed. `makespan_seconds`: when the makespan was found; the rest went to the peak. `cut_short`:
-    what more budget might still lower, the makespan before the peak, as the budget ended before it was proven to be the
-    least; None: neither. `by_clock`: the clock ended a part of the search before its effort did, so that a faster
-    machine may find another schedule.
+    `lower_bound` is on the makespan of any schedule, `peak_bound` on the peak of any schedule within this makespan
+    plus the allowed slack. `makespan_seconds` is when the makespan was found; the rest of the time went to the peak.
+    `cut_short` names what more budget might still lower (the makespan before the peak), because it was not proven
+    minimal; None if neither. `by_clock` is whether the clock ended a part of the search before its effort, so that a
+    faster machine may find another schedule.
     """
 
     timeline: Timeline
@@ -78,7 +79,7 @@ class Solution:
 def solve(instance: Instance, options: SearchOptions, clock: Callable[[], float]) -> Solution:
     """Return the best schedule found within the budget; it is never worse than the best baseline.
 
-    `clock` returns seconds, such as time.monotonic. InstanceError: no schedule can keep the cap.
+    `clock` returns seconds, such as time.monotonic. Raises InstanceError if no schedule can stay within the cap.
     """
     began = clock()
     check_cap_possible(instance)
@@ -109,16 +110,17 @@ def solve(instance: Instance, options: SearchOptions, clock: Callable[[], float]
 
 
 def _makespan_cut(search: Search) -> bool:
-    """Whether a makespan is above the bound, and there was something left to try."""
+    """Return whether a makespan is above the bound and more could have been tried."""
     tried_all = search.arrays.steps > EXACT_STEPS and search.cap is None
     return search.best.makespan > search.bound * (1 + 1e-9) and not tried_all
 
 
 def _fastest(search: Search) -> Timeline:
-    """The shortest schedule found without regard to memory, of the search's layout; raises the bound on the way.
+    """Return the shortest schedule found, without regard to memory, in the search's layout; raise the bound if
+    possible.
 
-    What is above the bound is asked for again with twice the effort, until it is met or proven to be the least, or only
-    the share is left that is kept for what comes after.
+    While the makespan is above the bound, the solver gets twice the effort. This ends when the bound is met, the
+    makespan is proven minimal, or only the reserved share is left.
     """
     fast = listed(search.arrays, None)[0]
     if search.arrays.steps > EXACT_STEPS:
@@ -134,10 +136,9 @@ def _fastest(search: Search) -> Timeline:
 
 
 def _bisected(search: Search, fast: Timeline, share: float, kept: float, seed: int) -> Timeline:
-    """Makespans between the bound and `fast`, each asked for with up to `share` of the budget, of which `kept` is
-    left."""
+    """Bisect makespans between the bound and `fast`, each with up to `share` of the budget; reserve `kept` of it."""
     arrays = search.arrays
-    low = ask = search.bound  # below `low` there is nothing, or nothing that was found
+    low = ask = search.bound  # at or below `low` no schedule exists, or none was found
     for _ in range(_DECISIONS):
         effort, seconds = (
             search.effort(min(share, search.share_left - kept)),
@@ -159,7 +160,7 @@ def _bisected(search: Search, fast: Timeline, share: float, kept: float, seed: i
 
 
 def _fit_under_cap(search: Search, fast: Timeline) -> None:
-    """The least makespan at which annealing brings memory under the cap; where small, exactly."""
+    """Find the least makespan at which annealing brings memory under the cap; small instances also exactly."""
     arrays, options, cap = search.arrays, search.options, search.cap
     assert cap is not None
     if arrays.steps <= EXACT_STEPS // 4:
@@ -174,7 +175,7 @@ def _fit_under_cap(search: Search, fast: Timeline) -> None:
         return
     budget = int(search.tries_left * (1 - _KEPT_FOR_PEAK))
     failed = -1
-    order = [3, 0, 1, 2, 4, 5, 6, 7, 8]  # one in a hundred first: most caps that can be kept at all can be kept there
+    order = [3, 0, 1, 2, 4, 5, 6, 7, 8]  # 1% first: most caps that can be met at all can be met there
     for rank in order:
         limit = fast.makespan * (1 + SLACKS[rank])
         if rank < failed or limit >= search.best.makespan or search.stopped():

@@ -1,8 +1,8 @@
-"""The checker of executable tables: whether ranks that follow their rows, every transfer blocking both sides, finish.
+"""Checks executable tables: that ranks which follow their rows finish, even if every transfer blocks both sides.
 
-Any executor may call it before its first step. It replays the rows: a computation runs when all ranks that hold its
-stage have come to it and its input is there, a transfer when both sides have come to it. Knows orders only, no times
-and no activation sizes.
+Any executor may call it before its first step. It replays the rows. A computation runs when all ranks of its stage
+have reached it and its input is available, a transfer when both sides have reached it. Knows orders, but no times and
+no activation sizes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _COUNTERPART = {"SEND_F": "RECV_F", "SEND_B": "RECV_B"}
 
 
 _Done = tuple[str, int, int, int, int]
-"""Kind, pipeline, stage, micro-batch, place of the rank among those that hold the stage."""
+"""Kind, pipeline, stage, micro-batch, index of the rank among those of the stage."""
 
 
 class TableError(ValueError):
-    """The table cannot be executed; the message names the rank, the place in its row and what is wrong."""
+    """The table cannot be executed. The message names the rank, the position in its row and the problem."""
 
 
 def check_table(table: ScheduleTable) -> None:
@@ -68,7 +68,7 @@ def _advance(table: ScheduleTable, rank: int, at: list[int], done: set[_Done]) -
 
 
 def _meet(action: Action, rank: int, other: Action, peer: int) -> bool:
-    """Whether the two actions are the two sides of one transfer."""
+    """Return whether the two actions are the two sides of one transfer."""
     send, receive = (action, other) if action.kind.startswith("SEND") else (other, action)
     step = 1 if send.kind == "SEND_F" else -1
     return (
@@ -80,7 +80,7 @@ def _meet(action: Action, rank: int, other: Action, peer: int) -> bool:
 
 
 def _ready(table: ScheduleTable, action: Action, place: int, done: set[_Done]) -> bool:
-    """Whether a computation, or the data that a send needs, is there."""
+    """Return whether the input of a computation, or the data of a send, is available."""
     pipe = table.pipelines[action.pipeline]
     p, s, m = action.pipeline, action.stage, action.microbatch
     before_kind = {"F": "F", "I": "I", "B": "I", "W": "W"}[action.kind]
@@ -99,7 +99,8 @@ def _ready(table: ScheduleTable, action: Action, place: int, done: set[_Done]) -
 
 
 def _check_actions(table: ScheduleTable) -> None:
-    """Actions are of known stages on their own rank, once each; sends follow what they send; none is missing."""
+    """Check that actions are complete and unique, on their stage's rank, and that sends follow the step that they
+    send."""
     counts: Counter[_Done] = Counter()
     for rank, row in enumerate(table.rows):
         for place, action in enumerate(row):

@@ -1,10 +1,9 @@
-"""From a simulated schedule to the table that training ranks execute, and to the plain steps that people and
-checkers read.
+"""Converts a simulated schedule to the table that training ranks execute, and to plain steps for people and checkers.
 
-One device is one rank of a data-parallel block. A table holds every computation of a rank in order and the transfers
-between ranks. Deadlock-free even when every transfer blocks both sides: all steps and transfers are put in one total
-order, a transfer as one event at the end of the step that makes its data, and each rank's row is its part of that
-order; so two ranks never wait for each other in a circle, and the k-th send between two ranks meets the k-th receive.
+One device is one rank of a data-parallel block. A table has every computation of a rank in order and the transfers
+between ranks. It is free of deadlock even if every transfer blocks both sides. All steps and transfers are in one
+total order, a transfer as one event at the end of the step that makes its data, and a rank's row is its part of that
+order. So two ranks never wait for each other in a circle, and the k-th send between two ranks meets the k-th receive.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def _kind(arrays: InstanceArrays, operation: int) -> StepKind:
 def schedule_table(timeline: Timeline, method: str, models: tuple[str, ...] | None = None) -> ScheduleTable:
     """Return the table of a schedule. `models` names the model role of every pipeline; by default actor, then critic.
 
-    Pipelines that visit a rank twice (interleaved stages) are fine: a hand-over within a rank needs no transfer.
+    Pipelines may visit a rank twice (interleaved stages): passing data within a rank needs no transfer.
     """
     arrays = timeline.arrays
     instance = arrays.instance
@@ -83,7 +82,7 @@ def schedule_table(timeline: Timeline, method: str, models: tuple[str, ...] | No
             for side, transfer in _transfers(instance, step):
                 forward = step.kind == "F"
                 used = begins[step.pipeline, step.stage + (1 if forward else -1), step.microbatch, forward]
-                # sums of floats may put the end of a step a hair after the start of the step that uses it
+                # rounding may put the end of a step slightly after the start of the step that uses it
                 events.append((min(step.end, used), 0, sequence, side, transfer))
     rows: list[list[Action]] = [[] for _ in range(instance.devices)]
     for *_, rank, action in sorted(events, key=lambda event: event[:3]):
@@ -99,7 +98,7 @@ def schedule_table(timeline: Timeline, method: str, models: tuple[str, ...] | No
 
 
 def _transfers(instance: Instance, step: Step) -> list[tuple[int, Action]]:
-    """(rank, action) of both sides of the transfer after a step; none where the next stage is on the same rank."""
+    """Return (rank, action) of both sides of the transfer after a step; none if the next stage is on the same rank."""
     ranks = instance.pipelines[step.pipeline].stage_devices
     kinds: dict[str, tuple[int, Kind, Kind]] = {
         "F": (1, "SEND_F", "RECV_F"),

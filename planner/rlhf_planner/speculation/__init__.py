@@ -1,1 +1,1 @@
-"""Speculative decoding as decisions: what drafts are expected to give, and how far to draft."""
+"""Decisions of speculative decoding: the expected gain of drafts, and how many tokens to draft."""

@@ -1,10 +1,10 @@
-"""How far drafts are right: counts by drafter, match and position, from which the survival of a drafted token follows.
+"""Learns how often drafts are right: counts by drafter, match and position, and the survival of a drafted token.
 
-Rule: counts of tokens that were judged and of those accepted, never a ratio alone. A cell with few counts takes after
-the rest of its match, a match after the rest of its drafter, and a drafter of which nothing is known is right every
-other time: optimistic, so that it is tried. What was seen of a cell is never counted twice: a dozen unlucky tokens at
-the beginning would end a drafter. Counts of a cell are damped to a window, so what was long ago ends, and `aged`
-shortens it where the policy changes. Pure and immutable: what is observed makes a new value.
+Rule: stores counts of judged and of accepted tokens, never a ratio only. A cell with few counts resembles the rest of
+its match, a match the rest of its drafter. An unknown drafter is assumed to be right half of the time, which is
+optimistic, so that it is tried. Counts of a cell are never used twice: a dozen unlucky tokens at the beginning would
+end a drafter. Counts are damped to a window, so old ones fade, and `aged` shortens it when the policy changes. Pure
+and immutable: an observation returns a new value.
 """
 
 from dataclasses import dataclass, replace
@@ -18,32 +18,32 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 WINDOW: Final = 128.0
-"""Judged tokens that a cell remembers: its rate is then known to 4%, and unlearned by a few dozen probes."""
+"""Judged tokens that a cell remembers. Its rate is then known to 4%, and a few dozen probes unlearn it."""
 PRIOR_TRIALS: Final = 4.0
 """Tokens that the rate one level above counts for."""
 PRIOR_RATE: Final = 0.5
-"""Of a drafter before anything was seen of it."""
+"""Assumed rate of a drafter before any observation."""
 KEPT_AT_UPDATE: Final = 0.5
-"""Share of the counts that outlives an update of the policy's weights: it changes little of what a policy says."""
+"""Share of the counts that remains after an update of the policy's weights, which changes few of its tokens."""
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Counts float64 [drafters, matches, positions]: tokens that were judged, and those of them that were accepted."""
+    """Counts float64 [drafters, matches, positions] of judged tokens and of accepted tokens."""
 
     judged: Floats
     accepted: Floats
 
     @classmethod
     def unknown(cls, drafters: int, matches: int, positions: int) -> "Acceptance":
-        """Return counts of nothing."""
+        """Return empty counts."""
         shape = (drafters, matches, positions)
         return cls(np.zeros(shape), np.zeros(shape))
 
     def observed(self, drafters: Ints, matches: Ints, drafted: Ints, accepted: Ints) -> "Acceptance":
-        """Return the counts with outcomes [n]: of `drafted` tokens the first `accepted` were right.
+        """Return the counts with outcomes [n]: the first `accepted` of `drafted` tokens were right.
 
-        The token after them was judged wrong; those behind it were not judged.
+        The next token was judged wrong; tokens after it were not judged.
         """
         if not len(drafters):
             return self
@@ -54,12 +54,12 @@ class Acceptance:
         return Acceptance(judged / over, right / over)
 
     def aged(self, kept: float = KEPT_AT_UPDATE) -> "Acceptance":
-        """Return counts that weigh `kept` (0 .. 1) of what they did: the policy changed."""
+        """Return counts weighted by `kept` (0 .. 1), because the policy changed."""
         return replace(self, judged=self.judged * kept, accepted=self.accepted * kept)
 
     @cached_property
     def rates(self) -> Floats:
-        """Float64 [drafters, matches, positions]: the chance that a token is right where all before it were."""
+        """Float64 [drafters, matches, positions]: probability that a token is right if all tokens before it were."""
         whole_judged, whole = self.judged.sum(axis=(1, 2), keepdims=True), self.accepted.sum(axis=(1, 2), keepdims=True)
         match_judged, match = self.judged.sum(axis=2, keepdims=True), self.accepted.sum(axis=2, keepdims=True)
         of_drafter = _shrunk(whole - match, whole_judged - match_judged, np.float64(PRIOR_RATE))
@@ -68,7 +68,8 @@ class Acceptance:
 
     @cached_property
     def survival(self) -> Floats:
-        """Float64 [drafters, matches, positions]: the chance that a token and all before it are right; it falls."""
+        """Float64 [drafters, matches, positions]: probability that a token and all before it are right;
+        non-increasing."""
         survival: Floats = np.cumprod(self.rates, axis=2).astype(np.float64)
         return survival
 
@@ -78,7 +79,7 @@ class Acceptance:
 
     @classmethod
     def read(cls, data: Any, like: "Acceptance") -> "Acceptance":
-        """Return written counts. Raises ValueError for what is not counts of the shape of `like`."""
+        """Return counts from `written`. Raises ValueError unless they have the shape of `like`."""
         try:
             judged, accepted = (np.asarray(data[name], np.float64) for name in ("judged", "accepted"))
         except (KeyError, TypeError, ValueError) as error:
@@ -92,9 +93,10 @@ class Acceptance:
 
 
 def tokens_of(cells: Ints, lengths: Ints, shape: tuple[int, ...]) -> Floats:
-    """Return float64 of `shape`, [drafters, matches, positions]: how many drafts [n] have a token there.
+    """Return the number of drafts [n] that have a token in each cell, float64 of `shape` [drafters, matches,
+    positions].
 
-    `cells` says of which drafter and match a draft is, drafter x matches + match; `lengths` how many tokens it has.
+    `cells` is drafter x matches + match of each draft; `lengths` is its number of tokens.
     """
     positions = shape[-1]
     ends = cells * (positions + 1) + np.minimum(lengths, positions)
@@ -104,7 +106,7 @@ def tokens_of(cells: Ints, lengths: Ints, shape: tuple[int, ...]) -> Floats:
 
 
 def _shrunk(accepted: Floats, judged: Floats, prior: Any) -> Floats:
-    # Differences of sums: at worst a rounding error below zero.
+    # Differences of sums: rounding may give values slightly below zero.
     accepted, judged = np.maximum(accepted, 0.0), np.maximum(judged, 0.0)
     rate: Floats = (accepted + PRIOR_TRIALS * prior) / (judged + PRIOR_TRIALS)
     return rate

@@ -1,8 +1,8 @@
-"""What drafts may give a job of which no run has drafted yet: an assumed acceptance over the costs of passes.
+"""Assumes the gain of drafts for a job without any drafting run: an assumed acceptance over the costs of passes.
 
-Rule: at every batch as many tokens of each sample are drafted as have the most expected tokens a second, none among
-them, or always the longest draft where drafts are always made. A pass costs what a plain step over as many rows does,
-and drafting nothing. It is an assumption and is to be told as one; the first iteration replaces it.
+Rule: at every batch size, the draft length with the most expected tokens per second is used, possibly zero. If drafts
+are always made, it is the longest length. A pass costs as much as a plain step over as many rows; drafting is free.
+Users see this labelled as an assumption; the first iteration replaces it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from rlhf_planner.speculation.acceptance import PRIOR_RATE
 from rlhf_planner.speculation.forecast import SpeculationForecast, SpeculationPoint
 
 CONTEXT: Final = 512.0
-"""Keys at which batches are compared; the shape over the batch hardly depends on it."""
+"""Keys at which batches are compared; the shape over batch sizes hardly depends on it."""
 
 
 def assumed_forecast(
     decode: DecodeLines, max_batch_size: int, longest: int, *, always: bool, rate: float = PRIOR_RATE
 ) -> SpeculationForecast:
-    """Return the forecast for drafts of at most `longest` tokens, each of which is right with the chance `rate` where
-    all before it were."""
+    """Return the forecast for drafts of at most `longest` tokens.
+
+    Each token is right with probability `rate` if all tokens before it are right.
+    """
     base, slope = decode.tables(max_batch_size * (longest + 1))
     seconds = base + slope * CONTEXT
     points, batch = [], 1
@@ -36,5 +38,5 @@ def assumed_forecast(
 
 
 def _tokens(rate: float, length: int) -> float:
-    """Expected tokens of one sample in a step: those of its draft up to the first that is wrong, and one more."""
+    """Return the expected tokens of one sample in a step: its draft up to the first wrong token, and one more."""
     return sum(rate**position for position in range(length + 1))

@@ -1,16 +1,17 @@
-"""How far to draft, as the load changes: the choice of every step, and what is learned from it.
+"""Decides how many tokens to draft in every step as the load changes, and learns from the results.
 
-The law: of all numbers j of drafted tokens in a pass over R samples, the one with the most expected tokens a second,
+The law: let j be the number of drafted tokens in a pass over R samples. The controller takes the j with the most
+expected tokens per second,
 
     (R + survival of the best j slots) / (drafting + pass over R + j rows),
 
-is taken, and j = 0, a plain step, is always among them. Whether drafters are asked at all is decided by the same law
-over the drafts that they are expected to have, so where drafts do not pay nothing is spent on them. Acceptance, costs
-and what drafters have are learned from the steps themselves (`acceptance`, `pass_costs`), and so is whose draft is
-followed (`rival_drafts`); what was measured of whole steps corrects what is predicted of them (`step_records`). What is
-not chosen is tried anew now and then: probes lose at most PROBE_SHARE of the time, as measured. A pass is never more
-than GROWTH times wider than the widest that was measured. Pure: a state and numbers in, a choice or a new state out; no
-clock, no chance, no engine.
+and j = 0, a plain step, is always a candidate. The same law, applied to the drafts that drafters are expected to have,
+decides whether to ask drafters at all. So no time is spent on drafts that do not pay. The controller learns
+acceptance, costs and supply from the steps (`acceptance`, `pass_costs`), and also which drafter to follow
+(`rival_drafts`). Measurements of whole steps correct the predictions (`step_records`). Alternatives are probed now and
+then; probes lose at most PROBE_SHARE of the time, as measured. A pass is never more than GROWTH times wider than the
+widest measured one.
+Rule: pure. A state and numbers in, a choice or a new state out; no clock, no randomness, no engine.
 """
 
 from dataclasses import dataclass, replace
@@ -28,52 +29,57 @@ from rlhf_planner.speculation.step_records import StepRecords
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Reason = Literal["Unmeasured", "Faster", "Slower", "Probe"]
-"""Unmeasured: too few steps were seen to know costs. Faster, Slower: drafts are expected to be. Probe: the alternative
-is measured."""
+"""Unmeasured: too few steps to know costs.
+
+Faster, Slower: the expectation of drafts. Probe: measures the alternative.
+"""
 
 FIRST_PLAIN: Final = 4
-"""Steps without drafts at first: one alone, which finds everything cold, makes plain steps look slow for thousands."""
+"""Number of first steps without drafts. A single cold one would make plain steps look slow for thousands of steps."""
 PROBE_SHARE: Final = 0.005
-"""Share of the time that may be lost by measuring what is not chosen."""
+"""Maximum share of the time that probes may lose."""
 PROBE_GAP: Final = 16
-"""Steps between probes at least: what is learned by one is used before the next."""
+"""Minimum steps between probes, so that the result of one is used before the next."""
 PROBE_STEPS: Final = 2
-"""Steps in a row of a probe of drafts: the first finds drafters and choosing cold, and takes longer for them."""
+"""Consecutive steps of a probe of drafts. The first one is slower because drafters and the choice are cold."""
 DOUBT: Final = 0.25
-"""Part of an expected loss that a probe must be able to pay."""
+"""Share of an expected loss that the credit of probes must cover."""
 PLAIN_GAP: Final = 128
-"""Steps with drafts after which all that probes may lose is spent on a plain one; before, half of it."""
+"""Steps with drafts after which the whole credit may be spent on a plain step; before, half of it."""
 PROBE_REQUESTS: Final = 4
-"""Samples that are drafted for in a probe: enough to learn by, and cheap at any batch."""
+"""Samples that are drafted for in a probe: enough to learn from, and cheap at any batch size."""
 GROWTH: Final = 1.5
-"""Widest pass beside the widest that was measured: beyond, costs are guesses."""
+"""Maximum width of a pass relative to the widest measured one; beyond that, costs are guesses."""
 OVERHEAD_SHARE: Final = 0.05
 """Weight of a step in the overhead."""
 OVERHEAD_FALLS: Final = 0.25
-"""Weight of one that took less: it is what choosing takes, the others are what else the machine did meanwhile."""
+"""Weight of a step with less overhead. The minimum is the cost of choosing; the rest is other work on the machine."""
 FIRST_OVERHEAD: Final = 0.25
-"""Of a pass: the most that the first step may say. What the machine did in one step would end drafts for thousands:
-the less is drafted, the more seldom is it seen that choosing takes less."""
+"""Maximum overhead that the first step may report, as a share of a pass.
+
+Otherwise other work during a single step would end drafts for thousands of steps: with fewer drafts, lower overheads
+are observed less often.
+"""
 SUPPLY_WINDOW: Final = 256.0
-"""Requests over which is averaged what drafters have."""
+"""Requests over which the supply of drafters is averaged."""
 
 
 class Plan(NamedTuple):
-    """What is asked for a step."""
+    """Request for a step."""
 
     drafters: tuple[int, ...]
-    """Those that are asked; none: a plain step."""
+    """Drafters to ask; none means a plain step."""
     requests: int
-    """For how many samples at most."""
+    """Maximum number of samples to draft for."""
     slots: int
-    """Most drafted tokens that are verified."""
+    """Maximum number of drafted tokens to verify."""
     reason: Reason
     rate: float
-    """Tokens a second that are expected; 0: unknown."""
+    """Expected tokens per second; 0 if unknown."""
 
     @property
     def probes(self) -> bool:
-        """Whether this is not what is expected to be the fastest."""
+        """Whether this is a probe and not the option that is expected to be fastest."""
         return self.reason == "Probe"
 
 
@@ -82,37 +88,37 @@ class Offered(NamedTuple):
 
     drafter: int
     matches: Ints
-    """int64 [n]."""
+    """int64 [n] matches of the drafts."""
     lengths: Ints
-    """int64 [n], at most the controller's `longest`; 0: none."""
+    """int64 [n] tokens, at most the controller's `longest`; 0 means no draft."""
 
 
 class Choice(NamedTuple):
-    """Which drafts are verified, and how far."""
+    """Drafts to verify, and how many tokens of each."""
 
     drafters: Ints
-    """int64 [n]: place of the drafter among those that offered."""
+    """int64 [n]: index of the drafter among the offers."""
     lengths: Ints
-    """int64 [n]."""
+    """int64 [n]: tokens to verify."""
 
 
 class MeasuredStep(NamedTuple):
-    """A step as it was measured."""
+    """Measurements of a step."""
 
     rows: int
-    """Samples."""
+    """Number of samples."""
     keys: int
-    """Keys that they read without drafts."""
+    """Keys that the samples read without drafts."""
     slots: int
-    """Drafted tokens that were verified."""
+    """Number of verified drafted tokens."""
     tokens: int
-    """That were drawn: one of each sample, and those of drafts that were accepted."""
+    """Generated tokens: one per sample, plus the accepted tokens of drafts."""
     draft_seconds: float
     pass_seconds: float
 
 
 class Outcomes(NamedTuple):
-    """What became of drafts, int64 [n] each."""
+    """Results of drafts, int64 [n] each."""
 
     drafters: Ints
     matches: Ints
@@ -122,8 +128,11 @@ class Outcomes(NamedTuple):
 
 @dataclass(frozen=True)
 class DraftController:
-    """All that was learned. `supply` is float64 [sets, drafters, matches, positions]: for each set of drafters (each
-    alone, then all together) the mean number of a request's slots; `supply_seen` [sets] requests stand behind it."""
+    """Everything that was learned.
+
+    `supply` float64 [sets, drafters, matches, positions] is the mean number of a request's slots for each set of
+    drafters (each alone, then all together), from `supply_seen` [sets] requests.
+    """
 
     longest: int
     acceptance: Acceptance
@@ -134,20 +143,20 @@ class DraftController:
     supply: Floats
     supply_seen: Floats
     overhead: float = 0.0
-    """Seconds of a step that asks drafters, beside what these take themselves: choosing among drafts."""
+    """Seconds that a step needs to choose among drafts, without the drafters' own time."""
     credit: float = 0.0
     """Seconds that probes may lose."""
     since_probe: int = 0
     since_plain: int = 0
     """Steps since the last probe, and since the last plain step."""
     probing: int = 0
-    """Most drafted tokens of the probe that is to follow the last step, which began one; 0: none is."""
+    """Maximum drafted tokens of a probe that the last step started and the next continues; 0 without one."""
 
     @classmethod
     def new(cls, drafters: int, matches: int, longest: int, widths: Ints) -> "DraftController":
-        """Return a controller that knows nothing: drafts are taken to be free, and right every other time.
+        """Return a controller without observations. It assumes that drafts are free and right half of the time.
 
-        `longest` tokens a draft; `widths` int64 [rows + 1] is how wide a pass over so many rows is.
+        `longest` is tokens per draft. `widths` int64 [rows + 1] is the width of a pass by number of rows.
         """
         sets = drafters + (drafters > 1)
         supply = np.zeros((sets, drafters, matches, longest))
@@ -176,7 +185,7 @@ class DraftController:
     # ------------------------------------------------------------ choose
 
     def plan(self, rows: int, keys: int) -> Plan:
-        """Return what to ask for a step over `rows` samples that read `keys` keys in all."""
+        """Return the request for a step over `rows` samples that read `keys` keys in total."""
         if self.pass_costs.steps < FIRST_PLAIN:
             return Plan((), 0, 0, "Unmeasured", 0.0)
         seconds = self.pass_costs.seconds(rows, self._limit(rows), keys)
@@ -200,7 +209,7 @@ class DraftController:
         return Plan(chosen, rows, len(seconds) - 1, "Faster", rate)
 
     def choose(self, plan: Plan, rows: int, keys: int, offers: tuple[Offered, ...]) -> Choice:
-        """Return how far which drafts are followed; every offer is for the same requests, some of the `rows`."""
+        """Return which drafts to follow, and how far. All offers are for the same requests, some of the `rows`."""
         survival = self.acceptance.survival
         winner = np.zeros(len(offers[0].lengths), np.int64)
         if len(offers) > 1:
@@ -221,7 +230,7 @@ class DraftController:
     # ------------------------------------------------------------ observe
 
     def offered(self, offers: tuple[Offered, ...], chosen: Choice, seconds: tuple[float, ...]) -> "DraftController":
-        """Return what is known with the drafts that were made, each drafter's in so many seconds."""
+        """Return a controller that has learned from these drafts, with each drafter's seconds."""
         costs, supply, seen = self.draft_costs, self.supply.copy(), self.supply_seen.copy()
         for offer, took in zip(offers, seconds, strict=True):
             costs = costs.observed(offer.drafter, len(offer.lengths), self.longest, took)
@@ -231,7 +240,7 @@ class DraftController:
         return replace(self, draft_costs=costs, supply=supply, supply_seen=seen)
 
     def observe(self, plan: Plan, step: MeasuredStep, outcomes: Outcomes) -> "DraftController":
-        """Return what is known with a step that was made by a plan."""
+        """Return a controller that has learned from a step made by a plan."""
         seconds = max(step.draft_seconds + step.pass_seconds, 1e-9)
         pass_rows = step.rows + step.slots
         costs = self.pass_costs.observed(
@@ -246,11 +255,11 @@ class DraftController:
             step.tokens,
             seconds,
             asked=bool(plan.drafters),
-            # What a width costs that is measured for the first time was only a guess.
+            # The cost of a width that is measured for the first time was only a guess.
             predicted=0.0 if plan.probes or costs.widest > self.pass_costs.widest else plan.rate,
         )
         overhead = self.overhead
-        # The first step after a plain one is no example of steps in which drafters are always asked.
+        # The first step after a plain one is not typical for steps that always ask drafters.
         if plan.drafters and (self.since_plain or not overhead):
             beside = max(0.0, step.draft_seconds - self._drafters_seconds(plan.drafters, plan.requests))
             overhead = _overhead(overhead, beside, step.pass_seconds)
@@ -270,7 +279,7 @@ class DraftController:
         )
 
     def unlearned(self, steps: int, seconds: float, *, asked: bool) -> "DraftController":
-        """Return what is known after steps of which nothing was learned; `asked`: drafters were."""
+        """Return a controller after steps that taught nothing; `asked` is whether they asked drafters."""
         return replace(
             self,
             credit=self.credit + PROBE_SHARE * seconds,
@@ -279,17 +288,18 @@ class DraftController:
         )
 
     def aged(self) -> "DraftController":
-        """Return what is known after an update of the policy's weights."""
+        """Return a controller after an update of the policy's weights."""
         return replace(self, acceptance=self.acceptance.aged(), rivals=self.rivals.aged())
 
     def compared(self, duels: PairwiseCounts) -> "DraftController":
-        """Return what is known with drafts of several drafters for the same places."""
+        """Return a controller that has learned from several drafters' drafts for the same places."""
         return replace(self, rivals=self.rivals.observed(duels))
 
     # ------------------------------------------------------------ parts
 
     def _limit(self, rows: int) -> int:
-        """Most slots beside `rows` samples: the pass is not much wider than any measured one, or the next that is."""
+        """Return the maximum slots with `rows` samples: a pass is not much wider than a measured one, or the next
+        knot."""
         widths, seen = self.pass_costs.widths, max(self.pass_costs.widest, int(self.pass_costs.widths[rows]))
         above = min(int(np.searchsorted(widths, seen, side="right")), len(widths) - 1)
         widest = int(np.searchsorted(widths, max(GROWTH * seen, float(widths[above])), side="right")) - 1
@@ -302,7 +312,7 @@ class DraftController:
         return sum(self.draft_costs.seconds(drafter, requests, self.longest) for drafter in asked)
 
     def _probe(self, rows: int, seconds: Floats, drafts: bool, rate: float) -> Plan | None:
-        """Return a probe of what is not chosen, where one is due and can be paid for; `rate` is that of the choice."""
+        """Return a probe of the alternative if one is due and affordable; `rate` is that of the choice."""
         if not self.probing and (self.since_probe < PROBE_GAP or self.credit <= 0):
             return None
         everybody = tuple(range(self.drafters))
@@ -314,13 +324,13 @@ class DraftController:
         took = self._drafting(everybody, requests) + seconds
         counts, gained = supply_curve(self.acceptance.survival, self.supply[-1] * requests)
         tokens = rows + np.interp(np.arange(len(seconds)), counts, gained)
-        # What a probe is expected to lose is in doubt, or it would not be made; what it lost is taken from the credit.
+        # The expected loss is uncertain, otherwise no probe would be needed; the actual loss is charged to the credit.
         while slots and not self.probing and DOUBT * float(took[slots] - tokens[slots] / rate) > self.credit:
             slots //= 2
         return Plan(everybody, requests, slots, "Probe", rate) if slots else None
 
     def _supplied(self, supply: Floats, seen: Floats, index: int, offers: tuple[Offered, ...], winner: Ints) -> None:
-        """Adds to `supply` of a set of drafters what its winners offered."""
+        """Add the winners' offers to `supply` of a set of drafters."""
         count = len(winner)
         if not count:
             return
@@ -332,7 +342,7 @@ class DraftController:
 
 
 def _overhead(known: float, beside: float, pass_seconds: float) -> float:
-    """Seconds that choosing takes, with a step more; `known` 0: none was seen."""
+    """Return the updated seconds of choosing after one more step; `known` 0 means no observation."""
     if not known:
         return min(beside, FIRST_OVERHEAD * pass_seconds)
     share = OVERHEAD_FALLS if beside < known else OVERHEAD_SHARE
@@ -340,7 +350,7 @@ def _overhead(known: float, beside: float, pass_seconds: float) -> float:
 
 
 def _won(offers: tuple[Offered, ...], winner: Ints) -> tuple[Ints, Ints, Ints]:
-    """(drafters, matches, lengths), [n] each, of the offer that won each request."""
+    """Return (drafters, matches, lengths), [n] each, of the offer that won each request."""
     if len(offers) == 1:
         return np.full(len(winner), offers[0].drafter), offers[0].matches, offers[0].lengths
     place = np.arange(len(winner))
@@ -349,7 +359,7 @@ def _won(offers: tuple[Offered, ...], winner: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _expected(survival: Floats, offer: Offered) -> Floats:
-    """Accepted tokens that are expected of each draft [n] of a drafter, by its survival [matches, positions]."""
+    """Return the expected accepted tokens of each draft [n] of a drafter, from its survival [matches, positions]."""
     sums = np.concatenate([np.zeros((len(survival), 1)), survival.cumsum(axis=1)], axis=1)
     expected: Floats = sums[offer.matches, np.minimum(offer.lengths, survival.shape[1])]
     return expected

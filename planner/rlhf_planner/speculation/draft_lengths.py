@@ -1,8 +1,8 @@
-"""How far each sample is drafted: the (sample, position) slots that survive most likely, and how many of them pay.
+"""Chooses how many tokens to draft per sample: the (sample, position) slots with the highest survival that pay.
 
-Rule: slots of all samples are sorted by survival, the chance that a token and all before it are accepted; the best j
-are taken, j being the one with the most expected tokens a second, and 0 always a candidate. Survival falls along a
-draft, so what is taken of a draft is its beginning. Pure; exact: every j is tried.
+Rule: slots of all samples are sorted by survival, the probability that a token and all before it are accepted. The
+best j slots are taken, where j has the most expected tokens per second; 0 is always a candidate. Survival falls along
+a draft, so the selection is a prefix of each draft. Pure and exact: every j is tried.
 """
 
 from typing import NamedTuple
@@ -18,18 +18,18 @@ class Best(NamedTuple):
     """The best number of drafted tokens in a pass."""
 
     slots: int
-    """At least 1 where drafts pay, however few are expected on average; 0: a plain step is faster."""
+    """At least 1 if drafts pay, even if fewer are expected on average; 0 if a plain step is faster."""
     tokens: float
-    """Expected of the step: one of each sample, and those of drafts that are accepted."""
+    """Expected tokens of the step: one per sample, plus accepted tokens of drafts."""
     seconds: float
-    """Of the step, drafting included."""
+    """Seconds of the step, including drafting."""
 
 
 def best_slots(rows: int, survival: Floats, seconds: Floats, drafting: float, plain: float) -> Best:
-    """Return the best j of 0 .. n of slots whose survival is [n], falling.
+    """Return the best j of 0 .. n slots with survival [n], non-increasing.
 
-    `seconds` [n + 1 or more] is a pass with 0, 1, ... drafted rows, `drafting` comes with any j above 0, and `plain` is
-    what a step without drafts takes. Of equals the smallest is taken.
+    `seconds` [n + 1 or more] is a pass with 0, 1, ... drafted rows; `drafting` is added for any j above 0. `plain` is
+    the time of a step without drafts. Ties go to the smallest j.
     """
     if not len(survival):
         return Best(0, float(rows), plain)
@@ -42,9 +42,10 @@ def best_slots(rows: int, survival: Floats, seconds: Floats, drafting: float, pl
 
 
 def best_of_supply(rows: int, survival: Floats, supply: Floats, seconds: Floats, drafting: float) -> Best:
-    """Return the same of drafts that are only expected: `supply` slots, on average, of each survival.
+    """Return the best number of slots for expected drafts: `supply` slots, on average, of each survival.
 
-    Both have one shape. Tokens and seconds are linear between whole numbers of slots, so one of the ends is the best.
+    Both arrays have the same shape. Tokens and seconds are linear between integer numbers of slots, so an end is the
+    best.
     """
     counts, gained = supply_curve(survival, supply)
     most = min(counts[-1], len(seconds) - 1.0)
@@ -61,7 +62,7 @@ def best_of_supply(rows: int, survival: Floats, supply: Floats, seconds: Floats,
 
 
 def supply_curve(survival: Floats, supply: Floats) -> tuple[Floats, Floats]:
-    """Return numbers of slots, from 0 on and rising, and the accepted tokens that are expected of the best as many."""
+    """Return rising numbers of slots from 0, and the expected accepted tokens of the best so many slots."""
     used = np.flatnonzero(supply > 0)
     order = used[np.argsort(-survival.ravel()[used], kind="stable")]
     counts = np.concatenate([[0.0], supply.ravel()[order].cumsum()])
@@ -70,9 +71,9 @@ def supply_curve(survival: Floats, supply: Floats) -> tuple[Floats, Floats]:
 
 
 def lengths_of(survival: Floats, offered: Ints, slots: int) -> Ints:
-    """Return int64 [n]: the tokens to take of each draft, `slots` in all.
+    """Return int64 [n]: the number of tokens to take from each draft, `slots` in total.
 
-    `survival` [n, positions] is that of each draft's tokens, `offered` [n] how many it has.
+    `survival` [n, positions] is that of each draft's tokens, `offered` [n] their number.
     """
     if slots <= 0 or not len(offered):
         return np.zeros(len(offered), np.int64)
@@ -81,6 +82,6 @@ def lengths_of(survival: Floats, offered: Ints, slots: int) -> Ints:
     if slots >= int(there.sum()):
         return np.minimum(offered, positions)
     values = np.where(there, survival, -1.0)
-    # Position by position, so that of equal slots the earlier of a draft come first: what is taken is a beginning.
+    # Position by position, so that equal slots are taken from the beginning of a draft.
     order = np.argsort(-values.T.ravel(), kind="stable")[:slots]
     return np.bincount(order % len(offered), minlength=len(offered))

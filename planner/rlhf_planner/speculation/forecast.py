@@ -1,9 +1,9 @@
-"""What speculation is expected to give at each batch size: tokens a step, and what such a step takes.
+"""Expected effect of speculation by batch size: tokens per step, and seconds of such a step.
 
-Rule: a value, made of what was observed or of what a controller has learned, and read by whoever predicts decoding.
-Between batches it is linear over the logarithm of the batch, beyond them flat. Where zero drafts are a candidate no
-batch is expected to be slower than plain steps: a controller would draft nothing there. Without points nothing is
-drafted, and every prediction has the bits that it has without this module. Must never change what a plain step costs.
+Rule: a value that comes from observations or from a controller, for code that predicts decoding. It is linear in the
+logarithm of the batch between points, and flat beyond them. If zero drafts are a candidate, no batch is expected to be
+slower than plain steps, because a controller would then draft nothing. Without points nothing is drafted, and every
+prediction is bitwise the same as without this module. Must never change the cost of a plain step.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ Floats = npt.NDArray[np.float64]
 
 
 class SpeculationPoint(NamedTuple):
-    """Steps over `batch` samples, as they are made with drafts; means."""
+    """Mean of steps with drafts over `batch` samples."""
 
     batch: float
     tokens: float
-    """Of one sample in a step: the accepted ones and the one that is drawn anyway; at least 1."""
+    """Tokens of one sample in a step: the accepted ones and the one that is always generated; at least 1."""
     seconds: float
-    """A step, drafting included."""
+    """Seconds of a step, including drafting."""
     plain_seconds: float
-    """A step without drafts over as many samples with as many keys."""
+    """Seconds of a step without drafts over as many samples and keys."""
 
     @property
     def cost(self) -> float:
-        """Return how many plain steps such a step takes as long as."""
+        """Return the ratio of the step's time to that of a plain step."""
         return self.seconds / self.plain_seconds
 
     @property
     def gain(self) -> float:
-        """Return how many times as many tokens a second there are as without drafts."""
+        """Return the ratio of tokens per second to those without drafts."""
         return self.tokens / self.cost
 
 
@@ -47,9 +47,9 @@ class SpeculationForecast:
     """Expected tokens and seconds of a step by batch size. Raises ValueError for impossible points."""
 
     points: tuple[SpeculationPoint, ...] = ()
-    """By batch, which rises; none: nothing is drafted."""
+    """Points by rising batch size; without points nothing is drafted."""
     zero_allowed: bool = True
-    """Drafting nothing is a candidate at every batch; False: drafts are always made (mode Fixed)."""
+    """Whether drafting nothing is a candidate at every batch size; False if drafts are always made (mode Fixed)."""
 
     def __post_init__(self) -> None:
         batches = [point.batch for point in self.points]
@@ -61,12 +61,12 @@ class SpeculationForecast:
                 raise ValueError(f"{point} is impossible: at least 1 token a step, finite times above 0 are needed")
 
     def __bool__(self) -> bool:
-        """Return whether anything is expected to be drafted."""
+        """Return whether any drafting is expected."""
         return bool(self.points)
 
     def factors(self, batches: Floats | Sequence[float]) -> tuple[Floats, Floats]:
-        """Return (tokens of a sample in a step, seconds of a step over those of a plain one) at these batch sizes,
-        float64 [n] each."""
+        """Return (tokens per sample and step, step time relative to a plain step) at these batch sizes, float64 [n]
+        each."""
         at = np.asarray(batches, dtype=np.float64)
         if not self.points:
             return np.ones(len(at)), np.ones(len(at))
@@ -80,12 +80,12 @@ class SpeculationForecast:
         return tokens, cost
 
     def share_at(self, batch: int) -> float:
-        """Return the share, 0..1, of a batch's tokens a second that there would not be without drafts."""
+        """Return the share, 0..1, of a batch's tokens per second that comes from drafts."""
         tokens, cost = self.factors([batch])
         return max(0.0, 1.0 - float(cost[0] / tokens[0]))
 
     def document(self) -> dict[str, Any]:
-        """Return the forecast as plain data for JSON; `from_document` reads it back."""
+        """Return the forecast as plain data for JSON, for `from_document`."""
         return {"points": [list(point) for point in self.points], "zero_allowed": self.zero_allowed}
 
     @classmethod
@@ -98,9 +98,9 @@ class SpeculationForecast:
             raise ValueError(f"speculation forecast: {error}") from error
 
     def always(self) -> SpeculationForecast:
-        """Return the same where drafts are always made."""
+        """Return the same forecast with drafts always made."""
         return dataclasses.replace(self, zero_allowed=False)
 
 
 NO_SPECULATION: Final = SpeculationForecast()
-"""Nothing is drafted."""
+"""Forecast without drafting."""

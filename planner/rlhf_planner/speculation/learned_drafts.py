@@ -1,9 +1,9 @@
-"""What a whole job learned of drafts, to be kept and to be given to workers that start: counts, and means of passes.
+"""The job's learned statistics of drafts, stored with the job and sent to new workers: counts, and means of passes.
 
-Rule: a value of plain numbers that any worker's steps are added to, whatever it drafts with: drafters by their names,
-passes by about how many samples and drafted tokens they had. Bounded: counts of a cell are damped to a window, as a
-worker damps its own, and there are no more cells than drafters, matches, positions and classes. It is written down with
-the job and read back as a total function: what makes no sense is a ValueError. Must never decide how far is drafted.
+Rule: a value of plain numbers that combines the steps of all workers with any drafters. Drafters are
+identified by name, passes by classes of samples and drafted tokens. Size is bounded: counts of a cell are damped to a
+window, and cells are limited by drafters, matches, positions and classes. Reading raises ValueError for invalid data.
+Must never decide how far to draft.
 """
 
 import math
@@ -18,42 +18,42 @@ from rlhf_planner.speculation.controller import DraftController
 from rlhf_planner.speculation.step_records import batch_class, budget_class
 
 FACTS_KEY: Final = "speculation"
-"""Of the facts about a job: what `document` gives."""
+"""Key of `document` in the job's facts."""
 MAX_DRAFTERS, MAX_MATCHES, MAX_POSITIONS = 8, 64, 64
-"""More than any job has: a bound on what is believed of others."""
+"""Limits on data from others, above those of any job."""
 PASSES: Final = 64.0
-"""Passes of a class that are remembered: their mean is then known to a few percent."""
+"""Passes of a class that are remembered; their mean is then known to a few percent."""
 GIVEN_PASSES: Final = 8
-"""Passes of a class that a worker starts from: enough to choose by, few enough for its own to count more soon."""
+"""Passes of a class that a worker starts with: enough for choices, few enough that its own soon count more."""
 MAX_SECONDS: Final = 3600.0
-"""Of a pass; what claims to take longer is a broken clock."""
+"""Maximum seconds of a pass; a longer one is due to a broken clock."""
 
 Cell = tuple[str, int, int]
 """(drafter, match, position)."""
 
 
 class Counted(NamedTuple):
-    """Tokens of a cell that were judged, and those of them that were accepted."""
+    """Judged tokens of a cell, and accepted ones among them."""
 
     judged: float
     accepted: float
 
 
 class MeanPass(NamedTuple):
-    """So many passes, and their means."""
+    """Number of passes, and their means."""
 
     passes: float
     samples: float
     slots: float
-    """Drafted tokens that were verified."""
+    """Mean number of verified drafted tokens."""
     keys: float
-    """That all samples together read without drafts."""
+    """Mean keys that all samples together read without drafts."""
     seconds: float
 
 
 @dataclass(frozen=True)
 class LearnedDrafts:
-    """The counts by cell, and the passes by classes of batch and budget."""
+    """Counts by cell, and passes by classes of batch and budget."""
 
     counts: Mapping[Cell, Counted] = field(default_factory=dict)
     passes: Mapping[tuple[int, int], MeanPass] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class LearnedDrafts:
         return bool(self.counts or self.passes)
 
     def observed(self, counts: Mapping[Cell, Counted], passes: Iterable[MeanPass]) -> "LearnedDrafts":
-        """Return what is known with counts and passes of a worker. Raises ValueError for what cannot be."""
+        """Return the statistics with counts and passes of a worker. Raises ValueError for impossible values."""
         known = dict(self.counts)
         for cell, counted in counts.items():
             check_counted(cell, counted)
@@ -81,14 +81,14 @@ class LearnedDrafts:
         return LearnedDrafts(known, means)
 
     def aged(self, kept: float = KEPT_AT_UPDATE) -> "LearnedDrafts":
-        """Return what is known after an update of the policy's weights: acceptance counts less, passes do not."""
+        """Return the statistics after an update of the policy's weights: acceptance counts less, passes do not."""
         counts = {
             cell: Counted(counted.judged * kept, counted.accepted * kept) for cell, counted in self.counts.items()
         }
         return replace(self, counts=counts)
 
     def given_to(self, controller: DraftController, drafters: Sequence[str]) -> DraftController:
-        """Return a controller that begins with what is known of its drafters, given by name, and of passes."""
+        """Return a controller initialized with the statistics of its drafters, by name, and of passes."""
         judged, accepted = controller.acceptance.judged.copy(), controller.acceptance.accepted.copy()
         places = {name: place for place, name in enumerate(drafters)}
         _, matches, positions = judged.shape
@@ -108,7 +108,7 @@ class LearnedDrafts:
     # ------------------------------------------------------------ in a file
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the statistics as plain data for JSON."""
         return {
             "counts": [[*cell, *counted] for cell, counted in sorted(self.counts.items())],
             "passes": [list(item) for _, item in sorted(self.passes.items())],
@@ -116,7 +116,7 @@ class LearnedDrafts:
 
     @classmethod
     def from_document(cls, document: Any) -> "LearnedDrafts":
-        """Undo `document`. Raises ValueError for what it did not write."""
+        """Return the statistics that `document` wrote. Raises ValueError for anything else."""
         try:
             counts = {
                 (str(drafter), int(match), int(position)): Counted(float(judged), float(accepted))
@@ -129,12 +129,12 @@ class LearnedDrafts:
 
 
 def pass_class(item: MeanPass) -> tuple[int, int]:
-    """Return the class of passes by samples and by drafted tokens a sample."""
+    """Return the class of passes, by samples and by drafted tokens per sample."""
     return batch_class(max(1, round(item.samples))), budget_class(round(item.slots), max(1, round(item.samples)))
 
 
 def check_counted(cell: Cell, counted: Counted) -> None:
-    """Raise ValueError with the field and what would be right."""
+    """Raise ValueError with the field and valid values unless the counts are valid."""
     drafter, match, position = cell
     if not 0 < len(drafter) <= 64:
         raise ValueError(f"counts of drafts: the drafter's name has {len(drafter)} characters, must have 1 to 64")
@@ -147,7 +147,7 @@ def check_counted(cell: Cell, counted: Counted) -> None:
 
 
 def check_pass(item: MeanPass) -> None:
-    """Raise ValueError with the field and what would be right."""
+    """Raise ValueError with the field and valid values unless the passes are valid."""
     if not all(0 <= value < math.inf for value in item):
         raise ValueError(f"{item}: must be finite numbers from 0")
     if not (item.passes > 0 and item.samples >= 1 and 0 < item.seconds <= MAX_SECONDS):

@@ -1,6 +1,6 @@
-"""What was learned of drafts as messages of the wire, and back: for coordinator and workers alike.
+"""Converts learned statistics of drafts to protobuf messages and back, for the coordinator and workers.
 
-Rule: plain conversion. What a message may hold is judged by `LearnedDrafts`.
+Rule: plain conversion; `LearnedDrafts` validates the values.
 """
 
 from rlhf_common import control_pb2 as pb
@@ -21,12 +21,12 @@ def passes_of(message: pb.LearnedDrafts) -> list[MeanPass]:
 
 
 def learned_of(message: pb.LearnedDrafts) -> LearnedDrafts:
-    """Return what a message says. Raises ValueError where that cannot be."""
+    """Return the statistics in a message. Raises ValueError for invalid values."""
     return LearnedDrafts().observed(counts_of(message), passes_of(message))
 
 
 def learned_message(learned: LearnedDrafts) -> pb.LearnedDrafts:
-    """Undo `learned_of`."""
+    """Return a message with the statistics; the inverse of `learned_of`."""
     message = pb.LearnedDrafts()
     for (drafter, match, position), (judged, accepted) in learned.counts.items():
         message.counts.add(
@@ -38,5 +38,5 @@ def learned_message(learned: LearnedDrafts) -> pb.LearnedDrafts:
 
 
 def add_pass(message: pb.LearnedDrafts, item: MeanPass) -> None:
-    """Add passes of about the same size to a message."""
+    """Add passes of similar size to a message."""
     message.steps.add(steps=item.passes, samples=item.samples, slots=item.slots, keys=item.keys, seconds=item.seconds)

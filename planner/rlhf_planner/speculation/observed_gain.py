@@ -1,11 +1,11 @@
-"""What speculation gave in an iteration, from the steps themselves: the forecast of the next.
+"""Measures the effect of speculation in an iteration, as the forecast for the next one.
 
-Rule: stretches of steps are grouped by samples a step, a group for each power of two, which counts at the mean of its
-samples: in a tail most steps of a group are at one end of it. They are compared with what plain steps over as many
-samples with as many keys take by the costs that were learned from plain steps. A stretch counts as a whole: steps in
-which nothing could be drafted, and drafting that came to nothing, are part of what speculation gives. What was known of
-a batch counts as much as what is new. Where nothing was verified there is nothing to gain. A stretch of few steps says
-nothing, unless they are slow ones (`observed_steps.tells`). Must never read a clock.
+Rule: intervals of steps are grouped by samples per step, one group for each power of two, at the mean of its samples,
+because in a tail most steps of a group are at one end of it. They are compared with plain steps over as many samples
+and keys, at the learned cost of plain steps. An interval counts as a whole: steps without possible drafts, and
+fruitless drafting, are part of the effect. Earlier values of a batch size have the same weight as new ones. Where
+nothing was verified the gain is zero. Short intervals are ignored unless their steps are slow
+(`observed_steps.tells`). Must never read a clock.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from rlhf_planner.inter_stage.observed_steps import tells
 from rlhf_planner.speculation.forecast import NO_SPECULATION, SpeculationForecast, SpeculationPoint
 
 MAX_TOKENS: Final = 64.0
-"""Tokens a step that are believed: manifests allow 16 to be drafted."""
+"""Maximum plausible tokens per step; manifests allow 16 drafted tokens."""
 MIN_COST, MAX_COST = 0.1, 100.0
-"""A step over a plain one stays within these: one hung step must not turn every forecast into nonsense."""
+"""Limits of a step's time relative to a plain one, so that a single hung step cannot spoil every forecast."""
 KEPT: Final = 0.5
-"""Weight of what was known of a batch beside an iteration's steps."""
+"""Weight of earlier values of a batch size relative to an iteration's steps."""
 
 
 class DraftedSteps(NamedTuple):
-    """A stretch of `steps` steps over `rows` samples with `context` keys each, of a worker that may draft."""
+    """An interval of `steps` steps over `rows` samples with `context` keys each, of a worker that may draft."""
 
     steps: float
     rows: float
     context: float
     tokens: float
-    """Drawn for one sample in one step, mean; 0: not known."""
+    """Mean tokens per sample and step; 0 if unknown."""
     seconds: float
-    """All steps together, drafting included, prefill left out."""
+    """Seconds of all steps, including drafting but not prefill."""
     verified: float
-    """Steps of them in which drafts were verified."""
+    """Number of steps that verified drafts."""
 
 
 class _Sums:
-    """Of the stretches at one batch size."""
+    """Sums over the intervals at one batch size."""
 
     def __init__(self) -> None:
         self.steps = self.rows = self.tokens = self.seconds = self.plain = self.verified = 0.0
@@ -60,7 +60,7 @@ class _Sums:
         tokens, cost = max(1.0, self.tokens / self.rows), self.seconds / self.plain
         cost = min(MAX_COST, max(MIN_COST, cost))
         if before is not None:
-            batch = KEPT * before.batch + (1 - KEPT) * batch  # of the same octave, as both are
+            batch = KEPT * before.batch + (1 - KEPT) * batch  # same octave, because both are
             tokens = KEPT * before.tokens + (1 - KEPT) * tokens
             cost = KEPT * before.cost + (1 - KEPT) * cost
         return SpeculationPoint(batch, tokens, cost * plain, plain)
@@ -73,8 +73,11 @@ def observed_forecast(
     *,
     zero_allowed: bool,
 ) -> SpeculationForecast:
-    """Return the forecast after an iteration of these stretches; `plain_seconds` is that of a plain step by samples and
-    keys. Batch sizes that were not seen stay as they were."""
+    """Return the forecast after an iteration of these intervals.
+
+    `plain_seconds` returns the seconds of a plain step by samples and keys. Batch sizes without intervals are
+    unchanged.
+    """
     sums: dict[int, _Sums] = {}
     for stretch in stretches:
         if stretch.steps <= 0 or stretch.rows <= 0 or stretch.seconds <= 0 or stretch.tokens <= 0:

@@ -1,11 +1,11 @@
-"""What passes and drafting take, learned from the steps themselves.
+"""Learns the time of passes and of drafting from the steps.
 
-Rule: a pass takes a time by its width, which is linear between knots, more for each key that is read, and a bit more
-where drafts are verified. Where shapes are padded the width is that of the padded pass, so cost is a step function of
-rows. Knots without a step of their own take after their neighbours, and what nothing is known of is taken to be cheap,
-so that it is tried: all but WIDTH_SHARE of a cost is fixed. What width alone explains is not put on keys. Steps are
-weighed by their relative error, so that a slow one counts less, and are forgotten slowly. Cost never falls with width.
-Pure and immutable; seconds everywhere.
+Rule: the time of a pass is piecewise linear in its width, with knots, plus a cost per key, plus a cost of verifying
+drafts. With padded shapes the width is that of the padded pass, so the cost is a step function of rows. Knots without
+own steps follow their neighbours. Unknown costs are assumed to be low, so that they are tried: all but WIDTH_SHARE of
+a cost is fixed. Costs that width explains are not attributed to keys. Steps are weighted by their relative error, so
+that a slow one counts less, and are forgotten slowly. The cost never falls with width. Pure and immutable; all times
+are in seconds.
 """
 
 from dataclasses import dataclass
@@ -19,32 +19,32 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 KNOTS_A_DOUBLING: Final = 4
-"""Enough to tell a pass from one with a fifth more rows."""
+"""Knots per doubling of the width: enough to distinguish passes that differ by a fifth of their rows."""
 MEMORY: Final = 0.998
-"""Weight of what was known, by each step: a window of five hundred."""
+"""Weight of earlier observations after each step: a window of five hundred."""
 SMOOTHNESS: Final = 0.5
-"""Weight of a knot's neighbours beside one step of its own."""
+"""Weight of a knot's neighbours relative to one step of its own."""
 ANCHOR: Final = 1e-4
-"""Weight of the cost that is expected before anything is known."""
+"""Weight of the cost that is assumed before any observation."""
 WIDTH_SHARE: Final = 0.15
-"""Part of that cost that grows with width."""
+"""Share of that cost that grows with width."""
 RELUCTANCE: Final = 0.05
-"""Weight of "keys and verifying cost nothing" beside what was seen of them: they come along with width."""
+"""Weight of "keys and verifying cost nothing" relative to observations, because both grow with width."""
 SURPRISE: Final = 1.5
-"""Most that one step may say of a pass, beside what was expected of it."""
+"""Maximum ratio of a step's time to the expectation that a single step may contribute."""
 OFTEN: Final = 48
-"""Steps at the beginning after each of which costs are fitted anew."""
+"""Number of first steps after each of which costs are fitted anew."""
 SELDOM: Final = 32
-"""Steps between fits later: a fit takes a third of a millisecond."""
+"""Steps between later fits; a fit takes a third of a millisecond."""
 RIDGE: Final = 1e-3
-"""Weight of "it costs nothing" beside what was seen of a drafter: its requests are often as many."""
+"""Weight of "it costs nothing" relative to observations of a drafter, because its numbers of requests vary little."""
 KEYS, VERIFYING = -2, -1
-"""Columns beside the knots: thousands of keys, and whether drafts were verified."""
+"""Columns after the knots: thousands of keys, and whether drafts were verified."""
 KEYS_UNIT: Final = 1000.0
 
 
 def knots_to(width: int) -> Floats:
-    """Return widths float64 [k] from 1 to at least `width`, about KNOTS_A_DOUBLING a doubling."""
+    """Return widths float64 [k] from 1 to at least `width`, about KNOTS_A_DOUBLING per doubling."""
     knots = list(range(1, 2 * KNOTS_A_DOUBLING + 1))
     while knots[-1] < width:
         base = 1 << (knots[-1].bit_length() - 1)
@@ -54,40 +54,40 @@ def knots_to(width: int) -> Floats:
 
 @dataclass(frozen=True)
 class PassCosts:
-    """Sums of a damped least-squares fit, and the cost at each knot that follows from them."""
+    """Sums of a damped least-squares fit, and the resulting cost at each knot."""
 
     widths: Ints
-    """int64 [rows + 1]: the width of a pass over so many rows; it never falls."""
+    """int64 [rows + 1]: width of a pass by number of rows; non-decreasing."""
     knots: Floats
     products: Floats
-    """float64 [k + 2, k + 2]."""
+    """float64 [k + 2, k + 2] sums of products."""
     targets: Floats
-    """float64 [k + 2]."""
+    """float64 [k + 2] sums of products with the time."""
     steps: int
     fitted: Floats
-    """float64 [k + 2]: cost at each knot, of a thousand keys, of verifying; zeros before the first step."""
+    """float64 [k + 2]: cost at each knot, per thousand keys, and of verifying; zeros before the first step."""
     widest: int
-    """Widest pass that was seen."""
+    """Width of the widest observed pass."""
     scale: tuple[float, float]
-    """Damped means of (width, seconds) of what was seen."""
+    """Damped means of observed (width, seconds)."""
 
     @classmethod
     def unknown(cls, widths: Ints) -> "PassCosts":
-        """Return costs before any step, of passes whose width by rows is `widths` (index 0 is not used)."""
+        """Return costs without observations, for passes whose width by rows is `widths` (index 0 is not used)."""
         knots = knots_to(int(widths[-1]))
         size = len(knots) + 2
         return cls(widths, knots, np.zeros((size, size)), np.zeros(size), 0, np.zeros(size), 0, (0.0, 0.0))
 
     @property
     def known(self) -> bool:
-        """Whether a step was seen."""
+        """Whether a step was observed."""
         return self.steps > 0
 
     def observed(self, rows: int, keys: int, verifying: bool, seconds: float) -> "PassCosts":
-        """Return the costs with a step of `rows` rows that read `keys` keys in all and took `seconds` above 0."""
+        """Return the costs with a step of `rows` rows that read `keys` keys in total and took `seconds` above 0."""
         width = int(self.widths[min(rows, len(self.widths) - 1)])
         if self.known:
-            # What else the machine did may be in it: a pass that really takes longer says so again.
+            # Other work on the machine may have slowed it down. A pass that really takes longer shows it again.
             seconds = min(seconds, SURPRISE * self.predicted(rows, keys, verifying))
         terms = [*self._terms(width), (KEYS, keys / KEYS_UNIT), (VERIFYING, float(verifying))]
         weight = 1.0 / seconds**2
@@ -115,16 +115,16 @@ class PassCosts:
         return seen._with_fit() if due else seen
 
     def predicted(self, rows: int, keys: int, verifying: bool) -> float:
-        """Return the seconds that a pass over `rows` rows, drafted ones among them, is expected to take."""
+        """Return the expected seconds of a pass over `rows` rows, including drafted ones."""
         by_width = float(self._by_rows[min(rows, len(self.widths) - 1)])
         return max(
             by_width + float(self.fitted[KEYS]) * keys / KEYS_UNIT + float(self.fitted[VERIFYING]) * verifying, 1e-9
         )
 
     def seconds(self, rows: int, more: int, keys: int) -> Floats:
-        """Return float64 [more + 1]: a pass over `rows` rows and 0 .. `more` drafted ones.
+        """Return float64 [more + 1]: expected seconds of a pass over `rows` rows and 0 .. `more` drafted ones.
 
-        `keys` are those that the rows alone read; a drafted row reads as many as any other.
+        `keys` are those of the rows without drafts; a drafted row reads as many keys as any other.
         """
         by_width = self._by_rows
         last = len(by_width) - 1
@@ -141,7 +141,7 @@ class PassCosts:
         return by_rows
 
     def _terms(self, width: int) -> tuple[tuple[int, float], tuple[int, float]]:
-        """(knot, part of it) of the knots beside a width."""
+        """Return (knot, weight) of the two knots around a width."""
         at = min(int(self.knots.searchsorted(width, side="right")), len(self.knots) - 1)
         low, high = float(self.knots[at - 1]), float(self.knots[at])
         share = min(max((width - low) / (high - low), 0.0), 1.0)
@@ -152,7 +152,7 @@ class PassCosts:
         size = len(self.knots)
         width, seconds = self.scale
         unit = 1.0 / seconds**2
-        # Each knot beside the line through its neighbours, and beside what is expected before anything is known.
+        # Regularize each knot to the line through its neighbours, and to the cost assumed before any observation.
         left, middle, right = self.knots[:-2], self.knots[1:-1], self.knots[2:]
         share = (middle - left) / (right - left)
         bend = np.zeros((size - 2, size))
@@ -180,24 +180,24 @@ class PassCosts:
 
 @dataclass(frozen=True)
 class DraftCosts:
-    """What a drafter takes for `requests` drafts of at most `length` tokens: a damped least-squares fit."""
+    """Costs of a drafter for `requests` drafts of at most `length` tokens: a damped least-squares fit."""
 
     products: Floats
-    """float64 [drafters, 3, 3] over (1, length, requests x length)."""
+    """float64 [drafters, 3, 3] sums of products over (1, length, requests x length)."""
     targets: Floats
-    """float64 [drafters, 3]."""
+    """float64 [drafters, 3] sums of products with the time."""
     fitted: Floats
-    """float64 [drafters, 3]: seconds; zeros before anything was seen."""
+    """float64 [drafters, 3] seconds; zeros before any observation."""
     seen: tuple[int, ...]
-    """Drafts by drafter."""
+    """Number of observations by drafter."""
 
     @classmethod
     def unknown(cls, drafters: int) -> "DraftCosts":
-        """Return costs before any draft: drafting is taken to be free, so it is tried."""
+        """Return costs without observations: drafting is assumed to be free, so that it is tried."""
         return cls(np.zeros((drafters, 3, 3)), np.zeros((drafters, 3)), np.zeros((drafters, 3)), (0,) * drafters)
 
     def observed(self, drafter: int, requests: int, length: int, seconds: float) -> "DraftCosts":
-        """Return the costs with what a drafter was seen to take."""
+        """Return the costs with one observation of a drafter."""
         row = np.array([1.0, length, requests * length])
         weight = 1.0 / max(seconds, 1e-9) ** 2
         products, targets, fitted = self.products.copy(), self.targets.copy(), self.fitted
@@ -211,13 +211,13 @@ class DraftCosts:
         return DraftCosts(products, targets, fitted, seen)
 
     def seconds(self, drafter: int, requests: int, length: int) -> float:
-        """Return what a drafter is expected to take."""
+        """Return the expected seconds of a drafter."""
         fixed, by_length, by_token = self.fitted[drafter].tolist()
         return float(fixed + by_length * length + by_token * requests * length)
 
 
 def _never_falling(values: Floats, weights: Floats) -> Floats:
-    """Return the nearest curve that never falls: neighbours that would are set to their mean, by weight."""
+    """Return the nearest non-decreasing curve: decreasing neighbours are set to their weighted mean."""
     pools: list[tuple[float, float, int]] = []
     """(mean, weight, knots), means rising."""
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):

@@ -1,10 +1,9 @@
-"""Whose draft is followed where several drafters have one, learned from what they said at the same places.
+"""Learns whose draft to follow if several drafters have one, from their drafts for the same places.
 
-Rule: drafts for one place are compared by how many tokens each of them was right there, also those that were not
-followed, by both matches. How often a drafter is right over all places says little of the places where another has a
-draft, too: what many siblings agree on, a sample's own text often has longer. Where few places were seen, what is
-expected of each draft alone decides. Counts of a pair are damped to a window. Pure and immutable; must never say how
-far a draft is followed.
+Rule: drafts for one place are compared by the number of right tokens, including drafts that were not followed, by both
+matches. A drafter's overall acceptance says little about places where another has a draft too: where many siblings
+agree, a sample's own text often has a longer match. With few observed places the expectation of each draft decides.
+Counts of a pair are damped to a window. Pure and immutable. Must never decide how far to follow a draft.
 """
 
 from dataclasses import dataclass, replace
@@ -19,12 +18,12 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 PRIOR_PLACES: Final = 4.0
-"""Places that what is expected of each draft alone counts for."""
+"""Places that the expectation of each draft counts for."""
 
 
 class PairwiseCounts(NamedTuple):
-    """Pairs of drafts for the same places, int64 [n] each: whose they are, on what matches they rest, and by how many
-    tokens the first was right for longer, as far as is known."""
+    """Pairs of drafts for the same places, int64 [n] each: their drafters, their matches, and by how many tokens the
+    first was right for longer, as far as is known."""
 
     first: Ints
     first_matches: Ints
@@ -35,15 +34,17 @@ class PairwiseCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class RivalDrafts:
-    """Sums float64 [drafters, drafters, matches, matches]: of places where the first drafter had a draft of the first
-    match and the second one of the second: tokens that the first was ahead, and how many places."""
+    """Sums float64 [drafters, drafters, matches, matches] by pair of drafters and matches.
+
+    One sum is the tokens by which the first drafter was ahead, the other the number of places.
+    """
 
     ahead: Floats
     places: Floats
 
     @classmethod
     def unknown(cls, drafters: int, matches: int) -> "RivalDrafts":
-        """Return sums of nothing."""
+        """Return empty sums."""
         shape = (drafters, drafters, matches, matches)
         return cls(np.zeros(shape), np.zeros(shape))
 
@@ -59,14 +60,14 @@ class RivalDrafts:
         return RivalDrafts(ahead / over, places / over)
 
     def aged(self, kept: float = KEPT_AT_UPDATE) -> "RivalDrafts":
-        """Return sums that weigh `kept` (0 .. 1) of what they did: the policy changed."""
+        """Return sums weighted by `kept` (0 .. 1), because the policy changed."""
         return replace(self, ahead=self.ahead * kept, places=self.places * kept)
 
     def winner(self, drafters: Ints, matches: Ints, lengths: Ints, expected: Floats) -> Ints:
-        """Return int64 [n]: which of k drafts is followed for each of n requests.
+        """Return int64 [n]: which of k drafts to follow for each of n requests.
 
-        `drafters` [k] says whose they are, `matches` and `lengths` [k, n] what they rest on and how many tokens they
-        have, and `expected` [k, n] how many of them are expected to be right, by each draft alone.
+        `drafters` [k] are their drafters, `matches` and `lengths` [k, n] their matches and numbers of tokens.
+        `expected` [k, n] is the number of tokens expected to be right, from each draft separately.
         """
         place = np.arange(lengths.shape[1])
         winner = np.zeros(lengths.shape[1], np.int64)

@@ -1,8 +1,8 @@
-"""What steps gave at each batch size and budget, as they were measured: the check on what the learned costs predict.
+"""Measured results of steps by batch size and budget, as a check on predictions from the learned costs.
 
-Rule: sums of tokens and seconds, damped, so that every rate is one that was seen. From them follow the regret of a
-step, which is what it took beyond the best alternative on record, and how far predictions of steps with and without
-drafts are off, by which the choice between the two is corrected. Pure and immutable.
+Rule: damped sums of tokens and seconds, so that every rate is a measured one. They give the regret of a step: its time
+beyond that of the best recorded alternative. They also give the error of predictions for steps with and without
+drafts, which corrects the choice between the two. Pure and immutable.
 """
 
 import math
@@ -18,13 +18,13 @@ Floats = npt.NDArray[np.float64]
 BATCHES: Final = 13
 """Classes of batch sizes: 1, 2, 3-4, 5-8, ... up to 4096 samples."""
 BUDGETS: Final = (0, 1, 2, 4, 8, 16)
-"""Classes of budgets: most drafted tokens a sample, on average; 0 is a plain step."""
+"""Classes of budgets: maximum drafted tokens per sample, on average; 0 is a plain step."""
 KEPT: Final = 0.97
-"""Weight of what was recorded, by each step of a class: a window of some thirty."""
+"""Weight of earlier records after each step of a class: a window of about thirty."""
 ENOUGH: Final = 8
-"""Steps after which a class is an alternative."""
+"""Steps after which a class counts as an alternative."""
 LARGEST: Final = 0.5
-"""Of the logarithm of measured / predicted that is believed of one step."""
+"""Maximum absolute log(measured / predicted) that one step may contribute."""
 DOUBT: Final = 8.0
 """Steps that "predictions are right" counts for."""
 
@@ -46,26 +46,27 @@ class StepRecords:
     tokens: Floats
     seconds: Floats
     steps: Floats
-    """float64 [BATCHES, BUDGETS], as the two above."""
+    """float64 [BATCHES, BUDGETS] number of steps; the two sums above have the same shape."""
     error: Floats
     error_steps: Floats
-    """float64 [BATCHES, 2], as the one above: steps without and with asking drafters."""
+    """float64 [BATCHES, 2] number of steps without and with asking drafters; the sum above has the same shape."""
 
     @classmethod
     def empty(cls) -> "StepRecords":
-        """Return records of nothing."""
+        """Return empty records."""
         cells, asked = (BATCHES, len(BUDGETS)), (BATCHES, 2)
         return cls(np.zeros(cells), np.zeros(cells), np.zeros(cells), np.zeros(asked), np.zeros(asked))
 
     def observed(
         self, rows: int, slots: int, tokens: int, seconds: float, *, asked: bool, predicted: float
     ) -> "StepRecords":
-        """Return the records with a step; `predicted` tokens a second were expected of it, 0: nothing was."""
+        """Return the records with a step; `predicted` is its expected tokens per second, 0 without a prediction."""
         batch, cell = batch_class(rows), (batch_class(rows), budget_class(slots, rows))
         sums = self.tokens.copy(), self.seconds.copy(), self.steps.copy()
         for total, value in zip(sums, (float(tokens), seconds, 1.0), strict=True):
             total[cell] = total[cell] * KEPT + value
-        # Of both kinds, or what was wrong once would hold for as long as it keeps that kind from being chosen.
+        # Both kinds are damped. Otherwise an old error would persist as long as it prevents that kind from being
+        # chosen.
         error, error_steps = self.error.copy(), self.error_steps.copy()
         error[batch] *= KEPT
         error_steps[batch] *= KEPT
@@ -75,7 +76,7 @@ class StepRecords:
         return StepRecords(*sums, error, error_steps)
 
     def regret(self, rows: int, tokens: int, seconds: float) -> float:
-        """Return by how many seconds a step took longer than the best class on record takes for as many tokens."""
+        """Return the seconds by which a step took longer than the best recorded class would for as many tokens."""
         batch = batch_class(rows)
         known = self.steps[batch] >= min(ENOUGH, 1.0 / (1.0 - KEPT))
         if not known.any():
@@ -84,7 +85,7 @@ class StepRecords:
         return max(0.0, seconds - tokens / best)
 
     def correction(self, rows: int) -> float:
-        """Return what the predicted rate of steps with drafts, beside that of plain ones, is to be multiplied with."""
+        """Return the factor that corrects the predicted rate of steps with drafts relative to plain ones."""
         batch = batch_class(rows)
         plain, asked = self.error[batch] / (self.error_steps[batch] + DOUBT)
         return float(np.exp(asked - plain))

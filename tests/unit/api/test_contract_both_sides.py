@@ -1,6 +1,6 @@
-"""Every rule, enum value and default of the generated definition has a row that is accepted and one that is refused.
+"""Every rule, enum value and default of the generated definition has an accepted row and a rejected row.
 
-The same rows are put before a real API server by the integration tests; here they meet the models, and are counted.
+The integration tests send the same rows to a real API server; these tests check the models and count the rows.
 """
 
 import copy
@@ -24,18 +24,18 @@ NOT_AVAILABLE = "not available in this version"
 
 
 def read(data: dict[str, Any]) -> RLHFJob:
-    """The checked job of a manifest's data."""
+    """Return the checked job of a manifest's data."""
     return checked_job(Document(copy.deepcopy(data)), "")
 
 
 def broken(text: str) -> list[Rule]:
-    """Rules that a manifest breaks."""
+    """Return the rules that a manifest breaks."""
     values = Values(with_defaults(read_document(text).data, job_schema()))
     return [rule for rule in RULES if rule.broken(values)]
 
 
 def refused(data: dict[str, Any]) -> list[str]:
-    """Fields that the models have something against, but for what only this version lacks."""
+    """Return the fields that the models reject, except those that only this version lacks."""
     try:
         read(data)
     except ManifestError as error:

@@ -1,4 +1,4 @@
-"""The generated definition: fresh, structural, small, with a description and a bound where one is needed."""
+"""The generated definition is up to date, structural and small, with descriptions and bounds where required."""
 
 import json
 import re
@@ -52,7 +52,7 @@ def test_checked_in_files_are_fresh() -> None:
 
 
 def test_small_enough_for_client_side_apply() -> None:
-    """What `kubectl apply` keeps in an annotation is the object as compact JSON; annotations may have 262,144 bytes."""
+    """`kubectl apply` stores the object as compact JSON in an annotation; annotations may have 262,144 bytes."""
     assert len(json.dumps(crd.definition(), separators=(",", ":"))) < 200_000
 
 

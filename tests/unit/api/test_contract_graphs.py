@@ -67,7 +67,7 @@ def test_every_algorithm_says_its_passes_mini_batches_and_responses_per_prompt(a
 
 def test_an_algorithm_that_does_not_say_its_responses_per_prompt_cannot_be_made() -> None:
     class Forgetful(AlgorithmFields):
-        """Says nothing."""
+        """An object without attributes."""
 
     with pytest.raises(TypeError, match="responses_per_prompt"):
         Forgetful()  # type: ignore[abstract]

@@ -1,4 +1,4 @@
-"""Every invalid manifest of the table is refused with the field, the value, the remedy and, for files, the line."""
+"""Every invalid manifest of the table is rejected with the field, the value, the remedy and, for files, the line."""
 
 from itertools import pairwise
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Valid manifests are taken as kubectl would take them, survive a round trip, and resolve into explicit jobs."""
+"""Valid manifests are accepted as kubectl would send them, survive a round trip, and resolve into explicit jobs."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whatever stands in a file, `rlhf validate` and admission answer with problems, and never with another exception."""
+"""For any file content, `rlhf validate` and admission answer with problems, and never with another exception."""
 
 import copy
 import json
@@ -23,7 +23,7 @@ ANY_JSON = st.recursive(
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Of everything in a manifest."""
+    """Return the paths of everything in a manifest."""
     result = [path] if path else []
     members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, child in members:
@@ -32,7 +32,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def problems_of(text: str) -> list[Problem]:
-    """What `rlhf validate` says of a text."""
+    """Return the problems that `rlhf validate` reports for a text."""
     try:
         return [problem for document in load_documents(text) for problem in document.problems]
     except ManifestError as error:

@@ -1,4 +1,4 @@
-"""`rlhf validate`: exit code, a paragraph a problem, one JSON object for programs."""
+"""`rlhf validate`: exit code, one paragraph per problem, one JSON object for programs."""
 
 import io
 import json

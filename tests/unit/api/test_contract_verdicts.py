@@ -1,5 +1,6 @@
-"""What `rlhf validate` says of more than a hundred manifests; the API server and the operator are asked the same by
-tests/integration/contract/test_verdicts_agree.py.
+"""Verdicts of `rlhf validate` on more than a hundred manifests.
+
+tests/integration/contract/test_verdicts_agree.py sends the same manifests to the API server and the operator.
 """
 
 import pytest

@@ -1,4 +1,7 @@
-"""Neighbouring versions work together, others are told which image to change; readers take what newer writers say."""
+"""Neighbouring versions work together; other versions get an error that names the image to change.
+
+Readers accept messages of newer writers.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Prompts of an evaluation: what they inherit from those of the job, in the manifest as in the resolved job."""
+"""Evaluation prompts inherit settings of the job's prompts, in the manifest and in the resolved job."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def job_with(prompts: dict[str, Any], evaluated: dict[str, Any]) -> RLHFJob:
 
 
 def resolved(prompts: dict[str, Any], evaluated: dict[str, Any]) -> dict[str, Any]:
-    """Return the evaluation's prompts of a resolved job, as a run folder has them."""
+    """Return the evaluation's prompts of a resolved job, as in a run folder."""
     job = manifest.resolve(job_with(prompts, evaluated), Path("/"))
     assert manifest.resolve(job, Path("/")) == job
     assert manifest.parse(yaml.safe_dump(manifest.dump(job))) == job, "whoever reads the resolved job reads the same"
@@ -42,7 +42,8 @@ def resolved(prompts: dict[str, Any], evaluated: dict[str, Any]) -> dict[str, An
 
 
 def effective(prompts: dict[str, Any], evaluated: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields by which the coordinator reads the evaluation's prompts, of the job as it is and resolved."""
+    """Return the fields with which the coordinator reads the evaluation's prompts, of the job and of the
+    resolved job."""
     job = job_with(prompts, evaluated)
     read, again = (held_out(one) for one in (job, manifest.resolve(job, Path("/"))))
     assert read == again

@@ -1,4 +1,4 @@
-"""Folders of adapters: each key and tensor that could mean something else than plain LoRA is refused by its name."""
+"""Adapter folders: each key and tensor that may differ from plain LoRA is rejected by its name."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ MODULES = [f"model.layers.{layer}.self_attn.{name}" for layer in range(2) for na
 
 
 def write_config(folder: Path, **changes: Any) -> Path:
-    """Write what PEFT itself writes for SETTINGS, with changes of single keys."""
+    """Write PEFT's own configuration for SETTINGS, with changes of single keys."""
     folder.mkdir(parents=True, exist_ok=True)
     given = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     given.save_pretrained(str(folder))
@@ -38,7 +38,7 @@ def write_config(folder: Path, **changes: Any) -> Path:
 
 
 def write_tensors(folder: Path, **changes: torch.Tensor | None) -> Path:
-    """Write A and B of MODULES, and changes of single tensors; None leaves one out."""
+    """Write A and B of MODULES, with changes of single tensors; None leaves one out."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, torch.Tensor | None] = {}
     for module in MODULES:

@@ -1,4 +1,4 @@
-"""Pods and the workers in them: every rank is in exactly one pod, whichever way it is asked."""
+"""Pods and their workers: every rank is in exactly one pod, in both directions of the mapping."""
 
 from typing import Any
 

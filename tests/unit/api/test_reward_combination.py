@@ -1,4 +1,4 @@
-"""Several rewards become one number by the formula that is asked for; one that abstained is no zero."""
+"""Several rewards become one number by the configured formula; an abstained reward does not count as zero."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Addresses of rewards: every spelling of a link-local address is refused, and none of another server's."""
+"""Reward addresses: every spelling of a link-local address is rejected, and other servers are accepted."""
 
 import ipaddress
 
@@ -28,7 +28,7 @@ def found(url: str) -> list[Problem]:
 
 @st.composite
 def spelled(draw: st.DrawFn, network: str) -> str:
-    """A URL whose host is some address of a network, as resolvers and libraries read it."""
+    """Generate a URL whose host is an address of a network, in a spelling that resolvers and libraries accept."""
     low, high = (int(address) for address in (ipaddress.ip_network(network)[0], ipaddress.ip_network(network)[-1]))
     number = draw(st.integers(low, high))
     if draw(st.booleans()):

@@ -1,4 +1,4 @@
-"""What the verbs against a cluster send, refuse and wait for, and what they say of an API server's refusals."""
+"""Requests, refusals and waits of the cluster commands, and their messages for errors of an API server."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What get, describe, top and logs say of jobs that a real API server answered with."""
+"""Output of get, describe, top and logs for jobs as a real API server returned them."""
 
 import json
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Exit codes and messages of `rlhf`: a user's mistake is one message and never a traceback."""
+"""Exit codes and messages of `rlhf`: a user's mistake gives one message and no traceback."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""`rlhf explain`: what people and programs see of the facts in a run folder."""
+"""`rlhf explain`: output for people and programs from the facts in a run folder."""
 
 import json
 from pathlib import Path

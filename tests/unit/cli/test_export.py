@@ -1,5 +1,5 @@
-"""`rlhf export`: the folder is a Hugging Face folder of the very weights, its card says nothing of this machine, and
-an upload brings a hub what is in it."""
+"""`rlhf export` writes a Hugging Face folder with exactly the weights, a model card without local details, and an
+upload."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ SPEC: dict[str, Any] = {
 
 
 def described(folder: Path, file: Path) -> pb.CheckpointFile:
-    """What a rank says of a file that it has written."""
+    """Return a rank's description of a file that it has written."""
     content = file.read_bytes()
     return pb.CheckpointFile(
         path=str(file.relative_to(folder)), bytes=len(content), sha256=hashlib.sha256(content).hexdigest(),
@@ -46,7 +46,7 @@ def described(folder: Path, file: Path) -> pb.CheckpointFile:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """A run of two checkpoints, each of two stages, of which the first is the best."""
+    """Return a run with two checkpoints of two stages each; the first is the best."""
     policy, path = models.write_policy(tmp_path / "models" / "policy", "llama", seed=1), tmp_path / "run/checkpoints"
     (policy / "generation_config.json").unlink(missing_ok=True)
     weights = load_file(policy / "model.safetensors")
@@ -162,7 +162,7 @@ def test_a_folder_with_something_in_it_is_left_alone(run_dir: Path, tmp_path: Pa
 
 
 def pushed(run_dir: Path, target: Path, address: str, token: str) -> subprocess.CompletedProcess[str]:
-    """`rlhf export --push`, as a process: huggingface_hub reads its environment when it is loaded."""
+    """Run `rlhf export --push` as a process, because huggingface_hub reads its environment at import."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     own = {"HF_ENDPOINT": address, "HF_TOKEN": token, "HF_HOME": str(target.with_name("hf"))}
     command = [sys.executable, "-m", "rlhf_cli.main", "export", str(run_dir), "--to", str(target), "--push"]

@@ -1,4 +1,4 @@
-"""How a manifest is read for a run: what `--set` changes, what is checked, and where paths lead."""
+"""Reading a manifest for a run: effects of `--set`, checks, and resolution of paths."""
 
 import os
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_a_path_through_a_value_is_refused() -> None:
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
-    """A manifest whose files are there."""
+    """Return a manifest whose files exist."""
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy" / "config.json").write_text("{}")
     (tmp_path / "prompts.jsonl").touch()

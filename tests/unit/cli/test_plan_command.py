@@ -1,4 +1,4 @@
-"""`rlhf plan`: what fusion would bring, from assumptions or from what the last run measured."""
+"""`rlhf plan` forecasts the gain of fusion from assumptions or from measurements of the last run."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 def a_run(folder: Path, speculation: SpeculationForecast = NO_SPECULATION) -> None:
-    """A run that measured 1 s a step, 3 s a score, and had 24 responses of 8 tokens and 8 of 64."""
+    """Create a run that measured 1 s per step, 3 s per score, and had 24 responses of 8 tokens and 8 of 64."""
     costs = StageCosts(
         DecodeLines((1,), (1.0,), (0.0,)), 16, score=PassFormula(per_sample=3.0), score_batch=1, speculation=speculation
     )

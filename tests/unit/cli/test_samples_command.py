@@ -1,4 +1,4 @@
-"""`rlhf samples`: what people see of sample tables, and that nothing in them acts on their terminal."""
+"""`rlhf samples`: output of sample tables; their text cannot control the terminal."""
 
 from dataclasses import replace
 from pathlib import Path

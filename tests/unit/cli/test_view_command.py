@@ -1,4 +1,4 @@
-"""`rlhf view`: what is refused, and the page as a file."""
+"""`rlhf view`: rejected inputs, and the page as a file."""
 
 import json
 import re

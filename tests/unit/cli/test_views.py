@@ -1,4 +1,4 @@
-"""What a user sees of a running job, on a terminal and in a log."""
+"""Output for a running job, on a terminal and in a log."""
 
 from pathlib import Path
 

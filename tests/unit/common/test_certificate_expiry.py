@@ -1,4 +1,4 @@
-"""The end of a certificate is read without a library for certificates."""
+"""The end of a certificate's validity is read without a certificate library."""
 
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Packed arrays survive the wire exactly, and nothing that is not an array gets through."""
+"""Packed arrays survive the wire exactly; anything else is rejected."""
 
 import numpy as np
 import pytest

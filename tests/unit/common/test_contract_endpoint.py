@@ -1,4 +1,4 @@
-"""What a kubelet hears from a process of a job: alive, stuck, starting."""
+"""Answers of a job's process to the kubelet: alive, stuck, starting."""
 
 import asyncio
 import logging

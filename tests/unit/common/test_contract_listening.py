@@ -1,4 +1,4 @@
-"""A process that listens on every address is reached by both families, whichever wildcard it was given."""
+"""A process that listens on a wildcard address is reachable over IPv4 and IPv6, for either wildcard."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""How a response ended reaches whoever scores it and whoever trains on it, from the engine by the journal."""
+"""The finish reason of a response reaches scoring and training, from the engine through the journal."""
 
 from pathlib import Path
 

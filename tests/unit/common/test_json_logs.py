@@ -1,4 +1,4 @@
-"""One schema of log lines for operator, coordinator and workers."""
+"""Operator, coordinator and workers have the same schema of log lines."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""The catalogue of metrics keeps its own rules: base units, one meaning a name, bounded labels."""
+"""The catalogue of metrics follows its rules: base units, one meaning per name, bounded labels."""
 
 import ast
 from dataclasses import replace
@@ -15,7 +15,7 @@ from rlhf_common.names import PHASES
 ROOT = Path(__file__).parents[3]
 SHIPPED = ("common", "api", "operator", "coordinator", "workers", "planner", "cli")
 MOST_SERIES = {Server.OPERATOR: 60_000, Server.COORDINATOR: 8_400, Server.WORKER: 68}
-"""Series of one process at 1,000 jobs, and at 1,024 workers: what docs say a scrape costs rests on it."""
+"""Maximum series of one process at 1,000 jobs, and at 1,024 workers; the documented cost of a scrape depends on it."""
 SET_BY_PROMETHEUS = frozenset({"job", "instance", "pod", "container", "endpoint", "service"})
 
 

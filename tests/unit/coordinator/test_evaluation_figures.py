@@ -1,4 +1,4 @@
-"""The figures of an evaluation against counting every choice of responses, and what is left out of them."""
+"""Evaluation figures equal those from counting every choice of responses, and leave out the right samples."""
 
 from itertools import combinations
 
@@ -25,7 +25,7 @@ FIELD = "reward"
 
 
 def judged(rewards: list[float | str | None], per_prompt: int) -> dict[str, float]:
-    """The figures of responses with these rewards; None: abstained, a text: it could not be decoded."""
+    """Return the figures of responses with these rewards; None means abstained, a text means that decoding failed."""
     ledger = Ledger(7, len(rewards), TASKS, 1)
     for index, reward in enumerate(rewards):
         if isinstance(reward, str):

@@ -1,4 +1,4 @@
-"""The coordinator's last log line names the reason and the field, each once."""
+"""The coordinator's last log line names the reason and the field once each."""
 
 import logging
 

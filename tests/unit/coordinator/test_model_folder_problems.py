@@ -1,4 +1,4 @@
-"""Model folders that cannot be used are found by `rlhf validate` and by a coordinator that starts, by field."""
+"""`rlhf validate` and the start of a coordinator find unusable model folders and name the field."""
 
 import json
 import re
@@ -74,7 +74,7 @@ def test_what_is_not_on_this_machine_is_left_to_the_workers(manifest: Path) -> N
 
 
 def problems_of(manifest: Path) -> list[tuple[str, str]]:
-    """What `rlhf validate --for local` says; the start of the coordinator says the first of it."""
+    """Return the problems from `rlhf validate --for local`; the start of the coordinator reports the first one."""
     [loaded] = load_documents(manifest.read_text(), Target.LOCAL, manifest.parent)
     if loaded.errors:
         with pytest.raises(JobError) as failed:
@@ -142,7 +142,7 @@ def test_an_adapter_file_with_more_than_factors_is_refused(manifest: Path) -> No
 
 
 def with_reader(manifest: Path, role: str) -> Path:
-    """A reference or critic of its own, as `role` of the manifest; return its folder."""
+    """Add a separate reference or critic as `role` of the manifest; return its folder."""
     folder = write_policy(manifest.parent / role, seed=3)
     manifest.write_text(MANIFEST.replace("    actor:", f"    {role}: {{path: {role}}}\n    actor:"))
     return folder

@@ -1,4 +1,4 @@
-"""A policy that cannot be split over a worker's devices ends the job before any worker loads it."""
+"""A policy that cannot be split over a worker's devices ends the job before a worker loads it."""
 
 import json
 from pathlib import Path

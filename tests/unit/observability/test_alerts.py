@@ -1,4 +1,4 @@
-"""Alerts as data: what is written of them is up to date, and whoever is woken by one finds what to do."""
+"""Alerts as data: generated files are up to date, and every alert leads to instructions."""
 
 from __future__ import annotations
 

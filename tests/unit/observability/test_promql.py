@@ -1,4 +1,4 @@
-"""Queries are refused at import where no server could answer them, and so are those that tests read."""
+"""Queries that no server could answer are rejected at import; so are those in tests."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What people see of a running operator is made here and is in no image: nothing that is shipped may import it."""
+"""Dashboards and alerts are built here and are in no image: no shipped module may import them."""
 
 import ast
 import tomllib

@@ -1,4 +1,4 @@
-"""What is remembered is bounded by its size, and is what the function answers."""
+"""A bounded cache is limited by size, and returns the function's results."""
 
 import json
 import tracemalloc

@@ -1,4 +1,4 @@
-"""A job's certificates: what they are good for, who may read them, when they are replaced."""
+"""A job's certificates: their uses, who may read them, and when they are replaced."""
 
 import socket
 import ssl
@@ -67,7 +67,7 @@ def test_a_certificate_never_outlives_its_authority() -> None:
 
 
 def presented(port: int, folder: Path) -> bytes:
-    """The certificate that the server shows to a process of the job."""
+    """Return the certificate that the server shows to a process of the job."""
     context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
     context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
     context.set_alpn_protocols(["h2"])
@@ -108,7 +108,7 @@ def test_a_server_shows_a_renewed_certificate_without_a_restart(tmp_path: Path) 
 def test_files_that_are_exchanged_while_they_are_read_are_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: int
 ) -> None:
-    """As the kubelet exchanges them, all at once: a key beside the certificate of another stops all connections."""
+    """The kubelet replaces all files at once; a key with another certificate would stop all connections."""
     now = datetime.now(UTC)
     authority = new_authority("job", now)
     authority.issue([], now).write(tmp_path)
@@ -128,7 +128,7 @@ def test_files_that_are_exchanged_while_they_are_read_are_read_again(
 def test_what_a_server_serves_is_replaced_only_when_the_files_have_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """gRPC dies when it is replaced under handshakes: within seconds when every connection does, as was seen."""
+    """gRPC crashes if it is replaced during handshakes: within seconds if every connection replaces it."""
     now = datetime.now(UTC)
     authority = new_authority("job", now)
     authority.issue([], now).write(tmp_path)

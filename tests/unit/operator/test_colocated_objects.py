@@ -1,4 +1,4 @@
-"""Training ranks in generation pods: what the operator makes of the job, and how it replaces its pods."""
+"""Training ranks in generation pods: the operator's objects for the job, and the replacement of its pods."""
 
 from typing import Any
 

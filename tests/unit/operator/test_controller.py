@@ -1,4 +1,4 @@
-"""What the controller does when a call fails, when it is killed between two writes, and when an object is not ours."""
+"""The controller after a failed call, after a kill between two writes, and with foreign objects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def server() -> AsyncIterator[FakeApiServer]:
 
 @pytest.fixture(autouse=True)
 def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request after the other, so that the n-th write is the same one in every run."""
+    """Send one request after the other, so that the n-th write is the same in every run."""
     monkeypatch.setattr(job_objects, "AT_ONCE", 1)
 
 
@@ -45,12 +45,12 @@ def small_job() -> Json:
 
 
 def writes(server: FakeApiServer) -> list[tuple[str, str]]:
-    """Return the writes, but for events, which are posted in the background."""
+    """Return the writes, except events, which are posted in the background."""
     return [write for write in server.writes() if "/events" not in write[1]]
 
 
 async def undisturbed() -> tuple[dict[str, list[str]], list[tuple[str, str]]]:
-    """Return what is made of the job when nothing goes wrong, and by which writes."""
+    """Return the job's objects and the writes of a run without errors."""
     async with FakeApiServer() as server:
         server.put(names.KIND, small_job())
         async with ControlledCluster(server) as operator:
@@ -220,7 +220,7 @@ async def test_a_reconcile_that_raises_is_counted_and_raised(
 async def test_a_pod_that_a_finalizer_keeps_is_deleted_once_a_minute_at_most(
     server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the API server does not show that the deletion was forced."""
+    """Also if the API server does not show that the deletion was forced."""
     async with ControlledCluster(server) as operator:
         await operator.settle()
         body = copy.deepcopy(server.get("Pod", "team", "job-generation-0"))
@@ -279,7 +279,7 @@ async def test_an_object_that_a_finalizer_keeps_is_not_written_again_and_again_a
 
 
 def label(server: FakeApiServer, **labels: str) -> None:
-    """Somebody labels the job."""
+    """Add a label to the job."""
     job = copy.deepcopy(server.get(names.KIND, "team", "job"))
     assert job is not None
     job["metadata"]["labels"] = job["metadata"].get("labels", {}) | {f"{name}": text for name, text in labels.items()}

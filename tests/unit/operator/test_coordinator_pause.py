@@ -1,4 +1,4 @@
-"""A coordinator that cannot be reached costs little, and is met again when its pod shows a sign of life."""
+"""An unreachable coordinator costs little, and is contacted again when its pod changes."""
 
 import asyncio
 from datetime import UTC, datetime

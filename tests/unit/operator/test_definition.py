@@ -1,4 +1,4 @@
-"""The definition of RLHFJobs is missing when the operator starts or while it runs: it waits, says so, and goes on."""
+"""If the RLHFJob definition is missing, at the start or later, the operator waits, reports it, and continues."""
 
 import asyncio
 import logging

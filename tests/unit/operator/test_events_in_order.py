@@ -1,4 +1,4 @@
-"""Events of a job are listed as they happened: kubectl goes by their names, as none has a last time."""
+"""Events of a job are listed in order: kubectl sorts them by name, because none has a last time."""
 
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ JOB: dict[str, Any] = {"metadata": {"name": "job", "namespace": "team", "uid": "
 
 
 class EventServer:
-    """Keeps what is created."""
+    """Stores created events."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []

@@ -1,5 +1,7 @@
-"""10,000 objects that no API server and no process of ours would send: nothing raises, no status that is written is
-refused, and the objects beside the bad ones are read."""
+"""10,000 objects that neither an API server nor our processes would send: nothing raises.
+
+No written status is rejected, and the objects next to the bad ones are read.
+"""
 
 import copy
 import json
@@ -39,13 +41,13 @@ TRIED = {
     "lines": (400, 10),
     "replies": (250, 4),
 }
-"""What is tried -> (examples, objects of each)."""
+"""Kind of input -> (examples, objects per example)."""
 STATUS_MAX = 64 * 1024
-"""Bytes of a status of a job of six pods, conditions with their messages included."""
+"""Maximum bytes of the status of a job with six pods, including conditions with messages."""
 
 
 def _bodies(cluster: SimulatedCluster) -> dict[str, Json]:
-    """The pods of a job that has seen everything."""
+    """Pods of a job with a long history."""
     ended = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-08-22T10:00:05Z", "containerID": "containerd://abc"}
     log = json.dumps({"message": "over", "report": {"iteration": 3, "metrics": {"reward": 0.5}}})
     cluster.end("coordinator", 1, message=log)
@@ -68,7 +70,7 @@ PODS = _bodies(RUNNING)
 
 
 def _workload() -> tuple[Json, Json]:
-    """A job with a queue, and its Workload once it is admitted."""
+    """A job with a queue, and its Workload after admission."""
     cluster = QueuedCluster()
     cluster.settle()
     cluster.admit()
@@ -98,14 +100,14 @@ CHILD: Json = {
 
 @pytest.fixture(scope="module")
 def silent() -> Iterator[None]:
-    """What cannot be read is said in the log, ten thousand times."""
+    """Silence the log, which would report ten thousand unreadable objects."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
 
 
 def checked(operator: SimulatedOperator, job: Json | None, uid: str, served: Any = None, **more: Any) -> None:
-    """Reconciles over what came in, twice; what is to be written is what the API server takes."""
+    """Reconcile the input twice, and check that the API server accepts the result."""
     if job is None:
         return
     pods, taken = operator.index.pods(KEY, uid)
@@ -180,7 +182,7 @@ def test_jobs(changes: list[tuple[int, int]], deleting: bool) -> None:
 
 
 def _shown(body: Json) -> None:
-    """As `rlhf list` reads it; an object without a name is none."""
+    """Read the object like `rlhf list`, which skips objects without a name."""
     if not isinstance(body.get("metadata"), dict):
         return
     job = ClusterJob(body)
@@ -268,7 +270,7 @@ TEXTS = st.sampled_from(
 
 @st.composite
 def replies(draw: st.DrawFn) -> pb.JobStatus:
-    """A status as a coordinator's process might send it."""
+    """Generate a status that a coordinator's process might send."""
     status = pb.JobStatus(
         phase=draw(TEXTS),
         iteration=draw(NUMBERS),

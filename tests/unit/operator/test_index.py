@@ -1,4 +1,4 @@
-"""What is remembered is the newest, in whatever order it was heard."""
+"""The index has the newest object for any order of events."""
 
 from typing import Any
 
@@ -151,7 +151,7 @@ def test_a_pod_whose_deletion_no_turn_saw_stays_to_be_accounted_for_once() -> No
 
 
 def of_class(version: int, named: str | None, **more: Any) -> dict[str, Any]:
-    """A job that names an operator's class."""
+    """Return a job that names an operator's class."""
     return job(version, **more) | {"spec": {"operatorClass": named} if named else {}}
 
 

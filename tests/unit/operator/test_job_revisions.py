@@ -1,4 +1,4 @@
-"""Which requests the knowledge of what jobs run by costs, and what is known when there is nothing to be read."""
+"""Requests for the revisions of jobs, and the result without any stored revision."""
 
 import asyncio
 from typing import Any
@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 
 class Store:
-    """Answers from a cluster, and counts."""
+    """Answers from a cluster, and counts requests."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self.cluster, self.asked = cluster, list[str]()

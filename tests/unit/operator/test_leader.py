@@ -1,4 +1,4 @@
-"""Who leads: the holder of a Lease, as long as it renews it in time."""
+"""Leader election: the holder of a Lease leads while it renews it in time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Json = dict[str, Any]
 
 
 class Leases:
-    """The API server's side of one Lease; replacing it hangs `hang` times."""
+    """The API server's side of one Lease; the first `hang` replacements hang."""
 
     def __init__(self, hang: int) -> None:
         self.hang, self.renewed = hang, 0
         self.lease: Json | None = None
         self.again = asyncio.Event()
-        """It was renewed more than once."""
+        """Set after a second renewal."""
 
     async def get(self, kind: str, namespace: str, name: str) -> Json | None:
         return self.lease

@@ -1,4 +1,4 @@
-"""A job whose template is malformed says so, keeps what runs, and can be deleted."""
+"""A job with a malformed template reports it, keeps its pods, and can be deleted."""
 
 from typing import Any
 

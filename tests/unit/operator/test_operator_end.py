@@ -1,4 +1,4 @@
-"""The operator ends when it is asked to, even when something in it loses a cancellation."""
+"""The operator ends on request, even if one of its tasks loses a cancellation."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Alive means that jobs are served and that changes arrive."""
+"""The operator is alive if it serves jobs and receives changes."""
 
 import socket
 
@@ -31,7 +31,7 @@ def test_what_is_wrong_is_told(snapshot: QueueSnapshot, rounds: int, words: str)
 
 @pytest.mark.parametrize("wildcard", ["[::]", "0.0.0.0"])
 async def test_health_and_metrics_answer_on_both_families(wildcard: str) -> None:
-    """Of a cluster of IPv6 alone the kubelet and Prometheus come by IPv6."""
+    """In an IPv6-only cluster the kubelet and Prometheus connect over IPv6."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     served = await serve([f"{wildcard}:{port}"], lambda: WELL, lambda: 0, OperatorMetrics())

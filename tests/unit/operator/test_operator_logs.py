@@ -1,4 +1,4 @@
-"""Lines of the operator: during a reconcile they name the job by themselves, those of other tasks do not."""
+"""Log lines of a reconcile name the job automatically; those of other tasks do not."""
 
 import asyncio
 import io

@@ -1,4 +1,4 @@
-"""The operator serves what the catalogue declares, of itself and of every job."""
+"""The operator serves the metrics of the catalogue, for itself and for every job."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -34,7 +34,7 @@ def conditions(reason: str, status: str = "False") -> dict[str, Any]:
 
 
 def see(metrics: OperatorMetrics, cluster: SimulatedCluster, status: dict[str, Any]) -> None:
-    """Let the operator see a job with this status."""
+    """Show the operator a job with this status."""
     pods = {pod.name: pod for body in cluster.pods.values() if isinstance(pod := pod_of(body), ObservedPod)}
     observed = ObservedJob(pods=pods, reading=CoordinatorReading(cluster.now, "Generating", 3, 10, threshold=4))
     metrics.see(cluster.job, observed, replace(cluster.plan(), status=status))

@@ -1,4 +1,4 @@
-"""The API server's verdict on pods: asked once a template, before anything is made, and told as a condition."""
+"""The API server's verdict on pods: requested once per template before creation, and reported as a condition."""
 
 import copy
 from typing import Any
@@ -17,7 +17,7 @@ WORDS = 'strict decoding error: unknown field "spec.nodeSelectr"'
 
 
 class TrialServer:
-    """Takes pods, or raises what it is told to."""
+    """Accepts pods, or raises the configured error."""
 
     def __init__(self) -> None:
         self.tried: list[str] = []

@@ -1,4 +1,4 @@
-"""A job that runs and to which nothing happens costs neither a read of the API server nor a reconcile."""
+"""A running job without events costs no read of the API server and no reconcile."""
 
 import asyncio
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def test_a_reading_is_news_when_it_says_something_else() -> None:
 
 
 class Stored:
-    """An API server that holds one Secret, and counts how often it is read."""
+    """An API server with one Secret, which counts its reads."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         self.body: dict[str, Any] | None = body
@@ -98,7 +98,7 @@ async def test_the_secret_is_read_again_when_it_is_needed_alone(certificates: Ce
 
 
 class AnsweringCoordinator(PartialCoordinator):
-    """Answers as it is told."""
+    """A coordinator with configured answers."""
 
     def __init__(self) -> None:
         self.status = pb.JobStatus(phase="Generating", iteration=1, iterations=9)

@@ -1,4 +1,4 @@
-"""Reconciles as traces: what a collector is given, that failed ones are always there, and that none is needed."""
+"""Traces of reconciles: their content; failed ones are always exported, and tracing is optional."""
 
 import pytest
 from tests.support.observability.kept_spans import KeptSpans
@@ -16,7 +16,7 @@ WAIT_SECONDS = 120.0
 
 
 async def reconciled(traces: ReconcileTraces) -> dict[str, list[str]]:
-    """Return what is made of a job by an operator with these traces."""
+    """Return the job after a reconcile by an operator with these traces."""
     async with FakeApiServer() as server:
         server.put(names.KIND, stored_job())
         async with ControlledCluster(server, traces) as operator:

@@ -1,4 +1,4 @@
-"""Pods that the API server refuses are tried ever less often, by one of them, and at once when the plan changes."""
+"""Rejected pods are retried less and less often, with one of them, and immediately after a change of the plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def server() -> AsyncIterator[FakeApiServer]:
 
 
 class Quota:
-    """Refuses pods while it is full, and counts who asked."""
+    """Rejects pods while it is full, and counts requests."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full, self.asked, self.seconds = True, 0, 1000.0

@@ -1,4 +1,4 @@
-"""After etcd was restored versions are lower than they were: a comparison finds it, and takes nothing else for it."""
+"""After a restore of etcd versions go back: a comparison detects it, and nothing else looks like it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -15,12 +15,12 @@ from rlhf_operator.resync import RestoredError, Resync
 
 
 class Listing:
-    """What the API server holds, by kind, in place of its client; `version` is etcd's."""
+    """Objects of the API server by kind, in place of its client; `version` is etcd's."""
 
     def __init__(self, version: int, **held: list[dict[str, Any]]) -> None:
         self.version, self.held = version, held
         self.meanwhile: Callable[[], object] = lambda: None
-        """What happens while pods are listed."""
+        """Called while pods are listed."""
 
     async def metadata(
         self, kind: str, place: str | None, labels: str, on_version: Callable[[int], object]
@@ -37,7 +37,7 @@ class Listing:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is waited for."""
+    """Remove all waits."""
     monkeypatch.setattr(resync, "ECHO_SECONDS", 0.0)
     monkeypatch.setattr(resync, "SOON_SECONDS", 0.0)
 

@@ -1,4 +1,4 @@
-"""What a hostile tenant or a careless user wrote costs the object it is in: nothing raises, and its job says so."""
+"""Malformed input from a tenant affects only its own object: nothing raises, and its job reports it."""
 
 import copy
 import json
@@ -152,7 +152,7 @@ def test_a_last_message_that_is_no_text_is_no_crash() -> None:
 
 
 def test_a_pod_with_our_labels_that_the_job_does_not_control_is_nobody_to_it() -> None:
-    """A label may be anybody's: its coordinator that 'completed' does not complete the job."""
+    """Anyone may set a label: a coordinator with it that 'completed' does not complete the job."""
     cluster, operator = SimulatedCluster().begin(), SimulatedOperator()
     operator.sees(names.KIND, cluster.job)
     for body in cluster.pods.values():
@@ -304,7 +304,7 @@ def test_no_event_stops_a_stream(event: Any, body: Any) -> None:
 
 
 def test_the_parser_of_a_stream_takes_what_the_api_server_stores() -> None:
-    """10,000 levels are its own limit; an event that cannot be parsed would end the listing of all."""
+    """10,000 levels are the server's own limit; an unparsable event would end the whole listing."""
     import sys
 
     from rlhf_operator.untrusted import PARSER_LEVELS

@@ -1,5 +1,4 @@
-"""The ConfigMap of a reward function or an environment: pods that mount it wait for it, and say which
-content they were made with."""
+"""The ConfigMap of a reward function or an environment: pods that mount it wait for it, and record its content."""
 
 from typing import Any
 
@@ -12,7 +11,7 @@ Json = dict[str, Any]
 
 
 def pod(name: str, config_map: str | None = None, cost: str | None = None, environment: str | None = None) -> Json:
-    """A pod, and whether it mounts a function of rewards, one of costs, and an environment."""
+    """Return a pod that mounts, or not, a reward function, a cost function, and an environment."""
     volumes: list[Json] = [{"name": "tmp", "emptyDir": {}}]
     if config_map:
         volumes.append({"name": "reward", "configMap": {"name": config_map}})
@@ -27,7 +26,7 @@ def pod(name: str, config_map: str | None = None, cost: str | None = None, envir
 
 
 class StoredObjects:
-    """The one request that is made of a cluster."""
+    """Answers the only kind of request to the cluster."""
 
     def __init__(self, **config_maps: Json) -> None:
         self.config_maps = config_maps

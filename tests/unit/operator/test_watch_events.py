@@ -1,4 +1,4 @@
-"""What an event leads to: the index is brought up to date, and a job gets a turn when there is news for it."""
+"""Effects of an event: the index is updated, and a changed job is queued."""
 
 from __future__ import annotations
 
@@ -154,4 +154,4 @@ async def test_kopf_watches_jobs_by_its_public_interface_and_writes_nothing() ->
 
 
 async def served() -> None:
-    """Return at once: RLHFJobs are served."""
+    """Return immediately: RLHFJobs are served."""

@@ -1,4 +1,4 @@
-"""The queue as a reconciler sees it: no key is lost, none runs twice at once, a busy job starves nobody."""
+"""The queue as seen by a reconciler: no key is lost, none runs twice at once, a busy job starves no other."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""An iteration with and without the critics' training beside the next decoding: worked examples and bounds."""
+"""An iteration with and without critic training beside the next decoding: worked examples and bounds."""
 
 from dataclasses import replace
 

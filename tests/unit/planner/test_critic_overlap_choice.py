@@ -1,4 +1,4 @@
-"""When an iteration trains its critics apart by itself: what is measured first, what a replay decides, and damping."""
+"""When an iteration trains its critics apart: the first measurements, the decision of a replay, and damping."""
 
 import json
 
@@ -23,7 +23,7 @@ SEEN = SeenIteration(TOKENS, 0.5, finished=(4.0, 5.0, 6.0), beside=False)
 
 
 def measured(together: float, policy: float, critics: float, **others: float) -> MeasuredOverlap:
-    """Seconds of an iteration of TOKENS, by part."""
+    """Return seconds of an iteration of TOKENS, by part."""
     first = MeasuredOverlap().with_together(TOKENS, together).with_parts(TOKENS, policy, critics)
     return first.with_scoring(others.get("apart", 0.1), 0.0, others.get("late_share", 1.0))
 

@@ -1,4 +1,4 @@
-"""What `rlhf plan` says of critics beside decoding, from facts of a run put together by hand."""
+"""Forecast of `rlhf plan` for critics beside decoding, from constructed facts of a run."""
 
 from typing import Any
 

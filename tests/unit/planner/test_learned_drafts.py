@@ -1,4 +1,4 @@
-"""What a job learned of drafts: bounded, the same after it was written, and what a new controller starts from."""
+"""Learned statistics of drafts: bounded, unchanged by serialization, and the start of a new controller."""
 
 import json
 import math
@@ -45,7 +45,7 @@ def test_it_is_bounded_and_comes_back_as_it_was_written(
 
 
 def test_a_controller_starts_from_what_others_measured() -> None:
-    """Drafts of Ngram are right and cheap, those of Siblings never: a worker that starts drafts by Ngram at once."""
+    """Drafts of Ngram are right and cheap, those of Siblings never: a new worker drafts with Ngram immediately."""
     counts = {("Ngram", 3, position): Counted(300.0, 290.0) for position in range(4)}
     counts |= {("Siblings", 0, position): Counted(300.0, 0.0) for position in range(4)}
     made = [MeanPass(20, 2, slots, 200, 0.010 + 0.0001 * slots) for slots in (0, 2, 8)]

@@ -1,4 +1,4 @@
-"""What decoding beside training would gain, by times written by hand."""
+"""Gain of decoding beside training, from given times."""
 
 import pytest
 

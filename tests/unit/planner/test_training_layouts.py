@@ -1,5 +1,4 @@
-"""Ways to split a training group: only those that validation takes, what they hold, and which is named where one is
-too large for its devices."""
+"""Layouts of a training group: only valid ones, their memory, and the suggestion if one does not fit."""
 
 import json
 from typing import Any, Literal
@@ -92,7 +91,7 @@ def test_layouts_keep_the_ranks_that_share_samples_by_position() -> None:
 
 
 def test_a_pipeline_waits_and_copies_hold_all_of_it() -> None:
-    """Of 64 samples in micro-batches of two: 32 of them in a pipeline of four, 8 a copy where there are four."""
+    """64 samples in micro-batches of two: 32 micro-batches in a pipeline of four, or 8 per copy with four copies."""
     by_words = {layout.words: layout for layout in layouts(spec(), SIZES, 4)}
     on_device = [words for words in by_words if "offloadOptimizer" not in words]
     assert list(by_words) == on_device + [f"{words}, offloadOptimizer" for words in on_device]
@@ -153,7 +152,7 @@ def test_ranks_that_take_turns_keep_moments_on_the_host_either_way() -> None:
 
 
 def test_critics_of_another_tensor_size_have_other_stages_and_as_much_memory() -> None:
-    """Two models of one size on four ranks: the actor by pairs on two stages, the critic on four."""
+    """Two models of one size on four ranks: the actor in pairs on two stages, the critic on four."""
     asked = {"pipeline": 2, "tensor": 2, "criticTensor": 1}
     own, other = (
         layout_of(spec("megatron", parallelism=given), SIZES) for given in (asked, {"pipeline": 2, "tensor": 2})
@@ -189,7 +188,7 @@ def test_layouts_with_critics_of_another_size_are_those_that_validation_takes(
 
 
 def test_a_layout_that_does_not_fit_is_told_with_the_one_that_does() -> None:
-    """Two models of seven billion, 18 bytes a parameter: 235 GiB on one rank, of four 59 and of eight 29."""
+    """Two models of seven billion, 18 bytes per parameter: 235 GiB on one rank, 59 on four and 29 on eight."""
     device = 79 * GIBIBYTE
     assert layout_problem(spec(parallelism={"pipeline": 4}), SIZES, device) == ""
     problem = layout_problem(spec(), SIZES, device)

@@ -1,5 +1,4 @@
-"""In-process tests of workers run as their workers do, on a processor of any kind, and draw the same random numbers
-wherever and after whatever else they run."""
+"""In-process tests of workers run like workers on any processor, with reproducible random numbers in any order."""
 
 import random
 

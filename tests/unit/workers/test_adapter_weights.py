@@ -1,4 +1,4 @@
-"""Weights that travel as adapters are whole, to the bit, where they are used; what is incomplete is refused."""
+"""Weights sent as adapters are bitwise complete at the receiver; incomplete ones are rejected."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ def job_of(folder: Path, **lora: Any) -> RLHFJob:
 
 
 def opener(job: RLHFJob, tensors: Mapping[str, torch.Tensor]) -> AdapterWeights:
-    """As if these tensors had come from the ranks."""
+    """Return a weight source with these tensors, as if they had come from the ranks."""
 
     @contextmanager
     def came(
@@ -93,7 +93,7 @@ def test_adapters_that_are_not_whole_are_refused(harm: Any, says: str, folder: P
 
 
 def peft_model(folder: Path, target: Path, **changes: Any) -> Any:
-    """The folder's model with random adapters of PEFT's own, saved to `target` by PEFT."""
+    """Return the folder's model with random PEFT adapters, which PEFT saves to `target`."""
     settings = {"r": 3, "lora_alpha": 6, "target_modules": LORA["targetModules"], "task_type": "CAUSAL_LM", **changes}
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     adapted = peft.get_peft_model(model, peft.LoraConfig(**settings))
@@ -143,7 +143,7 @@ def test_a_job_starts_from_pefts_own_folder_on_ranks_and_engines_alike(folder: P
 def test_an_accepted_folder_says_what_peft_says_when_it_loads_it(
     changes: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
-    """Version 0 of ranks and engines against the model that PEFT makes of the folder: merged weights and logits."""
+    """Version 0 of ranks and engines against PEFT's model of the folder: merged weights and logits."""
     trained = peft_model(folder, tmp_path / "adapter", **changes)
     file = tmp_path / "adapter" / "adapter_config.json"
     saved = json.loads(file.read_text())

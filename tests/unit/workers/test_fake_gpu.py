@@ -1,7 +1,7 @@
-"""Every tensor of decoding and scoring is on the device it must be on: the real code over a GPU that computes nothing.
+"""Every tensor of decoding and scoring is on the right device: the real code on a GPU without computation.
 
-torch's fake tensors know shape, type and device and refuse to mix devices as a GPU would. Numbers that the host looks
-at are made up: zeros.
+torch's fake tensors have shape, type and device, and refuse to mix devices like a GPU. Numbers that the host reads are
+zeros.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ MODULES = (forward, fused_forward, model_scorer, chunk_forward)
 
 @pytest.fixture(autouse=True)
 def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Where the host looks at a number it sees zero; what it compares is equal."""
+    """Let the host read zeros, and compare values as equal."""
     for module in MODULES:
         monkeypatch.setattr(module, "float", lambda _: 0.0, raising=False)
         monkeypatch.setattr(module, "bool", lambda _: True, raising=False)

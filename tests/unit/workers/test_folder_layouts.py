@@ -1,4 +1,5 @@
-"""However a model is stored, engine, ranks, scorers and version 0 read the same numbers, or all refuse in one way."""
+"""For any storage layout of a model, engine, ranks, scorers and version 0 read the same numbers, or all reject it
+alike."""
 
 import tempfile
 from collections.abc import Callable
@@ -28,7 +29,7 @@ Named = dict[str, torch.Tensor]
 
 
 def in_files(named: Named, family: str) -> Named:
-    """Tensors by the names that files have, float32."""
+    """Return tensors with the names in files, float32."""
     return {
         part: own.detach().float() for name, value in named.items() for part, own in as_in_files(name, value, family)
     }
@@ -58,7 +59,7 @@ def of_version_0(folder: Path, family: str) -> Named:
 
 
 def refusal(read: Callable[[], object]) -> tuple[str, str] | None:
-    """What a reader says of a folder that it refuses."""
+    """Return a reader's error for a folder that it rejects."""
     try:
         read()
     except WorkError as error:
@@ -84,7 +85,7 @@ def test_all_readers_read_one_model_or_refuse_it_in_one_way(layout: FolderLayout
 
 
 def read_alike(folder: Path, layout: FolderLayout) -> None:
-    """Compare what each reader has of a folder that is taken."""
+    """Compare the tensors of each reader for an accepted folder."""
     engine, rank = of_engine(folder, layout.family), of_rank(folder, layout.family)
     scorer, version_0 = of_scorer(folder, layout.family), of_version_0(folder, layout.family)
     assert engine.keys() == rank.keys()

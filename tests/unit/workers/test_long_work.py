@@ -1,4 +1,4 @@
-"""What a worker says of work that takes long, and which step takes too long."""
+"""Reports of a worker about long work, and detection of steps that take too long."""
 
 import logging
 import threading

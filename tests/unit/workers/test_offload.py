@@ -1,4 +1,4 @@
-"""Weights that leave a device and come back: the same bits, no memory but what was planned, no copy read too early."""
+"""Weights that leave a device and return: the same bits, only the planned memory, no copy read too early."""
 
 from typing import Any
 
@@ -139,7 +139,7 @@ def test_bytes_and_time_are_counted() -> None:
 
 
 class SleepingRole:
-    """A role that says when it is put to sleep."""
+    """A role that records when it is put to sleep."""
 
     name = "generation"
 
@@ -164,7 +164,7 @@ def test_a_turn_says_how_much_memory_it_freed() -> None:
 
 
 class TurningRole:
-    """A role of one side, which says what it is asked for and whether it takes weights where it sleeps."""
+    """A role of one side, which records requests and whether it takes weights while asleep."""
 
     def __init__(self, name: str, *, loads_while_offloaded: bool) -> None:
         self.name, self.able, self.offloaded = name, loads_while_offloaded, False

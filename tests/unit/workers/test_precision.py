@@ -1,4 +1,4 @@
-"""One precision: generation, scoring and training load their models in the type the manifest says, on any device."""
+"""One precision: generation, scoring and training load their models in the manifest's type, on any device."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(job: RLHFJob) -> dict[str, torch.dtype]:
-    """Role -> the type its model is computed in, as each role loads it."""
+    """Return role -> type in which its model is computed, as each role loads it."""
     trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
     decoding = generation.build(job, pb.Command(), CPU, None)
     scorers = {task.model: load_scorer(task, job.spec, CPU) for task in (SCORE_REFERENCE, SCORE_VALUES)}
@@ -84,7 +84,7 @@ def test_an_engine_argument_of_another_type_is_refused(folder: Path) -> None:
 
 
 def test_a_coarser_engine_needs_that_no_ratio_is_against_it(folder: Path) -> None:
-    """Tokens that are carried into a later iteration are held against it, unless a correction weighs them."""
+    """Tokens that are carried into a later iteration are compared with it, unless a correction weighs them."""
     settings: dict[str, Any] = {
         "deterministic": False,
         "generation": {"engineArgs": {"dtype": "bfloat16"}},

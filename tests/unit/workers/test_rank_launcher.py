@@ -1,4 +1,4 @@
-"""The launcher of a pod of several ranks, with real processes in place of workers: who ends, how, and what is left."""
+"""The launcher of a pod of several ranks, with real processes as workers: which ones end, how, and leftovers."""
 
 import os
 import signal
@@ -58,7 +58,7 @@ assert "torch" not in sys.modules
 sys.stderr.flush()
 os._exit(code)
 """
-"""The launcher as it runs in a pod, with less patience and with stand-ins for ranks."""
+"""The launcher as in a pod, with shorter time-outs and with stand-ins for ranks."""
 
 
 def variables(ports: list[int], metrics: int = 0) -> dict[str, str]:
@@ -78,7 +78,7 @@ def variables(ports: list[int], metrics: int = 0) -> dict[str, str]:
 
 
 class Pod:
-    """A launcher and what its ranks said of themselves."""
+    """A launcher and the output of its ranks."""
 
     def __init__(self, folder: Path, metrics: int, ports: list[int], **more: str) -> None:
         self.folder, self.metrics = folder, metrics
@@ -99,7 +99,7 @@ class Pod:
         return int(self.said[name][0])
 
     def ended(self) -> tuple[int, str]:
-        """Exit code and last line; no rank is left."""
+        """Return exit code and last line, after checking that no rank is left."""
         code = self.process.wait(timeout=30)
         until(lambda: not any(alive(self.pid(name)) for name in self.names))
         return code, (self.log.read_text().splitlines() or [""])[-1]

@@ -1,4 +1,4 @@
-"""Where MKL's default depends on memory addresses, a deterministic worker asks for another; a user's value stays."""
+"""If MKL's default depends on memory addresses, a deterministic worker sets another one; a user's value stays."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a process may count on of a device that others are on as well."""
+"""Memory that a process may use on a device shared with others."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ GPU = torch.device("cuda:0")
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU of which 900 bytes are free, 100 are this process's, and 40 of those in use; forgotten afterwards."""
+    """A GPU with 900 free bytes and 100 of this process, of which 40 are in use; reset afterwards."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (900, 1000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 100)

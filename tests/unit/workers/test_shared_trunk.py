@@ -1,4 +1,4 @@
-"""One copy of frozen weights for several models: the same results, half the memory, and moves that move it once."""
+"""One copy of frozen weights for several models: the same results, half the memory, and one move for all."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,7 +40,7 @@ def job_of(folder: Path, trunk: str, precision: str = "Float32") -> RLHFJob:
 
 
 def frozen_bytes(trainer: Trainer) -> int:
-    """Bytes of what is not trained, each tensor once."""
+    """Return the bytes of frozen tensors, each counted once."""
     parts = {id(p): p.nbytes for s in trainer.stages.values() for p in s.parameters() if not p.requires_grad}
     return sum(parts.values())
 
@@ -121,7 +121,7 @@ def test_a_critic_over_the_references_weights_says_what_its_whole_model_says(pre
 
 
 def take(job: RLHFJob, scorer: Any, tensors: dict[str, torch.Tensor]) -> None:
-    """Load what the ranks publish of a critic, as an inference worker does."""
+    """Load a critic from the ranks, like an inference worker."""
 
     @contextmanager
     def came(

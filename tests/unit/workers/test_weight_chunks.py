@@ -1,4 +1,4 @@
-"""Parts of weights on the wire: what is written protobuf reads, what protobuf writes is read, and nothing else is."""
+"""Parts of weights on the wire: compatible with protobuf in both directions, and strict about anything else."""
 
 import asyncio
 from collections.abc import Iterator
@@ -58,12 +58,12 @@ def test_fields_in_another_order_and_unknown_ones_are_read() -> None:
 
 
 class OneMatrix:
-    """A WeightProvider."""
+    """A WeightProvider with one matrix."""
 
     weight = torch.arange(6, dtype=torch.float32).view(2, 3)
 
     def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield itself."""
+        """Yield the matrix."""
         yield "weight", self.weight
 
 

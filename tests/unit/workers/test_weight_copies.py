@@ -1,4 +1,4 @@
-"""A rank's weights in one region: converted tensors are copied in order, and none is written over one being read."""
+"""A rank's weights in one region: converted tensors are copied in order, and none is overwritten during a read."""
 
 import threading
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def copies() -> Iterator[WeightCopies]:
 def test_tensors_that_were_converted_just_now_are_copied_behind_their_conversion(
     copies: WeightCopies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a GPU would: nothing is copied before it is waited for, and each tensor is new."""
+    """On a GPU nothing is copied before it is waited for, and each tensor is new."""
     stream = DelayedCopies(each_computed=True)
     monkeypatch.setattr(weight_copies, "copies_of", lambda device: stream)
     copy = taken(copies, VersionedWeights(1), 1)
@@ -80,7 +80,7 @@ def test_readers_that_stay_do_not_take_all_memory(copies: WeightCopies) -> None:
 
 
 class ChangingWeights(VersionedWeights):
-    """Goes on to the next version in the middle of being read the second time."""
+    """Advances to the next version in the middle of the second read."""
 
     def __init__(self) -> None:
         super().__init__(1)

@@ -1,4 +1,4 @@
-"""The compute thread: commands in order, roles in turn, samples given back, and every exception told."""
+"""The compute thread: commands in order, roles in turn, samples returned, and every exception reported."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ from rlhf_workers.worker_role import Outbox
 
 
 class Counting:
-    """A role that decodes one token of each sample a step, and fails when told to."""
+    """A role that decodes one token of each sample per step, and fails on request."""
 
     handles = frozenset({"generate", "load_weights", "train", "measure", "offload"})
 
@@ -87,7 +87,7 @@ class Counting:
 
 
 class ComputeBench:
-    """A compute thread with an outbox that nobody empties."""
+    """A compute thread with an outbox that no sender empties."""
 
     def __init__(self) -> None:
         self.roles: dict[str, Counting] = {}
@@ -313,7 +313,7 @@ def test_a_role_that_breaks_outside_any_command_ends_the_process(bench: ComputeB
 
 
 def test_a_worker_that_lost_its_device_ends_though_its_command_was_answered(bench: ComputeBench) -> None:
-    """Every later call to the GPU would fail: a worker that stayed would fail whatever it is given next."""
+    """Every later call to the GPU would fail, so a worker that stayed would fail all its work."""
     bench.send(1, become_generation=pb.BecomeGeneration())
     bench.done(1)
     bench.roles["generation"].broken = torch.AcceleratorError("CUDA error: misaligned address\nCompile with advice.")

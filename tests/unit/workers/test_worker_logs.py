@@ -1,4 +1,4 @@
-"""What a worker's log lines say of its job: the iteration of the commands it was given."""
+"""A worker's log lines name the iteration of its commands."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A worker serves what the catalogue declares, and what its engine serves beside it."""
+"""A worker serves the metrics of the catalogue and those of its engine."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 class EngineOfOthers(Collector):
-    """Metrics as an engine has them, one of which takes a name of ours."""
+    """An engine's metrics, one with the same name as ours."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names

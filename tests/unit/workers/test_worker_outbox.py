@@ -1,4 +1,4 @@
-"""The outbox: order, what survives a broken session, and that a command is answered once."""
+"""The outbox: order, survival of a broken session, and one answer per command."""
 
 import threading
 

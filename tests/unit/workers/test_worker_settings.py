@@ -1,4 +1,4 @@
-"""A worker's environment: what it means, and what is said when it is wrong."""
+"""A worker's environment: its meaning, and messages about errors."""
 
 import socket
 from pathlib import Path

@@ -41,7 +41,7 @@ class HeldStage:
 
 
 class Faulty(WeightSourceService):
-    """Spoils the first `times` Fetch calls at their second chunk."""
+    """Corrupts the second chunk of the first `times` Fetch calls."""
 
     def __init__(self, stage: HeldStage, fault: str, times: int = 1000) -> None:
         super().__init__(lambda: stage)

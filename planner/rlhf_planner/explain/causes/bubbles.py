@@ -1,6 +1,6 @@
-"""Bubbles: the ranks of a pipeline wait for each other, as its stages are uneven or its micro-batches few.
+"""Bubbles: pipeline ranks wait for each other because stages are uneven or micro-batches few.
 
-Rule: the share is the one that ranks measured, and no gain is named: other splits were not measured.
+Rule: the share is the one that ranks measured. The gain is unknown because no other split was measured.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""Checkpoints: the next iteration waits until one is written.
+"""Checkpoints: the next iteration waits until a checkpoint is written.
 
-The gain is arithmetic: what one took, spread over more iterations. Rule: the time in which the same phase
-waited for an evaluation is no part of it.
+The gain is the time of one checkpoint, spread over more iterations. Rule: time in which the same phase waited for an
+evaluation does not count.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from rlhf_planner.explain.finding import Finding, gained
 from rlhf_planner.explain.iteration_profile import IterationProfile
 
 TIMES: Final = 10
-"""As many times as seldom is suggested."""
+"""Factor by which the finding suggests to increase the interval."""
 
 
 class SeldomCheckpoints:

@@ -1,7 +1,7 @@
-"""Evaluations: the next iteration waits until one is finished.
+"""Evaluations: the next iteration waits until an evaluation is finished.
 
-The gain is arithmetic: what one took, spread over more iterations. Rule: only the time in which the
-iteration waited for nothing else counts.
+The gain is the time of one evaluation, spread over more iterations. Rule: only time in which the iteration waited for
+nothing else counts.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from rlhf_planner.explain.finding import Finding, gained
 from rlhf_planner.explain.iteration_profile import IterationProfile
 
 TIMES: Final = 10
-"""As many times as seldom is suggested."""
+"""Factor by which the finding suggests to increase the interval."""
 
 
 class SeldomEvaluations:

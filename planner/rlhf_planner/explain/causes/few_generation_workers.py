@@ -1,6 +1,6 @@
-"""Too few generation workers: samples wait for a row, and rows cost so much that more of them gain less than workers.
+"""Too few generation workers: samples wait for a row, and larger batches would gain less than more workers.
 
-The gain is that of twice as many workers, replayed, whatever they cost.
+The gain is that of a replay with twice as many workers. The cost of workers is not considered.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from rlhf_planner.explain.generation_queue import queued_generation
 from rlhf_planner.explain.iteration_profile import IterationProfile
 
 TIMES: Final = 2
-"""As many workers are suggested: more can be asked again."""
+"""Factor of workers that the finding suggests."""
 
 
 class FewGenerationWorkers:

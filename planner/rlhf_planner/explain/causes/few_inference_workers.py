@@ -1,7 +1,7 @@
-"""Too few inference workers: every response is finished, and the iteration waits for a model that scores.
+"""Too few inference workers: every response is finished, and the iteration waits for a scoring model.
 
-The gain is that of more inference workers on devices of their own. Rule: only where samples waited for a model of
-the job; what waits for a call is `slow_reward`.
+The gain is that of more inference workers on their own devices. Rule: applies where samples waited for a model of the
+job; `slow_reward` covers calls.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """The long tail: most of the batch is finished, and generation waits for a few long responses.
 
-The gain is that of inter-stage fusion, which lets the workers that are done score meanwhile: simulated by the planner
-that mode Auto goes by, over the lengths that were recorded. Rule: without fusion the same simulation must come near to
-what was measured, or the gain is not known.
+The gain is that of inter-stage fusion, which lets idle workers score meanwhile. The planner of mode Auto simulates it
+with the recorded lengths. Rule: the same simulation without fusion must match the measurement, or the gain is unknown.
 """
 
 from collections.abc import Sequence
@@ -22,11 +21,11 @@ from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.simulate import simulate
 
 TAIL: Final = 1 / 6
-"""Share of the samples that are unfinished in the tail."""
+"""Share of the samples that form the tail."""
 LINK_BYTES: Final = 4e8
-"""Bytes per second between workers, as the coordinator assumes until a move was observed."""
+"""Bytes per second between workers; the coordinator assumes the same until it has observed a move."""
 CONTEXTS: Final = (64, 1024)
-"""Keys at which the formula of a step is written down as points."""
+"""Keys at which the formula of a step is sampled."""
 FIELD: Final = "spec.fusion.interStage.mode"
 
 
@@ -64,13 +63,13 @@ class LongTail:
 
 
 def uneven(facts: IterationProfile) -> bool:
-    """Return whether a worker is so slow that what looks like a tail is its own."""
+    """Return whether a worker is so slow that its delay looks like a tail."""
     costs = decode_costs(facts.steps)
     return costs is not None and max(costs.paces.values()) >= SLOW
 
 
 def _simulated(facts: IterationProfile, samples: SampleFacts) -> float | None:
-    """Return the share of generation and inference that fusion leaves; None where that is not known."""
+    """Return the share of generation and inference time that remains with fusion; None if unknown."""
     observed = decode_costs(facts.steps)
     if observed is None:
         return None
@@ -90,7 +89,7 @@ def _simulated(facts: IterationProfile, samples: SampleFacts) -> float | None:
 
 
 def _stage_costs(facts: IterationProfile, observed: DecodeCosts) -> StageCosts:
-    """Return the planner's costs by what was recorded."""
+    """Return the planner's costs that follow from the recorded facts."""
     rows = facts.settings.max_batch_size
     sizes = sorted({1, 2, max(1, rows // 4), max(1, rows // 2), rows})
     points = [StepTime(size, keys, observed.seconds(size, keys)) for size in sizes for keys in CONTEXTS]

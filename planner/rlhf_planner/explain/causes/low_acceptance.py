@@ -1,8 +1,8 @@
-"""Drafts that are seldom right: verifying them costs more than the tokens that they give.
+"""Low acceptance: verifying drafts costs more than the accepted tokens save.
 
-The gain is that of decoding token by token, by the cost of a row fitted to the steps that were seen: a drafted token is
-a row of its pass. Rule: only for mode Fixed, as Auto stops where drafts do not pay; where speculation is Disabled what
-it would give is not known, and nothing is said.
+The gain is that of decoding without drafts, from the row cost fitted to the observed steps; a drafted token is one row
+of a pass. Rule: applies to mode Fixed only, because Auto stops drafting where it does not pay. With speculation
+Disabled the gain of drafts is unknown, so there is no finding.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""Weight publishing: all workers wait for the new weights, by a link or a copy that is slow.
+"""Weight publishing: all workers wait for the new weights because a link or a copy is slow.
 
-Rule: the seconds are those that were measured, and no gain is named: what a faster link would take is not known.
+Rule: the seconds are the measured ones. The gain is unknown because no faster link was measured.
 """
 
 from collections.abc import Sequence

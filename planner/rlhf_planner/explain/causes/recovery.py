@@ -1,6 +1,6 @@
-"""Recovery: training ranks died, and the iteration waited for those that took their place.
+"""Recovery: training ranks died, and the iteration waited for their replacements.
 
-Rule: the seconds are those that were measured, and no gain is named.
+Rule: the seconds are the measured ones; no gain is named.
 """
 
 from collections.abc import Sequence

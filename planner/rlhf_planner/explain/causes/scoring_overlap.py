@@ -1,6 +1,6 @@
 """Scoring that waits for the whole batch: no response is scored before the last one is finished.
 
-The gain is what the queue of scoring takes, replayed, where each response is scored when it is finished.
+The gain is that of a replay of the scoring queue in which each response is scored as soon as it is finished.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """A slow reward: every response is finished, and the iteration waits for a reward function, endpoint or judge.
 
-The gain is that of more inference workers, each of which calls as often at once. Rule: only where samples waited
-for a call; what waits for a model of the job's own is `few_inference_workers`.
+The gain is that of more inference workers, each with the same number of concurrent calls. Rule: applies where samples
+waited for a call; `few_inference_workers` covers the job's own models.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
-"""A slow worker: one generation worker takes longer for the same steps than the others, and the iteration waits for it.
+"""A slow worker: one generation worker takes longer than the others for the same steps, and the iteration waits for
+it.
 
-The gain is what a replay of the iteration makes of the worker at the pace of the others. Rule: the replay as it was
-must come near to what was measured, or the gain is not known.
+The gain is that of a replay in which the worker is as fast as the others. Rule: the unchanged replay must match the
+measurement, or the gain is unknown.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from rlhf_planner.explain.iteration_profile import IterationProfile
 from rlhf_planner.explain.replays import generation, meets
 
 SLOW: Final = 1.25
-"""Times as long as the others: below that machines differ, and batches too."""
+"""Factor by which a slow worker's steps take longer. Smaller differences are normal between machines and batches."""
 
 
 class SlowWorker:

@@ -1,8 +1,7 @@
-"""Small batches: samples wait for a row while each step decodes few, and a step of more would hardly take longer.
+"""Small batches: samples wait for a row while each step decodes few, and a larger step would hardly take longer.
 
-The gain is that of more rows on each worker, replayed by the cost of a row as it was fitted. Rule: at most MAX_TIMES
-the largest step that was seen, as what is far from anything that was measured is a guess. Whether memory holds the
-rows is not known.
+The gain is that of a replay with more rows per worker and the fitted row cost. Rule: at most MAX_TIMES the largest
+observed step, because the fit is not reliable far from the measurements. Whether the rows fit in memory is unknown.
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from rlhf_planner.explain.generation_queue import least_with, queued_generation
 from rlhf_planner.explain.iteration_profile import IterationProfile
 
 MAX_TIMES: Final = 4
-"""Times the rows of the largest step that was seen."""
+"""Largest factor of the rows of the largest observed step."""
 
 
 class SmallBatches:

@@ -1,4 +1,4 @@
-"""`rlhf validate --for local`: prompts, tokenizer and configuration are judged as the start of the job judges them."""
+"""`rlhf validate --for local` judges prompts, tokenizer and configuration like the start of the job."""
 
 import io
 import json
@@ -28,7 +28,7 @@ spec:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A manifest beside its files; the policy has no room for the token <tag>."""
+    """Return the manifest next to its files; the policy has no embedding for the token <tag>."""
     tokenizer = tokenizer_that_writes("$A", "<tag>")
     vocabulary = tokenizer.convert_tokens_to_ids("<tag>")
     config = build_config("llama", vocab_size=vocabulary, max_position_embeddings=32)

@@ -1,4 +1,4 @@
-"""Who gets which cores and CUDA devices."""
+"""Assignment of cores and CUDA devices to processes."""
 
 import pytest
 from hypothesis import given

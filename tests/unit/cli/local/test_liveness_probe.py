@@ -1,4 +1,4 @@
-"""When a process of a local run counts as hung: it answered, and then did not for long enough."""
+"""A process of a local run counts as hung if it has answered before and then stops for long enough."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -10,7 +10,7 @@ from rlhf_cli.local.liveness_probe import until_hung
 
 
 class Answers:
-    """What a process says, one answer a question; then it hangs."""
+    """Answers of a process, one per request; then it hangs."""
 
     def __init__(self, said: str) -> None:
         self.said: Iterator[str] = iter(said)
@@ -54,7 +54,7 @@ async def test_only_misses_in_a_row_after_an_answer_count(
 
 @pytest.fixture
 async def replying() -> AsyncIterator[dict[str, str]]:
-    """A server that replies with `status`."""
+    """Run a server that replies with `status`."""
     said = {"status": "200 OK"}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

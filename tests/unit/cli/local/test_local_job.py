@@ -1,4 +1,4 @@
-"""Resuming a run: what its job file may hold, and what may not have changed since."""
+"""Resuming a run: valid contents of its job file, and fields that must not have changed."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def job() -> RLHFJob:
 
 
 def test_a_run_of_the_version_before_goes_on(tmp_path: Path, job: RLHFJob) -> None:
-    """Its file may have fields that are not known any more."""
+    """Its file may have fields that this version does not know."""
     document = dump(job)
     document["spec"] |= {"gone": 1}
     path = tmp_path / "job.json"

@@ -1,4 +1,4 @@
-"""Pods become processes: what is rewritten, and what stays as a cluster has it."""
+"""Conversion of pods to processes: fields that are rewritten, and fields that stay as in a cluster."""
 
 import sys
 from pathlib import Path

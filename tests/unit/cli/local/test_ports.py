@@ -1,4 +1,4 @@
-"""Ports of a job on this machine: none twice, none where outgoing connections get theirs."""
+"""Ports of a local job are distinct and outside the range of outgoing connections."""
 
 import socket
 from collections import Counter
@@ -36,11 +36,11 @@ spec:
   training: {microBatchSize: 2, parallelism: {pipeline: 2, data: 2}}
 """
 VARIABLES = (Env.LISTEN, Env.METRICS, Env.RENDEZVOUS_PORT)
-"""Each names a port that a process opens."""
+"""Variables that name a port that a process opens."""
 
 
 def ports_of_a_job(placement: str, port: int | None = None) -> list[int]:
-    """Every port that a process of the job opens, in the order of the processes."""
+    """Return every port that a process of the job opens, in the order of the processes."""
     document = yaml.safe_load(MANIFEST)
     document["spec"]["placement"] = placement
     document["spec"]["generation"]["replicas"] = 4

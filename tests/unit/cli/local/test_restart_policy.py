@@ -1,4 +1,4 @@
-"""When a process of a local run comes back, and when the job ends instead."""
+"""When a process of a local run restarts, and when the job ends instead."""
 
 import pytest
 from hypothesis import given

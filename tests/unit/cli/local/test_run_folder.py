@@ -1,4 +1,4 @@
-"""Which folder a run uses, and which it refuses."""
+"""Which folder a run uses, and which it rejects."""
 
 from datetime import UTC, datetime
 from pathlib import Path

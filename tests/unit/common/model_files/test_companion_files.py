@@ -1,4 +1,4 @@
-"""What belongs to a model besides its weights comes into checkpoints and exports whole, and nothing else does."""
+"""Checkpoints and exports contain all files of a model besides its weights, and no others."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def put(folder: Path, *names: str) -> None:
 
 
 def full_folder(folder: Path) -> Path:
-    """A model with several chat templates and everything that may lie beside it."""
+    """Create a model with several chat templates and every kind of companion file."""
     write_policy(folder)
     tokenizer = build_tokenizer()
     tokenizer.chat_template = {"default": "{{ messages }}", "tool_use": "{{ tools }}", "rag": "{{ documents }}"}

@@ -1,4 +1,4 @@
-"""Folders of which two readers would take different numbers are refused by name, from headers alone where that does."""
+"""Folders that two readers would interpret differently are rejected by name, from headers where that is enough."""
 
 import json
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""Texts and tokens: a prompt begins once and does not end; the text of a response has every token but those that end
-it."""
+"""Texts and tokens: a prompt has a start token and no end token; a response's text has all tokens except stop
+tokens."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The queue of spans: bounded, counted, never waited for; what a collector does not take is said once."""
+"""The queue of spans is bounded, counted, and never blocks; a collector's refusal is logged once."""
 
 import logging
 import threading
@@ -19,7 +19,7 @@ def span(number: int = 1, **given: object) -> TraceSpan:
 
 
 class ScriptedSender:
-    """Takes spans when it is let, and answers what it is told."""
+    """Accepts spans when allowed, with scripted answers."""
 
     def __init__(self) -> None:
         self.let, self.taken = threading.Event(), threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""Ids of traces are the same wherever they are made, and the share of samples is what it says."""
+"""Trace ids are the same in every process, and the sampled share is the configured one."""
 
 import pytest
 

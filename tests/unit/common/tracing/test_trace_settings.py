@@ -1,4 +1,4 @@
-"""Where spans go, by OpenTelemetry's own variables."""
+"""OpenTelemetry's standard variables configure the destination of spans."""
 
 import pytest
 

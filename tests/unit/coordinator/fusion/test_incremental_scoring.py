@@ -1,7 +1,7 @@
-"""Scoring early while processes die at any moment: every score is made once, and the batch is that of a job without.
+"""Incremental scoring while processes die at any moment: every score is made once, and the batch does not change.
 
-The coordinator's own turn, event handlers, actions and journal, with simulated workers that say and hear what the test
-lets through, in the order of their session: no sockets, and no clock that matters.
+Uses the coordinator's own scheduler, event handlers, actions and journal, and simulated workers. The test delivers
+their messages in session order, without sockets or clocks.
 """
 
 import tempfile
@@ -40,7 +40,7 @@ HOUR = 3600
 STEPS = ("decide", "hear", "work", "say one", "say")
 FAULTS = ("dies", "its session breaks", "is lost", "refuses", "coordinator dies")
 Event = tuple[int, int, str, str]
-"""(moments without a fault, steps of the worker after them, the worker, what then happens)"""
+"""(steps without fault, steps of the worker after them, the worker, the fault)"""
 stories = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, len(STEPS)), st.sampled_from(NAMES), st.sampled_from(FAULTS)),
     min_size=2,
@@ -49,43 +49,43 @@ stories = st.lists(
 
 
 class Hand(SimulatedWorker):
-    """A worker moved by hand: it hears a command and says a message when it is let."""
+    """A worker under manual control: it receives a command or sends a message only when the test lets it."""
 
     session = 0
     stream: WorkerStream | None = None
     refuses = False
-    """It has no room to begin with anything."""
+    """Whether the worker has no memory to start anything."""
 
     def die(self) -> None:
-        """The process is gone, and a new one takes its place."""
+        """End the process; a new one takes its place."""
         self._fresh_process()
 
     def register(self) -> pb.Register:
-        """The first message of a session."""
+        """Send the first message of a session."""
         message = self._register()
         self._give_back()
         return message
 
     def hear(self) -> None:
-        """Obeys all commands that are on their way."""
+        """Obey all commands in transit."""
         while self.stream is not None and not self.stream.outgoing.empty():
             message = self.stream.outgoing.get_nowait()
             if message is not None:
                 self._obey(message.command)
 
     def work(self, tokens: int) -> None:
-        """Decodes so many tokens of all its samples, scores what it was given."""
+        """Decode this many tokens of all samples, and score the assigned tasks."""
         self.pace = replace(self.pace, tokens_per_tick=tokens)
         self._decode(report=True)
         self._score()
 
     def said(self, count: int) -> list[pb.WorkerMessage]:
-        """Its next messages."""
+        """Return the next messages."""
         messages, self._outbox = self._outbox[:count], self._outbox[count:]
         return messages
 
     def has(self, index: int) -> bool:
-        """It has begun with a sample, as far as anybody could know."""
+        """Return whether the worker has started a sample, as far as an observer can know."""
         unheard = [message.prefix.dropped for message in self._outbox if message.HasField("prefix")]
         return (0, index) in self._begun or any(index in dropped for dropped in unheard)
 
@@ -97,10 +97,10 @@ class Hand(SimulatedWorker):
 
 
 class Iteration:
-    """One iteration of a job, without training: its coordinators one after the other, and its workers."""
+    """One iteration of a job without training: its successive coordinators, and its workers."""
 
     def __init__(self, folder: Path, room: int) -> None:
-        """The workers have room for so many prefixes."""
+        """Create workers with room for this many prefixes."""
         patient = {"workerTimeoutSeconds": HOUR, "startTimeoutSeconds": HOUR}
         self.folder = folder
         self.job = make_job(
@@ -115,7 +115,7 @@ class Iteration:
         self.begin_coordinator()
 
     def begin_coordinator(self) -> None:
-        """A coordinator goes on from the journal, and all workers come to it."""
+        """Start a coordinator from the journal, and connect all workers."""
         self.run, restored = begin_in_process(self.folder, self.job)
         saving = CheckpointSaver(self.run)
         self.event_handlers, actions = EventHandlers(self.run, saving), Actions(self.run, saving)
@@ -130,7 +130,7 @@ class Iteration:
             self.connect(worker)
 
     def connect(self, worker: Hand) -> None:
-        """A new session; an older one is over."""
+        """Open a new session; an older one ends."""
         if worker.session:
             self.event_handlers.closed(worker.name, worker.session)
         worker.session = self.run.sessions.number()
@@ -138,19 +138,19 @@ class Iteration:
         worker.stream = self.run.sessions.open(worker.name, worker.session)
 
     def deliver(self, worker: Hand, count: int) -> None:
-        """What it says arrives, in order."""
+        """Deliver the next `count` messages of a worker, in order."""
         if worker.session:
             for message in worker.said(count):
                 self.event_handlers.message(worker.name, message)
 
     def go_on(self, moments: int) -> None:
-        """Nothing happens to anybody but what should."""
+        """Run all without faults."""
         for worker in [*self.workers.values()] * moments:
             for step in STEPS:
                 self.step(worker, step)
 
     def step(self, worker: Hand, step: str) -> None:
-        """A part of what should happen: each may be the last before a fault."""
+        """Take one of the regular steps; any may be the last before a fault."""
         if step == "decide":
             self.loop.tick()
         elif step == "hear":
@@ -162,7 +162,7 @@ class Iteration:
         self.check_beliefs()
 
     def strike(self, worker: Hand, fault: str) -> None:
-        """Something happens to a worker, or to the coordinator."""
+        """Apply a fault to a worker, or to the coordinator."""
         if fault == "coordinator dies":
             self.run.journal.close()
             self.begin_coordinator()
@@ -181,7 +181,7 @@ class Iteration:
         self.check_beliefs()
 
     def finish(self) -> None:
-        """Without faults it ends."""
+        """Run without faults until the end."""
         for worker in self.workers.values():
             worker.refuses = False
             if not worker.session:
@@ -194,7 +194,7 @@ class Iteration:
     # ---------------------------------------------------------------- what must hold
 
     def check_beliefs(self) -> None:
-        """Nothing is held by who began anew, nobody is asked for too much, or for what is finished."""
+        """Check that restarted workers have no tasks, and that no worker has too many tasks or finished ones."""
         state, samples = self.run.state.incremental, self.run.state.ledger.samples
         assert all(self.workers[item.worker].session for item in state.asked.values())
         assert all(self.workers[item.worker].has(index) for index, item in state.held.items())
@@ -208,7 +208,7 @@ class Iteration:
         assert self.run.state.failure is None
 
     def check_batch(self) -> None:
-        """Every score once, and all as it would be without prefixes, faults, or a coordinator."""
+        """Check that every score exists once, and equals that without prefixes, faults, or a coordinator."""
         journal, size = self.run.journal, self.plan.spec.rollout.batch_size
         records = list(journal.read(0))
         scored = [(record.scored.key.sample, record.scored.task) for record in records if record.HasField("scored")]

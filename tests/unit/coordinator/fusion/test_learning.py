@@ -1,4 +1,4 @@
-"""What a coordinator learns from the observations of its workers, and that it learns nothing from spans."""
+"""A coordinator learns from its workers' observations and never from spans."""
 
 import ast
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_a_span_is_beside_scoring_for_as_long_as_anybody_scores_in_it(
 
 
 ABOUT: Any = pytest.approx
-"""Of any type: it stands for a number in a comparison."""
+"""Placeholder for a number of any type in a comparison."""
 
 
 def observation(seconds: float, iteration: int = 0, **work: Any) -> pb.Observation:
@@ -158,7 +158,7 @@ def test_what_decides_and_learns_does_not_know_spans(package: str) -> None:
 
 
 def test_a_restart_learns_lengths_of_batches_and_not_of_samples_of_evaluations(tmp_path: Path) -> None:
-    """The number of such a sample is none of the batch: to look for its prompt there took minutes."""
+    """Its number does not belong to the batch; the search for its prompt there took minutes."""
     run, _ = begin_in_process(tmp_path, make_job(tmp_path, fusion={"interStage": {"mode": "Auto"}}))
     run.journal.begin(Begun(iteration=0, coordinator_epoch=1))
     for number, length in ((0, 3), (1, 5), (FIRST_SAMPLE, 40)):

@@ -1,4 +1,4 @@
-"""Background tasks end with the job, have names, and fail without doing harm."""
+"""Background tasks end with the job, have names, and fail without affecting it."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What a coordinator says of losses in its log, and when."""
+"""Log lines of a coordinator about bottlenecks, and their timing."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""GPU seconds: busy and idle add up to what was held, and what was idle has the cause of its phase."""
+"""GPU seconds: busy and idle add up to allocated time, and idle time has the cause of its phase."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,5 @@
-"""KL in one unit: what the job shows a response is what the trainer compares with klTarget, to the last digit shown."""
+"""KL has one unit: the job's KL per response is the value that the trainer compares with klTarget, to the last
+digit."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +36,7 @@ def ledger_of(samples: Any) -> Any:
 
 
 class Response:
-    """Tokens with the log-probabilities they were sampled by."""
+    """Tokens with the log-probabilities with which they were sampled."""
 
     def __init__(self, tokens: np.ndarray, log_probabilities: bytes) -> None:
         self.tokens, self.log_probabilities = tokens, log_probabilities

@@ -1,4 +1,4 @@
-"""What is noted of who decodes a sample, and when, over moves and lost workers."""
+"""Histories of samples: which worker decoded a sample when, over moves and lost workers."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from rlhf_coordinator.state.sample import PackedResponse
 
 
 def begun(folder: Path, metrics: str = "Enabled") -> JobRun:
-    """A job in its first iteration, of which the iteration's clock began at 10 s."""
+    """Return a job in its first iteration, whose clock started at 10 s."""
     run, _ = begin_in_process(folder, make_job(folder, metrics=metrics), HistoriesJsonl(folder, 0))
     load_iteration_prompts(run.state, run.prompts)
     run.times.begin_iteration(10.0)

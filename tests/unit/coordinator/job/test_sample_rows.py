@@ -1,4 +1,4 @@
-"""Rows of sample tables come from the ledger, and are the same when a coordinator comes back from its journal."""
+"""Rows of sample tables come from the ledger, and are the same after a coordinator recovers from its journal."""
 
 import struct
 from dataclasses import asdict
@@ -38,7 +38,7 @@ def finished(index: int) -> pb.FinishedSample:
 
 
 def rows_of(folder: Path) -> list[SampleRow]:
-    """What a coordinator shows that finds the journal in this folder."""
+    """Return the rows of a coordinator that recovers from the journal in this folder."""
     job = make_job(folder, batch=4, algorithm="grpo")
     run, _ = begin_in_process(folder, job)
     return [sample_row(run, index, index) for index in range(4)]
@@ -82,7 +82,7 @@ def test_a_rank_that_says_nothing_of_advantages_leaves_them_out() -> None:
 
 
 def test_a_row_has_every_reward_by_its_name(tmp_path: Path) -> None:
-    """And what each gave beside its number, under its own name where there are several."""
+    """Additional values of each reward are under its name if there are several rewards."""
     rewards = [{"name": name, "weight": 2, "function": {"file": f"{name}.py"}} for name in ("correct", "short")]
     content = yaml.safe_load(changed("grpo", {"spec.models.rewards": rewards}, ["spec.models.reward"]))
     job = parse(yaml.safe_dump(content))

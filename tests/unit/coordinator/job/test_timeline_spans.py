@@ -1,4 +1,4 @@
-"""Which row of the predicted schedule is drawn for a rank: that which it runs."""
+"""A rank's timeline shows its own row of the predicted schedule."""
 
 import pytest
 

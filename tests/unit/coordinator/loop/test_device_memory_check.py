@@ -1,4 +1,4 @@
-"""A device that cannot hold a phase is refused before anything is loaded; whatever is not known is not refused."""
+"""A device without memory for a phase is rejected before loading; unknown sizes are not rejected."""
 
 from pathlib import Path
 

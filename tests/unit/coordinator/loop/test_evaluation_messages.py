@@ -1,4 +1,4 @@
-"""What a worker says of a sample of an evaluation passes the same checks as what it says of the batch."""
+"""Messages about evaluation samples pass the same checks as those about the batch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ WORKER = "generation-0"
 
 @contextmanager
 def evaluated_run(folder: Path, **spec: Any) -> Iterator[JobRun]:
-    """A job that decodes a sample of the batch, and one of an evaluation, on one worker."""
+    """Return a job that decodes a sample of the batch and one of an evaluation on one worker."""
     job = make_job(folder, batch=4, algorithm="grpo", evaluation={"every": 1, "promptCount": 2}, **spec)
     run, _ = begin_in_process(folder, job)
     run.journal.begin(Begun(iteration=0, coordinator_epoch=1))
@@ -55,7 +55,7 @@ def finished(key: pb.SampleKey, **changes: object) -> pb.WorkerMessage:
 
 
 def keys(run: JobRun) -> tuple[pb.SampleKey, pb.SampleKey]:
-    """The leases of the first sample of the batch and of the evaluation."""
+    """Return the leases of the first sample of the batch and of the evaluation."""
     ledger = run.state.evaluation.ledger
     assert ledger is not None
     batch = pb.SampleKey(iteration=0, sample=0, attempt=run.state.ledger.assign(0, WORKER))

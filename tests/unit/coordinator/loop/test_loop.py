@@ -1,4 +1,4 @@
-"""A tick decides and acts until nothing is left to decide: which phases it enters, and what it keeps for reports."""
+"""A tick decides and acts until no decision is left; it enters the right phases and stores data for reports."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 
 
 class Recorded(SpansInMemory):
-    """Keeps spans, and the kinds of events."""
+    """Stores spans, and the kinds of events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Recorded(SpansInMemory):
 
 
 class LoopBench:
-    """A loop that is told what the scheduler decides, and does nothing of it."""
+    """A loop that records the scheduler's decisions without acting on them."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tracker = Recorded()
@@ -46,7 +46,7 @@ class LoopBench:
         self.loop = Loop(self.run, EventHandlers(self.run, saver), actions)
 
     def tick(self, *outputs: SchedulerOutput) -> list[str]:
-        """Let the scheduler decide these, one round each; return the phases that ended."""
+        """Let the scheduler make these decisions, one per round; return the phases that ended."""
         self.outputs = iter(outputs)
         before = len(self.tracker.spans)
         self.loop.tick()
@@ -57,12 +57,12 @@ class LoopBench:
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoopBench:
-    """A job that has begun, before its first tick."""
+    """Return a started job before its first tick."""
     return LoopBench(tmp_path, monkeypatch)
 
 
 def test_a_fifth_of_the_time_goes_into_deciding_and_what_comes_after_a_silence_waits_for_no_more() -> None:
-    """What a worker says after half a second of work once waited for four times as long as the tick before it took."""
+    """A message after half a second of work once waited four times as long as the tick before it took."""
     assert pause_before_tick(10.0, 10.004, 10.004) == pytest.approx(0.016)
     assert pause_before_tick(10.0, 10.004, 10.014) == pytest.approx(0.006)
     assert pause_before_tick(10.0, 10.004, 10.5) == DEBOUNCE_SECONDS

@@ -1,4 +1,4 @@
-"""What a worker says is looked at before it is used: what no worker can mean ends its session, and nothing else."""
+"""Messages of workers are checked before use: an impossible message ends its session and nothing else."""
 
 from typing import Any
 
@@ -97,7 +97,7 @@ def test_what_a_worker_says_every_day_passes() -> None:
     ],
 )
 def test_a_worker_cannot_be_what_its_place_is_not(start: str, state: pb.WorkerState) -> None:
-    """A rank's epoch is counted up in 32 bits: the highest one, believed, would end the coordinator."""
+    """A rank's epoch counts up in 32 bits; accepting the highest one would end the coordinator."""
     worker = Worker(NAME, Group.GENERATION, 2)
     with pytest.raises(ValueError) as error:
         check_registration(worker, pb.Register(worker=NAME, state=state), 100)
@@ -105,7 +105,7 @@ def test_a_worker_cannot_be_what_its_place_is_not(start: str, state: pb.WorkerSt
 
 
 def test_spans_of_versions_have_tokens() -> None:
-    """Less than none is refused; none, as of a sample that moved before its first token, says nothing."""
+    """A negative number is rejected; zero, as for a sample that moved before its first token, is ignored."""
     tokens, log_probabilities = packed("int32", b"\0" * 8), packed("float32", b"\0" * 8)
     with pytest.raises(ValueError, match="less than no token"):
         response_of(tokens, log_probabilities, [pb.VersionSpan(tokens=5), pb.VersionSpan(tokens=-3)])

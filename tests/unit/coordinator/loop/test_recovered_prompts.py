@@ -1,4 +1,4 @@
-"""What a coordinator says of its prompts: how many were left out, and how often each source is gone through."""
+"""Reports of a coordinator about its prompts: the number left out, and the passes over each source."""
 
 import json
 import logging
@@ -38,7 +38,7 @@ def test_prompts_that_are_left_out_are_counted_in_log_event_and_metrics(
 
 
 def leave(run: JobRun) -> None:
-    """Let another coordinator have the journal."""
+    """Release the journal for another coordinator."""
     assert run.journal.lock is not None
     run.journal.lock.close()
 

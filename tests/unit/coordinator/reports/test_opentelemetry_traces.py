@@ -1,4 +1,4 @@
-"""Traces of a run: what is made of its facts, over restarts, and that nothing keeps a job from running."""
+"""Traces of a run follow its facts, also over restarts, and errors of tracing never stop a job."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ BEGAN = 100 * SECOND
 
 
 def histories(**given: object) -> SampleHistories:
-    """Return those of three samples: one moved, one failed, and of one nothing was seen."""
+    """Return the histories of three samples: one moved, one failed, one without observations."""
     columns = {
         "iteration": 2, "began_ns": BEGAN, "workers": ["generation-0", "generation-1"], "prompts": [5, 6, 7],
         "responses": [9, 1, 0], "places": [[(0.5, 0), (1.0, -1), (1.5, 1)], [(0.5, 1)], []],

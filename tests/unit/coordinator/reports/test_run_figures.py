@@ -1,4 +1,4 @@
-"""Pictures are drawn from what a run folder holds, whatever that is."""
+"""Pictures are drawn from a run folder with any contents."""
 
 from pathlib import Path
 from random import Random
@@ -13,7 +13,7 @@ from rlhf_coordinator.reports.trackers.timeline_json import FILE, TimelineSpan, 
 
 
 def fill(folder: Path, iterations: int = 5) -> None:
-    """A run folder with made-up spans of every kind of work."""
+    """Fill a run folder with synthetic spans of every kind of work."""
     random, trackers = Random(1), open_trackers(folder, 0)
 
     def span(worker: str, name: str, start: float, seconds: float, iteration: int) -> None:

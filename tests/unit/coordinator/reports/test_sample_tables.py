@@ -1,4 +1,4 @@
-"""Sample tables: rows survive their file, whatever their texts are; files are whole, bounded, and those of this run."""
+"""Sample tables: rows with any text survive their file; files are complete, bounded, and belong to this run."""
 
 import re
 from dataclasses import replace

@@ -1,5 +1,7 @@
-"""Trackers that are services: what their libraries write without a network, that a restart goes on with the same run,
-and that none of them can hold up or end a job."""
+"""Trackers that are services: files of their libraries without a network, and the same run after a restart.
+
+No tracker can delay or end a job.
+"""
 
 import importlib
 import importlib.util
@@ -117,7 +119,7 @@ def test_a_process_ends_without_its_coordinator_even_where_its_library_hangs(tmp
 
 
 def scripted(tmp_path: Path, script: str) -> ServiceTracker:
-    """A tracker whose process is a script; the library need only be there."""
+    """Return a tracker whose process is a script; its library only has to be installed."""
     command: Sequence[str] = (sys.executable, "-c", script)
     return ServiceTracker("json", tmp_path, 0, {}, command=command)
 

@@ -1,4 +1,4 @@
-"""What every registered tracker does, whatever it writes: restarts, torn ends, odd numbers, a disk that refuses."""
+"""The contract of every registered tracker: restarts, truncated ends, odd numbers, a disk that rejects writes."""
 
 import math
 import shutil
@@ -55,7 +55,7 @@ def test_what_another_process_left_behind_torn_does_not_hold_it_up(name: str, tm
 
 
 def test_what_cannot_be_written_is_an_operating_system_error(name: str, tmp_path: Path) -> None:
-    """`RunTrackers` says what follows; anything else would end the coordinator."""
+    """`RunTrackers` handles it; any other exception would end the coordinator."""
     shutil.rmtree(tmp_path)
     tmp_path.write_text("a file where the folder should be")
     with pytest.raises(OSError, match=r"Not a directory|exists"):

@@ -1,4 +1,4 @@
-"""A run folder's reports: readable while the run goes on, and right after any restart."""
+"""A run folder's reports are readable during the run, and correct after any restart."""
 
 import errno
 import json
@@ -143,7 +143,7 @@ def test_a_summary_of_nothing_and_of_one_iteration() -> None:
 
 
 class FullDiskTracker(Tracker):
-    """Writes nothing."""
+    """Fails every write."""
 
     def span(self, span: pb.Span) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -159,7 +159,7 @@ class FullDiskTracker(Tracker):
 
 
 class CountingTracker(Tracker):
-    """Counts what it is given."""
+    """Counts its input."""
 
     iterations = events = 0
 

@@ -1,4 +1,4 @@
-"""The page of a run: what is read of a folder and how it is given, whatever the files hold."""
+"""The page of a run: reading and serving a folder with any file contents."""
 
 import http.client
 import json
@@ -28,7 +28,7 @@ from rlhf_coordinator.run_page.server import RunPageServer
 
 
 def asked(server: RunPageServer, path: str, host: str | None = None) -> tuple[int, bytes, dict[str, str]]:
-    """Status, body and headers of one answer to a browser that was given this path."""
+    """Return status, body and headers of the answer to one request for this path."""
     at = urlsplit(server.url)
     connection = http.client.HTTPConnection("127.0.0.1", at.port or 0, timeout=60)
     connection.request("GET", path, headers={"Host": host or at.netloc})

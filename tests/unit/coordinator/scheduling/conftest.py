@@ -11,6 +11,6 @@ from rlhf_coordinator.state.job_state import JobContext, job_context
 
 @pytest.fixture
 def context(tmp_path: Path) -> JobContext:
-    """A job of 8 samples per iteration."""
+    """Return the context of a job with 8 samples per iteration."""
     job = make_job(tmp_path, batch=8)
     return job_context(job, schedule_json(job.spec))

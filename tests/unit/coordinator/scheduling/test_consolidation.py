@@ -1,4 +1,4 @@
-"""Who keeps the tail and who scores, from states put together by hand."""
+"""Which workers keep the tail and which score, from constructed states."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def fusion_context(
 
 
 def scoring_fleet(context: JobContext, threshold: int = 4, pool: int = 1) -> JobState:
-    """All generation workers hold the scoring models too, their critics stale; a tail of four consolidates on one."""
+    """All generation workers have the scoring models too, with stale critics; a tail of four consolidates on one."""
     state = ready_state(context, at=1)
     for worker in state.fleet.of(Group.GENERATION):
         worker.roles, worker.versions, worker.scorer_onloaded = BOTH, {"actor": 1, "critic": 0}, False
@@ -59,7 +59,7 @@ def hold(state: JobState, index: int, worker: str, tokens: int = 2) -> None:
 
 @pytest.fixture
 def consolidating(tmp_path: Path) -> tuple[JobContext, JobState]:
-    """Four samples are left, on two workers; the third has nothing to do."""
+    """Four samples are left, on two workers; the third is idle."""
     context = fusion_context(tmp_path, transfer="KV")
     state = scoring_fleet(context)
     for index in range(4):

@@ -1,4 +1,4 @@
-"""When critics are trained apart from the policy, and what waits for them, from states put together by hand."""
+"""When critics are trained apart from the policy, and what waits for them, from constructed states."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ RANKS = ("training-0", "training-1")
 
 
 def overlapping(folder: Path, **spec: Any) -> JobContext:
-    """A job of 8 samples an iteration and a checkpoint after every second one."""
+    """A job with 8 samples per iteration and a checkpoint after every second one."""
     training = {"parallelism": {"pipeline": 2}, "microBatchSize": 4, "criticOverlap": "Enabled"}
     job = make_job(folder, batch=8, iterations=6, training=training, **spec)
     return job_context(job, schedule_json(job.spec))
@@ -34,7 +34,7 @@ def context(tmp_path: Path) -> JobContext:
 
 
 def leave_critics(state: JobState, version: int) -> None:
-    """The ranks have trained the policy to this version."""
+    """Mark the ranks as having trained the policy to this version."""
     for name in RANKS:
         rank = state.fleet.workers[name]
         rank.trained_version = version
@@ -42,7 +42,7 @@ def leave_critics(state: JobState, version: int) -> None:
 
 
 def next_iteration(context: JobContext, at: int) -> JobState:
-    """Everybody but the critics is at version `at`, and the iteration has begun."""
+    """Start the iteration with all models except critics at version `at`."""
     state = ready_state(context, at=at)
     for worker in state.fleet.of(Group.INFERENCE):
         worker.versions["critic"] = at - 1
@@ -152,14 +152,14 @@ def test_a_stop_waits_for_critics_that_are_behind(context: JobContext) -> None:
 
 
 def finished(state: JobState, *indices: int) -> None:
-    """Responses of these samples are there."""
+    """Mark the responses of these samples as finished."""
     for index in indices:
         response = PackedResponse(b"\1\0\0\0", b"\0\0\0\0", (VersionSpan(state.iteration, 1),))
         state.ledger.finish(index, state.ledger.assign(index, "w"), "w", response, "stop", "")
 
 
 def asked(decisions: list[d.Decision]) -> dict[str, set[str]]:
-    """Worker -> tasks that it is given of any sample."""
+    """Return worker -> its scoring tasks."""
     given: dict[str, set[str]] = {}
     for item in decisions:
         if isinstance(item, d.Score):

@@ -1,4 +1,4 @@
-"""A generation worker that holds a training rank is asked to decode and score, or to train, never both."""
+"""A generation worker with a training rank is asked to decode and score, or to train, but never both."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -30,7 +30,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> JobContext:
 
 
 def together(context: JobContext, at: int = 1) -> JobState:
-    """Three generation workers with everything; the first two hold the ranks."""
+    """Three generation workers with all models; the first two have the ranks."""
     state = ready_state(context, at=at)
     for worker in state.fleet:
         worker.versions = {"actor": at, "critic": at}

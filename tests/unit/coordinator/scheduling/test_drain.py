@@ -1,4 +1,4 @@
-"""Ranks that their machines ask to end, alone or together with the coordinator: who stays for what."""
+"""Ranks whose machines ask them to end, with or without the coordinator: which ones stay, and until when."""
 
 from dataclasses import replace
 from pathlib import Path

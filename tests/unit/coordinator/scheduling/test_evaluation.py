@@ -1,4 +1,4 @@
-"""Who is given samples of an evaluation and when: never before work of the batch, and the next weights wait for it."""
+"""Leases of evaluation samples: never before work of the batch, and the next weights wait for them."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def context(tmp_path: Path) -> JobContext:
 
 
 def evaluated(context: JobContext, at: int = 0, size: int = 4) -> JobState:
-    """Everybody is there, and version `at` is evaluated."""
+    """All workers are connected, and version `at` is evaluated."""
     state = ready_state(context, at)
     state.ever_ready = True
     state.evaluation.ledger = Ledger(at, size, evaluation_tasks(context.graph), 1)

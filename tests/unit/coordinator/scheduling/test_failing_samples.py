@@ -1,4 +1,4 @@
-"""Samples that workers fail on: scheduler and ledger find which it is, in few tries, and never blame another."""
+"""Poison samples: scheduler and ledger find them in few attempts, and never fail another sample."""
 
 from collections.abc import Mapping
 
@@ -42,7 +42,7 @@ def lease(context: JobContext, state: JobState) -> None:
 
 
 def end(state: JobState, worker: str) -> None:
-    """A worker ends for a failure, and its next process is there at once."""
+    """End a worker with a failure; its next process starts immediately."""
     state.ledger.record_failure(worker, "illegal memory access", RETRIES)
     state.ledger.reclaim(worker)
 
@@ -59,7 +59,7 @@ def decode(ledger: Ledger, worker: str) -> None:
 
 
 def poisoned(ledger: Ledger, worker: str, poison: Mapping[int, int]) -> bool:
-    """Whether this worker comes to the place of a sample at which it ends."""
+    """Return whether this worker reaches the position of a sample at which it fails."""
     return any(
         index in poison and poison[index] < len(ledger.samples[index].response) + STEP
         for index in ledger.held_by(worker)

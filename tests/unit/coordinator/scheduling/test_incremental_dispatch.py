@@ -1,4 +1,4 @@
-"""Which prefixes go where, from states put together by hand."""
+"""Assignment of prefixes to workers, from constructed states."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def planned(folder: Path, incremental: str = "Enabled", workers: int = 2, **infe
 
 
 def decoding(context: JobContext, *tokens: int) -> JobState:
-    """Samples 0.. of the second iteration have so many tokens and are decoded on generation-0."""
+    """Samples 0.. of the second iteration have these numbers of tokens and are decoded on generation-0."""
     state = ready_state(context, at=1)
     state.prompt_tokens = [PROMPT] * 16
     for index, count in enumerate(tokens):

@@ -1,4 +1,4 @@
-"""What is decided, from states put together by hand."""
+"""Decisions of the scheduler, from constructed states."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -198,7 +198,8 @@ def test_ranks_none_of_which_finishes_a_piece_of_training_restart_though_their_c
     limit = context.spec.run_policy.start_timeout_seconds
 
     def told_to_restart(pieces: tuple[int, int], moved: tuple[float, float]) -> list[str]:
-        """Who is, when so many pieces were counted, the last ones `moved` seconds after Train was sent."""
+        """Return the workers told to restart, after these progress counts, the last `moved` seconds after Train was
+        sent."""
         state = ready_state(context)
         finish_all(state)
         now = NOW + 2 * limit

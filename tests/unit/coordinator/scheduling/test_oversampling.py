@@ -1,4 +1,4 @@
-"""Prompts that are begun beyond the batch: which are cut off, when, and that a replay leaves out the same."""
+"""Oversampled prompts: which are cut off and when; a replay leaves out the same ones."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def finished(ledger: Ledger, *indices: int) -> None:
 
 
 def begun(spare: int = 4) -> Ledger:
-    """Four prompts of two samples each."""
+    """Start four prompts of two samples each."""
     return Ledger(0, 8, (SCORE_REWARD,), 1, group_size=2, spare=spare)
 
 
@@ -71,7 +71,7 @@ def test_what_is_cut_off_is_leased_to_nobody_scored_by_nobody_and_not_waited_for
 
 
 def test_a_batch_waits_for_the_cut_although_every_sample_is_scored() -> None:
-    """Else more would be trained on than the batch has."""
+    """Otherwise more samples would be trained on than the batch has."""
     ledger = begun()
     finished(ledger, *range(8))
     for index in range(8):

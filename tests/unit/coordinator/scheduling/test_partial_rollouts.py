@@ -1,4 +1,4 @@
-"""Samples that are carried into the next iteration: what goes with them, and that no prompt is lost or comes twice."""
+"""Samples carried into the next iteration: their data, and that no prompt is lost or repeated."""
 
 import random
 from collections import Counter
@@ -16,13 +16,13 @@ from rlhf_coordinator.state.sample import Origin, PackedResponse, SampleState
 from rlhf_coordinator.storage.prompts import Prompt, PromptSet, random_key
 
 GROUPS, MORE, SIBLINGS = 3, 2, 2
-"""Prompts of a batch, those beyond it, and samples of each."""
+"""Prompts of a batch, additional prompts, and samples per prompt."""
 SEED = 5
 ONE_OLDER = Rollout(oversample=MORE, max_staleness=1, max_response_tokens=8)
 
 
 def drawn(*spans: tuple[int, int]) -> PackedResponse:
-    """A response of (version, tokens) spans, whose tokens are told apart by their versions and places."""
+    """Return a response of (version, tokens) spans whose tokens identify their version and position."""
     values = [16 * version + place for version, tokens in spans for place in range(tokens)]
     packed = b"".join(value.to_bytes(4, "little") for value in values)
     return PackedResponse(packed, packed, tuple(VersionSpan(*span) for span in spans))
@@ -36,7 +36,7 @@ def begun(iteration: int, carried: tuple[CarriedSample, ...] = ()) -> Ledger:
 
 
 def go_on(ledger: Ledger, index: int, tokens: int, *, ends: bool) -> None:
-    """Decode a sample further by the iteration's weights."""
+    """Continue to decode a sample with the iteration's weights."""
     known = ledger.samples[index].response
     attempt = ledger.assign(index, "w")
     more = drawn((ledger.iteration, tokens))
@@ -110,7 +110,7 @@ def test_a_sample_with_a_token_that_is_too_old_is_begun_anew_as_itself() -> None
 
 
 def test_a_sample_that_failed_is_not_tried_again_and_its_prompt_is_trained_on_without_it() -> None:
-    """What ends workers would end them in every iteration; and its prompt is not passed over either."""
+    """Workers would fail on it in every iteration; its prompt is not skipped either."""
     ledger = begun(0)
     ledger.give_up(2)
     for index in (0, 1, 3, 4, 5, 8, 9):
@@ -140,7 +140,7 @@ def test_without_staleness_nothing_is_carried() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_prompt_is_trained_on_once_or_is_on_its_way(seed: int) -> None:
-    """Over many iterations in which what is finished first is random, and samples are carried for different times."""
+    """Runs many iterations in which the order of finishing is random, and samples are carried for different times."""
     rng = random.Random(seed)
     rollout = Rollout(oversample=MORE, max_staleness=rng.randint(1, 3), max_response_tokens=4096)
     lines = [Prompt(line, b"", "", "") for line in range(1, 1001)]

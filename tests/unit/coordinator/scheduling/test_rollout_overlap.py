@@ -1,4 +1,4 @@
-"""What an iteration that decodes beside the training of the one before waits for, from states put together by hand."""
+"""An iteration that decodes beside the previous training waits for the right things, from constructed states."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ SERVING = ("generation-0", "generation-1", "inference-0", "inference-1")
 
 
 def overlapping(folder: Path, mode: str = "Enabled", **spec: Any) -> JobContext:
-    """A job of 8 samples an iteration and a checkpoint after every second one."""
+    """A job with 8 samples per iteration and a checkpoint after every second one."""
     training = {"parallelism": {"pipeline": 2}, "microBatchSize": 4}
     job = make_job(folder, batch=8, iterations=6, training=training, **spec)
     rollout = job.spec.rollout.model_copy(update={"overlap_training": mode})
@@ -35,7 +35,7 @@ def context(tmp_path: Path) -> JobContext:
 
 
 def beside(context: JobContext, at: int, *, last: bool = False) -> JobState:
-    """An iteration that decodes by version `at` - 1, whose batch before no rank has begun to train on."""
+    """An iteration that decodes with version `at` - 1, before any rank has started to train on its previous batch."""
     state = ready_state(context, at=at, version=at - 1)
     state.ledger.version, state.overlaps_training = at - 1, not last
     state.open_report = OpenReport(at - 1, {"reward": 1.0})
@@ -43,7 +43,7 @@ def beside(context: JobContext, at: int, *, last: bool = False) -> JobState:
 
 
 def trained(state: JobState, version: int) -> None:
-    """The ranks have trained to this version, and keep the one before for others."""
+    """Mark the ranks as having trained to this version, while they still serve the previous one."""
     for name in RANKS:
         rank = state.fleet.workers[name]
         rank.pending.clear()

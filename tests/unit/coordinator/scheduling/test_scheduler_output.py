@@ -1,4 +1,4 @@
-"""One look at a state gives one value: the same each time, the state untouched, and what status and metrics report."""
+"""The scheduler's output is deterministic, leaves the state unchanged, and has the values for status and metrics."""
 
 import pickle
 from pathlib import Path
@@ -25,7 +25,7 @@ from rlhf_coordinator.state.worker import CommandKind
 from rlhf_planner.inter_stage.choose import FusionChoice
 
 AT = 2
-"""The iteration of all states here."""
+"""Iteration of all states in this module."""
 FIXED = {"mode": "Fixed", "threshold": 4, "pool": 1}
 JOBS: dict[str, dict[str, Any]] = {
     "fixed": {"fusion": {"interStage": FIXED}},
@@ -40,7 +40,7 @@ SAMPLES = ("queued", "decoding", "decoding", "migrating", "generated", "scored")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobRun]:
-    """A job of each kind, begun in this process; its state is replaced by the tests."""
+    """Jobs of each kind, started in this process; the tests replace their state."""
     begun = {}
     for name, spec in JOBS.items():
         folder: Path = tmp_path_factory.mktemp("job")
@@ -51,7 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobRun]:
 
 
 def place_samples(state: JobState, data: st.DataObject) -> None:
-    """Bring every sample into some state, on some worker."""
+    """Put every sample into some state, on some worker."""
     names = [worker.name for worker in state.fleet.of(Group.GENERATION)]
     last = data.draw(st.sampled_from(["any", "generated", "scored"]))
     for sample in state.ledger.samples:
@@ -72,7 +72,7 @@ def place_samples(state: JobState, data: st.DataObject) -> None:
 
 
 def place_worker(state: JobState, name: str, standing: str) -> None:
-    """Bring a worker into a condition."""
+    """Put a worker into some condition."""
     worker = state.fleet.workers[name]
     worker.roles = frozenset({worker.group} | ({Group.INFERENCE} if worker.group is Group.GENERATION else set()))
     if worker.rank is not None and worker.group is Group.GENERATION:
@@ -98,7 +98,7 @@ def place_worker(state: JobState, name: str, standing: str) -> None:
 
 
 def drawn_state(run: JobRun, data: st.DataObject) -> JobState:
-    """Return some state of a job in its iteration `AT`."""
+    """Generate a state of a job in its iteration `AT`."""
     state = ready_state(run.context, at=AT)
     place_samples(state, data)
     if state.ledger.all_scored and data.draw(st.booleans()):
@@ -118,13 +118,13 @@ def drawn_state(run: JobRun, data: st.DataObject) -> JobState:
 
 
 def fingerprint(state: JobState) -> tuple[object, ...]:
-    """Return what differs when samples, workers, or the job's standing differ."""
+    """Return a value that differs if samples, workers, or the job's state differ."""
     standing = (state.trained, state.checkpoint, state.schedule, state.stop, state.failure, state.fusion.choice)
     return pickle.dumps(state.ledger), [repr(worker) for worker in state.fleet], repr(standing)
 
 
 def reported(run: JobRun) -> dict[str, set[str]]:
-    """Return, for the phase, the pool and who is released, which of their labels the metrics show as 1."""
+    """Return the labels of the phase, the pool and released workers that the metrics show as 1."""
     registry = CollectorRegistry()
     registry.register(JobCollector(run))
     labels = {"rlhf_phase": "phase", "rlhf_fusion_pool": "worker", "rlhf_fusion_released": "worker"}

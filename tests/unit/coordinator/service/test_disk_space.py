@@ -1,4 +1,4 @@
-"""Space of file systems: what hangs has no number and hangs nothing else."""
+"""Free space of file systems: one that hangs has no value and blocks nothing else."""
 
 import threading
 from pathlib import Path

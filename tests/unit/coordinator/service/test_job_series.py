@@ -1,4 +1,4 @@
-"""A job's coordinator serves what the catalogue declares, and what it serves is true."""
+"""A job's coordinator serves all metrics of the catalogue, with correct values."""
 
 import threading
 from collections.abc import AsyncIterator
@@ -38,7 +38,7 @@ MEASURED = {
 
 @pytest.fixture
 async def trained(tmp_path: Path) -> AsyncIterator[JobRun]:
-    """A job that has trained three iterations with simulated workers."""
+    """Run a job that trains three iterations with simulated workers."""
     coordinated = Coordinated(make_job(tmp_path, fusion=FUSED), tmp_path / "run")
     run = coordinated.start()
     workers: Crew = crew(dict(coordinated.counts()), coordinated.address, pace=Pace(training_metrics=MEASURED))
@@ -121,7 +121,7 @@ def test_a_job_with_metrics_disabled_measures_and_serves_nothing(tmp_path: Path)
 
 
 def test_a_scrape_reads_on_while_the_loop_changes_what_it_reads(tmp_path: Path) -> None:
-    """Dictionaries that grow while they are iterated over raise RuntimeError in the reader."""
+    """Dictionaries that grow during iteration raise RuntimeError in the reader."""
     run, _ = begin_in_process(tmp_path, make_job(tmp_path, generation={"replicas": 8, "maxBatchSize": 6}))
     registry, over = registry_of([JobCollector(run)]), threading.Event()
 

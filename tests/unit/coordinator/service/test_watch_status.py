@@ -1,4 +1,4 @@
-"""Whoever watches a job sees its end, whenever that comes."""
+"""A client that watches a job sees its end, at any time."""
 
 from pathlib import Path
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""What workers tell of drafts reaches those that start, survives the coordinator, and is told in words with numbers."""
+"""Learned statistics of drafts reach new workers, survive the coordinator, and are reported with numbers."""
 
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,7 @@
-"""Tokens on their way to who drafts by them: each once at most and in order, or counted as dropped; none is left over.
+"""Sibling tokens for drafting arrive at most once and in order, or count as dropped; none is left over.
 
-The coordinator's own scheduler and actions, and sessions whose messages the test reads as a worker does; no sockets.
+Uses the coordinator's own scheduler and actions. The test reads the sessions' messages as a worker does, without
+sockets.
 """
 
 import tempfile
@@ -39,7 +40,7 @@ Source = tuple[int, int, int]
 
 
 class Listener:
-    """A worker that learns siblings: what it was sent, put together as its drafters do."""
+    """A worker that learns sibling tokens: its received tokens, combined as its drafters do."""
 
     def __init__(self, run: JobRun, name: str) -> None:
         self._run, self.name = run, name
@@ -47,7 +48,7 @@ class Listener:
         self.open_session()
 
     def open_session(self) -> None:
-        """Begin a session, as who has nothing."""
+        """Open a session without known tokens."""
         run, number = self._run, self._run.sessions.number()
         worker = run.state.fleet.workers[self.name]
         state = pb.WorkerState(roles=[pb.WORKER_ROLE_GENERATION], versions={"actor": 0})
@@ -59,7 +60,7 @@ class Listener:
         self.has: dict[Source, list[int]] = {}
 
     def listen(self) -> None:
-        """Take in all that came; what does not go on where the last one ended fails the test."""
+        """Receive all messages; a gap after the last token fails the test."""
         while not self.stream.outgoing.empty():
             message = self.stream.outgoing.get_nowait()
             assert message is not None
@@ -118,7 +119,7 @@ def share(run: JobRun, now: float) -> None:
 
 
 def lease(run: JobRun, index: int, worker: str, now: float) -> None:
-    """As a turn of the loop does: it decides both on the state before, and shares first."""
+    """Lease a sample as a tick does, which decides both on the same state, and shares first."""
     for decision in sibling_sharing.decide(run.context, run.state, now, [Generate(worker, (index,))]):
         assert isinstance(decision, ShareSiblings)
         sharing.share(run, decision)
@@ -126,7 +127,7 @@ def lease(run: JobRun, index: int, worker: str, now: float) -> None:
 
 
 def carry_out(run: JobRun, workers: dict[str, Listener], now: float, kind: str, index: int | None, value: Any) -> None:
-    """What happens next, if it can."""
+    """Apply the next event, if possible."""
     ledger, state = run.state.ledger, None if index is None else run.state.ledger.samples[index].state
     if kind == "share":
         share(run, now)
@@ -205,7 +206,7 @@ def test_a_worker_gets_what_others_decoded_of_its_prompts_and_of_no_other(tmp_pa
 
 
 def test_what_is_known_of_its_prompt_comes_before_a_lease(tmp_path: Path) -> None:
-    """Whenever anything was shared last: a response of a few tokens is over before the next time."""
+    """Independent of the last sharing: a short response is over before the next one."""
     run, workers = begin(tmp_path)
     for index, worker in ((0, 0), (GROUP, 0)):
         run.state.ledger.assign(index, WORKERS[worker])

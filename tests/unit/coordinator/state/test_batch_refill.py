@@ -1,4 +1,4 @@
-"""An iteration that grows: by which groups were dropped and nothing else, the same after every death."""
+"""Growth of an iteration depends only on which groups were dropped, the same after every restart."""
 
 import random
 import struct
@@ -16,11 +16,11 @@ from rlhf_coordinator.storage.journal_pb2 import Begun, Record, Refill
 
 TASKS = (SCORE_REFERENCE, SCORE_REWARD)
 SIZE = 2
-"""Samples of a group."""
+"""Number of samples per group."""
 
 
 def by_rounds(first: int, dull: list[bool], rounds: int) -> tuple[int, int]:
-    """(groups in all, rounds) when each round waits for the one before: the definition."""
+    """Return (groups in total, rounds) if each round waits for the previous one: the definition."""
     current, groups = range(first), first
     for number in range(rounds):
         added = sum(dull[group] for group in current)
@@ -31,7 +31,7 @@ def by_rounds(first: int, dull: list[bool], rounds: int) -> tuple[int, int]:
 
 
 class RefilledIteration:
-    """An iteration of `first` groups, of which those in `dull` have equal rewards, and its journal."""
+    """An iteration of `first` groups, of which those in `dull` have equal rewards, with its journal."""
 
     def __init__(self, first: int, dull: list[bool], rule: RefillRule, abstains: bool = False) -> None:
         self.first, self.dull, self.rule, self.abstains = first, dull, rule, abstains
@@ -61,7 +61,7 @@ class RefilledIteration:
         self.journal.append((index, "finished"))
 
     def work(self, rng: random.Random) -> bool:
-        """Do one thing that can be done; return False when there is nothing."""
+        """Take one possible action; return False if there is none."""
         queued, unscored = self.ledger.queued(99), list(self.ledger.unscored())
         if not queued and not unscored:
             return False

@@ -1,4 +1,4 @@
-"""Who counts as there, as another process, as lost."""
+"""Which workers count as connected, as a new process, or as lost."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The last sample of each prompt is a greedy baseline: decoded and judged like others, and counted among none."""
+"""The last sample of each prompt is a greedy baseline: decoded and scored like others, but not counted."""
 
 import struct
 from pathlib import Path
@@ -22,7 +22,7 @@ GRAPH = Graph("", (GENERATE, SCORE_REWARD))
 
 
 def begun() -> Ledger:
-    """Two prompts of two samples and a greedy one each."""
+    """Start two prompts with two samples and a greedy one each."""
     return Ledger(0, 6, (SCORE_REWARD,), 1, group_size=3, greedy_baseline=True)
 
 

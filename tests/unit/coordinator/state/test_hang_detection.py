@@ -1,4 +1,4 @@
-"""For how long training ranks may stand still, by how long they ever did."""
+"""The hang time-out of training ranks follows from their longest normal gap."""
 
 from rlhf_coordinator.state.hang_detection import LEAST_SECONDS, SLACK, HangDetector
 
@@ -6,7 +6,7 @@ MOST = 900.0
 
 
 def trained(*moments: float, sent: float = 100.0) -> HangDetector:
-    """After a Train in which pieces were finished at these moments, the last of them at its end."""
+    """Return the state after a Train with progress at these moments; the last one is its end."""
     pace = HangDetector()
     for moment in moments[:-1]:
         pace.moved(sent, moment)

@@ -1,4 +1,4 @@
-"""Every iteration is trained with the number of iterations that was true of it, however often it is trained."""
+"""Every iteration is trained with its own total number of iterations, also when it is trained again."""
 
 from rlhf_coordinator.state.iteration_totals import IterationTotals, read_iteration_totals
 

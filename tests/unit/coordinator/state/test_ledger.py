@@ -31,7 +31,7 @@ COMPARE, RANK = (
         ("rank", (SampleField.TOKENS, SampleField.VALUES), SampleField.REFERENCE_LOG_PROBABILITIES),
     )
 )
-"""Of whole groups; the names of their fields stand for any."""
+"""Tasks on whole groups; the names of their fields are placeholders."""
 WHOLE = replace(SCORE_REWARD, scope=Scope.GROUP)
 RETRIES = 1
 WORKERS = ("a", "b", "c")
@@ -40,7 +40,7 @@ workers = st.sampled_from(WORKERS)
 
 
 def truth(index: int, start: int, end: int) -> PackedResponse:
-    """Tokens of a sample are a function of the sample and the position."""
+    """Return the token of a sample at a position."""
     numbers = [index * 100 + position for position in range(start, end)]
     packed = struct.pack(f"<{len(numbers)}i", *numbers)
     return PackedResponse(packed, packed, (VersionSpan(3, len(numbers)),) if numbers else ())
@@ -51,26 +51,26 @@ def length(index: int) -> int:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Workers decode what they were given and say so, once, twice, late, or never."""
+    """Workers decode their leased samples and report them once, twice, late, or never."""
 
     tasks: ClassVar[tuple[Task, ...]] = TASKS
     spare: ClassVar[int] = 0
-    """Samples that are to be cut off."""
+    """Number of samples to cut off."""
 
     def __init__(self) -> None:
         super().__init__()
         self.attempt = 1
         self.ledger = Ledger(3, SIZE, self.tasks, 1, group_size=GROUP_SIZE, spare=self.spare)
         self.said: list[tuple[object, ...]] = []
-        """Everything any worker ever said; delivered at any time, any number of times."""
+        """All messages of any worker, delivered at any time, any number of times."""
         self.holding: dict[tuple[str, int], int] = {}
-        """(worker, sample) -> attempt of its lease, as the worker sees it."""
+        """(worker, sample) -> attempt of its lease, as the worker knows it."""
         self.journal: list[tuple[object, ...]] = []
         self.leases: set[tuple[int, int]] = set()
         self.transfers: list[tuple[int, Lease, Lease]] = []
-        """(sample, source, destination) of Migrate commands that no source has answered."""
+        """(sample, source, destination) of Migrate commands without an answer of the source."""
         self.known = [0] * SIZE
-        """Tokens this coordinator knew of each sample before the last step."""
+        """Tokens of each sample that this coordinator knew before the last step."""
 
     def lease(self, index: int, attempt: int) -> None:
         assert (index, attempt) not in self.leases, "an attempt was used twice"
@@ -168,7 +168,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.transfers)
     @rule(data=st.data(), receipt=st.booleans(), accepted=st.booleans(), portion=st.floats(0, 1))
     def answer_migration(self, data: st.DataObject, receipt: bool, accepted: bool, portion: float) -> None:
-        """The destination takes the sample or not, and its receipt reaches the source or not."""
+        """The destination accepts the sample or not, and its receipt reaches the source or not."""
         index, source, arriving = self.transfers.pop(data.draw(st.integers(0, len(self.transfers) - 1)))
         held = self.holding.get((source.worker, index)) == source.attempt
         tokens = truth(index, 0, int(portion * length(index)))
@@ -182,7 +182,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(worker=workers)
     def fail(self, worker: str) -> None:
-        """A worker ends for a failure: that is held against all that it has, and gone is none of it."""
+        """End a worker with a failure, which counts against all its samples, and all are returned."""
         held, faults = self.ledger.held_by(worker), {s.index: s.faults for s in self.ledger.samples}
         self.ledger.record_failure(worker, "it broke", RETRIES)
         for sample in self.ledger.samples:
@@ -192,7 +192,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(index=indices, tokens=st.integers(0, 3))
     def fail_one(self, index: int, tokens: int) -> None:
-        """A worker lets go of one sample, and says so twice."""
+        """A worker returns one sample with a failure, and reports it twice."""
         sample = self.ledger.samples[index]
         if sample.decoding is None:
             return
@@ -205,7 +205,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def give_up(self) -> None:
-        """What has failed is left out, and nothing else can be."""
+        """Leave out the failed samples, and check that no other can be left out."""
         for index in list(self.ledger.faulted):
             sample = self.ledger.samples[index]
             if sample.state is SampleState.QUEUED and sample.faults.is_final(RETRIES):
@@ -302,7 +302,7 @@ TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=40, d
 
 
 class OversampledLedgerMachine(LedgerMachine):
-    """One prompt is begun beyond those of the batch, and cut off when another is finished."""
+    """One prompt more than the batch is started, and cut off when another is finished."""
 
     spare: ClassVar = GROUP_SIZE
 
@@ -332,7 +332,7 @@ TestOversampledLedgerMachine.settings = settings(max_examples=60, stateful_step_
 
 
 class GroupLedgerMachine(LedgerMachine):
-    """Some tasks judge all responses to a prompt together; one of them needs what another gave."""
+    """Some tasks judge all responses to a prompt together; one of them needs another's result."""
 
     tasks: ClassVar = (SCORE_REWARD, COMPARE, RANK)
 
@@ -366,7 +366,7 @@ class GroupLedgerMachine(LedgerMachine):
 
     @staticmethod
     def has_needs(sample: Sample, task: Task) -> bool:
-        """An abstained reward is an answer too."""
+        """An abstained reward is a result too."""
         others = {"reward"} if task is COMPARE else {COMPARE.name}
         return sample.finish_reason != "" and not others & {*sample.open_tasks, *sample.scoring, *sample.group_tasks}
 
@@ -428,7 +428,7 @@ def test_a_batch_is_trained_once() -> None:
 
 
 def migrating(ledger: Ledger) -> tuple[Lease, Lease]:
-    """Sample 0 on its way from a to b, three tokens known."""
+    """Sample 0 is moving from a to b; three tokens are known."""
     attempt = ledger.assign(0, "a")
     ledger.progress(0, attempt, "a", 0, truth(0, 0, 3))
     return ledger.migrate(0, "b")

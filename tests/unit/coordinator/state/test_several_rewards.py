@@ -1,4 +1,4 @@
-"""Several rewards in the ledger: each is leased and abstains alone, and the number of all is there with the last."""
+"""Several rewards in the ledger: each is leased and abstains separately, and the last one completes the number."""
 
 import struct
 from typing import Any
@@ -20,14 +20,15 @@ REWARDS = [
 
 
 def tasks_of(**shaping: Any) -> tuple[Task, ...]:
-    """The scoring tasks of a job with two rewards."""
+    """Return the scoring tasks of a job with two rewards."""
     given = {"spec.models.rewards": REWARDS, "spec.rewardShaping": shaping}
     job = parse(yaml.safe_dump(yaml.safe_load(changed("grpo", given, ["spec.models.reward"]))))
     return graph_of(job.spec).tasks_of(Group.INFERENCE)
 
 
 def scored(tasks: tuple[Task, ...], rewards: dict[str, float | None], order: int = 1) -> tuple[Ledger, list[bool]]:
-    """A ledger whose one sample has its rewards, taken one by one, and whether it was scored after each."""
+    """Return a ledger whose single sample has its rewards, recorded one by one, and whether it was scored after
+    each."""
     ledger = Ledger(0, 1, tasks, 1)
     attempt = ledger.assign(0, "g")
     ledger.finish(0, attempt, "g", PackedResponse(struct.pack("<i", 1), struct.pack("<f", -1)), "stop", "text")

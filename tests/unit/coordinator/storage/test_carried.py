@@ -1,4 +1,4 @@
-"""Samples that are carried survive a coordinator, a replay and a new run folder: what is written is what comes back."""
+"""Carried samples survive a coordinator restart, a replay and a new run folder unchanged."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def job(folder: Path, **rollout: Any) -> Any:
 
 
 class Process:
-    """A coordinator that goes on from the run folder, and what workers say to it."""
+    """A coordinator that continues from the run folder, and its workers' messages."""
 
     def __init__(self, folder: Path, **rollout: Any) -> None:
         self.run, restored = begin_in_process(folder, job(folder, **rollout))
@@ -52,7 +52,7 @@ class Process:
         resume_iteration(self.run, restored, self.actions)
 
     def decode(self, index: int, tokens: int, *, ends: bool) -> None:
-        """A worker goes on with a sample, and says so."""
+        """Continue to decode a sample, and report it."""
         ledger = self.run.state.ledger
         known, attempt = ledger.samples[index].response, ledger.assign(index, WORKER)
         key = key_message(SampleKey(ledger.iteration, index, attempt))
@@ -67,11 +67,11 @@ class Process:
         self.handlers.message(WORKER, pb.WorkerMessage(finished=done))
 
     def cut(self) -> None:
-        """Nothing waits for two of the prompts."""
+        """Cut two of the prompts."""
         self.actions.carry_out(CutGroups(CUT))
 
     def end(self) -> None:
-        """All that is left is scored, trained on, and closed; the next iteration has not begun."""
+        """Score, train on and close everything left; the next iteration has not started."""
         ledger = self.run.state.ledger
         for sample in ledger.kept:
             for task in self.run.context.tasks:
@@ -105,7 +105,7 @@ def known_of(run: JobRun) -> list[tuple[object, ...]]:
 
 
 def first_iteration(folder: Path, **rollout: Any) -> Process:
-    """Three prompts are finished; of the two that are cut off one is unfinished, one not begun."""
+    """Finish three prompts; of the two that are cut off one is unfinished, one not started."""
     process = Process(folder, **rollout)
     for index in KEPT:
         process.decode(index, 2, ends=True)
@@ -209,7 +209,7 @@ def test_a_journal_is_not_gone_on_with_under_another_staleness(tmp_path: Path) -
 
 
 def saved(folder: Path) -> Process:
-    """An iteration with a checkpoint of what it made."""
+    """Run an iteration with a checkpoint of its result."""
     process = first_iteration(folder)
     process.cut()
     process.end()
@@ -223,7 +223,7 @@ def saved(folder: Path) -> Process:
 
 
 def resumed(folder: Path, digest: str = "prompts", **rollout: Any) -> Restored:
-    """A new run folder goes on from the checkpoint."""
+    """Continue from the checkpoint in a new run folder."""
     of_job = job(folder, **rollout)
     context = job_context(of_job, schedule_json(of_job.spec))
     return restore(context, Journal(folder / "new"), make_prompts(of_job), digest, 7, resume=True)

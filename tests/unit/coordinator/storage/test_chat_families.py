@@ -1,5 +1,7 @@
-"""Given responses and prompts by the chat templates of the most used families: what is trained on, decoded, is what the
-line says, or the line is refused with its place and the remedy."""
+"""Responses and prompts with the chat templates of the most used families.
+
+The decoded training text is that of the line, or the line is rejected with its position and the remedy.
+"""
 
 import json
 from functools import cache
@@ -29,13 +31,13 @@ ENDS = {
     "granite": "<|end_of_text|>",
     "zephyr": "</s>",
 }
-"""End-of-sequence tokens; of the others <|im_end|>."""
+"""End-of-sequence tokens; other families have <|im_end|>."""
 ASKED = [{"role": "user", "content": "What is 2+2?"}]
 
 
 @cache
 def tokenizer(family: str) -> PreTrainedTokenizerFast:
-    """A tokenizer of bytes with the family's template and end-of-sequence token."""
+    """Return a byte tokenizer with the family's template and end-of-sequence token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     whole = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
     whole.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -62,7 +64,7 @@ def decoded(family: str, tokens: bytes) -> str:
 
 
 def trained(folder: Path, family: str, prompt: Any, response: Any, **fields: Any) -> str:
-    """Return what a line's response teaches, decoded, the end of its turn included."""
+    """Return the decoded training tokens of a line's response, including the end of its turn."""
     (given,) = read(folder, family, prompt, response, **fields).responses
     return decoded(family, given.tokens)
 
@@ -125,7 +127,7 @@ MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthChe
 
 
 def refused_rightly(error: JobError) -> None:
-    """A refusal names the line and a way out."""
+    """Check that a rejection names the line and a remedy."""
     message = error.failure.message
     assert "data.jsonl line 1 " in message
     assert error.failure.field.startswith("spec.prompts.")

@@ -1,4 +1,4 @@
-"""Chats of prompt files: what is refused by its line, what is warned of, and what tools and tool calls become."""
+"""Chats of prompt files: rejected lines, warnings, and the conversion of tools and tool calls."""
 
 import json
 from pathlib import Path
@@ -252,7 +252,7 @@ def test_a_role_that_the_template_names_is_its_own(tmp_path: Path) -> None:
 
 
 def test_a_short_message_that_the_template_leaves_out_is_refused(tmp_path: Path) -> None:
-    """Its text stands elsewhere in the prompt."""
+    """Its text occurs elsewhere in the prompt."""
     file = tmp_path / "chat.jinja"
     file.write_text("{% for m in messages if m.role == 'user' %}{{ m.content }}\n{% endfor %}")
     prompt = [{"role": "system", "content": "2"}, ASKED]

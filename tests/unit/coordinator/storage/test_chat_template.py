@@ -1,4 +1,4 @@
-"""Chat templates: what is rendered with a file, arguments and a system message, and what is refused by its field."""
+"""Chat templates: rendering with a file, arguments and a system message, and rejections by field."""
 
 import hashlib
 import json
@@ -94,7 +94,7 @@ def test_a_broken_template_is_refused_with_the_place_of_the_prompt(tmp_path: Pat
 
 
 def test_a_journal_is_of_one_way_to_render(tmp_path: Path) -> None:
-    """What a tokenized prompt depends on is in the digest, and what a job does not say is not."""
+    """The digest includes everything that a tokenized prompt depends on, except fields that a job does not set."""
     job = {
         "algorithm": {"ppo": {}},
         "models": {"actor": {"path": "/m"}, "reward": {"function": {"file": "r.py"}}},

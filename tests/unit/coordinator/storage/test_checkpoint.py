@@ -1,4 +1,4 @@
-"""Checkpoint folders: whole or not there, found again, damaged ones passed over."""
+"""Checkpoint folders are complete or absent, and found again; damaged ones are skipped."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Responses of the prompt file: what is tokenized, what is refused and with which words, what is left out, and ledgers
-that have them from the start."""
+"""Responses of the prompt file: tokenization, rejections with their messages, omissions, and ledgers that start with
+them."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ START = 7
 
 
 class Letters:
-    """A tokenizer: one token a letter, but `th` is one, and `$` ends a sequence."""
+    """A tokenizer with one token per letter, except that `th` is one token; `$` ends a sequence."""
 
     chat_template: str | None = None
     eos_token_id: int | None = END
@@ -120,7 +120,7 @@ LINES = (
     {"prompt": "a", "response": "b"},
     {"prompt": "a", "response": "bbbb"},
 )
-"""The first has too long a prompt, with the token that starts it; the last too long a response, with its end."""
+"""The first prompt is too long with its start token; the last response is too long with its end token."""
 
 
 def test_overlong_lines_are_left_out_where_that_is_asked_for_and_counted(tmp_path: Path) -> None:

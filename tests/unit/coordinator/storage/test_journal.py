@@ -1,4 +1,4 @@
-"""The journal after a death at any byte, and on a disk that is full."""
+"""The journal after a crash at any byte, and on a full disk."""
 
 import errno
 from pathlib import Path

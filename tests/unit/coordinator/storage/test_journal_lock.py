@@ -1,4 +1,4 @@
-"""Two coordinators of one job: the second waits for the first, and says so."""
+"""Two coordinators of one job: the second waits for the first, and reports it."""
 
 import errno
 import fcntl
@@ -70,7 +70,7 @@ def test_a_volume_without_locks_is_used_and_named(
 
 
 def test_whoever_lost_the_lock_without_knowing_ends_before_it_writes(tmp_path: Path) -> None:
-    """As a file server does it with a node that it has not heard of for its lease."""
+    """A file server does this to a node that it has not heard from for the length of its lease."""
     first = hold(tmp_path)
     assert first.ours
     (tmp_path / "coordinator.lock").unlink()

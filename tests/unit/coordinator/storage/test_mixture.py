@@ -1,4 +1,4 @@
-"""Mixtures: shares are kept to within one prompt at any time, nothing is lost, and a replay is exact."""
+"""Mixtures: shares are exact to within one prompt at any time, no prompt is lost, and a replay is exact."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ from rlhf_coordinator.storage.tokenized_prompts import read_prompts
 
 WEIGHTS = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 BATCH = 6
-"""Prompts of an iteration."""
+"""Number of prompts per iteration."""
 
 
 @settings(max_examples=100, deadline=None)

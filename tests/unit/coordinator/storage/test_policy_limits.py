@@ -1,4 +1,4 @@
-"""What is known of a policy before its weights are loaded: its vocabulary, its longest sequence, and where it stops."""
+"""Properties of a policy before its weights are loaded: vocabulary, longest sequence, and stop tokens."""
 
 import json
 from pathlib import Path

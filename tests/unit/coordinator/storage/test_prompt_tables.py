@@ -1,4 +1,4 @@
-"""Prompts of parquet files: rows become the records that lines would be; what is no prompt is refused by its place."""
+"""Prompts of parquet files: rows become the same records as lines; invalid prompts are rejected by position."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ def write(folder: Path, columns: dict[str, Any], **options: Any) -> Path:
 
 
 def refusal(path: Path, *columns: str) -> str:
-    """What is wrong with a table, as its reader says it, which runs here."""
+    """Return the error that a table's reader reports, in this process."""
     needed = {"prompt": "prompts.promptKey"} | dict.fromkeys(columns, "prompts.columns")
     with pytest.raises(BadTableError) as error:
         list(table_reader.rows(TableRequest(str(path), needed, all_columns=not columns)))

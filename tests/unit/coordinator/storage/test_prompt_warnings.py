@@ -1,4 +1,4 @@
-"""Warnings of prompt files: one sentence per kind, and every start has them, though the prompts come from the cache."""
+"""Warnings of prompt files: one sentence per kind at every start, even with cached prompts."""
 
 from pathlib import Path
 

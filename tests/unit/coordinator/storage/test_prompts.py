@@ -1,4 +1,4 @@
-"""Prompt files: every bad line is named; the order depends on seed and pass alone."""
+"""Prompt files: every bad line is named; the order depends only on the seed and the pass."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from rlhf_coordinator.storage.tokenized_prompts import read_prompts
 
 
 class Characters:
-    """A tokenizer: one token a character."""
+    """A tokenizer with one token per character."""
 
     chat_template: str | None = None
 

@@ -1,4 +1,4 @@
-"""Where a coordinator goes on, and what it refuses."""
+"""Where a recovered coordinator continues, and what it rejects."""
 
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def test_an_iteration_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_another_number_of_iterations_is_kept_with_the_iteration_since_which_it_holds(tmp_path: Path) -> None:
-    """The one under way may have been trained with the old number, and would be trained with it again."""
+    """The current iteration may have been trained with the old number, and would be trained with it again."""
     assert begin(tmp_path).iteration_totals.since == ((0, 9),)
     segment(tmp_path, 0, upto="closed")
     segment(tmp_path, 1, upto="half")

@@ -1,4 +1,4 @@
-"""Special tokens of prompts and responses: a tokenizer adds none that the model is not to read, and drops none."""
+"""Special tokens of prompts and responses: the tokenizer adds none that the model must not read, and drops none."""
 
 import json
 from pathlib import Path
@@ -182,7 +182,7 @@ def test_characters_that_the_tokenizer_does_not_know_are_warned_of(tmp_path: Pat
 
 
 def test_a_response_of_characters_that_flow_into_the_prompts_is_not_lost(tmp_path: Path) -> None:
-    """A unigram model writes neighbours that it does not know as one token."""
+    """A unigram model encodes neighbouring unknown characters as one token."""
     pieces = [("<unk>", 0.0), ("</s>", 0.0), ("a", -1.0)]
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.Unigram(pieces, unk_id=0)), unk_token="<unk>", eos_token="</s>"

@@ -1,4 +1,4 @@
-"""Folders of tables: those that the library datasets saves, and shards; what could be several sets is refused."""
+"""Folders of tables, from the datasets library or as shards; ambiguous ones are rejected."""
 
 import json
 import struct
@@ -21,7 +21,7 @@ from rlhf_coordinator.storage.table_reader import BadTableError, TableRequest
 
 
 def saved(folder: Path, shards: list[list[str]], names: list[str] | None = None) -> Path:
-    """A folder as `Dataset.save_to_disk` writes it: Arrow streams, and a state that lists them."""
+    """Return a folder in the format of `Dataset.save_to_disk`: Arrow streams, and a state that lists them."""
     folder.mkdir()
     names = names or [f"data-{n:05}-of-{len(shards):05}.arrow" for n in range(len(shards))]
     for name, prompts in zip(names, shards, strict=True):

@@ -1,5 +1,4 @@
-"""Texts of records: every text that UTF-8 can write comes back as it is, and half a surrogate pair is refused by file,
-line and key."""
+"""Texts of records: any UTF-8 text survives; an unpaired surrogate is rejected with file, line and key."""
 
 import json
 import re
@@ -114,7 +113,7 @@ LETTERS = st.one_of(
 ODD = st.tuples(st.lists(LETTERS, min_size=1, max_size=8).map("".join), st.sampled_from([1, 1, 1, 3000])).map(
     lambda drawn: drawn[0] * drawn[1]
 )
-"""Texts of all of Unicode: controls, odd line breaks, other directions, combined letters, halves of pairs, long."""
+"""Texts over all of Unicode: controls, odd line breaks, other directions, combined letters, half pairs, long texts."""
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])

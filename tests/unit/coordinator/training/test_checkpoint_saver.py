@@ -1,4 +1,4 @@
-"""A checkpoint whose ranks fail: one failed try, however many of them say so, and whenever."""
+"""A checkpoint whose ranks fail counts as one failed attempt, for any number and timing of failures."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ RANKS = ("training-0", "training-1")
 
 
 class Saving:
-    """A coordinator that asks two ranks for checkpoints, and what they answer."""
+    """A coordinator that asks two ranks for checkpoints, and their answers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "checkpoints"
@@ -43,7 +43,7 @@ def saving(tmp_path: Path) -> Saving:
 
 
 def test_a_disk_that_is_full_for_all_ranks_is_one_failed_try(saving: Saving) -> None:
-    """Each counted as a try: with three ranks a job ended without a second one."""
+    """Each rank once counted as an attempt: with three ranks a job ended without a second one."""
     for tries in range(1, MAX_TRIES):
         commands = saving.begin()
         for rank in RANKS:
@@ -59,7 +59,7 @@ def test_a_disk_that_is_full_for_all_ranks_is_one_failed_try(saving: Saving) -> 
 
 
 def test_the_words_of_a_failed_try_are_those_of_the_rank_that_failed_first(saving: Saving) -> None:
-    """The others may find their folder gone, which is what became of the try and not why."""
+    """Other ranks may find their folder gone, which is a consequence of the failure and not its cause."""
     for _ in range(MAX_TRIES):
         commands = saving.begin()
         saving.fails(RANKS[1], commands[RANKS[1]])

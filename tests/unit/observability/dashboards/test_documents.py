@@ -1,4 +1,4 @@
-"""The documents that Grafana imports: up to date, in place, importable anywhere, small enough for a ConfigMap."""
+"""The Grafana documents are up to date, in place, importable anywhere, and small enough for a ConfigMap."""
 
 import json
 import re
@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parents[4] / "charts/rlhf-operator/dashboards"
 CONFIG_MAP_BYTES = 1 << 20  # the API server's limit on one ConfigMap
 DESCRIPTION = r".+\.\n\n\*\*Normal:\*\* .+\.\n\n\*\*If not:\*\* .+\.(\n\n\*\*Empty\*\* .+\.)?"
 PATH = r"\b(?:spec\.)?([a-z]\w+(?:\.\w+)+)"
-"""A field of the manifest in a sentence."""
+"""Pattern for a field of the manifest in a sentence."""
 DASHBOARDS = pytest.mark.parametrize("dashboard", all_dashboards(), ids=lambda dashboard: str(dashboard.uid))
 
 

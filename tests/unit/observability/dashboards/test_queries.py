@@ -1,4 +1,4 @@
-"""Every query of every panel, read as a server would: its series exist, its labels too, and its unit is the panel's."""
+"""Every query of every panel has existing series and labels, and the panel's unit."""
 
 import re
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ NOT_SHOWN = {
     "process_virtual_memory_bytes": "of no meaning by itself",
     "process_start_time_seconds": "restarts are counted and marked",
 }
-"""Metric -> why no dashboard shows it."""
+"""Metric -> reason why no dashboard shows it."""
 
 
 def queries() -> Iterator[tuple[Dashboard, Panel, Query]]:

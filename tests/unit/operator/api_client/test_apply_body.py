@@ -1,4 +1,4 @@
-"""What is sent to be applied is read as YAML by the API server, whatever processes said last."""
+"""The API server reads an applied body as YAML, even with text from other processes."""
 
 import json
 

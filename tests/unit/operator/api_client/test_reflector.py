@@ -1,4 +1,4 @@
-"""A reflector hears of everything, however often its streams break, and comes back neither at once nor all together."""
+"""A reflector receives all changes despite broken streams, and reconnects with a spread delay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PODS = CORE_RESOURCES["Pod"]
 
 
 class RecordingConsumer:
-    """Notes what it is handed, and keeps what exists by that."""
+    """Records its input, and the objects that exist according to it."""
 
     def __init__(self) -> None:
         self.pods: dict[str, str] = {}
@@ -61,7 +61,7 @@ async def reflected(server: FakeApiServer) -> AsyncIterator[RecordingConsumer]:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Back off by milliseconds, in pages of two."""
+    """Set a back-off of milliseconds, and pages of two."""
     monkeypatch.setattr(reflector_module, "FIRST_BACK_OFF_SECONDS", 0.01)
     monkeypatch.setattr(reflector_module, "LAST_BACK_OFF_SECONDS", 0.02)
     monkeypatch.setattr(reflector_module, "PAGE", 2)

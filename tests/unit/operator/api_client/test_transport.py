@@ -1,4 +1,4 @@
-"""What a request does when the API server refuses, is short of breath, or does not answer."""
+"""Behaviour of a request if the API server rejects it, is overloaded, or does not answer."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_nobody_who_does_not_answer_is_waited_for_and_the_error_names_the_
 async def test_a_stream_that_breaks_off_is_told_and_one_that_ends_or_was_never_answered_is_not(
     server: FakeApiServer, client: KubernetesClient
 ) -> None:
-    """Whoever compares the whole then looks soon: the API server may come back with another history."""
+    """The caller then compares the whole list soon, because the API server may return with another history."""
     broken: list[str] = []
     client.transport.on_break = lambda: broken.append("broken")
     version = server.put("Pod", POD)["metadata"]["resourceVersion"]

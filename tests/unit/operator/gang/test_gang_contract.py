@@ -1,4 +1,4 @@
-"""What every gang backend keeps to: all that are registered, none, and one from outside of the project."""
+"""The contract of every gang backend: all registered ones, none, and one from outside the project."""
 
 import copy
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ VERSIONS = [(mode, version) for mode, versions in APIS.items() for version, _ in
 
 @dataclass(frozen=True)
 class OutsideBackend:
-    """A backend that the project does not know."""
+    """A backend from outside the project."""
 
     version: str
     mode: str = OUTSIDE
@@ -42,7 +42,7 @@ class OutsideBackend:
 
 @pytest.fixture
 def outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backend from outside is registered."""
+    """Register the backend from outside."""
     for table, key, value in (
         (BACKENDS, OUTSIDE, BackendKind(OutsideBackend, "install it", scheduler=OUTSIDE_SCHEDULER)),
         (APIS, OUTSIDE, ((OUTSIDE_API, ("Gang",)),)),
@@ -52,7 +52,7 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def queued_job(mode: str = "Auto", **spec: Any) -> RLHFJob:
-    """A job that has what every backend may need of it."""
+    """Return a job with everything that a backend may need."""
     body = stored_job(scheduling={"gang": {"mode": mode}}, **spec)
     body["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
     parsed = parse_job(body)
@@ -61,7 +61,7 @@ def queued_job(mode: str = "Auto", **spec: Any) -> RLHFJob:
 
 
 def check_contract(backend: GangBackend) -> None:
-    """Every point that `GangBackend` promises."""
+    """Check every guarantee of `GangBackend`."""
     job = queued_job()
     pods = examples(job)
     given = copy.deepcopy(pods)
@@ -89,7 +89,7 @@ def check_contract(backend: GangBackend) -> None:
 
 
 def check_queue(backend: GangBackend) -> None:
-    """What a backend with a queue promises beside."""
+    """Check the additional contract of a backend with a queue."""
     job, kind = queued_job(), BACKENDS[backend.mode]
     assert isinstance(backend, QueueingBackend) == (kind.queue is not None)
     if not isinstance(backend, QueueingBackend) or kind.queue is None:

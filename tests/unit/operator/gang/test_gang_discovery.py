@@ -1,4 +1,4 @@
-"""What is served is asked again, and only an answer changes what is known."""
+"""API discovery is repeated, and only an answer changes its result."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ V1BETA2 = "kueue.x-k8s.io/v1beta2"
 
 
 class DiscoveryServer(KubernetesClient):
-    """Answers what each turn of the list says; None is no answer."""
+    """Gives the next answer of the list; None means no answer."""
 
     def __init__(self, *turns: dict[str, set[str]] | None) -> None:
         self.turns = list(turns)

@@ -1,4 +1,4 @@
-"""What each backend makes of a job: golden objects, what pods carry, and which backend a cluster gets."""
+"""Objects of each backend for a job: golden files, fields of pods, and the choice of the backend."""
 
 from decimal import Decimal
 from typing import Any
@@ -44,7 +44,7 @@ def gang(mode: str, **more: Any) -> Json:
 
 
 def made(each: RLHFJob, cluster: ServedApis) -> tuple[dict[str, Json], Json]:
-    """Specs of the gang's objects by kind, and its first generation pod."""
+    """Return specs of the gang's objects by kind, and its first generation pod."""
     choice = choose(each, cluster)
     assert choice.backend is not None, choice
     objects = choice.backend.objects(each, examples(each))

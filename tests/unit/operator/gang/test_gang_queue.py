@@ -1,4 +1,4 @@
-"""A job with a queue: nothing before it is admitted, where its pods go then, what an eviction does, what is told."""
+"""A job with a queue: no pods before admission, their placement then, effects of an eviction, and messages."""
 
 from typing import Any
 
@@ -234,14 +234,14 @@ def test_a_deactivated_workload_is_told_as_such() -> None:
 
 
 def edit(cluster: QueuedCluster, group: str, **fields: Any) -> ReconcilePlan:
-    """The user edits a group, and the operator acts until nothing is left to do."""
+    """Edit a group as a user, and run the operator until nothing is left to do."""
     cluster.job["spec"][group] |= fields
     cluster.job["metadata"]["generation"] += 1
     return cluster.settle()
 
 
 def running(**spec: Any) -> QueuedCluster:
-    """A job of a queue, at work."""
+    """Return a running job of a queue."""
     cluster = QueuedCluster(**spec)
     cluster.settle()
     cluster.admit()

@@ -1,4 +1,4 @@
-"""A job that grows by Kueue's Workload slices: what runs goes on, and grows when the slice is admitted."""
+"""A job that grows with Kueue's Workload slices: running pods continue, and growth waits for admission."""
 
 import json
 from typing import Any
@@ -21,7 +21,7 @@ FIRST, SLICE = WORKLOAD_KEY[1], "rlhfslice-job"
 
 
 def elastic() -> QueuedCluster:
-    """An elastic job of a queue, at work."""
+    """Return a running elastic job of a queue."""
     cluster = QueuedCluster()
     cluster.elastic = True
     cluster.settle()
@@ -43,7 +43,7 @@ def count(cluster: QueuedCluster, name: str) -> int:
 
 
 def replace(cluster: QueuedCluster, old: str, new: str, *, between: bool = False) -> None:
-    """Kueue gives the reservation of one Workload to another; `between`: the operator acts in the midst of that."""
+    """Move the reservation of one Workload to another like Kueue; `between` runs the operator in the middle."""
     cluster.condition_of_workload("Finished", "True", "WorkloadSliceReplaced", "replaced.", name=old)
     if between:
         cluster.settle()

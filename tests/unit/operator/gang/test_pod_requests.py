@@ -1,4 +1,4 @@
-"""What a gang asks for: as much as the scheduler counts for its pods, in whatever way their templates say it."""
+"""A gang requests as much as the scheduler counts for its pods, with any form of their templates."""
 
 from decimal import Decimal
 from typing import Any
@@ -26,7 +26,7 @@ SIDECAR: Json = {
 
 
 def job(template: Json, mode: str = "Kueue") -> RLHFJob:
-    """A job whose generation pods are made from this template."""
+    """Return a job whose generation pods are made from this template."""
     stored = stored_job(
         generation={"replicas": 1, "template": {"spec": template}},
         inference={"replicas": 0},
@@ -43,7 +43,7 @@ def worker(**resources: Any) -> Json:
 
 
 def asked(template: Json) -> dict[str, str]:
-    """What Kueue counts for one generation pod."""
+    """Return the resources that Kueue counts for one generation pod."""
     made = job(template)
     pod_set = quota_template(made, Group.GENERATION, examples(made)[Group.GENERATION])
     return {name: written(value) for name, value in kueue_counts(pod_set["spec"]).items() if value}

@@ -1,4 +1,4 @@
-"""A template that says that a claim gives the GPUs gets no second ones by the resource nvidia.com/gpu."""
+"""A template whose claim provides the GPUs gets no additional nvidia.com/gpu resource."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Two jobs whose names are accepted never want an object of one kind and name, whatever their names are."""
+"""Two jobs with accepted names never need an object of the same kind and name."""
 
 from functools import cache
 from pathlib import Path
@@ -52,7 +52,7 @@ NAMES = st.lists(st.sampled_from(PARTS), min_size=1, max_size=5).map("-".join)
 
 @cache
 def derived(name: str) -> frozenset[tuple[str, str]] | None:
-    """(kind, name) of everything that is made for a job of that name; None when the name is refused."""
+    """Return (kind, name) of all objects of a job with that name; None if the name is rejected."""
     body = yaml.safe_load((ROOT / "examples/ppo.yaml").read_text())
     body["metadata"] = {"name": name, "namespace": "team", "labels": {"kueue.x-k8s.io/queue-name": "q"}}
     try:

@@ -1,4 +1,5 @@
-"""What pods of generation workers have for vLLM, what a template may change of it, and who is left as before."""
+"""vLLM's settings in pods of generation workers, and the changes that a template may make; other pods stay
+unchanged."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How long processes may take to end, and who asks autoscalers to leave their nodes alone."""
+"""Grace periods of processes, and pods that autoscalers must not evict."""
 
 from typing import Any
 

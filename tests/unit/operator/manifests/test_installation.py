@@ -1,4 +1,4 @@
-"""What the operator's installation decides about a job's objects: who runs its pods, and from where it is reached."""
+"""Effects of the operator's installation on a job's objects: who runs its pods, and access to it."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def pods(job: RLHFJob, user: int | None) -> dict[str, dict[str, Any]]:
 
 
 def test_pods_are_of_one_user_or_of_whom_the_cluster_chooses() -> None:
-    """OpenShift refuses a user that is not of its namespace's range."""
+    """OpenShift rejects a user outside its namespace's range."""
     for spec in pods(job(), 1000680000).values():
         assert [spec["securityContext"][name] for name in OWNERS] == [1000680000] * 3
     for spec in pods(job(), None).values():
@@ -67,7 +67,7 @@ def test_processes_of_pods_listen_on_every_address_of_either_family() -> None:
 
 
 def test_the_operator_is_let_in_from_its_own_namespace_alone_where_that_is_known() -> None:
-    """Its labels are no secret, and a tenant may give them to a pod of his own."""
+    """Its labels are public, and a tenant may give them to a pod."""
     known, unknown = (network_policy(job(), home)["spec"]["ingress"][1]["from"] for home in ("rlhf-system", ""))
     assert [item["namespaceSelector"] for item in known] == [
         {"matchLabels": {"kubernetes.io/metadata.name": "rlhf-system"}}

@@ -1,4 +1,4 @@
-"""By what a kubelet learns that a process of a job hangs, and how long that takes."""
+"""Probes by which a kubelet detects that a process of a job hangs, and their delays."""
 
 from typing import Any
 

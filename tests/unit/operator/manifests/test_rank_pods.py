@@ -1,4 +1,4 @@
-"""Pods of several training ranks: how many, what each asks for, and that a pod of one is as it was."""
+"""Pods of several training ranks: their number and requests; a pod of one rank is unchanged."""
 
 from typing import Any
 

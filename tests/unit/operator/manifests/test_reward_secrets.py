@@ -1,4 +1,4 @@
-"""Secrets of users' code: the kubelet, or the caller's environment, puts them where it runs; no object holds one."""
+"""Secrets of users' code: the kubelet or the caller's environment provides them; no object contains one."""
 
 import itertools
 import json
@@ -74,7 +74,7 @@ def test_what_takes_turns_is_given_its_own_secret_in_generation_pods_alone() -> 
 
 
 def local(caller: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Process -> its own variables, for a run on one machine."""
+    """Return process -> its own variables, for a run on one machine."""
     objects = render(job_of({"function": {"file": "/data/reward.py", "env": ENV}}), {}, Images(), {})
     shares = {name: DeviceShare() for name in ["coordinator", *(f"{g.value}-{i}" for g in Group for i in range(8))]}
     paths, ports = RunPaths(Path("/run/job"), Path("/work")), JobPorts(itertools.count(40000))

@@ -1,4 +1,4 @@
-"""What a user's pod template may add to our pods, and what it may not take away."""
+"""Additions that a user's pod template may make to our pods, and fields that it may not remove."""
 
 from typing import Any
 

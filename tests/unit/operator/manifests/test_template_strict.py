@@ -1,4 +1,4 @@
-"""One strict function from a template to a pod: total over any JSON, and precise about what is wrong with it."""
+"""Conversion of a template to a pod is strict: defined for any JSON, with precise errors."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ from rlhf_operator.manifests.template import merge_pod, problems_of
 PATH = "spec.generation.template"
 JOB = job_with({})
 LONGEST = 2000
-"""Characters of everything that is told of one problem."""
+"""Maximum characters of one problem's message."""
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=8)
 WORDS = """

@@ -1,5 +1,4 @@
-"""What is said of an API server that does not do what is asked: in every phase, in bounded words, and no longer than it
-holds."""
+"""Messages about a failing API server: in every phase, of bounded length, and only while it fails."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Frequent mistakes of users: each is told with its cause and what to do about it, in the words of a real cluster."""
+"""Diagnostics of frequent mistakes: each has its cause and a remedy, with messages of a real cluster."""
 
 from typing import Any
 

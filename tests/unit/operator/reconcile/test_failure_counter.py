@@ -1,4 +1,4 @@
-"""What goes wrong: counted once and under the right heading, told in words a user can act on."""
+"""Failures are counted once, in the right category, with messages that a user can act on."""
 
 import json
 

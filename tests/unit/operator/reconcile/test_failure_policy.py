@@ -1,4 +1,4 @@
-"""The failure policy as its user sees it: which ends count, which restart more than a pod, which end the job."""
+"""The failure policy: which pod ends count, which restart more than a pod, and which end the job."""
 
 from typing import Any
 

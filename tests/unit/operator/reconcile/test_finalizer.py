@@ -1,4 +1,4 @@
-"""A job that asked for it is deleted after a last checkpoint, and never waits for ever."""
+"""A job with the finalizer is deleted after a last checkpoint, and never waits forever."""
 
 from tests.support.operator.simulated_cluster import SimulatedCluster
 

@@ -1,4 +1,4 @@
-"""A coordinator on a node that does not answer: never forced unasked, and only where its journal's lock is seen."""
+"""A coordinator on an unresponsive node is forced only on request, and only if its journal's lock is visible."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ FORCED: Json = {"checkpoints": {"path": "/checkpoints"}, "runPolicy": {"forceCoo
 
 
 def lost_node(*, shared: bool = True, doubt: str = "", ready: bool = False, **spec: Any) -> SimulatedCluster:
-    """The coordinator's node went away after it was read for the last time; its taint deletes the pod."""
+    """The coordinator's node disappeared after its last read; its taint deletes the pod."""
     cluster = SimulatedCluster(**spec).begin()
     cluster.later(10)
     cluster.read(lock_shared=shared, lock_doubt=doubt)

@@ -1,4 +1,4 @@
-"""Pods that a finalizer of somebody else keeps: forced once at most, and named with the finalizer in every phase."""
+"""Pods with a foreign finalizer: forced at most once, and named with the finalizer in every phase."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ WORDS = f"cannot go: finalizer {HOLD} of somebody else keeps an object that is d
 
 
 def kept_pods(*workers: str, **spec: Any) -> SimulatedCluster:
-    """A job that runs, some of whose pods carry a finalizer."""
+    """Return a running job in which some pods have a finalizer."""
     cluster = SimulatedCluster(**spec).begin()
     for worker in workers:
         cluster.pods[cluster.name(worker)]["metadata"]["finalizers"] = [HOLD]

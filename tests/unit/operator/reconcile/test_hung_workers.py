@@ -1,4 +1,4 @@
-"""Workers that hang or are cut off while their pods look well: the coordinator has lost them; they are replaced."""
+"""Workers that hang or are cut off while their pods look healthy: the coordinator loses them; they are replaced."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -21,7 +21,7 @@ def begun(**policy: Any) -> SimulatedCluster:
 def silence(
     cluster: SimulatedCluster, workers: Sequence[str], seconds: float, known: Sequence[str] = EVERYBODY
 ) -> None:
-    """The coordinator says that it has not heard of `workers` for so long."""
+    """Make the coordinator report that it has not heard from `workers` for this long."""
     heard = [item for item in known if item not in workers]
     silent = {worker: cluster.now - timedelta(seconds=seconds) for worker in workers}
     cluster.read(silent=silent, streams=len(heard))

@@ -1,4 +1,4 @@
-"""The life of a job as its user sees it: conditions, pods and times, from apply to deletion."""
+"""The life of a job as seen by its user: conditions, pods and times, from apply to deletion."""
 
 import pytest
 from tests.support.operator.simulated_cluster import EVERYBODY, SimulatedCluster

@@ -1,4 +1,4 @@
-"""The migration pool: in the status, as a label of its pods, as events that do not flood, as metrics."""
+"""The migration pool: in the status, as a label of its pods, as rate-limited events, as metrics."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What makes pods in a circle is slowed down: how often a place gets a new pod, whatever its pods end by."""
+"""Repeated pod replacement is slowed down for every cause of the pods' ends."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -28,7 +28,7 @@ def counts(cluster: SimulatedCluster) -> tuple[int, int]:
 
 
 def turn(cluster: SimulatedCluster) -> None:
-    """The operator looks until it has nothing left to do, and kubelets do what it asked for."""
+    """Run the operator until it has nothing left to do, and the kubelets with it."""
     cluster.settle()
     cluster.finish_deletions()
     cluster.settle()
@@ -42,7 +42,7 @@ def uid(cluster: SimulatedCluster, worker: str = "generation-1") -> str | None:
 def made(
     cluster: SimulatedCluster, seconds: float, ends: list[Any], worker: str = "generation-1", step: float = 1.0
 ) -> list[float]:
-    """Seconds at which a place got a pod, while each of its pods meets the next of `ends` as soon as it is up."""
+    """Return the seconds at which a pod was created, if each of its pods ends as the next of `ends` once it is up."""
     begun, at, seen, left = cluster.now, [], uid(cluster, worker), iter(ends)
     while (cluster.now - begun).total_seconds() < seconds:
         turn(cluster)

@@ -1,4 +1,4 @@
-"""A changed pod template is rolled: samples move on, training goes on from a checkpoint, nothing is counted."""
+"""A changed pod template is rolled out: samples move, training continues from a checkpoint, no failure is counted."""
 
 from typing import Any
 

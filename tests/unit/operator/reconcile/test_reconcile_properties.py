@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order: reconcile settles, counts right, and deletes no more than it should."""
+"""For any order of events, reconcile settles, counts correctly, and deletes no more than it should."""
 
 from collections import Counter
 
@@ -33,7 +33,7 @@ RULES = [
 
 
 class Life:
-    """Applies random steps to a cluster and keeps the books beside it."""
+    """Applies random steps to a cluster and counts the expected results."""
 
     def __init__(self, *, sidecars: bool = False) -> None:
         self.sidecars = sidecars
@@ -43,7 +43,7 @@ class Life:
         self.run()
 
     def run(self) -> None:
-        """Kubelets start what is pending, and with it what runs beside our containers."""
+        """Start pending pods, including their other containers."""
         self.cluster.run()
         if self.sidecars:
             running = [name for name, body in self.cluster.pods.items() if body["status"]["phase"] == "Running"]
@@ -63,7 +63,7 @@ class Life:
         self.cluster.carry_out(plan, only_status=dies)
 
     def is_old(self, name: str, plan: ReconcilePlan) -> bool:
-        """Of an epoch before, or of another template."""
+        """Return whether the pod is of an earlier epoch, or of another template."""
         pod, job = pod_of(self.cluster.pods[name]), parse_job(self.cluster.job).job
         assert isinstance(pod, ObservedPod)
         assert job is not None
@@ -136,7 +136,7 @@ class Life:
 def test_any_history_settles_with_the_right_pods_and_the_right_counts(
     steps: list[tuple[str, str, int]], sidecars: bool
 ) -> None:
-    """Whether or not a container beside ours outlives it."""
+    """A container next to the worker may outlive it or not."""
     life = Life(sidecars=sidecars)
     for step in steps:
         life.step(*step)

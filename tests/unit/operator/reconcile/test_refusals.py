@@ -1,4 +1,4 @@
-"""Pods that the API server refuses: one sentence for each kind of cause, in its own words, with a remedy."""
+"""Pods that the API server rejects: one sentence per kind of cause, with the server's message and a remedy."""
 
 import pytest
 from tests.support.operator.simulated_cluster import SimulatedCluster, stored_job

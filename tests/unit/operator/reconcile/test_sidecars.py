@@ -1,4 +1,4 @@
-"""A pod is over when its worker has ended for good, whatever else still runs in it."""
+"""A pod is over when its worker has ended for good, even if other containers still run."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ RANKS = ["job-training-0", "job-training-1"]
 
 
 def beside_sidecars(**spec: Any) -> SimulatedCluster:
-    """A job that runs, with a container beside the worker in every pod."""
+    """Return a running job with a sidecar in every pod."""
     cluster = SimulatedCluster(**spec).begin()
     cluster.add_sidecar()
     cluster.settle()
@@ -39,7 +39,7 @@ def test_workers_that_ended_are_made_again_after_a_suspension_that_was_taken_bac
 
 @pytest.mark.parametrize("left", [None, "generation-1"])
 def test_a_coordinator_whose_kubelet_is_silent_has_ended_when_it_has_let_all_workers_go(left: str | None) -> None:
-    """A kubelet that waits for a sidecar of a deleted pod tells nothing of the worker that has ended beside it."""
+    """While a kubelet waits for the sidecar of a deleted pod, it does not report that the worker has ended."""
     cluster = beside_sidecars()
     cluster.job["spec"]["suspend"] = True
     cluster.settle()

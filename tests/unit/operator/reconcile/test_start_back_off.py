@@ -1,4 +1,4 @@
-"""Waiting for capacity ends nothing and says so; pods that cannot start do not hold the GPUs of the others for ever."""
+"""Waiting for capacity ends nothing and is reported; pods that cannot start do not block the others' GPUs forever."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def running_message(cluster: SimulatedCluster) -> str:
 
 
 def kept_from_starting(worker: str = "training-0", **spec: Any) -> SimulatedCluster:
-    """Everybody runs but one."""
+    """All pods run except one."""
     cluster = begun(**spec)
     cluster.wait_with(worker, *PULL)
     cluster.run(*(item for item in cluster.workers if item != worker))

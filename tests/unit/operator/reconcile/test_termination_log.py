@@ -1,4 +1,4 @@
-"""What a process says last outlives its pod: the final checkpoint, and why it ended, in the job's status."""
+"""A process's last message outlives its pod: the job's status has the final checkpoint and the reason for the end."""
 
 import json
 from typing import Any

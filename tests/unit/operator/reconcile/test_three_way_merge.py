@@ -17,7 +17,7 @@ data = st.recursive(
 
 
 def entries(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Any]:
-    """Leaves of nested mappings by path; a list is a leaf."""
+    """Return the leaves of nested mappings by path; a list is a leaf."""
     if not isinstance(value, dict):
         return {path: value}
     return {place: leaf for key, each in value.items() for place, leaf in entries(each, (*path, key)).items()}

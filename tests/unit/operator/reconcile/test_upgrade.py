@@ -1,4 +1,4 @@
-"""An operator is upgraded while a job runs: not one pod is replaced, and the user's edits change what they name."""
+"""An operator upgrade replaces no pod of a running job, and later edits change only their fields."""
 
 import copy
 import json
@@ -20,12 +20,12 @@ from rlhf_operator.reconcile.revisions.revision import digest, digests, trusted
 Json = dict[str, Any]
 
 OURS = "registry.example.com/ours:7"
-"""The template of generation names it."""
+"""Image in the template of generation."""
 
 
 @pytest.fixture
 def upgraded() -> Iterator[QueuedCluster]:
-    """A job that this version started, under the next version."""
+    """Return a job started by this version, managed by the next one."""
     cluster = started()
     with next_version() as images:
         cluster.images = images
@@ -141,7 +141,7 @@ def test_a_new_field_waits_for_the_next_start_and_the_user_is_told(upgraded: Que
 def test_a_rule_of_the_new_version_does_not_stop_a_job_that_runs(
     upgraded: QueuedCluster, monkeypatch: pytest.MonkeyPatch, *, visited: bool
 ) -> None:
-    """`visited`: the rule comes with a version after the next one, else with that."""
+    """`visited` tells whether the rule comes with a version after the next one, or with the next one."""
     if visited:
         settle(upgraded, 1)
     was = uids(upgraded)
@@ -173,7 +173,7 @@ def test_a_rule_of_the_new_version_does_not_stop_a_job_that_runs(
 
 
 def test_a_group_whose_template_is_refused_now_gets_no_pods_and_harms_no_other() -> None:
-    """Inference had no pod, and a template that the version before took. An edit of it is refused."""
+    """Inference had no pod, and a template that the previous version accepted. An edit of it is rejected."""
     cluster = SimulatedCluster(inference={"replicas": 0})
     cluster.images = IMAGES
     cluster.begin()
@@ -222,7 +222,7 @@ def test_a_definition_that_is_newer_than_the_operator_harms_no_job_that_runs() -
 @pytest.mark.full(quick=1)
 @pytest.mark.parametrize("how", ["deleted", "corrupt", "not JSON", "another pod", "no status"])
 def test_a_revision_that_is_lost_is_made_anew_and_replaces_no_pod(how: str) -> None:
-    """The installation names other images now."""
+    """The installation has other images now."""
     cluster = started()
     cluster.images = Images("example.org/operator:later", "example.org/worker:later")
     was, data = uids(cluster), cluster.bodies[CONFIG_MAP]["data"]
@@ -314,13 +314,13 @@ OWNERS = ("runAsUser", "runAsGroup", "fsGroup")
 
 
 def owners(cluster: SimulatedCluster) -> set[Any]:
-    """Users and groups of all pods."""
+    """Return the users and groups of all pods."""
     return {body["spec"]["securityContext"].get(name) for body in cluster.pods.values() for name in OWNERS}
 
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_job_whose_user_the_cluster_chooses_goes_on_so(lost: bool) -> None:
-    """Through a restart of its pods by an edit, and through a revision that is made anew."""
+    """It holds after a restart of its pods by an edit, and after its revision was recreated."""
     cluster = QueuedCluster()
     cluster.images = Images("example.org/operator:1", "example.org/worker:1", None)
     cluster.settle()

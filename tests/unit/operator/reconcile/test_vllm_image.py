@@ -1,4 +1,4 @@
-"""Which jobs get the image with vLLM, and that a job keeps the image it was started by."""
+"""Which jobs get the image with vLLM; a job keeps the image it was started with."""
 
 from typing import Any
 

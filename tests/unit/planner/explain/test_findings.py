@@ -1,4 +1,4 @@
-"""What is said of an iteration by its facts: of real runs with a cause injected, and of facts made for one cause."""
+"""Findings from facts of real runs with an injected cause, and from facts constructed for one cause."""
 
 import pytest
 from tests.support.jobs.explained_runs import RUNS, recorded_facts
@@ -24,7 +24,7 @@ INJECTED = {
     "few-inference-workers": "too few inference workers",
     "slow-worker-of-three": "slow worker",
 }
-"""Recorded run -> the cause that was injected into it."""
+"""Recorded run -> its injected cause."""
 
 
 @pytest.mark.parametrize("name", INJECTED)
@@ -98,7 +98,7 @@ def test_waiting_for_training_ranks_that_died_is_recovery() -> None:
 
 
 def queued(seconds_per_row: float) -> SampleFacts:
-    """Forty responses, four at a time on either of two workers, in steps of 10 ms and so much a row."""
+    """Return forty responses, four at a time on each of two workers, in steps of 10 ms plus a cost per row."""
     known = decode_costs(steps(seconds_per_row))
     assert known is not None
     lengths = [60.0 + 7 * (place % 6) for place in range(40)]
@@ -111,7 +111,8 @@ def queued(seconds_per_row: float) -> SampleFacts:
 
 
 def steps(seconds_per_row: float, paces: tuple[float, ...] = (1.0, 1.0)) -> list[StepFacts]:
-    """What the workers of `queued` showed, at sizes that tell a step from a row."""
+    """Return the observed steps of the workers of `queued`, at sizes that separate the cost of a step from that of a
+    row."""
     return [
         StepFacts(
             worker=f"generation-{index}",

@@ -1,4 +1,4 @@
-"""The event simulation against one that makes every decode step on its own, as a worker does."""
+"""The event simulation agrees with one that makes every decode step separately, as a worker does."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ from rlhf_planner.inter_stage.forecast import PREFETCH_SHARE, IterationSetup
 from rlhf_planner.inter_stage.simulate import simulate
 
 NEARLY = 1e-9
-"""Seconds; far below any step."""
+"""Seconds, much less than any step."""
 
 
 class StepwiseDecoder:
-    """Decodes one step after another."""
+    """Decodes one step after the other."""
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.clock = costs, 0.0
         self.held: deque[int] = deque()
         self.rows: dict[int, list[int]] = {}
-        """Sample -> [keys, tokens to come]."""
+        """Sample -> [keys, remaining tokens]."""
 
     def step(self, lengths: Sequence[int], prompts: Sequence[int]) -> list[int]:
-        """Samples that a step finishes; new ones are prefilled before it."""
+        """Return the samples that a step finishes; new ones are prefilled before it."""
         new = [self.held.popleft() for _ in range(min(len(self.held), self.costs.max_batch_size - len(self.rows)))]
         if new:
             self.clock += self.costs.prefill_seconds(len(new), sum(prompts[s] for s in new) / len(new))

@@ -1,4 +1,4 @@
-"""Moves by learned throughput: never a lower one, unequal workers, drafts, steps that are padded."""
+"""Moves by learned throughput: never a lower rate; unequal workers, drafts, padded steps."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Costs: what was measured comes out again, between the points too; corrections; the way to disk and back."""
+"""Costs reproduce the measurements and interpolate between them; corrections; serialization."""
 
 import dataclasses
 import json
@@ -106,17 +106,17 @@ LINK = StageCosts.measured(
     kv_bytes_per_token=4000,
     bandwidth=4e8,
 )
-"""Keys and values of a token take 10 us on their way, 100 us to compute."""
+"""Keys and values of a token take 10 us to send, 100 us to compute."""
 
 
 def crossover(costs: StageCosts, share: float) -> int:
-    """Tokens from which a sample moves with its KV cache."""
+    """Return the number of tokens from which a sample moves with its KV cache."""
     tokens = np.arange(1.0, 3000.0)
     return int(tokens[costs.takes_cache(np.full_like(tokens, 16.0), tokens, 1, share, "Auto")][0])
 
 
 class Truth(NamedTuple):
-    """How many times what the profile says things take."""
+    """True times relative to the profile."""
 
     fixed: float
     link: float
@@ -124,12 +124,12 @@ class Truth(NamedTuple):
     rebuild: float
 
     def moves(self, tokens: float) -> tuple[float, float]:
-        """(seconds of a move, of its pause)."""
+        """Return (seconds of a move, of its pause)."""
         whole = self.fixed * LINK.move_seconds + self.link * tokens * LINK.link_seconds
         return whole, self.pause * LINK.pause_seconds(tokens)
 
     def costs(self) -> StageCosts:
-        """Learned from moves of every length, without noise."""
+        """Return costs learned from noiseless moves of every length."""
         exact = [
             ObservedMove(at == 1, 1, t, self.moves(t)[at]) for at in (0, 1) for t in np.linspace(20, 900, 100).tolist()
         ]
@@ -137,7 +137,7 @@ class Truth(NamedTuple):
 
 
 def watched(truth: Truth, tokens: float, noise: np.random.Generator) -> list[ObservedWork]:
-    """One sample moves with its cache, and one by its tokens."""
+    """Observe one move with a cache, and one by tokens."""
 
     def seen(kind: Kind, seconds: float) -> ObservedWork:
         return ObservedWork(kind, 1, 1, tokens, seconds * noise.uniform(0.8, 1.25))
@@ -220,13 +220,13 @@ def test_decoding_known_tokens_again_goes_by_decoding_until_it_was_seen() -> Non
 
 
 def step_seconds(batch: float, context: float) -> float:
-    """What a machine's steps take: flat up to four samples, hardly any longer with the context."""
+    """Seconds of a machine's steps: flat up to four samples, with little effect of the context."""
     return 0.002 + 6e-5 * max(0.0, batch - 4) + 2e-8 * batch * context
 
 
 def spans(generator: Random, beside: float) -> list[ObservedWork]:
-    """An iteration's spans on it, noisy: large batches of short samples, then a tail of few long ones, while others
-    score if they do."""
+    """Return noisy spans of an iteration: large batches of short samples, then a tail of few long ones, possibly with
+    scoring."""
     answer = []
     for rows, context in [(40, 60), (24, 90), (17, 150), (9, 250), (4.3, 400), (2, 600), (1, 800), (1, 1000)]:
         noise, share = generator.lognormvariate(0, 0.15), float(beside > 1 and rows < 10)
@@ -250,7 +250,7 @@ def test_a_profile_of_a_bad_moment_gives_way_to_the_steps_that_were_made(beside:
 
 
 def test_a_few_slow_steps_correct_a_profile_and_a_few_fast_ones_that_were_held_up_do_not() -> None:
-    """Of steps of 0.2 s two or three fit into an interval; three of 4 ms in half a second show something else."""
+    """Two or three steps of 0.2 s fit into an interval; three of 4 ms in half a second show a delay."""
     for step, took, learned in ((0.2, 0.3, 0.3), (0.004, 0.16, 0.004)):
         costs = StageCosts.measured(decode=[StepTime(1, 1, step), StepTime(4, 1, step)], max_batch_size=4)
         costs = refined(costs, [ObservedWork("decode", 3, rows, 1, 3 * took) for rows in (1, 4)])
@@ -258,7 +258,7 @@ def test_a_few_slow_steps_correct_a_profile_and_a_few_fast_ones_that_were_held_u
 
 
 def test_steps_that_were_seen_beside_scoring_alone_count_where_company_costs_nothing() -> None:
-    """A job that always fuses decodes its tail beside scoring alone, and the profile was wrong there."""
+    """A job that always fuses decodes its tail only beside scoring, and the profile was wrong there."""
     profile = [StepTime(b, c, (0.02 if b < 8 else 0.01) * max(1, b / 8)) for b in (1, 4, 8, 32) for c in (64, 512)]
     costs = StageCosts.measured(decode=profile, max_batch_size=32)
     tail = [ObservedWork("decode", 100, rows, 400, 100 * 0.008, contended=1.0) for rows in (1, 2, 4)]

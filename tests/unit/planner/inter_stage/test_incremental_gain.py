@@ -1,4 +1,4 @@
-"""Scoring of prefixes replayed: by hand, against single steps, and what must always hold."""
+"""Replay of prefix scoring: by hand, against single steps, and invariants."""
 
 import itertools
 
@@ -66,7 +66,7 @@ def test_a_setup_is_never_below_nothing_by_a_rounding() -> None:
 
 
 def step_by_step(given: Trace, costs: TokenCosts, tick: float) -> float:
-    """The same rules, a small step of time after the other; one worker."""
+    """Apply the same rules in small time steps, for one worker."""
     moment, free_at, end = 0.0, 0.0, 0.0
     size = len(given.begun)
     done, scored = [0] * size, [False] * size

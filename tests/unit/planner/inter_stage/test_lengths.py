@@ -1,4 +1,4 @@
-"""What the length model says: expectations, cut responses, prompt lengths, drift, and the prior."""
+"""The length model: expectations, cut responses, prompt lengths, drift, and the prior."""
 
 import math
 
@@ -96,7 +96,7 @@ def test_draws_follow_what_was_seen() -> None:
 
 
 def _repeated(visits: int, share: float, seed: int = 3) -> tuple[LengthModel, np.ndarray]:
-    """A model that saw 128 prompts `visits` times, 4 responses each, and the prompts' own by_prompt."""
+    """Return a model that saw 128 prompts `visits` times, with 4 responses each, and the prompts' own by_prompt."""
     generator = np.random.default_rng(seed)
     by_prompt = math.sqrt(share) * generator.standard_normal(128)
     model = LengthModel(4096)

@@ -1,4 +1,4 @@
-"""What speculation gave is learned from steps, and costs of plain steps from plain steps alone."""
+"""The gain of speculation is learned from steps, and the cost of plain steps only from plain steps."""
 
 import pytest
 from hypothesis import given
@@ -30,7 +30,7 @@ def test_a_forecast_is_what_the_last_steps_gave_and_took() -> None:
 
 
 def test_what_steps_gave_counts_at_the_samples_that_they_had() -> None:
-    """And not at the power of two that they are grouped by: batches between are predicted by it."""
+    """Not at the power of two by which they are grouped: batches between are predicted from it."""
     steps = [stretch(3, 4, 1.3), stretch(3, 4, 1.3), stretch(5, 3, 1.4)]
     first = observed_forecast(NO_SPECULATION, steps, plain, zero_allowed=True)
     assert [point.batch for point in first.points] == pytest.approx([11 / 3])

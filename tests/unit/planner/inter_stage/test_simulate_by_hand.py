@@ -1,4 +1,4 @@
-"""Small iterations whose times were worked out by hand."""
+"""Small iterations with times computed by hand."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from rlhf_planner.inter_stage.simulate import simulate
 
 
 def costs(**others: object) -> StageCosts:
-    """A step takes 1 s for each row, a score 10 s for a sample; nothing else costs anything, unless it is said."""
+    """A step takes 1 s per row, a score 10 s per sample; other costs are zero unless given."""
     decode = DecodeLines.fitted([StepTime(1, 1, 1.0), StepTime(4, 1, 4.0)])
     given = StageCosts(decode, 4, score=PassFormula(per_sample=10.0), score_batch=1, command_seconds=0.0)
     return replace(given, **others)  # type: ignore[arg-type]

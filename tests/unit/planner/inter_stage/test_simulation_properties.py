@@ -1,4 +1,4 @@
-"""What holds for any iteration: work is conserved, limits are kept, no plan is chosen that is worse than none."""
+"""Invariants of any iteration: work is conserved, limits hold, and no chosen plan is worse than none."""
 
 import itertools
 from collections import Counter

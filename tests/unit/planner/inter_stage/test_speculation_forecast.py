@@ -1,4 +1,4 @@
-"""What drafts are expected to give, and what that changes in the simulation of an iteration and in its plans."""
+"""Expected effect of drafts, and its effect on the simulation of an iteration and on its plans."""
 
 import itertools
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Who keeps the tail and what moves where: nothing is lost, nothing is twice, and no worker gets more than it takes."""
+"""The tail's workers and moves: no sample is lost or duplicated, and no worker gets more than it can take."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""From measured times to a choice: what the search is asked, what it may take, and when a fused table is worth it."""
+"""From measured times to a choice: questions to the search, its budget, and when a fused table is worth it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`rlhf schedule` as a person and a program use it: answers, pictures, the cache, and errors with their exit codes."""
+"""`rlhf schedule` for people and programs: answers, pictures, the cache, and errors with exit codes."""
 
 import json
 from pathlib import Path

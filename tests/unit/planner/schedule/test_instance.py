@@ -1,4 +1,4 @@
-"""An instance is read from JSON, written back, and refused by the name and value of the field that is wrong."""
+"""An instance is read from JSON, written back, and rejected with the name and value of the invalid field."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Fused tables of models of different tensor sizes: shorter than serial ones, within memory, and as simulated."""
+"""Fused tables of models with different tensor sizes: shorter than serial ones, within memory, as simulated."""
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +14,8 @@ from rlhf_planner.schedule.table_check import TableError, check_table
 
 
 def costs_of(pipelines: tuple[Pipeline, ...], actor: float = 2.0) -> Costs:
-    """Seconds of an actor that is so many times the critic, shared out equally over what its ranks compute."""
+    """Return seconds for an actor `times` as large as the critic, divided equally over the computations of its
+    ranks."""
     return {
         (p.model, stage): StageCost(each, 2 * each, each, each, 1000.0)
         for p in pipelines
@@ -45,7 +46,7 @@ def test_fused_tables_are_shorter_than_serial_ones_and_no_shorter_than_the_work(
 
 
 def held(table: ScheduleTable) -> int:
-    """Most micro-batches that a row keeps at a time."""
+    """Return the most micro-batches that a row stores at a time."""
     most = 0
     for row in table.rows:
         now = 0

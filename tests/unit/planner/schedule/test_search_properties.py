@@ -1,4 +1,4 @@
-"""Whatever the instance: the answer passes the independent checker, lies between bound and baselines, keeps the cap."""
+"""For any instance, the answer passes the checker, lies between bound and baselines, and stays within the cap."""
 
 import dataclasses
 import subprocess
@@ -35,7 +35,7 @@ print(solution.timeline.orders.tolist(), solution.timeline.makespan, solution.me
 
 
 def still() -> float:
-    """A clock that stands still: effort alone ends the search, so that runs are equal on any machine."""
+    """A clock that stands still: only effort ends the search, so that runs are equal on any machine."""
     return 0.0
 
 

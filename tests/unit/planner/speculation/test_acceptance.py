@@ -40,7 +40,7 @@ def test_counts_are_of_tokens_that_were_judged(outcomes: list[tuple[int, int, in
 def test_one_more_accepted_token_makes_no_token_less_likely(
     outcomes: list[tuple[int, int, int, int]], data: st.DataObject
 ) -> None:
-    """Of the draft that it is in: the drafter's others take after it."""
+    """Applies to its own draft; other drafts resemble the rest of the drafter."""
     short = [at for at, (_, _, drafted, right) in enumerate(outcomes) if right == drafted - 1]
     if not short:
         return

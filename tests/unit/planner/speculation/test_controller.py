@@ -1,4 +1,4 @@
-"""Drafting is chosen where it was measured to be faster: in worlds of which all is known, also while they change."""
+"""Drafting is chosen where it is faster, in known worlds, also while they change."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,7 +46,7 @@ def new(widths: Ints = PLAIN, drafters: int = 1) -> DraftController:
 def test_a_world_that_stays_is_never_decoded_slower_than_without_drafts(
     rows: int, acceptance: float, by_row: float, drafting: float, widths: Ints, available: float
 ) -> None:
-    """But for what probing costs."""
+    """Except for the cost of probes."""
     world = World(line(2e-3, by_row, widths), (acceptance,), (drafting,), available=available)
     learned, _ = run(new(widths), world, rows, 60)
     _, auto = run(learned, world, rows, 150, seed=1)
@@ -110,7 +110,7 @@ def test_nothing_is_drafted_before_a_few_plain_steps_were_measured() -> None:
 
 
 def test_a_cold_first_step_does_not_make_plain_steps_look_slow() -> None:
-    """As measured of 64 samples of a policy whose step takes 1.7 ms: its first step took half as long again."""
+    """Measured with 64 samples of a policy whose step takes 1.7 ms: its first step took half as long again."""
     world = World(line(0.84e-3, 1.37e-5), (0.6,), (5e-6,))
     unmeasured = Plan((), 0, 0, "Unmeasured", 0.0)
     cold = new().observe(unmeasured, MeasuredStep(64, 64 * 64, 0, 64, 0.0, 1.5 * world.pass_seconds(64)), NOTHING)
@@ -120,8 +120,11 @@ def test_a_cold_first_step_does_not_make_plain_steps_look_slow() -> None:
 
 
 def test_choosing_that_is_slow_where_it_is_seldom_does_not_end_drafts() -> None:
-    """Of 32 samples and steps of 10 ms choosing was seen to take more than twice as long in the first step after plain
-    ones, and drafts that give 3% were never made."""
+    """Measured with 32 samples and steps of 10 ms: choosing took more than twice as long in the first step after plain
+    ones.
+
+    Drafts with a gain of 3% were then never made.
+    """
     world = World(line(10e-3, 5e-5), (0.3,), (1e-6,), choosing=0.6e-3, cold=1.4e-3)
     held_up = replace(new(), overhead=3e-3)  # by what else the machine did when drafters were first asked
     learned, _ = run(held_up, world, 32, 800)

@@ -1,4 +1,4 @@
-"""How far each sample is drafted: the best of all choices, found without trying them all."""
+"""Draft lengths per sample: the best of all choices, found without trying all."""
 
 from itertools import product
 
@@ -26,7 +26,7 @@ def survival_of(drafts: list[list[float]]) -> tuple[np.ndarray, np.ndarray]:
 def test_the_choice_is_the_best_of_all_lengths_of_all_samples(
     drafts: list[list[float]], costs: list[float], drafting: float
 ) -> None:
-    """Also where longer passes are faster: costs are measured, and may be anything."""
+    """Also if longer passes are faster, because measured costs may have any shape."""
     survival, offered = survival_of(drafts)
     there = np.arange(POSITIONS) < offered[:, None]
     best = best_slots(len(drafts), -np.sort(-survival[there]), np.array(costs), drafting, plain := costs[0])

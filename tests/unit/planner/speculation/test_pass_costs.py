@@ -1,4 +1,4 @@
-"""What passes and drafting take is learned from steps: lines, steps of padded shapes, and what was never seen."""
+"""Costs of passes and drafting are learned from steps: lines, padded shapes, and unobserved widths."""
 
 import numpy as np
 from hypothesis import given, settings

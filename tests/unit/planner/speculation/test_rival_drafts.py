@@ -1,4 +1,4 @@
-"""Whose draft is followed is learned from places where several drafters said something."""
+"""The choice among several drafters' drafts is learned from places where they compete."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -28,8 +28,11 @@ def test_before_anything_was_seen_the_most_expected_tokens_win() -> None:
 
 
 def test_who_was_right_for_longer_at_the_same_places_wins_whatever_is_expected_of_each_alone() -> None:
-    """As measured: drafts of siblings that had 1.5 right tokens over all places had 1.4 where the sample's own text had
-    a draft too, which was then right for 1.7, and for 0.8 over all places."""
+    """Measured: drafts of siblings had 1.5 right tokens over all places, and 1.4 where the sample's own text had a
+    draft too.
+
+    The own text's draft had 1.7 right tokens there, and 0.8 over all places.
+    """
     rivals = seen([(0, 3, 1, 1, -1)] * 12 + [(0, 3, 1, 1, 0)] * 20)
     assert won(rivals, (3, 1), (1.5, 0.8), (4, 4)) == 1
     assert won(rivals, (3, 0), (1.5, 0.8), (4, 4)) == 0, "of another pair nothing was seen"

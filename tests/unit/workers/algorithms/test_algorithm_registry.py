@@ -1,4 +1,4 @@
-"""Both registries hold the same algorithms, and every one answers what the trainer asks, of the right shapes."""
+"""Both registries have the same algorithms, and each answers the trainer's questions with the right shapes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Metrics of a batch: what is shown is what the samples say, and what cannot be computed is not shown."""
+"""Metrics of a batch match its samples; metrics that cannot be computed are left out."""
 
 from dataclasses import replace
 

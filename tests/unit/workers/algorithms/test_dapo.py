@@ -1,4 +1,4 @@
-"""DAPO's shaping and advantages against numbers worked out apart."""
+"""DAPO's shaping and advantages against independently computed numbers."""
 
 import statistics
 from pathlib import Path
@@ -17,7 +17,7 @@ from rlhf_workers.losses.overlong import overlong_penalty
     ("length", "added"), [(1, 0), (16384, 0), (16385, -1 / 4096), (18432, -0.5), (20479, -4095 / 4096), (20480, -1)]
 )
 def test_the_penalty_is_that_of_the_paper(length: int, added: float) -> None:
-    """L_max 20480, of which the last 4096 are the buffer."""
+    """L_max is 20480, of which the last 4096 are the buffer."""
     assert float(overlong_penalty(torch.tensor([length]), 20480, 0.2 * 20480, 1.0)) == pytest.approx(added)
 
 

@@ -1,4 +1,4 @@
-"""Algorithms on pairs: gradients are those of transformers' own models on whole pairs, however these are split."""
+"""Algorithms on pairs: gradients equal those of transformers' own models on whole pairs, for any split."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def assert_gradients(ours: dict[str, torch.Tensor], model: Any, role: str) -> No
 
 
 def better_and_worse(algorithm: str, batch: TrainingBatch) -> list[tuple[int, int]]:
-    """The rows of each pair, the better one first; pairs of which one response has no reward are left out."""
+    """Return the rows of each pair, the better one first, without pairs in which a response has no reward."""
     if algorithm != "onlineDpo":
         return [(2 * pair, 2 * pair + 1) for pair in range(PAIRS)]
     rows = [(a, a + 1) if batch.rewards[a] >= batch.rewards[a + 1] else (a + 1, a) for a in range(0, 2 * PAIRS, 2)]

@@ -1,4 +1,4 @@
-"""A plug-in is checked when it is loaded and at every call: errors name the place, what was given and what is right."""
+"""A plug-in is checked when it is loaded and at every call: errors name the place, the value and valid values."""
 
 from pathlib import Path
 from typing import Any

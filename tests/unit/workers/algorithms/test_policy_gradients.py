@@ -1,7 +1,7 @@
-"""RLOO, REINFORCE++, GSPO and CISPO against their formulas written out, sample by sample in float64.
+"""RLOO, REINFORCE++, GSPO and CISPO against their formulas, sample by sample in float64.
 
-Nothing of the code under test is in the formulas. Slopes are held against central differences; what a formula detaches
-is held fixed at the point where the slope is taken. One response abstained, one has a single token.
+The formulas do not use the code under test. Slopes are compared with central differences; detached terms are fixed at
+the point of the slope. One response abstained, one has a single token.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBat
 
 Numbers = npt.NDArray[np.float64]
 Formula = Callable[[Numbers, Numbers, Numbers, float], Numbers]
-"""(x, x where the slope is taken, o, A) of one response -> loss of each token, without KL and entropy."""
+"""(x, x at the point of the slope, o, A) of one response -> loss of each token, without KL and entropy."""
 CPU: Final = torch.device("cpu")
 ABSTAINED: Final = 5
 ONE_TOKEN: Final = 2
@@ -192,7 +192,7 @@ def losses_of(algorithm: Algorithm, cut: MicroBatch, log_p: torch.Tensor) -> tor
 
 
 def cut_of(algorithm: Algorithm, ready: TrainingBatch, rows: list[int]) -> MicroBatch:
-    """A micro-batch in float64, by the weights of the whole mini-batch."""
+    """Return a micro-batch in float64, with the weights of the whole mini-batch."""
     cut = micro_batch(ready, rows, algorithm.token_weights(ready, ROWS))
     weights, fields = ({name: value.double() for name, value in part.items()} for part in (cut.weights, cut.fields))
     return replace(cut, weights=weights, fields=fields)
@@ -238,7 +238,7 @@ def test_losses_and_slopes_are_those_of_the_formula(case: str, move: str, folder
 
 
 def test_on_policy_the_slope_is_that_of_reinforce(folder: Path) -> None:
-    """-A times the slope of x for each token of the mean, whatever the ratio is of; RLOO's sequence form sums."""
+    """The slope is -A times the slope of x for each token of the mean, for any ratio; RLOO's sequence form sums."""
     for case, (name, fields, _) in LOSSES.items():
         algorithm = built(folder, name, klCoefficient=0, **fields)
         cut = cut_of(algorithm, algorithm.prepare(batch_of()), ROWS)
@@ -278,7 +278,7 @@ def test_a_batch_that_abstained_throughout_has_no_loss_and_no_slope(case: str, f
     [("cispo", 2.0, 0.5, 0.5), ("gspo", 0.3, 0.0, 1.0), ("rloo token", 0.01, 0.0, 0.0)],
 )
 def test_clipping_says_at_which_end(case: str, move: float, low: float, high: float, folder: Path) -> None:
-    """All advantages 1; half of the tokens move up and half down for CISPO, all of them up for the others."""
+    """All advantages are 1; half of the tokens move up and half down for CISPO, all move up for the others."""
     name, fields, _ = LOSSES[case]
     algorithm = built(folder, name, klCoefficient=0, **fields)
     ready = algorithm.prepare(batch_of()).with_fields(

@@ -1,4 +1,4 @@
-"""Safe RLHF: advantages of both critics against a closed form, the law of its multiplier, and what it remembers."""
+"""Safe RLHF: advantages of both critics against a closed form, the law of its multiplier, and its state."""
 
 import json
 import math
@@ -29,7 +29,7 @@ def algorithm_of(folder: Path, **fields: Any) -> SafeReinforcementLearning:
 
 
 def batch_of(costs: float | list[float], **arguments: Any) -> TrainingBatch:
-    """A batch whose responses cost this much."""
+    """Return a batch whose responses have this cost."""
     batch = make_batch("safeRlhf", **arguments)
     cost = torch.full((len(batch.prompts),), costs) if isinstance(costs, float) else torch.tensor(costs)
     return replace(batch, judged={**batch.judged, "cost": cost})
@@ -40,7 +40,7 @@ def advantage(deltas: list[float], t: int, gamma: float, gae_lambda: float) -> f
 
 
 def test_advantages_are_those_of_rewards_less_lambda_times_those_of_costs(folder: Path) -> None:
-    """By the definition, token by token: sums of temporal differences of r - beta kl and of c + beta kl."""
+    """The definition, token by token: sums of temporal differences of r - beta kl and of c + beta kl."""
     beta, gamma, smoothing, lambda_0 = 0.3, 0.9, 0.8, 2.0
     algorithm = algorithm_of(
         folder, klCoefficient=beta, gamma=gamma, gaeLambda=smoothing, initialMultiplier=lambda_0, costLimit=0.5,
@@ -97,7 +97,7 @@ def test_lambda_follows_the_mean_cost_of_a_window_of_responses_once_an_iteration
 
 
 def test_lambda_stays_while_the_critics_are_trained_alone(folder: Path) -> None:
-    """No policy answers to it; the costs are of that policy, so the window takes them in."""
+    """The policy does not react to it; the costs are of that policy, so the window includes them."""
     algorithm = algorithm_of(folder, criticWarmupIterations=2, costWindow=8)
     for iteration in range(2):
         algorithm.begin_iteration(iteration)

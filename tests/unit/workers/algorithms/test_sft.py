@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the loss is transformers' own on labels that leave the prompt out, and so is its gradient."""
+"""Supervised fine-tuning: loss and gradient equal transformers' own with labels that leave out the prompt."""
 
 from pathlib import Path
 

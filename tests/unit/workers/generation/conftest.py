@@ -1,4 +1,4 @@
-"""Engines over tiny models, built once a session; one thread unless a test says otherwise."""
+"""Engines over tiny models, built once per session; one thread by default."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -20,8 +20,11 @@ from rlhf_workers.models.loading import Attention, load_causal_lm, load_tokenize
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_of_before_is_walked() -> Iterator[None]:
-    """An engine of vLLM that is closed collects garbage seven times, and first asks for all that was frozen to be
-    walked again: libraries, collected tests and what those before left alive would be, which is most of its time."""
+    """Keep earlier objects out of the garbage collections of vLLM.
+
+    An engine of vLLM that is closed collects garbage seven times, and first unfreezes all objects: libraries,
+    collected tests and survivors of earlier tests, which take most of its time.
+    """
     gc.collect()
     gc.freeze()
     with pytest.MonkeyPatch.context() as patched:
@@ -40,13 +43,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folder of the tiny model of an architecture."""
+    """Return the folder of the tiny model of an architecture."""
     return cache(lambda architecture: write_policy(tmp_path_factory.mktemp(architecture) / "policy", architecture))
 
 
 @pytest.fixture(scope="session")
 def load(policy: Callable[[str], Path]) -> Callable[..., tuple[Any, Any]]:
-    """(model, tokenizer) of an architecture, attention written out unless it is asked for."""
+    """Return (model, tokenizer) of an architecture, with eager attention by default."""
 
     @cache
     def _load(architecture: str, attention: Attention, dtype: torch.dtype) -> tuple[Any, Any]:
@@ -59,7 +62,7 @@ def load(policy: Callable[[str], Path]) -> Callable[..., tuple[Any, Any]]:
 
 @pytest.fixture
 def make_engine(load: Callable[..., tuple[Any, Any]]) -> MakeEngine:
-    """Builds an engine: make_engine("llama", deterministic=True, slots=4, temperature=0)."""
+    """Return a function that builds an engine: make_engine("llama", deterministic=True, slots=4, temperature=0)."""
 
     def make(
         architecture: str = "llama",

@@ -1,4 +1,4 @@
-"""vLLM keeps `deterministic: true` on GPUs that have the kernels for it, and says elsewhere why it does not."""
+"""vLLM keeps `deterministic: true` on GPUs with the required kernels, and explains elsewhere why it does not."""
 
 import os
 import sys

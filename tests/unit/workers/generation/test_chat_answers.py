@@ -1,4 +1,4 @@
-"""Answers that are chat messages: what is fed is what the template writes of the whole conversation."""
+"""Answers that are chat messages: the input is the template's text of the whole conversation."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Fused passes on a CPU are those of the definition: ragged rows, shared keys, windows; engines draw alike by them."""
+"""Fused passes on a CPU equal the definition: ragged rows, shared keys, windows; engines draw the same tokens."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ def random(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 def layer(
     ops: DecodeOps, positions: list[int], dtype: torch.dtype, window: int, gains: bool, pool: list[int] | None = None
 ) -> list[torch.Tensor]:
-    """Everything that a layer's steps return or change; `pool`: the rows, other than those from FIRST on."""
+    """Return everything that a layer's steps return or change; `pool` has the rows except those from FIRST on."""
     rows, at = len(positions), torch.tensor(positions)
     keys, values = (random(8, KV_HEADS, CAPACITY, SIZE, dtype=dtype, seed=seed) for seed in (1, 2))
     angles = random(rows, SIZE // 2, dtype=torch.float32, seed=3).repeat(1, 2)

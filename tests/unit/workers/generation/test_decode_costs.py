@@ -1,4 +1,4 @@
-"""Measuring covers the grid a planner needs, in bounded time, and changes nothing of the samples held meanwhile."""
+"""The measurement covers the planner's grid in bounded time, and does not change samples in progress."""
 
 from collections.abc import Generator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Triton's kernels compute what their definition in torch says, here in Triton's interpreter, on the CPU."""
+"""Triton's kernels match their definition in torch, in Triton's interpreter on the CPU."""
 
 import sys
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ from rlhf_workers.generation.torch_engine.decode_ops import CachePlace, DecodeOp
 
 ROWS, HEADS, KV_HEADS, SIZE, CAPACITY, FIRST = 3, 6, 2, 16, 192, 2
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
-"""Absolute, of numbers around one."""
+"""Absolute tolerance, for numbers around one."""
 
 
 @pytest.fixture(scope="module")
 def kernels() -> Iterator[DecodeOps]:
-    """The kernels, interpreted: Triton reads the variable when a function of its own or of ours is defined."""
+    """Return the interpreted kernels: Triton reads the variable when a function of its own or of ours is defined."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         for name in list(sys.modules):
@@ -52,7 +52,7 @@ def close(one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def place(dtype: torch.dtype, positions: list[int]) -> CachePlace:
-    """A layer's storage full of numbers, of which a row may read those up to its position."""
+    """Fill a layer's storage with numbers; a row may read those up to its position."""
     keys, values = (random(16, KV_HEADS, CAPACITY, SIZE, dtype=dtype, seed=seed) for seed in (1, 2))
     return CachePlace(keys, values, torch.tensor(positions), torch.arange(FIRST, FIRST + len(positions)))
 
@@ -81,7 +81,7 @@ def test_heads_are_turned_and_stored_where_they_belong(kernels: DecodeOps, dtype
 @pytest.mark.full(quick=1)
 @pytest.mark.parametrize(("window", "dtype"), [(0, torch.float32), (1, torch.float32), (100, torch.float16)])
 def test_attention_reads_the_keys_that_a_position_sees(kernels: DecodeOps, dtype: torch.dtype, window: int) -> None:
-    """In float16, as the interpreter's matrix product takes bfloat16 for whole numbers."""
+    """In float16, because the interpreter's matrix product treats bfloat16 as integers."""
     stored = place(dtype, [0, 70, CAPACITY - 1])
     stored.keys[FIRST, :, 1:], stored.values[FIRST + 1, :, 71:] = float("nan"), float("nan")  # nothing reads these
     queries = random(ROWS, HEADS, SIZE, dtype=dtype, seed=8)

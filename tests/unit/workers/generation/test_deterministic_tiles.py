@@ -1,4 +1,4 @@
-"""Deterministic mode knows where this machine's kernels are not reproducible, and refuses or avoids those shapes."""
+"""Deterministic mode detects irreproducible kernels of this machine, and rejects or avoids their shapes."""
 
 import copy
 from pathlib import Path
@@ -21,7 +21,7 @@ from rlhf_workers.models.loading import load_causal_lm
 
 
 class Neighbourly(CausalForward):
-    """A forward pass whose rows depend on their place, as an elementwise kernel's tail does."""
+    """A forward pass whose rows depend on their position, like the tail of an elementwise kernel."""
 
     def decode(
         self, pool: KvPool, first: int, tokens: torch.Tensor, positions: torch.Tensor, length: int
@@ -73,7 +73,7 @@ def test_only_proven_widths_are_used(model: Any) -> None:
 
 
 def test_layers_of_odd_size_are_refused_or_harmless(tmp_path: Path) -> None:
-    """An elementwise kernel computes the last elements of 16 x 129 with other instructions: rows would differ."""
+    """An elementwise kernel computes the last elements of 16 x 129 with other instructions, so rows would differ."""
     folder = write_policy(tmp_path / "odd", intermediate_size=129)
     model = load_causal_lm(
         str(folder), field="model", dtype=torch.float32, device=torch.device("cpu"), attention="eager"
@@ -90,7 +90,7 @@ def test_layers_of_odd_size_are_refused_or_harmless(tmp_path: Path) -> None:
 
 
 def test_a_model_whose_experts_take_all_their_rows_at_once_is_refused(load: Any, policy: Any) -> None:
-    """How many rows reach an expert, and with it the kernel that multiplies them, depends on the neighbours."""
+    """The number of rows of an expert, and so its matrix kernel, depends on the other rows."""
     folder, device = str(policy("mixtral")), torch.device("cpu")
     model = load_causal_lm(folder, field="model", dtype=torch.float32, device=device, attention="sdpa")
     model.set_attn_implementation("eager")
@@ -104,7 +104,7 @@ def test_a_model_whose_experts_take_all_their_rows_at_once_is_refused(load: Any,
 
 
 def test_experts_of_another_kind_are_refused(tmp_path: Path) -> None:
-    """GPT-OSS has biases and another gate: what computes Mixtral's experts would compute other numbers."""
+    """GPT-OSS has biases and another gate: the code for Mixtral's experts would compute other numbers."""
     with torch.random.fork_rng(devices=[]):
         config = transformers.GptOssConfig(
             vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,

@@ -1,4 +1,4 @@
-"""Drafts that nobody followed are judged, too, by what was drawn at their place."""
+"""Drafts that were not followed are judged too, by the tokens at their place."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,13 +43,13 @@ def test_a_place_with_one_draft_and_a_sample_that_ended_say_nothing() -> None:
 
 
 class Says(NgramDrafter):
-    """A drafter with one answer, on one match."""
+    """A drafter with one answer, for one match."""
 
     def __init__(self, name: str, match: int, shift: int) -> None:
         self.name, self._match, self._shift = name, match, shift
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Counts on from the last token; every `shift`th number of it is wrong."""
+        """Count on from the last token; every `shift`th number is wrong."""
         made = []
         for asked in requests:
             count = int(asked.tokens[-1]) + 1 + np.arange(asked.longest)

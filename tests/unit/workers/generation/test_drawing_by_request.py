@@ -1,4 +1,4 @@
-"""Requests say how their tokens are drawn, and those that are drawn by the rollout get the same ones beside any."""
+"""Requests determine how their tokens are drawn; a rollout's requests get the same tokens next to any others."""
 
 from dataclasses import replace
 from functools import cache

@@ -1,4 +1,4 @@
-"""Which engine `Auto` is, and what is said of it: the first reason that holds."""
+"""The engine that `Auto` selects, and its reason: the first that applies."""
 
 from pathlib import Path
 from typing import Any

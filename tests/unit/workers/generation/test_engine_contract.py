@@ -1,6 +1,7 @@
-"""What every registered engine promises its role, and one from outside the project too: docs/tutorials/your-engine.md.
+"""The contract of every registered engine and of one from outside the project: docs/tutorials/your-engine.md.
 
-No sample lost, none taken half, progress once, tokens that depend on the sample alone, weights whole or not at all.
+No sample is lost or half accepted, progress is reported once, tokens depend only on the sample, and weights change
+atomically.
 """
 
 from collections import Counter, defaultdict
@@ -49,7 +50,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folder of a tiny model with heads of a width that vLLM's kernels for CPU take."""
+    """Return the folder of a tiny model with a head size that vLLM's CPU kernels accept."""
     return cache(
         lambda architecture: write_policy(tmp_path_factory.mktemp(architecture) / "policy", architecture, head_dim=32)
     )
@@ -57,7 +58,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="module")
 def built(policy: Callable[[str], Path]) -> Iterator[Build]:
-    """Builds an engine as a worker does; one of vLLM, which takes a second, is kept for the tests that come after."""
+    """Build an engine like a worker; one of vLLM, which takes a second, is reused by later tests."""
     kept: defaultdict[int, list[Engine]] = defaultdict(list)
 
     def build(name: str, slots: int, number: int) -> Engine:
@@ -79,7 +80,7 @@ def built(policy: Callable[[str], Path]) -> Iterator[Build]:
 
 @pytest.fixture
 def make(name: str, built: Build) -> Make:
-    """Yields an engine that holds nothing, another one at each call: make(slots=2)."""
+    """Return a function that builds a new empty engine at each call: make(slots=2)."""
     taken: Counter[int] = Counter()
 
     def make_engine(slots: int = 8) -> Engine:
@@ -196,7 +197,7 @@ def test_engines_draw_the_same_tokens(built: Build) -> None:
 
 
 def test_vllm_draws_by_key_whatever_the_environment_says_or_does_not_start() -> None:
-    """Its second model runner draws in kernels of its own."""
+    """Its second model runner draws in its own kernels."""
     said = {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_CONFIGURE_LOGGING": "1"}
     environment.prepare(said)
     assert said["VLLM_USE_V2_MODEL_RUNNER"] == "0"
@@ -283,7 +284,7 @@ def test_an_engine_that_moves_caches_keeps_the_tokens(make: Make) -> None:
 
 @pytest.mark.full(quick=1)
 def test_it_decodes_in_a_role(name: str, policy: Callable[[str], Path]) -> None:
-    """Whatever the engine can do besides, every command of the coordinator is answered."""
+    """Every command of the coordinator is answered, with any abilities of the engine."""
     command = pb.Command(id=1, become_generation=pb.BecomeGeneration(weights=pb.LoadWeights(model="actor")))
     role = build(job_of(policy, name, 8), command, CPU, None)
     outbox = RecordedOutbox()
@@ -323,7 +324,7 @@ def test_a_module_that_is_no_engine_is_named(engine: str, words: str, policy: Ca
 
 
 def job_of(policy: Callable[[str], Path], name: str, slots: int, **generation: Any) -> RLHFJob:
-    """A deterministic job where the engine keeps bits."""
+    """Return a job, deterministic if the engine keeps bits."""
     return generation_job(policy("llama"), deterministic=name != "vllm", engine=name, maxBatchSize=slots, **generation)
 
 

@@ -1,4 +1,4 @@
-"""A worker whose image lacks the engine of its job says so, and where to get one that has it."""
+"""A worker whose image lacks the job's engine reports it, and names an image that has the engine."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A sample that moves with its KV cache goes on as if it had stayed; what does not fit is refused before it is held."""
+"""A sample that moves with its KV cache continues as if it had stayed; a cache that does not fit is rejected early."""
 
 import itertools
 import random
@@ -18,11 +18,11 @@ from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.models.kv_slices import KvSlice
 
 TOLERANCE = 1e-4
-"""Of log-probabilities in fast mode, where the shape of a batch may change the last bits of float32."""
+"""Tolerance of log-probabilities in fast mode, where the batch shape may change the last bits of float32."""
 
 
 def move(source: TorchEngine, key: SampleKey, destination: TorchEngine, cuts: list[int] | None = None) -> SampleKey:
-    """Moves a sample between two steps; `cuts` are the positions between parts of its cache."""
+    """Move a sample between two steps; `cuts` are the positions between parts of its cache."""
     stop = source.moves.cached(key)
     assert stop is not None
     edges = sorted({0, stop, *[cut for cut in cuts or [] if cut < stop]})
@@ -63,7 +63,7 @@ def check(one: ResponsePart, other: ResponsePart, deterministic: bool) -> None:
 def test_there_and_back_across_pool_boundaries_changes_nothing(
     architecture: str, deterministic: bool, make_engine: MakeEngine
 ) -> None:
-    """Prompts of up to 40 tokens and responses of 90: positions 64 and 128 are crossed, before, at and after a move."""
+    """Prompts have up to 40 tokens and responses 90: positions 64 and 128 are crossed before, at and after a move."""
     samples = requests(6, seed=3, longest=40, response=90)
     undisturbed = finish(make_engine(architecture, deterministic=deterministic), samples)
     home, away = (make_engine(architecture, deterministic=deterministic) for _ in range(2))
@@ -95,7 +95,7 @@ def test_there_and_back_across_pool_boundaries_changes_nothing(
 def test_any_moment_and_a_pause_give_the_same_bits(
     architecture: str, before: int, paused: int, seed: int, make_engine: MakeEngine
 ) -> None:
-    """Others are decoded on while one sample is paused, as it is during a hand-over."""
+    """Others are decoded while one sample is paused, as during a move."""
     samples = requests(3, seed=seed, response=60)
     undisturbed = finish(make_engine(architecture, deterministic=True), samples)
     home, away = (make_engine(architecture, deterministic=True) for _ in range(2))

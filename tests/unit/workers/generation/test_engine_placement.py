@@ -1,4 +1,4 @@
-"""A sample's tokens depend on the sample: not on its batch, the order, the worker, or interruptions."""
+"""A sample's tokens depend on the sample, not on its batch, the order, the worker, or interruptions."""
 
 import random
 from collections.abc import Callable
@@ -20,7 +20,7 @@ LENIENT = settings(
 
 
 def same_tokens(one: ResponsePart, other: ResponsePart) -> bool:
-    """What the fast mode promises on tiny float32 models."""
+    """Return whether the tokens are equal, as fast mode promises on tiny float32 models."""
     return one.tokens.tolist() == other.tokens.tolist() and one.finish_reason == other.finish_reason
 
 
@@ -30,7 +30,7 @@ MODES = pytest.mark.parametrize(("deterministic", "same"), [(False, same_tokens)
 def interrupted(
     samples: list[SampleRequest], make: Callable[[], TorchEngine], moves: random.Random
 ) -> dict[int, ResponsePart]:
-    """Decodes `samples` on two engines, withdrawing random ones at random steps to go on on the other."""
+    """Decode `samples` on two engines; move random ones to the other engine at random steps."""
     engines = [make(), make()]
     by_number = {sample.key.sample: sample for sample in samples}
     engines[0].submit(samples)

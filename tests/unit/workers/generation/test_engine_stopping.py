@@ -1,4 +1,4 @@
-"""Responses end at stop tokens, stop strings and their limit, whichever is first, however they were interrupted."""
+"""Responses end at the first of stop tokens, stop strings and their limit, with any interruptions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from rlhf_workers.generation.stopping import StopRule
 def cut(
     response: ResponsePart, tokenizer: Any, strings: tuple[str, ...], ids: tuple[int, ...]
 ) -> tuple[list[int], str]:
-    """Where an undisturbed response has to end, found by looking at every prefix."""
+    """Return the end of an undisturbed response, found by checking every prefix."""
     tokens = response.tokens.tolist()
     for end in range(1, len(tokens) + 1):
         text = tokenizer.decode(tokens[:end])

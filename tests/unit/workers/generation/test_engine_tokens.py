@@ -1,4 +1,4 @@
-"""The engine decodes what transformers itself would: greedy tokens and log-probabilities, for every attention."""
+"""The engine decodes the same as transformers: greedy tokens and log-probabilities, for every attention."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The child of an environment: what may be loaded, what a step may return, and turns that are taken again."""
+"""The child process of an environment: loadable files, valid step results, and repeated turns."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from rlhf_workers.user_code.user_host import LoadError
 
 KEY = SampleKey(2, 5, 1)
 TURN_SECONDS = 8
-"""For one turn, and for a process that has to start again first: a second on a busy machine."""
+"""Seconds for one turn, and for the restart of a process: a second on a busy machine."""
 PATIENCE_SECONDS = 300.0
 CODE = """
 import os

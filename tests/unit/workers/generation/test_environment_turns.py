@@ -1,4 +1,4 @@
-"""Turns: whose tokens are whose, what follows an answer, and that interruptions change no response."""
+"""Turns: the author of each token, the continuation after an answer, and no effect of interruptions."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from rlhf_workers.sample_codec import finished_message, request_message, request
 
 KEY = SampleKey(0, 3, 1)
 STOPS = tuple(range(len(SPECIAL), VOCABULARY, 6))
-"""So many stop tokens that turns of a random policy are short."""
+"""Stop tokens, so many that turns of a random policy are short."""
 
 
 def response(turn: Sequence[int], reason: str = "stop", *, written_by_environment: int = 0) -> ResponsePart:
@@ -107,7 +107,7 @@ def test_what_travels_says_who_wrote_what() -> None:
 
 
 class Counter:
-    """Calls that answer a turn by two tokens that depend on all turns, some steps later; done after three turns."""
+    """Answers a turn some steps later with two tokens that depend on all turns; done after three turns."""
 
     def __init__(self, late: int = 0, fail: str = "") -> None:
         self.late, self.fail, self.closed = late, fail, False
@@ -140,7 +140,7 @@ class Counter:
 
 
 class NumberedTokens:
-    """A tokenizer of two tokens an answer, the last of which is one that ends turns of the policy."""
+    """A tokenizer with two tokens per answer; the second ends turns of the policy."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         assert not add_special_tokens
@@ -152,7 +152,7 @@ class NumberedTokens:
 
 
 class Chat(Counter):
-    """Answers by messages."""
+    """An environment that answers with messages."""
 
     def _outcome(self, key: SampleKey, turns: list[str]) -> EnvironmentOutcome:
         outcome = super()._outcome(key, turns)
@@ -163,7 +163,7 @@ class Chat(Counter):
 
 
 class ChatTokens(NumberedTokens):
-    """Of a policy whose template ends turns by any of the stop tokens."""
+    """Tokens of a policy whose template ends turns with any of the stop tokens."""
 
     chat_template = "a template"
 
@@ -192,7 +192,7 @@ def environed(
 
 
 class Remembering(Counter):
-    """Remembers the turns of every sample."""
+    """Records the turns of every sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ def test_a_response_is_the_same_wherever_it_was_interrupted(
 
 
 def test_messages_are_appended_as_the_chat_template_writes_them(make_engine: MakeEngine) -> None:
-    """Interrupted and elsewhere, too: what was answered is made of the messages again, and compared."""
+    """Also when interrupted and moved: the answer is rebuilt from the messages, and compared."""
     samples = requests(8, response=60)
     wanted = finish(environed(make_engine, Counter()), samples)
     engines = [environed(make_engine, Chat(), tokenizer=ChatTokens()) for _ in range(2)]
@@ -279,7 +279,7 @@ def test_messages_are_appended_as_the_chat_template_writes_them(make_engine: Mak
 
 
 def driven(engine: EnvironmentEngine, samples: Sequence[SampleRequest]) -> tuple[dict[int, ResponsePart], int, int]:
-    """Responses by sample, and the tokens that ran through the model as known ones and that were kept."""
+    """Return responses by sample, and the numbers of known tokens that the model processed and that were cached."""
     done: dict[int, ResponsePart] = {}
     known = kept = 0
     engine.submit(samples)
@@ -296,7 +296,7 @@ def driven(engine: EnvironmentEngine, samples: Sequence[SampleRequest]) -> tuple
 def test_a_cache_that_is_kept_between_turns_changes_no_response(
     make_engine: MakeEngine, family: str, options: dict[str, Any]
 ) -> None:
-    """Ten samples in slots for four: those that wait for an answer take none."""
+    """Ten samples in slots for four: samples that wait for an answer take none."""
     options = {"architecture": family, "slots": 4, **options}
     samples = requests(10, response=60)
     wanted, all_known, none = driven(environed(make_engine, Counter(late=2), **options), samples)
@@ -313,7 +313,7 @@ def test_a_cache_that_is_kept_between_turns_changes_no_response(
 
 @pytest.mark.parametrize("how", ["weights", "sleep"])
 def test_what_is_kept_goes_with_the_weights(make_engine: MakeEngine, how: str) -> None:
-    """A turn that was written by other weights is computed again by those that go on; so are the caches of others."""
+    """A turn from other weights is computed again after an update; so are the caches of others."""
     inner = make_engine(stop_token_ids=STOPS, deterministic=True)
     assert isinstance(inner, DecodesTurns)
     inner.keep_turns()
@@ -334,7 +334,7 @@ def test_what_is_kept_goes_with_the_weights(make_engine: MakeEngine, how: str) -
 
 
 def replace_tokens(request: SampleRequest) -> SampleRequest:
-    """The request with an answer of one token behind what it has."""
+    """Return the request with an answer of one token at the end."""
     after = following(
         request,
         ResponsePart(request.key, 0, request.tokens, request.log_probabilities, request.versions, "stop"),

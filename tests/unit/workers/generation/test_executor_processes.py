@@ -1,4 +1,4 @@
-"""What is said of executor processes that ended, and whose shared names are removed."""
+"""Reports about executor processes that ended, and removal of their shared names."""
 
 from pathlib import Path
 from types import SimpleNamespace

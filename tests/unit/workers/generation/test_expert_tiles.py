@@ -1,4 +1,4 @@
-"""Experts tile by tile: a row has the same bits whoever else chose its experts, and is what transformers computes."""
+"""Experts tile by tile: a row's bits do not depend on other rows, and its values are transformers'."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ HIDDEN = 32
 
 @pytest.fixture(params=FAMILIES)
 def layer(request: pytest.FixtureRequest, load: Any) -> Iterator[Any]:
-    """Router and experts of a first layer, tile by tile."""
+    """Return router and experts of a first layer, tile by tile."""
     block = load(request.param)[0].model.layers[0].mlp
     yield block
     block.experts.config._experts_implementation = TILED
@@ -24,7 +24,7 @@ def layer(request: pytest.FixtureRequest, load: Any) -> Iterator[Any]:
 @pytest.mark.parametrize("threads", [1, 2])
 @torch.inference_mode()
 def test_a_row_has_the_same_bits_among_any_neighbours(layer: Any, threads: int) -> None:
-    """Alone in its experts, among as many as fill a tile, and where neighbours all crowd into one expert."""
+    """Alone in its experts, among as many as fill a tile, and with all others in one expert."""
     torch.set_num_threads(threads)
     random = torch.Generator().manual_seed(0)
     rows = torch.randn(1, EXPERT_ROWS, HIDDEN, generator=random)

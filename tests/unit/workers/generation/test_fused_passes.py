@@ -1,4 +1,4 @@
-"""Fused passes are those of the model, over its own weights, or they are not taken."""
+"""Fused passes equal the model's, over its own weights, or they are not used."""
 
 from collections.abc import Callable
 from pathlib import Path

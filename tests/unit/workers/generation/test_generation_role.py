@@ -1,4 +1,4 @@
-"""The generation role on the wire: commands answered once, progress four times a second, few spans, named errors."""
+"""The generation role on the wire: commands answered once, progress four times per second, few spans, named errors."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -247,7 +247,7 @@ def test_a_parked_role_decodes_as_before_and_one_with_samples_is_not_parked(role
 
 
 class Refusing:
-    """An engine that cannot go on with one sample, as long as it holds it."""
+    """An engine that cannot continue while it has one sample."""
 
     def __init__(self, engine: Any, after: int) -> None:
         self._engine, self._after = engine, after

@@ -1,4 +1,4 @@
-"""vLLM's scan for kernels beside objects that answer to any name, as one of numba's does."""
+"""vLLM's scan for kernels works with objects that answer to any attribute, such as one of numba's."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ print("scanned")
 
 
 def scan(prepared: str) -> subprocess.CompletedProcess[str]:
-    """Scans in a process of its own: the replaced kernels stay replaced."""
+    """Scan in a separate process, because the replaced kernels stay replaced."""
     command = [sys.executable, "-c", SCAN.format(prepared)]
     return subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
 

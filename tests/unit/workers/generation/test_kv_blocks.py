@@ -1,4 +1,4 @@
-"""Slices of samples in paged caches: whatever order a writer packs a block in, what is read is what was written."""
+"""Slices of samples in paged caches: reading returns the written values, for any order within a block."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from rlhf_workers.generation.vllm_engine.kv_executor import heads_of
 def packed_layer(
     order: torch.Tensor | None, dtype: torch.dtype, heads: int, tokens: int, sizes: tuple[int, int], blocks: int
 ) -> PagedLayer:
-    """A layer whose writer scatters the numbers of a block in `order`; None: two of them fall on one place."""
+    """A layer whose writer scatters the numbers of a block in `order`; with None two of them share a position."""
     cache = torch.randn(blocks, heads, tokens, sum(sizes) + 1).to(dtype)  # a number more than a token needs
     if order is None:
         order = torch.zeros(heads * tokens * sum(sizes), dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""A cache arrives as it was sent, whatever its type and however it was cut; what does not continue it is refused."""
+"""A cache arrives as it was sent, for any type and chunks; a chunk that does not continue it is rejected."""
 
 import itertools
 
@@ -17,7 +17,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Memory:
-    """A budget that remembers what is held."""
+    """A budget that records the allocated bytes."""
 
     def __init__(self, most: int = 2**30) -> None:
         self.most, self.held = most, 0
@@ -30,7 +30,7 @@ class Memory:
 
 
 def cache(dtype: torch.dtype, tokens: int, seed: int = 0) -> KvSlice:
-    """Three layers of different sizes, with numbers that are no numbers among them."""
+    """Return three layers of different sizes, with NaNs among the numbers."""
     random = torch.Generator().manual_seed(seed)
     layers = tuple(
         (
@@ -83,7 +83,7 @@ def test_any_cut_of_any_type_arrives_to_the_bit(
 
 
 def damaged(message: pb.KvChunk, what: str) -> pb.KvChunk:
-    """The chunk with one thing wrong, its checksum right where the data changed."""
+    """Return the chunk with one error; its checksum is right where the data changed."""
     other = pb.KvChunk()
     other.CopyFrom(message)
     match what:

@@ -1,4 +1,4 @@
-"""The source's side of Migrate, step by step: what a transfer is given, and when a sample stops, stays or goes."""
+"""The source's side of Migrate, step by step: data of a transfer, and when a sample stops, stays or leaves."""
 
 from collections.abc import Iterator
 
@@ -53,13 +53,13 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def endless(engine: TorchEngine) -> TorchEngine:
-    """Responses end at their limit only."""
+    """Responses end only at their limit."""
     engine._stop.is_stop[:] = False
     return engine
 
 
 def begin(engine: TorchEngine, count: int, *, moves: int = 1) -> tuple[OutgoingMigrations, RecordedOutbox]:
-    """`count` samples a few steps in, the first `moves` of them told to move."""
+    """Return `count` samples after a few steps, the first `moves` of them moving."""
     samples = requests(count, seed=4, response=90)
     engine.submit(samples)
     for _ in range(3):
@@ -177,7 +177,7 @@ def test_few_transfers_run_at_once_and_a_sample_moves_once(make_engine: MakeEngi
 
 
 def test_a_sample_whose_cache_was_given_up_while_it_moved_stays(make_engine: MakeEngine) -> None:
-    """As an engine does that pushes a sample out for others and computes it again."""
+    """An engine does this if it preempts a sample for others and computes it again."""
     engine = endless(make_engine())
     migrations, outbox = begin(engine, 1)
     migrations.step()

@@ -1,4 +1,4 @@
-"""The drafter with a model of its own: it draws what the policy draws where the two agree, whatever was fed before."""
+"""The drafter with its own model draws the policy's tokens where the two agree, for any earlier input."""
 
 from collections.abc import Callable
 from pathlib import Path

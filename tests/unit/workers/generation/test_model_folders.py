@@ -1,4 +1,4 @@
-"""A damaged model folder is an error that names the field, the path and the damage; nothing is half-loaded."""
+"""A damaged model folder is an error that names the field, the path and the damage; nothing is loaded partially."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The n-gram drafter: what it guesses stood in the text, after the longest end that did."""
+"""The n-gram drafter guesses the continuation of the longest earlier match in the text."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The siblings drafter: guesses are what some sibling went on with, and what others tell is bounded and checked."""
+"""The siblings drafter guesses a sibling's continuation; data from others is bounded and checked."""
 
 import tracemalloc
 from collections.abc import Sequence
@@ -231,7 +231,7 @@ def test_what_is_forgotten_leaves_nothing(deltas: list[tuple[int, list[int]]]) -
 def test_when_it_is_asked_changes_no_guess(
     parts: list[tuple[int, list[int]]], response: list[int], data: st.DataObject
 ) -> None:
-    """What nobody asked about is made findable later, in the order in which it came to each text."""
+    """Pending tokens become searchable later, in the order in which each text received them."""
     once, often = drafter(), drafter()
     for sample in range(SAMPLES):
         for each in (once, often):

@@ -1,4 +1,4 @@
-"""Hints to draft by, as a worker takes them in: what makes sense reaches the drafters, and nothing else does."""
+"""Draft hints in a worker: valid ones reach the drafters, and invalid ones do not."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ LIMITS = SiblingLimits(groups=2, batch=8)
 
 
 class Learner:
-    """Keeps what it was told."""
+    """Records its hints."""
 
     def __init__(self) -> None:
         self.learned: dict[PromptGroup, list[tuple[SampleSource, int, list[int], float]]] = {}

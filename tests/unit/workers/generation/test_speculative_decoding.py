@@ -1,6 +1,6 @@
-"""Drafts change no token: whatever is drafted, and whatever becomes of samples meanwhile, single steps give the same.
+"""Drafts change no token: single steps give the same result for any drafts and any events of samples.
 
-Bit for bit in deterministic mode; in float32 of the fast mode log-probabilities agree but for rounding.
+Bitwise equal in deterministic mode; in float32 of the fast mode log-probabilities agree except for rounding.
 """
 
 import random
@@ -21,7 +21,7 @@ from rlhf_workers.models.loading import replace_weights
 SAMPLES = 40
 RESPONSE = 36
 TOLERANCE = 1e-5
-"""Of log-probabilities in float32, where passes of several positions sum in another order."""
+"""Tolerance of log-probabilities in float32, where passes of several positions sum in another order."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def samples() -> list[SampleRequest]:
 
 
 def churned(engines: list[TorchEngine], samples: list[SampleRequest], seed: int) -> dict[int, ResponsePart]:
-    """Samples that join, leave, are paused and move, by their tokens or with their caches, between two engines."""
+    """Run samples that join, leave, pause and move, by tokens or with caches, between two engines."""
     moves = random.Random(seed)
     by_number = {sample.key.sample: sample for sample in samples}
     waiting, done = list(samples), dict[int, ResponsePart]()
@@ -107,7 +107,7 @@ def test_greedy_responses_beside_sampled_ones_are_drafted_and_moved_alike(
 
 
 def test_many_short_samples_are_drafted_for_in_a_deterministic_engine(make_engine: MakeEngine) -> None:
-    """Caches of 16 positions, and passes of 256 rows: a trial has no more rows of a sample than its cache holds."""
+    """Caches have 16 positions, and passes 256 rows: a trial has no more rows of a sample than its cache holds."""
     ways: dict[str, Any] = {"deterministic": True, "slots": 128, "prompt_tokens": 4, "response_tokens": 8}
     short = requests(128, seed=6, longest=4, response=8)
     whole = finish(make_engine(**ways), short)
@@ -147,7 +147,7 @@ def test_every_way_of_decoding_verifies_drafts(
 
 
 def test_a_stop_string_inside_a_draft_ends_the_response_there(make_engine: MakeEngine) -> None:
-    """The draft goes on behind the stop, as another sample's text would, and all of it is what the policy draws."""
+    """The draft continues after the stop, like another sample's text, and matches the policy."""
     sample = requests(1, seed=2, response=40)[0]
     endless = finish(make_engine(), [sample])[0]
     text = build_tokenizer().decode(endless.tokens[10:13].tolist())
@@ -212,7 +212,7 @@ def test_tokens_drawn_after_an_update_bear_it_whatever_was_drafted(make_engine: 
 
 @pytest.mark.parametrize("ways", [{"deterministic": True}, {"attention": "sdpa"}], ids=["deterministic", "fast"])
 def test_a_step_reports_the_keys_of_its_drafts_rows_too(ways: dict[str, Any], make_engine: MakeEngine) -> None:
-    """Costs are learned by keys a row, so a sample's drafts must not make its cache look shorter."""
+    """Costs are learned by keys per row, so a sample's drafts must not make its cache look shorter."""
     [sample] = requests(1, seed=4, longest=48, response=RESPONSE)
     whole = finish(make_engine(**ways), [sample])
     engine = make_engine(**ways, speculator=RandomDrafts(whole, VOCABULARY, right=0.8, longest=4, seed=1))

@@ -1,4 +1,4 @@
-"""Where drafts do not pay, a speculator costs next to nothing: it rests, and comes back when they may pay again."""
+"""Where drafts do not pay, a speculator costs almost nothing: it pauses, and resumes when they may pay again."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ LONGEST = 4
 
 
 class CountingDrafter:
-    """Always has a draft; how far it is right is the world's matter."""
+    """Always has a draft; the test's world decides how much of it is right."""
 
     name = "Ngram"
 
@@ -34,7 +34,7 @@ class CountingDrafter:
 
 
 class PricedSteps:
-    """Steps of a stated price a row, in which so many tokens of every draft are right."""
+    """Steps with a fixed price per row, in which a fixed number of tokens of every draft are right."""
 
     def __init__(self, row_seconds: float) -> None:
         self.right = 0
@@ -47,7 +47,7 @@ class PricedSteps:
         )
 
     def step(self, samples: int, drafting: float = 1e-5) -> bool:
-        """Decode one step, in which drafting took so many seconds; return whether it verified drafts."""
+        """Decode one step with this drafting time; return whether it verified drafts."""
         keys = [SampleKey(0, index, 0) for index in range(samples)]
         requests = [DraftRequest(key, np.zeros(8, np.int32), 4, LONGEST) for key in keys]
         drafts: Sequence[TokenArray] = ()
@@ -111,7 +111,7 @@ def test_where_steps_are_short_rests_are_longer_and_still_end() -> None:
 
 
 def test_a_step_in_which_the_machine_did_something_else_ends_no_drafts() -> None:
-    """The first one that asks drafters is held up for a tenth of a second."""
+    """The first one that asks drafters is delayed by a tenth of a second."""
     world = PricedSteps(row_seconds=1e-5)
     world.right = LONGEST
     asked_before, drafted = 0, 0

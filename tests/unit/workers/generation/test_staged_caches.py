@@ -1,6 +1,6 @@
-"""KV caches that are copied by a device beside its decoding: as late as can be, and the bits are the same.
+"""KV caches that a device copies while it decodes: copies are as late as possible, and bitwise the same.
 
-`DelayedCopies` copies when somebody waits, not before, and fails when what it copies changed meanwhile.
+`DelayedCopies` copies on the first wait, and fails if its source changed meanwhile.
 """
 
 from dataclasses import replace
@@ -27,14 +27,14 @@ def rubbish(size: int) -> torch.Tensor:
 
 
 def stage(engine: TorchEngine) -> DelayedCopies:
-    """Makes an engine's caches go through a device's staging."""
+    """Send an engine's caches through a device's staging."""
     copies = DelayedCopies()
     engine.moves._staging = KvStaging(HOST, copies, rubbish)
     return copies
 
 
 def received(pieces: list[KvSlice], engine: TorchEngine) -> KvSlice | None:
-    """What arrives of pieces that are sent."""
+    """Return the cache that arrives from the sent slices."""
     arrival = IncomingCache(engine.moves.shapes, 1, 400, lambda _: True)
     for piece in pieces:
         for part in chunks(piece):
@@ -88,7 +88,7 @@ def test_a_copy_that_is_never_waited_for_harms_nobody(make_engine: MakeEngine) -
 
 
 def test_slices_stay_on_their_side_of_a_gpu() -> None:
-    """Fake tensors know devices: gathering happens on the GPU, and one piece goes to the host, or comes from it."""
+    """Fake tensors know devices: gathering happens on the GPU, and one tensor goes to the host, or comes from it."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         gpu = torch.device("cuda", 0)
         staging = KvStaging(gpu, HostCopyStream(), lambda size: torch.empty(size, dtype=torch.uint8))

@@ -1,6 +1,6 @@
-"""Decode passes of few shapes give the tokens of passes as they come, whatever samples do meanwhile.
+"""Decode passes with few shapes give the same tokens as dynamic passes, for any events of samples.
 
-The CPU runs the same passes without a graph: replaying is calling again.
+The CPU runs the same passes without a graph: a replay is another call.
 """
 
 import random
@@ -50,7 +50,7 @@ def test_tokens_equal_those_of_plain_passes(
 
 
 def churned(make: Callable[[], TorchEngine], seed: int) -> dict[int, ResponsePart]:
-    """Samples that join, leave, are paused, and move with and without their caches between two engines."""
+    """Run samples that join, leave, pause, and move with and without their caches between two engines."""
     moves = random.Random(seed)
     samples = requests(10, seed=seed, response=30)
     engines = [make(), make()]
@@ -75,7 +75,7 @@ def test_tokens_hold_while_samples_come_and_go(make_engine: MakeEngine, seed: in
 
 
 def test_weights_are_replaced_in_place(policy: Callable[[str], Path], tmp_path: Path) -> None:
-    """What is captured holds the addresses of the weights."""
+    """Captured graphs contain the addresses of the weights."""
     model = load_causal_lm(
         str(policy("qwen2")), field="model", dtype=torch.float32, device=torch.device("cpu"), attention="sdpa"
     )
@@ -127,7 +127,7 @@ def test_new_weights_and_sleep_in_the_middle_change_what_they_should(
 
 
 class FailingCapture:
-    """A device that captures so often, and no more."""
+    """A device that captures only so many graphs."""
 
     def __init__(self, good: int) -> None:
         self.good = good
@@ -139,7 +139,7 @@ class FailingCapture:
         return Captured(function, 100)
 
     def clear(self) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
 
 @pytest.mark.parametrize("good", [0, 2])

@@ -1,4 +1,4 @@
-"""What is learned of decoding is what steps take once their graphs are captured."""
+"""Observations of decoding are the times of steps after their graphs are captured."""
 
 from tests.support.workers.outbox import RecordedOutbox
 

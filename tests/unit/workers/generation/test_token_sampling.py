@@ -1,4 +1,4 @@
-"""Uniforms are a standard stream; a token is where its uniform falls; top-p and top-k keep what they should."""
+"""Uniforms are a standard stream; a uniform selects the token; top-p and top-k keep the right tokens."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_a_block_that_is_not_aligned_is_refused() -> None:
 
 
 def kept_by_hand(probabilities: np.ndarray, top_p: float, top_k: int) -> np.ndarray:
-    """Definition: best first, at most top_k, until top_p of their mass is reached; renormalised."""
+    """The definition: best first, at most top_k, until top_p of their mass is reached; renormalised."""
     order = np.argsort(-probabilities, kind="stable")[: top_k or None]
     mass = probabilities[order] / probabilities[order].sum()
     count = int(np.searchsorted(np.cumsum(mass), top_p - 1e-12)) + 1

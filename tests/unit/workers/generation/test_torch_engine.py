@@ -1,4 +1,4 @@
-"""The torch engine beyond the contract: its memory, its refusals, and what it builds from."""
+"""The torch engine beyond the contract: its memory, its rejections, and its construction."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The uniforms of a batch, looked up at once, follow from each sample's key and position, whatever was asked before."""
+"""Uniforms looked up for a whole batch depend only on each sample's key and position."""
 
 import numpy as np
 from hypothesis import given
@@ -10,7 +10,7 @@ from rlhf_workers.generation.vllm_engine.uniform_table import BLOCK, KeyedReques
 MOST_AT_ONCE = 17
 REQUESTS = {f"r{number}": KeyedRequest(2**63 + number, 3 * number) for number in range(200)}
 Step = list[tuple[int, int, int]]
-"""(request, response position, positions decided) of each row."""
+"""(request, response position, number of positions) of each row."""
 
 steps = st.lists(
     st.lists(

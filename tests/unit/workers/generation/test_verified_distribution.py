@@ -1,7 +1,7 @@
-"""Drafts change no distribution: a million draws of a small vocabulary, kept or not by what was drafted.
+"""Drafts change no distribution: a million draws from a small vocabulary, with accepted and rejected drafts.
 
-The policy is a table of the next token by the last; drafts come from another distribution, so many are wrong. The
-second test is the same, smaller, of a whole engine.
+The policy is a table of the next token by the last one. Drafts come from another distribution, so many are wrong. The
+second test is a smaller one with a whole engine.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ WORDS, SAMPLES, POSITIONS = 5, 250_000, 4
 def deviation(square: float, freedom: int) -> float:
     """Return how many standard deviations a chi-square statistic is from its mean.
 
-    Wilson and Hilferty: the cube root of a chi-square variable is nearly normal.
+    Source: Wilson and Hilferty: the cube root of a chi-square variable is nearly normal.
     """
     spread = 2 / (9 * freedom)
     return float(((square / freedom) ** (1 / 3) - (1 - spread)) / np.sqrt(spread))
@@ -67,9 +67,9 @@ def test_a_million_drafted_draws_have_the_policys_distribution() -> None:
 def test_what_an_engine_draws_with_drafts_has_the_distribution_of_what_it_draws_without(
     make_engine: MakeEngine,
 ) -> None:
-    """Three tokens after one prompt, of three words each, by other random keys: chi-square of two samples.
+    """Three tokens after one prompt, from a vocabulary of three, with other random keys: chi-square of two samples.
 
-    In bfloat16, where a sample's own tokens may come out otherwise with drafts: in float32 they are held to be equal.
+    In bfloat16, where drafts may change a sample's own tokens; in float32 they must be equal.
     """
     samples, positions, words = 1536, 3, 3
     random = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""`engineArgs` of vLLM: what passes, what is refused and why, and what a CPU gets beside."""
+"""`engineArgs` of vLLM: accepted and rejected arguments with reasons, and additional ones on a CPU."""
 
 from typing import Any, Final, Literal
 

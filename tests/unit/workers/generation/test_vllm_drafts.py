@@ -1,4 +1,4 @@
-"""How far samples may be drafted for, and what became of a draft: the pure parts of drafting on vLLM."""
+"""Limits of drafts on vLLM, and their outcomes: the pure parts of drafting."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What vLLM is told by the environment: promises always, defaults where nothing is set, networks while it is built."""
+"""Environment variables for vLLM: guarantees always, defaults if unset, network settings during construction."""
 
 from rlhf_workers.generation.vllm_engine.environment import BUILT_WITH, DEFAULTS, PROMISED, prepare, within_the_pod
 

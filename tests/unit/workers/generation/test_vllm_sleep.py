@@ -1,4 +1,4 @@
-"""A vLLM engine's memory goes and comes in the order without a peak, never at the level that forgets weights."""
+"""A vLLM engine frees and takes memory in the order without a peak, never at the level that discards weights."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from rlhf_workers.generation.vllm_engine.sleeping import Sleeper
 
 
 class Calls:
-    """A core whose calls are what is looked at; `failing` fails once."""
+    """A core that records its calls; `failing` fails once."""
 
     def __init__(self, failing: str = "") -> None:
         self.said: list[str] = []

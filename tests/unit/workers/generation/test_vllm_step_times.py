@@ -1,4 +1,4 @@
-"""What of a step's time is called prefill, from which costs are learned."""
+"""The share of a step's time that counts as prefill, from which costs are learned."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Weights in pieces of memory that executor processes map: all bits of all tensors, and no more memory than a piece."""
+"""Weights in memory chunks that executor processes map: bitwise complete, with at most one chunk of extra memory."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from rlhf_workers.shared_memory.regions import RegionRefusedError
 from rlhf_workers.weights.manifest import WeightManifestError
 
 ELSEWHERE = HostSharing()
-"""Maps what others lend."""
+"""Maps memory lent by others."""
 TYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 SHAPES = st.lists(st.integers(0, 9), max_size=3).map(tuple)
 

@@ -1,4 +1,4 @@
-"""Weights of the policy and of a draft model that is trained with it: both are loaded, or the earlier pair is kept."""
+"""Weights of the policy and of its trained draft model: both are loaded, or both stay at the earlier version."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class EngineThatDrafts:
-    """An engine with a speculator: what the torch engine is to whoever gives it weights."""
+    """An engine with a speculator, with the interface of the torch engine for weights."""
 
     def __init__(self, engine: Engine, speculator: Speculator) -> None:
         self.engine, self.speculator = engine, speculator
@@ -40,7 +40,7 @@ class EngineThatDrafts:
 
 
 class Source:
-    """Serves both models; what is in `lacking` it refuses."""
+    """Serves both models, except those in `lacking`."""
 
     def __init__(self, policy: Tensors, draft: Tensors) -> None:
         self.models = {"actor": policy, "draft": draft}

@@ -1,4 +1,4 @@
-"""Scores in chunks: bitwise those of a sample scored at once where blocks are asked for, equal within rounding else."""
+"""Scores in chunks: bitwise equal to unchunked scores with blocks, otherwise equal within rounding."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ from rlhf_workers.models import loading as models
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4
-"""Of chunks in float32 where bits are not promised; what docs/determinism.md says."""
+"""Tolerance of chunks in float32 without a bitwise guarantee, as in docs/determinism.md."""
 
 
 def sample(prompt: int, response: int, number: int = 0) -> ScoringSample:
@@ -28,7 +28,7 @@ def sample(prompt: int, response: int, number: int = 0) -> ScoringSample:
 
 
 SHAPES = ((1, 1), (5, 58), (5, 59), (5, 60), (64, 1), (70, 200), (BLOCK, BLOCK + 1), (130, 7), (3, 190))
-"""Prompt and response around the ends of blocks."""
+"""Prompt and response lengths around the ends of blocks."""
 
 
 def scorer(folder: Path, architecture: str, kind: str, *, blocks: bool) -> TokenScorer:
@@ -43,7 +43,7 @@ def scorer(folder: Path, architecture: str, kind: str, *, blocks: bool) -> Token
 
 
 def early(scorer: TokenScorer, one: ScoringSample, known: Iterator[int]) -> PartialScore:
-    """As far as a sample can be scored when so many of its tokens are known, one count after the other."""
+    """Score a sample incrementally, for one number of known tokens after the other."""
     assert scorer.chunks is not None
     prefix = PartialScore(prompt=len(one.prompt))
     for count in known:

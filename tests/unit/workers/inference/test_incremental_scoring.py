@@ -1,4 +1,4 @@
-"""The inference role with unfinished samples: whatever becomes of what was scored early, scores are the same bits."""
+"""The inference role with unfinished samples: final scores are bitwise the same for any fate of earlier ones."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -24,9 +24,9 @@ CPU = torch.device("cpu")
 TASKS = ("reference", "values")
 PROMPT, RESPONSE = 20, 180
 KNOWN = 150
-"""Tokens of the response when its first blocks are asked for: two of three."""
+"""Tokens of the response when its first blocks are requested: two of three."""
 BYTES = 2 * 2 * 2 * 8 * 4
-"""A token in one model's cache: layers, keys and values, heads, size, float32."""
+"""Bytes of a token in one model's cache: layers, keys and values, heads, size, float32."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def key(sample: int, iteration: int = 1) -> pb.SampleKey:
 
 
 class ScoringBench:
-    """A role and what it says."""
+    """A role and its messages."""
 
     def __init__(self, folder: Path, batch_tokens: int = 0) -> None:
         attention: models.Attention = "sdpa" if batch_tokens else "eager"
@@ -59,7 +59,7 @@ class ScoringBench:
         self._commands = 0
 
     def tell(self, **command: Any) -> list[pb.WorkerMessage]:
-        """All that it says to a command, until nothing is left to do."""
+        """Return all messages after a command, until nothing is left to do."""
         self._commands += 1
         self.outbox.begin(self._commands)
         self.role.handle(pb.Command(id=self._commands, **command), self.outbox)

@@ -1,4 +1,4 @@
-"""The inference role without processes: every task of every sample is answered once, and failures stay their own."""
+"""The inference role without processes: every task of every sample is answered once, and failures stay separate."""
 
 import time
 from collections import deque
@@ -227,7 +227,7 @@ def test_batches_hold_the_oldest_and_those_nearest_in_length() -> None:
 
 
 class Comparer:
-    """A GroupScorer that rewards a response by its place, and yields once for each."""
+    """A GroupScorer that rewards a response by its position, and yields once for each."""
 
     model = None
     frozen = True

@@ -1,4 +1,4 @@
-"""Scores by models: equal to a plain full forward, in every architecture, whatever shares the batch."""
+"""Scores of models equal a plain full forward, in every architecture and any batch."""
 
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ def test_values_are_those_of_the_state_before_each_token(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["reference", "values", "reward"])
 def test_alone_scores_are_bitwise_independent_of_everything_else(tmp_path: Path, kind: str) -> None:
-    """What a deterministic job relies on: per sample, attention written out."""
+    """A deterministic job relies on this: per sample, with eager attention."""
     scorer: TokenScorer | RewardModelScorer
     if kind == "reference":
         scorer = LogProbabilityScorer(load(write_policy(tmp_path, "mistral"), "eager"), 1.0, CPU, blocks=True)

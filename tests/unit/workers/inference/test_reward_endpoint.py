@@ -1,4 +1,4 @@
-"""Rewards over HTTP against a real server on loopback: numbers, abstentions, and every way an answer can be wrong."""
+"""Rewards over HTTP from a real server on loopback: numbers, abstentions, and every kind of invalid answer."""
 
 import json
 import time
@@ -22,7 +22,7 @@ def sample(response: str) -> ScoringSample:
 
 
 def as_the_response_says(request: dict[str, Any], _: Message) -> tuple[int, Any]:
-    """Answers what the response text asks for."""
+    """Answer as the response text requests."""
     (entry,) = request["samples"]
     assert entry["prompt"] == "2+2="
     assert entry["record"] == {"answer": 4}

@@ -1,4 +1,4 @@
-"""What the reward child makes of a user's file and of what the function returns: a number, an abstention, or words."""
+"""The reward child process with a user's file and its results: a number, an abstention, or an error message."""
 
 import math
 from pathlib import Path
@@ -19,7 +19,7 @@ SAMPLES = [
 
 
 def reply(value: Any, *, many: bool = False) -> dict[str, Any]:
-    """What is answered where the function returned this for one sample, or for two."""
+    """Return the child's answer if the function returned `value` for one sample, or for two."""
     return reply_of({"id": 7, "many": many, "samples": SAMPLES if many else SAMPLES[:1]}, value, [])
 
 

@@ -1,4 +1,4 @@
-"""A judge rates by its probabilities or its words, at an endpoint or as a model; what it cannot rate is no number."""
+"""A judge rates by its probabilities or its text, at an endpoint or as a model; an unrated sample has no number."""
 
 import json
 import math
@@ -38,7 +38,7 @@ from rlhf_workers.user_code.code_settings import CodeSettings
 CPU = torch.device("cpu")
 SECRET = "Bearer sk-tell-nobody"
 BIAS = 0.8
-"""Of the test's judge for whatever comes first, in nats."""
+"""Bias of the test's judge for the first response, in nats."""
 
 
 def direct(text: str) -> dict[str, float]:
@@ -48,7 +48,7 @@ def direct(text: str) -> dict[str, float]:
 
 
 def pairwise(text: str) -> dict[str, float]:
-    """The longer response is better, and the first one better than it is."""
+    """The longer response is better, and the first one has a bias."""
     first = text.split("Response 1:")[1].split("Response 2:")[0].strip()
     second = text.split("Response 2:")[1].split("Which response")[0].strip()
     odds = math.exp(len(first) - len(second) + BIAS)
@@ -56,11 +56,11 @@ def pairwise(text: str) -> dict[str, float]:
 
 
 ASKED: list[dict[str, Any]] = []
-"""All that the judge was asked."""
+"""All requests to the judge."""
 
 
 def judge_server(request: dict[str, Any], headers: Message) -> tuple[int, Any]:
-    """Speaks both of OpenAI's forms, and knows who may ask."""
+    """A server for both of OpenAI's formats, with authentication."""
     ASKED.append(request)
     if headers["Authorization"] != SECRET:
         return 401, {"error": f"who is {headers['Authorization']}?"}
@@ -224,7 +224,7 @@ def test_a_model_of_the_job_gives_the_expected_rating_of_its_next_token(tmp_path
 
 
 def compared(scorer: JudgeModelComparer, texts: Sequence[str]) -> tuple[int, list[float | None]]:
-    """(passes of two questions, the reward of each response)."""
+    """Return (passes of two questions, reward of each response)."""
     comparing, passes = scorer.compare([sample(text) for text in texts]), 0
     while True:
         try:

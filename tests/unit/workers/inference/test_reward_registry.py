@@ -1,4 +1,4 @@
-"""Reward sources are found by the member of the manifest that is set, and no fault is ever answered with a number."""
+"""Reward sources are selected by the manifest's member, and no error is answered with a number."""
 
 import time
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What reward code is given: named variables and headers, secrets among them, which no message and no log quotes."""
+"""Settings of reward code: named variables and headers, including secrets, which no message or log contains."""
 
 from collections.abc import Iterator
 from email.message import Message
@@ -124,7 +124,7 @@ async def test_a_module_that_fails_with_its_secret_does_not_tell_it(tmp_path: Pa
 
 
 def as_the_response_says(request: dict[str, Any], headers: Message) -> tuple[int, Any]:
-    """Answers with the header it was given, in the way that the response text asks for."""
+    """Answer with the received header, as the response text requests."""
     authorization, (entry,) = headers.get("Authorization", "none"), request["samples"]
     if entry["response"] == "refuse":
         return 401, f"who is {authorization}?"

@@ -1,6 +1,6 @@
-"""The contract of every reward source: each sample is answered once, by a finite number, by nothing, or by a failure.
+"""The contract of every reward source: one answer per sample: a finite number, an abstention, or a failure.
 
-A failure names a field of this reward, and what one sample is given does not depend on its company.
+A failure names a field of this reward, and a sample's result does not depend on other samples.
 """
 
 import math
@@ -53,7 +53,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def rewards(url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """A reward of every kind, by a name that begins with it."""
+    """Return a reward of every kind, under a name that begins with the kind."""
     folder = tmp_path_factory.mktemp("rewards")
     (folder / "reward.py").write_text(FUNCTION)
     function, policy = str(folder / "reward.py"), models.write_policy(folder / "judge", "llama", seed=2)
@@ -70,7 +70,7 @@ def rewards(url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dic
 
 
 def job_of(reward: dict[str, Any], folder: Path) -> RLHFJob:
-    """A job whose second of two rewards is this one."""
+    """Return a job whose second reward is this one."""
     document = make_job(folder, folder).model_dump(mode="json", by_alias=True, exclude_none=True)
     del document["spec"]["models"]["reward"]
     document["spec"]["models"]["actor"] = reward.get("model", document["spec"]["models"]["actor"])
@@ -80,7 +80,7 @@ def job_of(reward: dict[str, Any], folder: Path) -> RLHFJob:
 
 
 def answered(calls: RewardCalls, texts: tuple[str, ...]) -> dict[str, RewardOutcome]:
-    """What became of samples with these texts; each is answered once."""
+    """Return the results of samples with these texts; each is answered once."""
     done: list[RewardOutcome] = []
     for text in texts:
         calls.submit(sample(text))

@@ -1,4 +1,4 @@
-"""A reward model with another tokenizer, template or end reads the conversation in its own words, to its own end."""
+"""A reward model with another tokenizer, template or end token reads the conversation in its own form."""
 
 import json
 import logging
@@ -58,7 +58,7 @@ def scorer_of(job: RLHFJob) -> RewardModelScorer:
 
 
 def expected(job: RLHFJob, ids: list[int]) -> np.ndarray:
-    """The model's own score of these ids, alone and unpadded."""
+    """Return the model's own score of these ids, alone and unpadded."""
     source = job.spec.models.source(ModelRole.REWARD)
     assert source is not None
     model = AutoModelForSequenceClassification.from_pretrained(source.path)
@@ -75,7 +75,7 @@ def ids_of(text: str, *, end: bool) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The added token has an embedding."""
+    """Add an embedding for the added token."""
     import tests.support.model_folders.models
 
     monkeypatch.setattr(
@@ -87,7 +87,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("template", "end"), [(CLOSED, False), (OPEN, True)])
 def test_messages_are_rendered_by_the_reward_models_template(tmp_path: Path, template: str, end: bool) -> None:
-    """A template that ends the response itself is left as it is; after another one comes the end of sequence."""
+    """A template that ends the response itself is unchanged; others are followed by the end of sequence."""
     job = job_of(tmp_path, template, chat=True)
     mark = "!" if template == CLOSED else ""
     text = f"system: add{mark}user: 1+1={mark}assistant: 2 yes{mark}"
@@ -157,7 +157,7 @@ def test_a_reward_model_with_another_end_of_sequence_reads_by_its_own(tmp_path: 
 
 
 def test_a_tokenizer_that_encodes_otherwise_reads_by_its_own(tmp_path: Path) -> None:
-    """The same tokens by the same numbers, but one that begins each text with a token of its own."""
+    """The same tokens with the same ids, but the tokenizer starts each text with its own token."""
     job = job_of(tmp_path, None, chat=False, same=True)
     own = build_tokenizer()
     begin = processors.TemplateProcessing(single="! $A", special_tokens=[("!", own.convert_tokens_to_ids("!"))])
@@ -169,7 +169,7 @@ def test_a_tokenizer_that_encodes_otherwise_reads_by_its_own(tmp_path: Path) -> 
 
 
 def test_a_reference_of_another_tokenizer_is_refused_by_the_worker_that_loads_it(tmp_path: Path) -> None:
-    """As a hub id, which the coordinator may not have."""
+    """Given as a hub id, which the coordinator may not have."""
     actor, reference = write_policy(tmp_path / "actor"), write_policy(tmp_path / "reference")
     tokenizer = build_tokenizer()
     tokenizer.add_tokens(["yes"])

@@ -1,4 +1,4 @@
-"""Weights of tokens: sums of weighted losses are the means that their names say, and abstained samples are in none."""
+"""Token weights: sums of weighted losses equal the named means, and exclude abstained samples."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Cross entropy to a teacher's logits, chunk by chunk: equal to plain float64, and no slope for the teacher."""
+"""Cross entropy to a teacher's logits in chunks: equal to float64, and without gradient for the teacher."""
 
 import pytest
 import torch

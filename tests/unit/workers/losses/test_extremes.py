@@ -1,4 +1,4 @@
-"""Losses at log-ratios no healthy run has: values and slopes stay finite and right; ordinary ones keep their bits."""
+"""Losses at extreme log-ratios: values and slopes stay finite and correct; ordinary ones are bitwise unchanged."""
 
 import math
 from types import SimpleNamespace
@@ -87,7 +87,7 @@ def test_metrics_of_a_policy_show_how_far_it_moved_without_a_bound(difference: f
 
 @pytest.mark.parametrize("difference", EXTREMES)
 def test_k3_and_its_slope(difference: float) -> None:
-    """`difference` is r - x; 10 is the most a token counts."""
+    """`difference` is r - x; 10 is the limit of a token."""
 
     def plain(of: float) -> float:
         within = limited(of, 20.0)
@@ -104,7 +104,7 @@ def test_k3_and_its_slope(difference: float) -> None:
 
 @pytest.mark.parametrize("infinite", [1, 3])
 def test_entropy_of_a_token_that_cannot_be_drawn_counts_nothing(infinite: int) -> None:
-    """A logit of -inf, as masks of a vocabulary make: 0 log 0 = 0, in the value and in the slope."""
+    """A logit of -inf, as from a vocabulary mask: 0 log 0 = 0, in the value and in the slope."""
     finite = torch.tensor([[0.3, -1.2, 2.0]], requires_grad=True)
     masked = torch.cat([finite, torch.full((1, infinite), -math.inf)], dim=1)
     results = []
@@ -140,7 +140,7 @@ def test_rounding_is_not_counted_as_clipping_of_a_value() -> None:
 
 
 def test_ordinary_values_keep_their_bits() -> None:
-    """Against the formulas without limits: deterministic jobs must train the weights they trained before."""
+    """Compared with the formulas without limits: deterministic jobs must train the same weights as before."""
     generator = torch.Generator().manual_seed(0)
     log_p = -6 * torch.rand(10_000, generator=generator)
     old = log_p + 2 * (2 * torch.rand(10_000, generator=generator) - 1)

@@ -1,4 +1,4 @@
-"""GAE, token rewards and whitening against sums written out by hand in numpy."""
+"""GAE, token rewards and whitening against explicit sums in numpy."""
 
 import numpy as np
 import pytest

@@ -11,7 +11,7 @@ from rlhf_workers.losses.kl import adapted_coefficient, divergence, k1, k3, sequ
 
 
 def test_both_estimators_have_the_exact_divergence_as_their_mean() -> None:
-    """Where no token's k3 is at its limit, as between policies that are near each other."""
+    """No token's k3 is at its limit, as for policies that are near each other."""
     generator = torch.Generator().manual_seed(0)
     policy = torch.log_softmax(0.5 * torch.randn(1, 50, generator=generator).double(), dim=-1)
     reference = torch.log_softmax(0.5 * torch.randn(1, 50, generator=generator).double(), dim=-1)
@@ -29,8 +29,10 @@ def mean_of(estimator: KLEstimator, logits: torch.Tensor, sampler: torch.Tensor,
 
 
 def test_slopes_of_the_estimators_are_those_of_the_divergences_that_they_stand_for() -> None:
-    """Over the whole vocabulary: K1 teaches nothing, K2 and K3 have exact slopes at the policy that sampled, Unbiased
-    has value and slope of KL(policy || reference) at any other policy too."""
+    """Over the whole vocabulary: K1's mean slope is zero, and K2 and K3 have exact slopes at the policy that sampled.
+
+    Unbiased has the value and the slope of KL(policy || reference) also at any other policy.
+    """
     generator = torch.Generator().manual_seed(1)
     initial, moved, other = (0.3 * torch.randn(20, generator=generator).double() for _ in range(3))
     reference = torch.log_softmax(other, dim=-1)
@@ -64,7 +66,7 @@ def test_slopes_of_the_estimators_are_those_of_the_divergences_that_they_stand_f
 @pytest.mark.parametrize("x", [-100.0, -20.5, -1.0, 0.0, 1.0, 20.5, 100.0])
 @pytest.mark.parametrize("old", [-100.0, 0.0, 100.0])
 def test_no_divergence_is_infinite_and_slopes_are_those_of_the_written_formula(x: float, old: float) -> None:
-    """Against finite differences of the formulas in plain Python; the reference is at 0."""
+    """Compared with finite differences of the formulas in plain Python; the reference is at 0."""
 
     def within(value: float) -> float:
         return min(max(value, -20.0), 20.0)

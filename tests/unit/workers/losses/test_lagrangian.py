@@ -1,4 +1,4 @@
-"""The Lagrange multiplier and the advantages it weighs, against formulas written out independently."""
+"""The Lagrange multiplier and its weighted advantages, against independent formulas."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Weights of tokens by how far the trainer is from the engine: each mode against its formula, written out in floats."""
+"""Token weights by the mismatch between trainer and engine: each mode against its formula in floats."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Losses of pairs against closed forms, with their extremes, and their slopes against finite differences."""
+"""Losses of pairs against closed forms, including extremes, and their slopes against finite differences."""
 
 import math
 
@@ -12,7 +12,7 @@ STEP = 1e-5
 
 
 def surprise(value: float) -> float:
-    """-log of the logistic function, without overflow."""
+    """Return -log of the logistic function, without overflow."""
     return math.log1p(math.exp(-value)) if value > 0 else -value + math.log1p(math.exp(value))
 
 

@@ -1,4 +1,4 @@
-"""Checksums by sums of rows and columns: what is damaged, missing or out of its place changes them."""
+"""Checksums from sums of rows and columns change with damaged, missing or misplaced data."""
 
 import pytest
 import torch

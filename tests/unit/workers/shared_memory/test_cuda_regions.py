@@ -1,4 +1,4 @@
-"""Memory lent by CUDA IPC, through the real calls of a driver that is made of host memory."""
+"""Memory lent with CUDA IPC, through the calls of a driver backed by host memory."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ from rlhf_workers.weights.source import WeightSourceService
 
 WAIT_SECONDS = 120.0
 HOST_SHARING = HostSharing()
-"""As in a worker: one a process."""
+"""One instance per process, as in a worker."""
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -35,7 +35,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class GpuPeers:
-    """A lender and a borrower on one GPU, each with a driver of its own."""
+    """A lender and a borrower on one GPU, each with its own driver."""
 
     def __init__(self, gpu: StandInGpu) -> None:
         self.gpu = gpu
@@ -164,7 +164,7 @@ async def test_what_the_device_refuses_goes_through_host_memory(peers: GpuPeers,
 
 
 async def test_a_lender_that_goes_while_its_device_memory_is_read_is_told_by_confirm(peers: GpuPeers) -> None:
-    """CUDA says nothing of memory whose owner is gone."""
+    """CUDA reports nothing about memory whose owner is gone."""
     held = VersionedWeights(1)
     service = WeightSourceService(lambda: held, WeightCopies((peers.lender,)))
     server = await start_server("127.0.0.1:0", None, service)

@@ -1,4 +1,4 @@
-"""A small policy on disk, for the tests of a module."""
+"""A small policy on disk for a module's tests."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Moments in host memory: the bits of moments on the device, no more than two pieces of them there, and copies that are
-made as late as a device may make them."""
+"""Moments in host memory: bitwise those of the device, at most two chunks on the device, and copies as late as
+allowed."""
 
 from collections.abc import Callable
 
@@ -18,11 +18,11 @@ STEPS = 6
 BEGUN = 4
 ALL = 2**30
 PIECES = [2 * 4 * UNIT, 2 * 4 * UNIT * 5, 2 * 4 * 1024, ALL]
-"""Bytes of both moments of a piece."""
+"""Bytes of both moments of a chunk."""
 
 
 class LateCopies(HostCopyStream):
-    """Copies nothing before somebody waits for it, as a device may; then in order, as a device does."""
+    """Delays each copy until the first wait for it, as a device may; then copies in order, as a device does."""
 
     def __init__(self, host: torch.Tensor) -> None:
         self._host = host.untyped_storage().data_ptr()
@@ -60,11 +60,11 @@ class _LateMark:
 
 
 class CountedMemory:
-    """Implements `OffloadMemory`, and counts what is taken of the device. Nothing is zero by chance."""
+    """Implements `OffloadMemory`, and counts device memory. No value is zero by chance."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
-        """Bytes taken of the device, by step."""
+        """Bytes of device memory, by step."""
 
     def host(self, size: int) -> torch.Tensor:
         self._host = torch.full((size,), 255, dtype=torch.uint8)
@@ -105,7 +105,8 @@ def on_host(values: dict[str, torch.Tensor]) -> AdamW:
 def stepped(
     made: Callable[[dict[str, torch.Tensor]], AdamW], last: int = STEPS, begun: Trained | None = None
 ) -> Trained:
-    """Parameters after `last` steps, by gradients that follow from the step alone; `begun` has taken some of them."""
+    """Return parameters after `last` steps, with gradients that depend only on the step; `begun` has taken some of
+    them."""
     values, first = parameters(), 0
     adamw = made(values)
     if begun is not None:

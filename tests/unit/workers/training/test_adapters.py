@@ -1,4 +1,4 @@
-"""Training by adapters: gradients, layouts, precision, what is published, checkpoints, and what PEFT reads in them."""
+"""Training of adapters: gradients, layouts, precision, publishing, checkpoints, and compatibility with PEFT."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adapters as they are after some training: no B is zero."""
+    """Set adapters as after some training: no B is zero."""
     begun = adapters.put_in
 
     def put_in(stage: Any, settings: Any, seed: int, model: str) -> None:
@@ -73,7 +73,7 @@ def published(trainer: Trainer, model: str) -> dict[str, torch.Tensor]:
 
 
 def merged_folder(source: Path, tensors: dict[str, torch.Tensor], target: Path) -> Path:
-    """A copy of `source` with other weights; a value head beside them, where there is one."""
+    """Return a copy of `source` with other weights, and with a value head if it has one."""
     target.mkdir()
     for file in source.iterdir():
         if file.suffix != ".safetensors":
@@ -142,7 +142,7 @@ def test_bfloat16_holds_frozen_matrices_in_it_and_computes_near_the_same_gradien
 
 
 def test_only_adapters_have_gradients_moments_and_change(folders: dict[str, Path]) -> None:
-    """A critic trained in full beside it, by `models: Policy`, is what it is without adapters."""
+    """A critic trained in full at the same time, with `models: Policy`, is the same as without adapters."""
     folder = folders["qwen2"]
     job = lora_job(folder, folder, {**LORA, "models": "Policy", "targetModules": ["q_proj", "down_proj"]})
     (trainer,), _, _ = run(job, range(2), pipeline=1)
@@ -175,7 +175,7 @@ def test_before_training_the_published_model_is_the_folders_and_layouts_begin_al
 
 @pytest.mark.usefixtures("learned")
 def test_the_published_model_says_what_the_adapters_say(folders: dict[str, Path]) -> None:
-    """Greedy tokens of the merged model are those of frozen weights with adapters beside them."""
+    """Greedy tokens of the merged model equal those of frozen weights with adapters."""
     job = lora_job(folders["qwen2"])
     trainer = trainer_of(job, serial(job, 1, 1, ("actor",)), 0, 1, Alone())
     stage = trainer.stages["actor", 0]
@@ -197,7 +197,7 @@ def test_the_published_model_says_what_the_adapters_say(folders: dict[str, Path]
 
 
 def saved(job: RLHFJob, source: Path, folder: Path, pipeline: int = 2) -> Path:
-    """The checkpoint of one iteration as the coordinator finishes it."""
+    """Return the checkpoint of one iteration after the coordinator has finished it."""
     temporary = checkpoint_folders.prepare(folder, 1)
     _, _, files = run(job, range(1), pipeline=pipeline, save=temporary)
     results = [pb.CheckpointResult(files=files)]

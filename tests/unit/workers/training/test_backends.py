@@ -1,4 +1,4 @@
-"""Which training backends there are is said in one place each for users and workers, and both say the same."""
+"""The training backends are listed once for users and once for workers, and the lists agree."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tokens that an environment wrote are trained on by no algorithm: a batch with them is as one without them."""
+"""No algorithm trains on tokens of an environment: a batch with them is equivalent to one without."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def with_holes(batch: TrainingBatch) -> tuple[TrainingBatch, list[list[int]]]:
-    """The batch with tokens of somebody else after each second token, and the places of the batch's own in it."""
+    """Return the batch with foreign tokens after each second token, and the positions of the batch's own tokens."""
     width = 2 * batch.responses.shape[1]
     places = [[t + t // 2 for t in range(int(length))] for length in batch.response_lengths]
 

@@ -1,4 +1,4 @@
-"""A model's folder in a checkpoint is what its config.json says: its type, its head, its files; no bit is lost."""
+"""A model's folder in a checkpoint matches its config.json: type, head, files; no bit is lost."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,8 @@ IDS = torch.tensor([[3, 4, 5, 6]])
 
 
 def stored_as(folder: Path, name: str | None, **config: Any) -> Path:
-    """Store a folder's weights in a type, which config.json names; None: in bfloat16, and config.json names none."""
+    """Store a folder's weights in a type, which config.json names; None means bfloat16 without a name in
+    config.json."""
     tensors = load_file(folder / "model.safetensors")
     dtype = TYPES[name or "bfloat16"]
     save_file({key: value.to(dtype) for key, value in tensors.items()}, folder / "model.safetensors")
@@ -45,7 +46,7 @@ def stored_as(folder: Path, name: str | None, **config: Any) -> Path:
 
 
 def saved(job: RLHFJob, path: Path, *, critic: Path, train: bool = True) -> tuple[checkpoints.Checkpoint, Trainer]:
-    """A checkpoint of a job of one rank, as ranks and coordinator make it."""
+    """Return a checkpoint of a job with one rank, as ranks and coordinator make it."""
     table = serial(job, 1, 1)
     trainer = trainer_of(job, table, 0, 1, Alone())
     if train:

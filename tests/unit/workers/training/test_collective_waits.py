@@ -1,4 +1,4 @@
-"""What a rank says that it waits for: only while it does, and never too long a text."""
+"""A rank reports its waits only while they last, in a text of bounded length."""
 
 import pytest
 

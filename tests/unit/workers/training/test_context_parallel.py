@@ -1,4 +1,4 @@
-"""Samples shared by position: gradients, metrics, schedules and checkpoints of ranks that have whole samples."""
+"""Samples divided by position: gradients, metrics, schedules and checkpoints equal those of whole samples."""
 
 import math
 from pathlib import Path
@@ -46,7 +46,7 @@ from rlhf_workers.training.schedule.step_timing import measure, slowest_seconds
 from rlhf_workers.training.trainer import Trainer
 
 TOLERANCE = 1e-5
-"""Of the largest number of a tensor: float32 sums in another order."""
+"""Tolerance relative to the largest number of a tensor: float32 sums in another order."""
 FAMILIES = ("llama", "mistral", "gemma2", "qwen3", "mixtral")
 
 
@@ -61,7 +61,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def job_of(folder: Path, context: int, **spec: Any) -> RLHFJob:
-    """A job whose actor and critic are of one folder, their samples shared by so many ranks."""
+    """Return a job with actor and critic from one folder, whose samples are divided over this many ranks."""
     training = spec.pop("training", {})
     parallelism = {"context": context, **training.pop("parallelism", {})}
     return make_job(folder, folder, training={"microBatchSize": 2, "parallelism": parallelism, **training}, **spec)
@@ -167,8 +167,10 @@ def test_adapters_have_the_gradients_of_whole_samples(folders: dict[str, Path]) 
 def test_an_iteration_and_its_checkpoint_are_those_of_whole_samples(
     context: int, training: dict[str, Any], folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Every token is counted once, log-probabilities of before the first step are those of one rank, and either layout
-    goes on from the other's checkpoint to the same weights but for rounding."""
+    """Every token counts once, and log-probabilities before the first step equal those of one rank.
+
+    Each layout continues from the other's checkpoint to the same weights except for rounding.
+    """
     folder = folders["qwen3"]
     again = {"ppo": {"miniBatchSize": 4, "epochs": 2, "oldLogProbabilities": "Trainer"}}
     cut, whole = (job_of(folder, ranks, training=dict(training), algorithm=again) for ranks in (context, 1))
@@ -201,7 +203,7 @@ def test_measuring_changes_no_weight(folders: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize(("context", "expert"), [(1, 2), (2, 4), (3, 2), (4, 6)])
 def test_ranks_that_wait_for_one_another_measure_equally_often(context: int, expert: int) -> None:
-    """Also where groups overlap, so that some wait for each other by others between them."""
+    """Also if groups overlap, so that some wait for each other through others between them."""
     world = math.lcm(context, expert)
     table = serial_table([Pipeline(name="actor", model="actor", stage_ranks=(0,), microbatches=1)])
 

@@ -1,4 +1,4 @@
-"""Iterations that train the critic alone: whose bits change, whose do not, and that a restart goes on with them."""
+"""Iterations that train only the critic: which weights change, and that a restart continues them."""
 
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def test_a_restart_within_and_after_the_warm_up_is_bitwise_exact(folder: Path, t
 
 
 def test_a_fused_schedule_runs_what_it_has_of_the_critic(tmp_path: Path) -> None:
-    """An iteration without the policy, by every table."""
+    """An iteration without the policy, with every table."""
     job = fused_job(tmp_path)
     body = job.model_dump(by_alias=True, exclude_none=True)
     body["spec"]["algorithm"]["ppo"]["criticWarmupIterations"] = 1

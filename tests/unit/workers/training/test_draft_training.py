@@ -1,5 +1,7 @@
-"""A draft model on the training ranks: the policy's bits are those without it, it comes to say what the policy says,
-and it is the same after a restore, over more ranks, and where the policy's step is skipped."""
+"""A draft model on the training ranks: the policy is bitwise unchanged, and the draft model approaches it.
+
+The draft model is the same after a restore, over more ranks, and where the policy's step is skipped.
+"""
 
 import logging
 from pathlib import Path
@@ -47,7 +49,7 @@ def draft_job(policy: Path, draft: Path, *, train: str = "Enabled", rate: float 
 
 
 def draft_of(trainers: list[Trainer]) -> dict[str, torch.Tensor]:
-    """Its weights, which all ranks that hold it must have alike."""
+    """Return its weights, after checking that all its ranks have the same."""
     found: dict[str, torch.Tensor] = {}
     for trainer in trainers:
         if trainer.draft is not None and trainer.draft.optimizer is not None:
@@ -103,7 +105,7 @@ def test_two_data_ranks_teach_it_what_one_does(folder: Path, draft: Path) -> Non
 
 
 def gradients(job: RLHFJob, data: int) -> torch.Tensor:
-    """Of the first mini-batch, over all ranks."""
+    """Return gradients of the first mini-batch, over all ranks."""
 
     def work(rank: int, peers: ThreadCommunicator) -> torch.Tensor:
         trainer = trainer_of(job, serial(job, 1, data), rank, data, peers)
@@ -143,7 +145,7 @@ def test_resuming_from_a_checkpoint_is_bitwise_exact_and_the_folder_is_a_model(
 
 
 def finish_draft(checkpoint: Path, source: Path) -> None:
-    """What the coordinator makes of the one file."""
+    """Finish the draft model's file like the coordinator."""
     (checkpoint / "draft" / "config.json").write_bytes((source / "config.json").read_bytes())
     (checkpoint / "draft" / "model-stage-00000.safetensors").rename(checkpoint / "draft" / "model.safetensors")
 

@@ -1,4 +1,4 @@
-"""How evenly experts are used, as training says it: what a hook of transformers' own model counts, by every layout."""
+"""The reported balance of expert load equals the count from a hook of transformers' own model, in every layout."""
 
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,14 @@ EXPERTS = 16
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every token takes one of so many experts that some are left, in two of three layers."""
+    """Every token takes one of so many experts that some are unused, in two of three layers."""
     root = tmp_path_factory.mktemp("models")
     sizes = {"num_experts": EXPERTS, "num_experts_per_tok": 1}
     return models.write_policy(root / "moe", "qwen3_moe", seed=1, num_hidden_layers=3, **sizes)
 
 
 def expected(folder: Path) -> tuple[float, float]:
-    """Of the iteration's samples, one by one."""
+    """Return the expected values from the iteration's samples, one by one."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     used: dict[str, torch.Tensor] = {}
 

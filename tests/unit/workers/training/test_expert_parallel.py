@@ -1,4 +1,4 @@
-"""Experts shared out over data parallel ranks: gradients, metrics, schedules and checkpoints of ranks that hold all."""
+"""Experts divided over data parallel ranks: gradients, metrics, schedules and checkpoints equal those without."""
 
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from rlhf_workers.training.trainer import Trainer
 
 BACKENDS = ("torch", "megatron")
 TOLERANCE = 1e-5
-"""Of the largest number of a tensor: float32 sums in another order."""
+"""Tolerance relative to the largest number of a tensor: float32 sums in another order."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def job_of(folder: Path, expert: int, **training: Any) -> RLHFJob:
-    """A job whose actor and critic are of one folder, their experts over so many ranks."""
+    """Return a job with actor and critic from one folder, whose experts are divided over this many ranks."""
     parallelism = {"data": expert, "expert": expert, **training.pop("parallelism", {})}
     return make_job(folder, folder, training={"microBatchSize": 1, "parallelism": parallelism, **training})
 
@@ -95,7 +95,7 @@ def test_fused_and_split_tables_have_the_bits_of_serial_ones_also_recomputed(
 def test_a_checkpoint_is_read_by_every_layout_bit_by_bit(
     backend: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Written by two ranks of experts, read by one rank of `torch` that holds all, and by two again, moments too."""
+    """Written by two ranks of experts, read by one rank of `torch` with all experts, and by two again, with moments."""
     folder = folders["qwen3_moe"]
     shared = job_of(folder, 2, backend=backend, parallelism={"offloadOptimizer": True})
     plain = make_job(folder, folder, training={"microBatchSize": 1})

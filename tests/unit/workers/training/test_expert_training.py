@@ -1,4 +1,4 @@
-"""Models of experts: gradients of every layout are the whole model's, and a folder comes back as it was.
+"""Models of experts: gradients of every layout equal the whole model's, and folders are reproduced.
 
 The oracle is transformers' own model on one unpadded sample at a time (`plain_gradients`). Tolerance: 1e-5 relative to
 the largest gradient entry of the parameter.
@@ -103,7 +103,7 @@ def test_a_checkpoint_has_the_names_and_bytes_of_the_folder_it_came_from(
 
 
 def saved_alone(job: RLHFJob, stages: int, folder: Path) -> dict[str, torch.Tensor]:
-    """Files of a policy of one model that was loaded and saved untrained."""
+    """Return the files of a single policy that was loaded and saved without training."""
     on_ranks(
         stages,
         lambda rank, peers: checkpoint.save(

@@ -1,7 +1,7 @@
 """Actor and critic trained at the same time in opposite pipelines: the same bits as one after the other.
 
-Gradients of every stage add up micro-batch by micro-batch in one order under every table, split backward included, so
-weights, moments and metrics are equal bit by bit; no tolerance anywhere in this file.
+Gradients of every stage are added micro-batch by micro-batch in the same order with every table, including split
+backwards. So weights, moments and metrics are bitwise equal; this file has no tolerance.
 """
 
 from pathlib import Path
@@ -44,8 +44,8 @@ def test_fused_and_split_train_the_same_bits_as_serial(pipeline: int, data: int,
 def test_a_fused_group_that_starts_again_from_its_checkpoint_ends_with_the_bits_of_serial(
     job: RLHFJob, tmp_path: Path
 ) -> None:
-    """A lost rank takes its group with it: the group comes back with the same table, from critic stages that were
-    written by the opposite ranks."""
+    """A lost rank ends its group: the group returns with the same table, from critic stages written by the opposite
+    ranks."""
     table = fused_table(job, 2, 1, FUSED_SPLIT)
     train(job, table, 1, range(1), save=tmp_path)
     assert job.spec.models.critic is not None

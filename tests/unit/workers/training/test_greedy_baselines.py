@@ -1,4 +1,4 @@
-"""Greedy responses leave the batch, and their rewards stay as what the others are held against."""
+"""Greedy responses leave the batch, and their rewards become the baselines of the others."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ def remax(folder: Path, **fields: Any) -> Algorithm:
 
 
 def of_two_prompts(*abstained: int) -> TrainingBatch:
-    """Three responses to each prompt and a greedy one, sample by sample."""
+    """Return three responses to each prompt and a greedy one, sample by sample."""
     return make_batch("grpo", abstained=abstained)
 
 
@@ -67,7 +67,7 @@ def test_what_is_left_is_the_samples_beside_the_reward_of_their_greedy_one(
 
 
 def advantages_by_formula(batch: TrainingBatch, row: int, greedy: int, beta: float) -> Numbers:
-    """A_t = sum over s >= t of r_s, less R(greedy); r = -beta (o - r), and R at the last token."""
+    """Return A_t = sum over s >= t of r_s, less R(greedy); r = -beta (o - r), and R at the last token."""
     length = int(batch.response_lengths[row])
     old = batch.fields["log_probabilities"][row, :length].double().numpy()
     reference = batch.fields["reference_log_probabilities"][row, :length].double().numpy()

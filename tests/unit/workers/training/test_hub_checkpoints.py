@@ -1,4 +1,4 @@
-"""A model given by hub id: the ranks, which loaded it, write what its checkpoint needs beside weights."""
+"""For a model given by hub id, the ranks that loaded it write the other files of its checkpoint."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ COMMIT = "5" * 40
 
 
 def cache_model(hub: Path, hub_id: str = HUB_ID) -> Path:
-    """A local hub cache as huggingface_hub lays it out, with one model in it; returns its snapshot."""
+    """Create a local hub cache in huggingface_hub's layout, with one model in it; return its snapshot."""
     repository = hub / f"models--{hub_id.replace('/', '--')}"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text(COMMIT)
@@ -38,7 +38,7 @@ def cache_model(hub: Path, hub_id: str = HUB_ID) -> Path:
 
 @pytest.fixture
 def workers_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache of the workers' machine, without a network."""
+    """Create the cache of the workers' machine, without a network."""
     hub = tmp_path / "workers" / "hub"
     cache_model(hub)
     use_cache(monkeypatch, hub)
@@ -66,14 +66,14 @@ def save(role: TrainingRole, folder: Path) -> list[pb.CheckpointFile]:
 
 
 def first_checkpoint(tmp_path: Path) -> tuple[RLHFJob, pb.BecomeTraining, Path, Path]:
-    """A job of two hub models, what makes its only rank, the path of its checkpoints, and the folder of the first."""
+    """Return a job of two hub models, its single rank's order, the path of its checkpoints, and the first folder."""
     job, path = make_job(Path(HUB_ID), Path(HUB_ID)), tmp_path / "checkpoints"
     become = pb.BecomeTraining(world_size=1, schedule=serial(job, 1, 1).model_dump_json())
     return job, become, path, checkpoint.prepare(path, 1)
 
 
 def finish(path: Path, version: int, folder: Path, files: list[pb.CheckpointFile]) -> checkpoint.Checkpoint:
-    """As the coordinator does it."""
+    """Finish the checkpoint like the coordinator."""
     sources = {"actor": HUB_ID, "critic": HUB_ID}
     return checkpoint.finish(folder, path, version, [pb.CheckpointResult(files=files)], sources, {})
 
@@ -116,7 +116,7 @@ def test_a_hub_model_in_the_cache_has_a_known_size(workers_cache: Path, tmp_path
 
 
 def load_tokenizer(hub_home: Path) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, as the library reads its variables when it is imported."""
+    """Load the tokenizer in a separate process, because the library reads its variables at import."""
     code = f"""
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.prompts import load_tokenizer

@@ -1,4 +1,4 @@
-"""A rank that keeps the weights it begins to train with: served while it trains and after, bit for bit."""
+"""A rank that keeps the weights from before its training serves them during and after it, bit for bit."""
 
 from pathlib import Path
 

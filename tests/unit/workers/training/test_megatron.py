@@ -1,4 +1,4 @@
-"""Chunks of Megatron: the model of a Hugging Face folder, and gradients and checkpoints of the backend `torch`."""
+"""Chunks of Megatron: the model of a Hugging Face folder, with gradients and checkpoints of the backend `torch`."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from rlhf_workers.training.stages.model_stages import read_config
 from rlhf_workers.weights.tensor_file import model_tensors
 
 TOLERANCE = 1e-5
-"""Of the largest number of a tensor: float32 sums in another order."""
+"""Tolerance relative to the largest number of a tensor: float32 sums in another order."""
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
@@ -54,7 +54,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def both(folder: Path, **training: Any) -> tuple[RLHFJob, RLHFJob]:
-    """The same job by Megatron and by PyTorch."""
+    """Return the same job with Megatron and with PyTorch."""
     ours, theirs = (make_job(folder, folder, training={"backend": name, **training}) for name in ("megatron", "torch"))
     return ours, theirs
 
@@ -142,8 +142,10 @@ def test_what_was_loaded_is_published_and_saved_bit_by_bit(family: str, tied: bo
 def test_either_backend_goes_on_from_the_others_checkpoint(
     writer: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Weights and moments are the same bits, under another number of stages; and a group of its own that was lost and
-    comes back trains the bits of one that was not."""
+    """Weights and moments are the same bits with another number of stages.
+
+    A group that was lost and returns trains the same bits as one that was not.
+    """
     jobs = dict(zip(("megatron", "torch"), both(folders["mistral"]), strict=True))
     reader = next(name for name in jobs if name != writer)
     trained, _, _ = run(jobs[writer], range(1), save=tmp_path)

@@ -1,7 +1,8 @@
-"""Megatron's layers of experts: the whole model's logits and gradients, the folder's bytes, the same bits by any table.
+"""Megatron's layers of experts: the whole model's logits and gradients, the folder's bytes, the same bits by any
+table.
 
-The oracles are transformers' own model, on one unpadded sample at a time where gradients are compared, and the backend
-`torch`. Tolerance: 1e-5 relative to the largest number of a tensor.
+The oracles are transformers' own model, on one unpadded sample at a time for gradients, and the backend `torch`.
+Tolerance: 1e-5 relative to the largest number of a tensor.
 """
 
 import statistics
@@ -51,8 +52,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe, weights as they are": ("qwen3_moe", {"norm_topk_prob": False, "tie_word_embeddings": True}),
     "qwen3_moe, every other layer": ("qwen3_moe", {"decoder_sparse_step": 2, "mlp_only_layers": []}),
 }
-"""Weights of a token's experts that add up to 1 and that do not, layers without experts, tied and untied; of
-16 experts some have no token of a micro-batch."""
+"""Expert weights of a token that add up to 1 and that do not, layers without experts, tied and untied.
+
+With 16 experts some have no token of a micro-batch.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +126,7 @@ def test_fused_and_split_tables_and_recomputation_have_the_bits_of_serial_ones(
 @pytest.mark.full
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_half_precision_rounds_no_more_than_the_backend_torch(family: str, tmp_path: Path) -> None:
-    """The middle one of three models: where one token's choice is a near tie, rounding makes it another for either."""
+    """The median of three models: near ties in a token's choice may be rounded differently by either backend."""
     errors: dict[str, list[float]] = {"torch": [], "megatron": []}
     for seed in (2, 6, 8):
         folder = models.write_policy(tmp_path / str(seed), family, seed=seed, num_hidden_layers=4)
@@ -143,8 +146,10 @@ def two_stages(job: RLHFJob) -> list[Trainer]:
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_what_was_loaded_is_published_and_saved_bit_by_bit(family: str, tied: bool, tmp_path: Path) -> None:
-    """Files have the folder's names and bytes, whatever numbers are trained in; what is published has transformers'
-    names, as the backend `torch` publishes it."""
+    """Files have the folder's names and bytes for any training type.
+
+    Published tensors have transformers' names, as those of the backend `torch`.
+    """
     policy = models.write_policy(tmp_path / family, family, seed=1, num_hidden_layers=4, tie_word_embeddings=tied)
     source = load_file(policy / "model.safetensors")
     assert ("lm_head.weight" in source) != tied

@@ -1,4 +1,4 @@
-"""Steps whose gradient or loss is not finite: left out on all ranks alike, counted; too many in a row fail the job."""
+"""Steps with a non-finite gradient or loss are skipped on all ranks and counted; too many in a row fail the job."""
 
 import math
 from pathlib import Path
@@ -30,7 +30,7 @@ from rlhf_workers.training.trainer import Trainer
 
 
 def poisoned(batch: TrainingBatch, *rows: int) -> TrainingBatch:
-    """One log-probability of each of `rows` is no number."""
+    """Set one log-probability of each of `rows` to NaN."""
     log_p = batch.fields["log_probabilities"].clone()
     log_p[list(rows), 0] = float("nan")
     return batch.with_fields(log_probabilities=log_p)
@@ -38,7 +38,7 @@ def poisoned(batch: TrainingBatch, *rows: int) -> TrainingBatch:
 
 @pytest.mark.parametrize(("pipeline", "data"), [(1, 1), (2, 1), (2, 2)])
 def test_a_step_whose_gradient_is_not_finite_is_skipped_on_all_ranks(folder: Path, pipeline: int, data: int) -> None:
-    """Poison in one sample of one micro-batch of one replica: its mini-batch changes nothing, the other is trained."""
+    """One sample of one micro-batch of one replica is NaN: its mini-batch changes nothing, the other is trained."""
     job = make_job(folder, algorithm={"grpo": {"miniBatchSize": 4, "groupSize": 4}}, seed=3)
     table, world = serial(job, pipeline, data, models=("actor",)), pipeline * data
     order = epoch_order(3, 0, 0, 8)
@@ -66,7 +66,7 @@ def test_a_step_whose_gradient_is_not_finite_is_skipped_on_all_ranks(folder: Pat
 
 
 def test_a_skipped_step_leaves_what_a_batch_without_it_would(folder: Path) -> None:
-    """Weights, moments and metrics are those of a run in which that mini-batch had abstained."""
+    """Weights, moments and metrics equal those of a run in which that mini-batch abstained."""
     job = make_job(folder, algorithm={"grpo": {"miniBatchSize": 4, "groupSize": 4}}, seed=3)
     order = epoch_order(3, 0, 0, 8)
     table = serial(job, 1, 1, models=("actor",))
@@ -119,7 +119,7 @@ def test_a_finite_gradient_in_between_begins_the_count_anew_and_checkpoints_keep
 
 
 def test_a_sample_whose_log_ratio_is_extreme_does_not_erase_the_others(folder: Path) -> None:
-    """Its tokens count nothing beyond the limit; the gradient is that of the other samples, not of e^200."""
+    """Its tokens have no effect beyond the limit; the gradient is that of the other samples, not of e^200."""
     job = make_job(folder, algorithm={"grpo": {"miniBatchSize": 8, "groupSize": 4}})
     batch = make_batch()
     log_p = batch.fields["log_probabilities"].clone()

@@ -1,5 +1,8 @@
-"""Ranks whose moments are in host memory train the bits of ranks that keep them on the device, by every layout that
-ranks of one process can have; what they save is read by either, and says nothing of where moments were."""
+"""Ranks with moments in host memory train the same bits as those with moments on the device, in every layout.
+
+Layouts are those that ranks of one process can have. Either kind of rank reads the saved files, which do not record
+where moments were.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,10 +37,10 @@ from rlhf_workers.training.trainer import Trainer
 LAYOUTS = [
     ("torch", 1, 1, 1, False), ("torch", 1, 2, 2, True), ("megatron", 2, 1, 2, True), ("megatron", 1, 2, 1, False),
 ]  # fmt: skip
-"""Backend, tensor, pipeline, data, and whether copies share moments out."""
+"""Backend, tensor, pipeline, data, and whether copies divide the moments."""
 HELD = "train/host_optimizer_bytes"
 PIECE_BYTES = 2 * 4 * 512
-"""Of both moments: some parameters are larger, and some pieces have many."""
+"""Bytes of both moments: some parameters are larger, and some chunks contain many."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,7 +56,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tied, so that a copy of the embedding is on either end of a pipeline."""
+    """Tied, so that both ends of a pipeline have a copy of the embedding."""
     return models.write_policy(tmp_path_factory.mktemp("model"), "qwen2", seed=1)
 
 

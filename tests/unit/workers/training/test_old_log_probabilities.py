@@ -1,6 +1,6 @@
-"""Log-probabilities of the sampled tokens by the training ranks: under every layout those of the whole model.
+"""Log-probabilities of the sampled tokens by the training ranks equal the whole model's, in every layout.
 
-The oracle is transformers' own model, one unpadded sample at a time.
+The oracle is transformers' own model on one unpadded sample at a time.
 """
 
 import math
@@ -47,7 +47,7 @@ TEMPERATURE = 0.8
 
 
 def again(job: RLHFJob, **fields: Any) -> RLHFJob:
-    """The job with the trainer's log-probabilities, and other fields of its PPO."""
+    """Return the job with the trainer's log-probabilities, and other fields of its PPO."""
     update = {"old_log_probabilities": "Trainer", **fields}
     ppo = job.spec.algorithm.fields.model_copy(update=update)
     return job.model_copy(
@@ -67,7 +67,7 @@ def by_transformers(folder: str, batch: TrainingBatch) -> torch.Tensor:
 
 
 def computed(job: RLHFJob, table: ScheduleTable, world: int, batch: TrainingBatch) -> torch.Tensor:
-    """What the ranks compute, which must have the same bits on all of them, and change no weight."""
+    """Return the values of the ranks, after checking that they are bitwise equal and that no weight changed."""
 
     def work(rank: int, peers: ThreadCommunicator) -> torch.Tensor:
         trainer = trainer_of(job, table, rank, world, peers)
@@ -103,7 +103,7 @@ def test_micro_batches_of_bounded_tokens_compute_what_the_whole_model_does(
 
 
 def test_ranks_of_a_fused_schedule_compute_the_same_bits(tmp_path: Path) -> None:
-    """Where the critic's stages lie the other way round on the same ranks."""
+    """The critic's stages are in opposite order on the same ranks."""
     job = again(fused_job(tmp_path))
     batch = make_batch()
     fused = computed(job, fused_table(job, 2, 1, FUSED_SPLIT), 2, batch)
@@ -111,7 +111,7 @@ def test_ranks_of_a_fused_schedule_compute_the_same_bits(tmp_path: Path) -> None
 
 
 def test_training_computes_the_same_bits_again_and_is_the_engine_s_where_that_said_the_same(folder: Path) -> None:
-    """The ratio of the first step is 1 exactly; a job whose engine gave these very numbers trains the same weights."""
+    """The ratio of the first step is 1 exactly; a job whose engine returned these numbers trains the same weights."""
     job = make_job(folder, folder, algorithm={"ppo": {"miniBatchSize": 8, "epochs": 2}})
     trainer = trainer_of(again(job), serial(job, 1, 1), 0, 1, Alone())
     batch = make_batch()
@@ -125,7 +125,7 @@ def test_training_computes_the_same_bits_again_and_is_the_engine_s_where_that_sa
 
 
 def test_another_engine_is_seen_and_corrected(folder: Path) -> None:
-    """The engine's numbers are made up, so far off that most tokens are truncated: it learns another thing."""
+    """The engine's numbers are synthetic and so far off that most tokens are truncated: the weights differ."""
     job = again(make_job(folder, folder))
     limits = {"mode": "Truncate"}
     corrected = make_job(
@@ -145,7 +145,7 @@ def test_another_engine_is_seen_and_corrected(folder: Path) -> None:
 
 
 def sampled_by(dtype: str, job: RLHFJob) -> tuple[TrainingBatch, RLHFJob]:
-    """A batch that the torch engine decodes in `dtype`, with made-up scores; and the job."""
+    """Return a batch that the torch engine decodes in `dtype`, with synthetic scores, and the job."""
     generation = job.spec.generation.model_copy(update={"engine_args": {"dtype": dtype}})
     job = job.model_copy(update={"spec": job.spec.model_copy(update={"generation": generation})})
     tokenizer = load_tokenizer(job.spec.models.actor.path, "model")
@@ -196,7 +196,7 @@ def test_an_engine_in_bfloat16_is_off_a_trainer_in_float32_and_one_in_float32_is
 def test_the_weight_of_a_token_is_a_number_and_is_for_the_advantage_alone(
     folder: Path, mode: str, width: float
 ) -> None:
-    """Value and slope of every term: those of the same job without a correction, the policy's times the weight."""
+    """Value and slope of every term equal those without a correction; the policy's are multiplied by the weight."""
     fields = {"miniBatchSize": 8, "groupSize": 4, "oldLogProbabilities": "Trainer", "entropyCoefficient": 0.1}
     random = torch.Generator().manual_seed(3)
     batch = make_batch()

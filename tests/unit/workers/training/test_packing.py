@@ -1,4 +1,4 @@
-"""Packed rows: gradients are those of padded ones and of the whole model, sample by sample, and nothing is padding.
+"""Packed rows: gradients equal those of padded rows and of the whole model, sample by sample, without padding.
 
 The oracle is transformers' own model on one unpadded sample at a time (`plain_gradients`). Tolerance: 1e-5 relative to
 the largest gradient entry of the parameter.
@@ -54,7 +54,7 @@ def packed(folder: Path, training: dict[str, Any] | None = None, **spec: Any) ->
 def test_a_packed_row_gives_the_gradients_of_the_whole_model(
     family: str, stages: int, deterministic: bool, folders: dict[str, Path]
 ) -> None:
-    """Attention written out and by the fused kernel; lengths above the window of the families that have one."""
+    """With eager attention and the fused kernel; some lengths exceed the families' windows."""
     job, batch = packed(folders[family], deterministic=deterministic), make_batch(abstained=(3,))
     assert max(batch.lengths) > models.WINDOW
     ours = gradients_of(job, serial(job, stages, 1), stages, batch)
@@ -119,7 +119,7 @@ def test_adapters_and_a_draft_model_have_the_same_gradients(folders: dict[str, P
 
 
 def test_no_sample_of_a_row_sees_another(folders: dict[str, Path]) -> None:
-    """Another first sample changes no bit of the states of those behind it."""
+    """Another first sample changes no bit of the states of later ones."""
     job, batch = packed(folders["mistral"]), make_batch()
     trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
     stage = trainer.stages["actor", 0]

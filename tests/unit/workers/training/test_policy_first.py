@@ -1,4 +1,4 @@
-"""An iteration that trains the policy's mini-batches before the critics': the bits and metrics of both at once."""
+"""An iteration that trains the policy's mini-batches before the critics' has the same bits and metrics."""
 
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def test_the_policy_does_not_change_any_more_once_critics_are_behind(folder: Pat
 
 
 def test_a_step_that_the_policy_leaves_out_no_critic_takes(folder: Path) -> None:
-    """A log-probability that is no number, in one of two mini-batches: the policy alone reads it."""
+    """A NaN log-probability in one of two mini-batches, which only the policy reads."""
     job = make_job(folder, folder, algorithm={"ppo": {"miniBatchSize": 4, "klIn": "Loss", "whitenAdvantages": False}})
 
     def run(policy_first: bool) -> tuple[Trainer, dict[str, float]]:

@@ -1,5 +1,4 @@
-"""Ranks as places: blocks x rows x ranks of a row, each rank once, and every sum among the ranks that have its
-parts."""
+"""Ranks as positions: blocks x rows x ranks of a row; each rank occurs once, and sums cover the right ranks."""
 
 import pytest
 from hypothesis import given
@@ -12,8 +11,11 @@ from rlhf_workers.training.parallel.rank_layout import RankLayout
 
 @st.composite
 def groups(draw: st.DrawFn) -> list[RankLayout]:
-    """The layouts of all ranks of a group: a model over all rows, whose stages one, two or four rows hold together, one
-    model over all rows, and one with two copies in a block."""
+    """Layouts of all ranks of a group.
+
+    One model is over all rows, with stages of one, two or four rows; another is over all rows; another has two copies
+    in a block.
+    """
     stages, tensor, blocks = draw(st.integers(1, 4)), draw(st.sampled_from([1, 2, 4])), draw(st.integers(1, 3))
     width = draw(st.sampled_from([1, 2, 4]))
     rows = stages * width
@@ -106,7 +108,7 @@ def test_tensor_ranks_get_the_samples_of_one_copy(layouts: list[RankLayout]) -> 
 
 @st.composite
 def expert_groups(draw: st.DrawFn) -> list[RankLayout]:
-    """The layouts of all ranks whose blocks share out experts, a model over all rows beside one in the other order."""
+    """Layouts of all ranks whose blocks divide experts, with a model over all rows and one in the opposite order."""
     rows, expert = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4]))
     world = expert * draw(st.integers(1, 2)) * rows
     orders = {"actor": tuple(range(rows)), "critic": tuple(reversed(range(rows)))}
@@ -140,8 +142,10 @@ def test_a_part_of_experts_is_summed_among_all_who_hold_it_and_saved_by_one(layo
 
 @st.composite
 def context_groups(draw: st.DrawFn) -> list[RankLayout]:
-    """The layouts of all ranks whose blocks share samples by position, and may share out experts, too: a model over all
-    rows, one in the other order, and one with two copies in a block."""
+    """Layouts of all ranks whose blocks divide samples by position, and possibly experts too.
+
+    One model is over all rows, one in the opposite order, and one has two copies in a block.
+    """
     rows, context, expert = (
         draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 4])), draw(st.sampled_from([1, 2, 4])),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The hub by which ranks meet as threads in these tests: it loses no transfer, whoever of two comes first."""
+"""The hub through which ranks meet as threads in these tests loses no transfer, for any order of arrival."""
 
 import sys
 import threading
@@ -8,7 +8,7 @@ import pytest
 from tests.support.training.training_ranks import ThreadHub
 
 HUBS = 2000
-"""One in 250 had two queues before there was a lock."""
+"""Number of hubs; before there was a lock, one in 250 had two queues."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Rewards are shaped by closed forms of the batch; what abstained is in none of them, and the defaults do nothing."""
+"""Rewards are shaped by closed forms of the batch without abstained samples; the defaults change nothing."""
 
 from dataclasses import replace
 from typing import Any

@@ -23,7 +23,7 @@ def pipelines(draw: st.DrawFn) -> list[Pipeline]:
 
 
 def run_blocking(table: ScheduleTable) -> list[Action]:
-    """Computations in the order in which they run when every transfer blocks both sides; fails on a deadlock."""
+    """Return the computations in order of execution if every transfer blocks both sides; fail on a deadlock."""
     heads, held, order = [0] * len(table.rows), set[tuple[str, int, int, int]](), list[Action]()
 
     def head(rank: int) -> Action | None:
@@ -55,7 +55,7 @@ def run_blocking(table: ScheduleTable) -> list[Action]:
 
 
 def has_inputs(table: ScheduleTable, action: Action, rank: int, held: set[tuple[str, int, int, int]]) -> bool:
-    """Whether everything a forward or backward step needs is on its rank."""
+    """Return whether all inputs of a forward or backward step are on its rank."""
     ranks = table.pipelines[action.pipeline].stage_ranks
     source = action.stage - 1 if action.kind == "F" else action.stage + 1
     forward_done = action.kind == "F" or ("F", action.pipeline, action.stage, action.microbatch) in held

@@ -1,4 +1,4 @@
-"""Which rows are whose, and groups that cannot hold models in parts."""
+"""Assignment of rows to ranks, and groups that cannot divide models."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Copies that share AdamW's moments out train the bits of copies that each keep all, and save what any layout reads."""
+"""Copies that divide AdamW's moments train the same bits as copies with all of them; any layout reads their files."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +35,7 @@ def distributed() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tied, so that a copy of the embedding is on either end of a pipeline."""
+    """Tied, so that both ends of a pipeline have a copy of the embedding."""
     return models.write_policy(tmp_path_factory.mktemp("model"), "qwen2", seed=1)
 
 
@@ -53,7 +53,7 @@ def assert_same_moments(ours: list[Trainer], theirs: list[Trainer]) -> None:
 
 
 def held(trainer: Trainer) -> int:
-    """Numbers in the moments of a rank."""
+    """Return the number of values in the moments of a rank."""
     return sum(value.numel() for optimizer in trainer.optimizers.values() for value in optimizer.moments())
 
 

@@ -1,4 +1,4 @@
-"""Stages that tensor groups hold in parts: gradients, norms, checkpoints and schedules of one rank that holds all."""
+"""Stages divided over tensor groups: gradients, norms, checkpoints and schedules equal those of one rank."""
 
 import json
 import math
@@ -43,8 +43,8 @@ from rlhf_workers.training.schedule.step_timing import measure
 from rlhf_workers.training.trainer import Trainer
 
 TOLERANCE = 1e-5
+"""Tolerance relative to the largest number of a tensor: float32 sums in another order."""
 SCORED: dict[str, Any] = {"ppo": {"miniBatchSize": 8, "oldLogProbabilities": "Trainer"}}
-"""Of the largest number of a tensor: float32 sums in another order."""
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
@@ -73,7 +73,7 @@ def job_of(policy: Path, tensor: int = 1, sequence: str = "Disabled", **spec: An
 
 
 def both(folder: Path, tensor: int, **training: Any) -> tuple[RLHFJob, RLHFJob]:
-    """The same job in parts by Megatron, and whole by PyTorch."""
+    """Return the same job divided by Megatron, and whole by PyTorch."""
     return job_of(folder, tensor, training=training), job_of(folder, training={"backend": "torch", **training})
 
 
@@ -102,7 +102,7 @@ def test_gradients_are_those_of_one_rank(
 def test_states_divided_by_position_change_no_gradient(
     family: str, tensor: int, pipeline: int, folders: dict[str, Path]
 ) -> None:
-    """Of rows whose lengths the ranks do not divide, too; packed ones are refused with this backend."""
+    """Includes rows whose lengths the ranks do not divide; this backend rejects packed ones."""
     ours, whole = job_of(folders[family], tensor, "Enabled"), job_of(folders[family], tensor)
     theirs, batch = job_of(folders[family], training={"backend": "torch"}), make_batch(abstained=(3,))
     expected = gradients_of(theirs, serial(theirs, 1, 1), 1, batch)
@@ -116,7 +116,7 @@ def test_states_divided_by_position_change_no_gradient(
 def test_a_response_with_the_token_of_padding_trains_its_row_no_more_than_transformers_does(
     tensor: int, family: str, folders: dict[str, Path]
 ) -> None:
-    """A policy may draw it as any other; transformers holds the row of the embedding, which is zero, for good."""
+    """A policy may draw it like any other token; transformers freezes this row of the embedding, which is zero."""
     ours, theirs = both(folders[family], tensor)
     batch = make_batch()
     responses = batch.responses.clone()
@@ -146,7 +146,7 @@ def test_recomputation_and_fused_kernels_change_no_gradient(sequence: str, folde
 def test_losses_and_norms_are_those_of_one_rank(
     tensor: int, pipeline: int, data: int, algorithm: dict[str, Any], sequence: str, folders: dict[str, Path]
 ) -> None:
-    """Those of replicated parameters, and of the samples that all ranks of a group see, count once."""
+    """Replicated parameters, and samples that all ranks of a group see, count once."""
     ours = job_of(folders["qwen3"], tensor, sequence, training={"microBatchSize": 1}, algorithm=algorithm)
     theirs = job_of(folders["qwen3"], training={"microBatchSize": 1, "backend": "torch"}, algorithm=algorithm)
     _, metrics, _ = run(ours, range(1), pipeline, data)
@@ -184,7 +184,7 @@ def test_fused_and_split_train_the_same_bits_as_serial(
 def test_what_was_loaded_is_published_and_saved_bit_by_bit(
     family: str, tensor: int, tied: bool, tmp_path: Path
 ) -> None:
-    """By one rank each: the ranks of the first replica have every tensor whole among them, and no other has one."""
+    """The ranks of the first replica publish every tensor whole, one rank each; other replicas publish none."""
     policy = models.write_policy(tmp_path / family, family, seed=1, **HEADS, tie_word_embeddings=tied)
     write_critic(policy)
     job, _ = both(policy, tensor, precision="BFloat16")
@@ -269,7 +269,7 @@ def test_a_step_that_is_not_finite_is_skipped_by_all_ranks(folders: dict[str, Pa
 
 
 class GoneAfter(Alone):
-    """A group whose other ranks are lost after so many sums and gatherings."""
+    """A group whose other ranks are lost after this many reductions and gathers."""
 
     def __init__(self, sums: int) -> None:
         self.left = sums
@@ -367,7 +367,7 @@ def test_half_precision_rounds_no_more_than_one_rank(folders: dict[str, Path]) -
     exact = gradients_of(plain, serial(plain, 1, 1), 1, batch)
 
     def error(job: RLHFJob, pipeline: int, world: int) -> float:
-        """Of all gradients together, relative."""
+        """Return the relative error of all gradients together."""
         rounded = gradients_of(job, serial(job, pipeline, 1), world, batch)
         wrong = sum(float((rounded[name] - value).square().sum()) for name, value in exact.items())
         return math.sqrt(wrong / sum(float(value.square().sum()) for value in exact.values()))

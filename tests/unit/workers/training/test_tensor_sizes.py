@@ -1,5 +1,7 @@
-"""Actor and critic whose layers are split over different numbers of ranks, on the same ranks: gradients, metrics,
-checkpoints and schedules of one rank that holds all."""
+"""Actor and critic with layers split over different numbers of the same ranks: results equal those of one rank.
+
+Compares gradients, metrics, checkpoints and schedules.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +37,7 @@ from rlhf_workers.training.schedule.step_timing import measure
 from rlhf_workers.training.trainer import Trainer
 
 TOLERANCE = 1e-5
-"""Of the largest number of a tensor: float32 sums in another order."""
+"""Tolerance relative to the largest number of a tensor: float32 sums in another order."""
 SIZES = [(2, 1, 1, 1), (2, 1, 2, 1), (1, 2, 2, 1), (1, 2, 4, 1), (4, 1, 1, 1), (4, 2, 1, 2), (2, 4, 2, 1), (1, 2, 2, 2)]
 """Ranks of the actor's and of the critic's tensor groups, stages of the actor, copies."""
 
@@ -48,7 +50,7 @@ def distributed() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of two families, of which one has its embedding as head, too."""
+    """Policies of two families; one uses its embedding as head."""
     tied = {"tie_word_embeddings": True} if request.param == "qwen3" else {}
     folder = models.write_policy(
         tmp_path_factory.mktemp("models") / request.param, request.param, seed=1, **HEADS, **tied
@@ -77,7 +79,7 @@ def test_gradients_are_those_of_one_rank(tensor: int, critic: int, pipeline: int
 @pytest.mark.full(quick=1)
 @pytest.mark.parametrize(("critic", "pipeline"), [(1, 1), (2, 1), (2, 2)])
 def test_states_divided_by_position_change_no_gradient(critic: int, pipeline: int, policy: Path) -> None:
-    """Each model's states are divided over its own ranks; those of a critic of one rank are not."""
+    """Each model's states are divided over its own ranks; those of a critic on one rank are not divided."""
     theirs = make_job(policy, critic_of(policy), training={"backend": "torch"})
     ours, batch = job_of(policy, 4, critic, "Enabled"), make_batch(abstained=(3,))
     expected = gradients_of(theirs, serial(theirs, 1, 1), 1, batch)
@@ -98,7 +100,7 @@ def test_states_divided_by_position_change_no_gradient(critic: int, pipeline: in
 def test_losses_and_norms_are_those_of_one_rank(
     tensor: int, critic: int, pipeline: int, data: int, algorithm: dict[str, Any], policy: Path
 ) -> None:
-    """Those of replicated parameters, and of the samples that all ranks of a group see, count once."""
+    """Replicated parameters, and samples that all ranks of a group see, count once."""
     ours = job_of(policy, tensor, critic, training={"microBatchSize": 1}, algorithm=algorithm)
     training = {"microBatchSize": 1, "backend": "torch"}
     theirs = make_job(policy, critic_of(policy), training=training, algorithm=algorithm)
@@ -136,7 +138,7 @@ def test_the_field_as_tensor_trains_the_bits_of_a_job_without_it(policy: Path) -
 
 
 def test_micro_batches_bounded_by_tokens_change_no_gradient(policy: Path) -> None:
-    """The table is made anew for as many as a mini-batch needs, with the rows that it had."""
+    """The table is rebuilt for each mini-batch's number of micro-batches, with the same rows."""
     training = {"microBatchSize": 8, "microBatchTokens": 40}
     parallelism = {"tensor": 2, "criticTensor": 1}
     theirs = make_job(policy, critic_of(policy), training={"backend": "torch"})
@@ -164,7 +166,7 @@ def test_the_policy_may_train_before_the_critic(policy: Path) -> None:
 
 @pytest.mark.full
 def test_a_checkpoint_is_read_by_every_layout_bit_by_bit(policy: Path, tmp_path: Path) -> None:
-    """Of different sizes, then of one rank, of other different ones, of one size, the backend torch, and back."""
+    """Written and read with different sizes, one rank, other sizes, equal sizes, the backend torch, and back."""
     start, plain = job_of(policy, 2, 1), make_job(policy, critic_of(policy), training={"backend": "torch"})
     trained, _, files = run(start, range(1), pipeline=2, save=tmp_path / "0")
     assert len({file.path for file in files}) == len(files), "two ranks wrote one file"

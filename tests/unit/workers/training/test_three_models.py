@@ -1,4 +1,4 @@
-"""Three trained models on the same ranks: a fused schedule changes no bit of what the serial one gives."""
+"""Three trained models on the same ranks: a fused schedule has the same bits as the serial one."""
 
 from pathlib import Path
 
@@ -23,8 +23,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fused(serial: ScheduleTable) -> ScheduleTable:
-    """The table of the solver, of stages that take equally long; its clock stands still, so it takes its whole budget
-    of tries and no more."""
+    """Return the solver's table for stages with equal times.
+
+    Its clock stands still, so its budget of tries ends the search.
+    """
     costs = {(model, stage): StageCost(1.0, 2.0, 1.0, 1.0, 1.0) for model in TRAINED for stage in range(2)}
     instance = coarse(exact_instance(serial.pipelines, costs, {}, split=False))
     solved = solve(instance, SearchOptions(seconds=0.1, split=False), lambda: 0.0)

@@ -1,4 +1,5 @@
-"""Micro-batches of bounded tokens: every sample once, within every bound, as few as can be, the table to run them."""
+"""Micro-batches of bounded tokens: every sample once, within every bound, as few as possible, with a table to run
+them."""
 
 from itertools import combinations, pairwise
 
@@ -55,7 +56,7 @@ def test_a_split_within_the_bound_stays_as_it_is() -> None:
 
 
 def test_long_tailed_lengths_need_fewer_micro_batches_than_a_bound_of_samples_that_is_as_safe() -> None:
-    """4,096 tokens is one sample of the longest: by samples alone every one would be by itself."""
+    """4,096 tokens is one sample of the longest: a limit of samples would allow only one each."""
     lengths = long_tailed(128)
     made = bounded(split(range(128), lengths, 1, 2), lengths, 1, 4096)
     assert max(padded_tokens(cell, lengths) for cell in made[0]) <= 4096
@@ -65,7 +66,7 @@ def test_long_tailed_lengths_need_fewer_micro_batches_than_a_bound_of_samples_th
 
 @given(st.lists(st.integers(1, 40), min_size=4, max_size=9), st.integers(40, 120))
 def test_no_cut_of_the_samples_by_length_costs_less(lengths: list[int], bound: int) -> None:
-    """Padded tokens, and a sixteenth of the bound a micro-batch; against every cut that there is."""
+    """Padded tokens plus a sixteenth of the bound per micro-batch; compared with every possible cut."""
     falling, count = sorted(lengths, reverse=True), len(lengths)
     cuts = [c for n in range(count) for c in combinations(range(1, count), n)]
     every = [[falling[a] * (b - a) for a, b in pairwise((0, *cut, count))] for cut in cuts]
@@ -77,7 +78,7 @@ def test_no_cut_of_the_samples_by_length_costs_less(lengths: list[int], bound: i
 
 
 def test_thousands_of_samples_are_cut_within_a_moment() -> None:
-    """A search over numbers of micro-batches as well took seconds of every mini-batch."""
+    """An additional search over numbers of micro-batches took seconds for every mini-batch."""
     lengths = long_tailed(8192)
     made = bounded(split(range(8192), lengths, 4, 1), lengths, 1, 8192)
     assert {len(replica) for replica in made} == {len(made[0])}
@@ -104,7 +105,7 @@ def test_a_fused_table_is_not_made_longer() -> None:
 
 
 def test_micro_batches_of_all_copies_are_counted() -> None:
-    """So ranks say the same however many copies there are."""
+    """So ranks report the same for any number of copies."""
     table = serial_table([Pipeline(name="actor", model="actor", stage_ranks=(0,), microbatches=2)])
     padding, layout = Padding(), RankLayout(table, 0, 2)
     padding.add_mini_batch(split_minibatch(layout, [0, 1, 2, 3], [2, 6, 8, 4], 1, None), [2, 6, 8, 4])

@@ -1,4 +1,4 @@
-"""Batches and their split: complete or refused, every sample once, balanced, the same on every rank."""
+"""Batches and their split: complete or rejected, every sample once, balanced, the same on every rank."""
 
 import numpy as np
 import pytest

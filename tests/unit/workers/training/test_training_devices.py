@@ -1,4 +1,4 @@
-"""No tensor of training is on the wrong device, and the host reads from the device no more often than it must."""
+"""No tensor of training is on the wrong device, and the host reads from the device only as often as required."""
 
 from collections import Counter
 from importlib import import_module
@@ -31,7 +31,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 class Unanswered(Alone):
-    """Peers of a group whose others say nothing."""
+    """Peers of a group whose other ranks do not answer."""
 
     def all_gather(self, whole: torch.Tensor, own: torch.Tensor, ranks: tuple[int, ...]) -> None:
         whole.zero_()
@@ -51,7 +51,7 @@ def trainer_on(
     world: int = 1,
     **training: object,
 ) -> Trainer:
-    """The last of the ranks of a group that runs one row: of one alone, or whose others say nothing."""
+    """Return the last rank of a group that runs one row: a group of one, or one whose other ranks do not answer."""
     fields = {"miniBatchSize": 8, "epochs": EPOCHS, **({"klCoefficient": 0.1} if algorithm == "grpo" else {})}
     job = make_job(
         folder,
@@ -67,7 +67,7 @@ def trainer_on(
 
 
 def move(module: torch.nn.Module, device: torch.device) -> None:
-    """PyTorch's own move cannot swap what a fake mode remembers."""
+    """Replace PyTorch's own move, which cannot swap tensors that a fake mode remembers."""
     for one in module.modules():
         for name, parameter in one._parameters.items():
             if parameter is not None:
@@ -79,14 +79,14 @@ def move(module: torch.nn.Module, device: torch.device) -> None:
 
 @pytest.fixture
 def autocast_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch turns it off, with a warning, where there is no GPU."""
+    """Enable it, because PyTorch turns it off, with a warning, where there is no GPU."""
     monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda *_: True)
 
 
 @pytest.fixture
 def fused_adamw_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch has the kernel for `meta`, but its list of devices does not say so."""
+    """Allow `meta`: PyTorch has the kernel for it, but its list of devices does not contain it."""
     monkeypatch.setattr(import_module("torch.optim.adam"), "_device_dtype_check_for_fused", lambda *_, **__: None)
 
 
@@ -163,7 +163,7 @@ def test_the_rules_find_a_tensor_that_was_left_behind() -> None:
 def test_forward_losses_and_optimizer_run_on_fake_gpus_in_either_precision(
     folders: dict[str, Path], family: str, precision: str
 ) -> None:
-    """What `meta` cannot show: branches for CUDA, and its autocast. PyTorch's engine wants a GPU for the backward."""
+    """Covers branches that `meta` cannot: CUDA code and its autocast. PyTorch's backward needs a real GPU."""
     real = trainer_on(CPU, folders[family], deterministic=False, precision=precision)
     batch = real.algorithm.prepare(make_batch())
     plan = split_minibatch(real.layout, list(range(8)), batch.lengths, together=1, most_tokens=None)

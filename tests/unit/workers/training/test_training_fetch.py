@@ -1,4 +1,4 @@
-"""Fetching a batch: whole over several parts, again when the connection breaks, an answer of no passed on."""
+"""Fetching a batch: complete over several parts, retried after a broken connection; a rejection is passed on."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +20,7 @@ from rlhf_workers.training.batches.coordinator_batches import CoordinatorBatches
 
 
 class FailingCoordinator(PartialCoordinator):
-    """Breaks off the first stream, then serves iteration 0, and refuses every other one."""
+    """Breaks the first stream, then serves iteration 0, and rejects every other one."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -55,7 +55,7 @@ def test_a_broken_stream_is_fetched_again_from_its_start(address: str) -> None:
 
 
 def test_a_coordinator_that_came_back_with_renewed_certificates_is_met(tmp_path: Path) -> None:
-    """The old certificate is as good as expired: it is of another authority."""
+    """The old certificate counts as expired: another authority issued it."""
     source, port = None, free_port()
     for _ in range(2):
         now = datetime.now(UTC)

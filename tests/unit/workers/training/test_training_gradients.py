@@ -52,7 +52,7 @@ def test_pipelines_1_2_4_and_data_1_2_give_the_same_gradients(family: str, folde
 def test_micro_batches_of_bounded_tokens_give_the_gradients_of_those_of_equal_samples(
     algorithm: str, folders: dict[str, Path]
 ) -> None:
-    """Few long samples or many short ones in one: hidden states of unlike shapes pass between stages."""
+    """Few long samples or many short ones per micro-batch: hidden states of different shapes pass between stages."""
     fields = {"miniBatchSize": 8} if algorithm == "ppo" else {"miniBatchSize": 8, "groupSize": 4}
     critic = folders["llama"] if algorithm == "ppo" else None
     roles = ("actor", "critic") if algorithm == "ppo" else ("actor",)
@@ -182,7 +182,8 @@ def test_split_backward_gives_the_gradients_of_whole_backward(
 
 
 def test_opposite_pipelines_interleaved_give_the_gradients_of_serial_ones(folders: dict[str, Path]) -> None:
-    """What a fused schedule is: actor forward over the ranks, critic the other way, their steps taken in turn."""
+    """A fused schedule: the actor's forward over the ranks, the critic's in the other direction, with alternating
+    steps."""
     job, batch = make_job(folders["gemma2"], folders["llama"]), make_batch()
     both = (
         Pipeline(name="actor", model="actor", stage_ranks=(0, 1), microbatches=4),
@@ -196,7 +197,7 @@ def test_opposite_pipelines_interleaved_give_the_gradients_of_serial_ones(folder
 
 
 def test_two_critic_pipelines_in_one_block_are_two_replicas(folders: dict[str, Path]) -> None:
-    """The critic needs half of the ranks: two pipelines of it share the samples; gradients are those of one."""
+    """The critic needs half of the ranks: its two pipelines divide the samples; gradients are those of one."""
     job, batch = make_job(folders["llama"], folders["qwen2"]), make_batch()
     table = interleave(
         (

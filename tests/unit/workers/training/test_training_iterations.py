@@ -1,4 +1,4 @@
-"""Whole iterations: what ran, determinism, exact resume, abstained samples, adaptive KL, failure messages."""
+"""Whole iterations: executed steps, determinism, exact resume, abstained samples, adaptive KL, failure messages."""
 
 import json
 import resource
@@ -145,8 +145,10 @@ def test_the_learning_rate_shown_is_that_of_the_last_step(folder: Path) -> None:
 def test_more_iterations_in_a_live_job_bend_the_rate_and_a_restart_goes_on_with_it(
     folder: Path, tmp_path: Path
 ) -> None:
-    """4 iterations become 8 after the second: 1, 3/4, then 1/2 falls over the six that are left. A restored rank, whose
-    manifest says 8, and is told of every iteration what was true of it, does the same."""
+    """4 iterations become 8 after the second: 1, 3/4, then 1/2 falls over the remaining six.
+
+    A restored rank with a manifest of 8 gets each iteration's own total and has the same rates.
+    """
     optimizer = {"learningRate": 1e-2, "schedule": "Linear"}
     job = make_job(folder, folder, training={"optimizer": optimizer})
 
@@ -180,7 +182,7 @@ def test_a_critic_that_starts_from_a_reward_model_keeps_its_head(folder: Path, t
 
 
 def test_log_probabilities_of_the_policy_itself_show_no_mismatch(folder: Path) -> None:
-    """Log-probabilities computed by transformers: ratio 1, no clipping, at the first mini-batch."""
+    """transformers computes the log-probabilities: ratio 1, no clipping, at the first mini-batch."""
     import transformers
 
     job = make_job(folder, folder)
@@ -211,7 +213,8 @@ def test_a_batch_in_which_everyone_abstained_changes_no_weight(folder: Path) -> 
 
 
 def test_an_abstained_sample_does_not_change_the_gradient_of_the_others(folder: Path) -> None:
-    """Its advantage, its tokens and its place in the mean are gone; another sample in its place changes nothing."""
+    """Its advantage, its tokens and its weight in the mean are absent; another sample in its position changes
+    nothing."""
     job = make_job(folder, folder)
     batch, other = make_batch(abstained=(2,)), make_batch(abstained=(2,))
     other.responses[2] = 7
@@ -224,7 +227,7 @@ def test_an_abstained_sample_does_not_change_the_gradient_of_the_others(folder: 
 
 
 def test_a_sample_that_failed_has_no_response_and_is_trained_on_as_if_it_had_abstained(folder: Path) -> None:
-    """One sample a micro-batch, so that lengths decide nothing: weights are the same bits."""
+    """One sample per micro-batch, so that lengths have no effect: weights are the same bits."""
     job = make_job(folder, folder, training={"microBatchSize": 1})
     weights = []
     for response in (False, True):
@@ -269,7 +272,7 @@ def test_a_mini_batch_that_does_not_fit_the_schedule_names_the_field(folder: Pat
 
 @pytest.fixture
 def small_files() -> Iterator[None]:
-    """No file of this process may pass 100 KB: what a full disk does, without a disk to fill."""
+    """Limit files of this process to 100 KB, like a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     yield

@@ -1,4 +1,4 @@
-"""The estimate of a training rank's memory against what the trainer keeps, tensor by tensor, on a CPU."""
+"""The estimate of a training rank's memory against the trainer's tensors, on a CPU."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from rlhf_workers.training.schedule.step_timing import activation_bytes, made_up
 from rlhf_workers.training.trainer import Trainer
 
 PROMPT, RESPONSE, SAMPLES = 24, 40, 2
-"""Made-up samples are half as long as the longest that the job allows."""
+"""Synthetic samples are half as long as the job's maximum."""
 
 
 def trainer_of_shape(folder: Path, family: str, deterministic: bool, **training: Any) -> Trainer:
@@ -96,7 +96,7 @@ def test_recomputing_keeps_less_and_parts_add_up() -> None:
 
 
 def test_experts_are_counted_by_their_own_widths() -> None:
-    """Of the size of Qwen3-30B-A3B, whose card says 30.5 billion parameters, and of Mixtral 8x7B, 46.7 billion."""
+    """Sizes of Qwen3-30B-A3B, with 30.5 billion parameters by its card, and of Mixtral 8x7B, with 46.7 billion."""
     qwen, mixtral = (
         shape_of(
             {

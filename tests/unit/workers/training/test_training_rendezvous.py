@@ -1,4 +1,4 @@
-"""Meeting: a wait that ends names who is missing; an address that is taken is named."""
+"""Rendezvous: a time-out names the missing ranks; an address in use is named."""
 
 import socket
 

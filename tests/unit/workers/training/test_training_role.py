@@ -1,4 +1,5 @@
-"""The training role as the agent meets it: commands, versions, weights it serves, what it does when a peer is lost."""
+"""The training role as seen by the agent: commands, versions, served weights, and behaviour after the loss of a
+peer."""
 
 from pathlib import Path
 

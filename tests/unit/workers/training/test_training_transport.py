@@ -1,4 +1,4 @@
-"""Which way tensors go between ranks, and that ranks which share a device train the same bits through host memory."""
+"""The choice of transport between ranks; ranks that share a device train the same bits through host memory."""
 
 import json
 import threading
@@ -107,7 +107,7 @@ def test_ranks_that_share_a_device_train_the_bits_of_others(tmp_path: Path, meth
 
 
 class SlowCopies(CpuCopies):
-    """A device that has done its work, and copied, when it is told."""
+    """A device that works and copies on demand."""
 
     def __init__(self) -> None:
         self.done = threading.Event()

@@ -1,4 +1,4 @@
-"""No table deadlocks under the rules of NCCL, whose transfers wait for each other where gloo's do not."""
+"""No table deadlocks under NCCL's rules, where transfers wait for each other, unlike gloo's."""
 
 import itertools
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from rlhf_workers.training.schedule.executor import execute
 
 
 class Meeting(torch.autograd.Function):
-    """Waits for the other ranks that hold a stage, in its forward and in its backward, as the sums of a layer do."""
+    """Waits for the other ranks of a stage, in its forward and in its backward, like the reductions of a layer."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, meet: Callable[[], None]) -> torch.Tensor:
@@ -47,7 +47,7 @@ class Meeting(torch.autograd.Function):
 
 
 def meeting(communicator: RendezvousCommunicator, rank: int, width: int) -> Callable[[], None]:
-    """Return what waits until all ranks that hold a stage have come: by transfers, in one order with all others."""
+    """Return a barrier for all ranks of a stage, made of transfers, in one order with all others."""
     first = rank - rank % width
 
     def meet() -> None:
@@ -61,7 +61,7 @@ def meeting(communicator: RendezvousCommunicator, rank: int, width: int) -> Call
 
 
 class ProductStage:
-    """A pipeline whose stages multiply by a weight each, as a `PipelineWork`."""
+    """A pipeline whose stages each multiply by a weight, as a `PipelineWork`."""
 
     def __init__(self, stages: int, held: list[int], meet: Callable[[], None] | None = None) -> None:
         self.stages, self.meet = stages, meet
@@ -117,7 +117,7 @@ def expected(table: ScheduleTable) -> dict[tuple[str, int], float]:
 
 
 def all_forward_then_all_backward(pipelines: tuple[Pipeline, ...]) -> ScheduleTable:
-    """GPipe, a pipeline after the other."""
+    """GPipe, one pipeline after the other."""
     rows: list[list[Action]] = [[] for _ in range(1 + max(r for p in pipelines for r in p.stage_ranks))]
     for index, pipeline in enumerate(pipelines):
         places = pipeline.stage_ranks
@@ -137,7 +137,7 @@ def all_forward_then_all_backward(pipelines: tuple[Pipeline, ...]) -> ScheduleTa
 
 @st.composite
 def tables(draw: st.DrawFn) -> ScheduleTable:
-    """Tables of every kind, of models that take any time on any stage."""
+    """Generate tables of every kind, for models with any times on any stage."""
     stages, microbatches = draw(st.integers(1, 4)), draw(st.integers(1, 10))
     models = ("actor", "critic")[: draw(st.integers(1, 2))]
     pipelines = opposite(models, stages, microbatches)
@@ -146,7 +146,7 @@ def tables(draw: st.DrawFn) -> ScheduleTable:
 
 @st.composite
 def tables_of_unlike_sizes(draw: st.DrawFn) -> ScheduleTable:
-    """Tables of two or three models whose stages are held by different numbers of rows."""
+    """Generate tables of two or three models whose stages span different numbers of rows."""
     tensors = {
         model: draw(st.sampled_from([1, 2, 4])) for model in ("actor", "critic", "cost")[: draw(st.integers(2, 3))]
     }
@@ -157,7 +157,7 @@ def tables_of_unlike_sizes(draw: st.DrawFn) -> ScheduleTable:
 
 @st.composite
 def made_by(draw: st.DrawFn, pipelines: tuple[Pipeline, ...], method: str) -> ScheduleTable:
-    """The table of a method, of models that take any time on any stage."""
+    """Return the table of a method, for models with any times on any stage."""
     if method == "serial":
         return serial_table(pipelines)
     if method == "gpipe":
@@ -185,7 +185,7 @@ def test_every_kind_of_table_ends_and_gives_the_gradients(table: ScheduleTable) 
 @given(tables_of_unlike_sizes())
 @settings(max_examples=40, deadline=None)
 def test_rows_that_hold_stages_together_end_and_give_the_gradients(table: ScheduleTable) -> None:
-    """Whoever waits for whom: transfers are NCCL's, and the rows of a stage wait for one another in every step."""
+    """Transfers follow NCCL's rules, and the rows of a stage wait for one another in every step."""
     check_table(table)
     assert gradients(table) == pytest.approx(expected(table))
 
@@ -204,7 +204,7 @@ def test_forwards_alone_end_on_rows_that_hold_stages_together(table: ScheduleTab
 
 
 def products(table: ScheduleTable, model: str) -> dict[tuple[str, int], float]:
-    """Run the forwards alone; return (pipeline, micro-batch) -> what its last stage made."""
+    """Run only the forwards; return (pipeline, micro-batch) -> result of its last stage."""
 
     def work(rank: int, communicator: RendezvousCommunicator) -> dict[tuple[str, int], float]:
         made: dict[tuple[str, int], float] = {}
@@ -220,7 +220,7 @@ def products(table: ScheduleTable, model: str) -> dict[tuple[str, int], float]:
 
 
 class RememberedStage(ProductStage):
-    """Keeps what its last stage makes, micro-batch by micro-batch."""
+    """Stores the results of its last stage, by micro-batch."""
 
     def __init__(self, name: str, stages: int, held: list[int], made: dict[tuple[str, int], float]) -> None:
         super().__init__(stages, held)
@@ -237,7 +237,7 @@ class RememberedStage(ProductStage):
 @given(st.lists(st.tuples(st.sampled_from(["actor", "critic"]), st.integers(1, 6), st.data()), min_size=1, max_size=3))
 @settings(max_examples=30, deadline=None)
 def test_forwards_alone_end_wherever_stages_lie(asked: list[tuple[str, int, st.DataObject]]) -> None:
-    """Also where several stages of a pipeline are on one rank, and with several pipelines of the model."""
+    """Also if several stages of a pipeline are on one rank, and with several pipelines of the model."""
     ranks = st.lists(st.integers(0, 2), min_size=1, max_size=4)
     pipelines = tuple(
         Pipeline(name=f"{model}-{number}", model=model, stage_ranks=tuple(data.draw(ranks)), microbatches=microbatches)
@@ -253,7 +253,7 @@ def test_forwards_alone_end_wherever_stages_lie(asked: list[tuple[str, int, st.D
 
 
 def test_the_network_finds_what_gloo_hides() -> None:
-    """Two ranks that both send first: gloo keeps the tensors, NCCL's streams would wait for each other for ever."""
+    """Two ranks that both send first: gloo buffers the tensors, NCCL's streams would wait for each other forever."""
     pipelines = opposite(("actor", "critic"), 2, 1)
     rows = all_forward_then_all_backward(pipelines).rows
     crossed = []
@@ -266,7 +266,7 @@ def test_the_network_finds_what_gloo_hides() -> None:
 
 
 class SilentPeer:
-    """A peer that takes and gives nothing until the group's time-out."""
+    """A peer that neither sends nor receives until the group's time-out."""
 
     transport = GroupTransport("gloo")
 
