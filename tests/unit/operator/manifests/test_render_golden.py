@@ -1,6 +1,12 @@
-"""The objects of a job, byte for byte against checked-in YAML; `RLHF_UPDATE_GOLDEN=1` rewrites it for review."""
+"""The objects of a job, each field of each, against checked-in YAML; `RLHF_UPDATE_GOLDEN=1` rewrites it for review.
 
+Each object is in the file, in full or as its differences from an object before it, whichever is shorter. The order of
+the keys of a job is in the file too.
+"""
+
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +20,9 @@ from rlhf_operator.manifests import Images, render
 GOLDEN = Path(__file__).parent / "golden"
 CERTIFICATES = {"ca.crt": b"authority", "tls.crt": b"certificate", "tls.key": b"key"}
 IMAGES = Images(coordinator="example.org/operator:1", worker="example.org/worker:1")
+JOB = "job.json"
+ABSENT = "(absent)"
+"""Value of a field that the other object has and this one lacks."""
 
 
 def job_of(name: str) -> RLHFJob:
@@ -24,10 +33,42 @@ def render_named(name: str) -> list[dict[str, Any]]:
     return render(job_of(name), CERTIFICATES, IMAGES, {Group.TRAINING: 2}).all
 
 
+def dump(written: dict[str, Any]) -> str:
+    return yaml.dump(written, Dumper=yaml.SafeDumper, sort_keys=False, width=120, default_flow_style=None)
+
+
+def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and the new value of each field that differs; with `old` they determine `new`."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            yield from differences(old.get(key, ABSENT), new.get(key, ABSENT), f"{path}/{key}")
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for place, (left, right) in enumerate(zip(old, new, strict=True)):
+            yield from differences(left, right, f"{path}/{place}")
+    elif old != new:
+        yield path, new
+
+
+def written(objects: list[dict[str, Any]]) -> str:
+    """Return the text of all objects; the job of a ConfigMap as YAML instead of as a string of JSON."""
+    parts = list[str]()
+    for place, body in enumerate(objects):
+        if JOB in body.get("data", {}):
+            job = json.loads(body["data"][JOB])
+            assert body["data"][JOB] == json.dumps(job, indent=2)
+            body = body | {"data": body["data"] | {JOB: job}}
+        like = (
+            {"like": other["metadata"]["name"]} | dict(differences(other, body))
+            for other in objects[:place]
+            if other["kind"] == body["kind"]
+        )
+        parts.append(min(map(dump, [body, *like]), key=len))
+    return "---\n".join(parts)
+
+
 @pytest.mark.parametrize("name", ["ppo-cpu", "grpo-gpu", "nodes-of-eight"])
 def test_objects_are_as_reviewed(name: str) -> None:
-    rendered = yaml.dump_all(render_named(name), sort_keys=True, Dumper=yaml.SafeDumper, width=120)
-    golden = GOLDEN / f"{name}.objects.yaml"
+    text, golden = written(render_named(name)), GOLDEN / f"{name}.objects.yaml"
     if os.environ.get("RLHF_UPDATE_GOLDEN"):
-        golden.write_text(rendered)
-    assert rendered == golden.read_text()
+        golden.write_text(text)
+    assert text == golden.read_text()
