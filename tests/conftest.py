@@ -1,8 +1,9 @@
-"""Settings of all tests: what a property test finds depends neither on how fast the machine is nor on the day, nor on
-what else was imported, a thread that a test leaves behind disturbs no other, and what is imported to collect them is
-never walked by the garbage collector.
+"""Settings of all tests.
 
-`pytest --hypothesis-profile=explore` looks where nobody has looked before.
+The results of property tests depend on neither the machine's speed, nor the day, nor other imports. A thread that a
+test leaves behind disturbs no other test. The garbage collector never walks the modules that collection imports.
+
+`pytest --hypothesis-profile=explore` tries new examples.
 """
 
 import logging
@@ -28,7 +29,7 @@ _none = Constants()
 
 
 def _constants() -> Constants:
-    """What is in the code for who explores it; nothing for who wants the same examples tomorrow."""
+    """Return the constants of the code for the profile that explores, and none for reproducible examples."""
     return _none if settings.get_current_profile_name() == "same-everywhere" else _in_the_code()
 
 
@@ -40,7 +41,7 @@ class _LoggersOfAMoment(dict[str, "logging.Logger | logging.PlaceHolder"]):
     that make some."""
 
     def values(self) -> Any:
-        """Return those of this moment, which nobody adds to."""
+        """Return a copy of the present values."""
         return list(super().values())
 
 
