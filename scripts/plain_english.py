@@ -53,7 +53,7 @@ def paragraphs(page: str) -> Iterator[tuple[int, str]]:
             yield number, line.strip("-* ")
 
 
-def sentences(path: Path, text: str, tree: ast.Module | None) -> Iterator[str]:
+def prose_findings(path: Path, text: str, tree: ast.Module | None) -> Iterator[str]:
     """Yield the findings in the prose of a file, as `path:line: ...`."""
     for line, prose in texts(tree) if tree else paragraphs(text):
         for match in (*OPENING.finditer(prose), *PHRASE.finditer(prose)):
@@ -65,7 +65,7 @@ def findings(path: Path, *, with_names: bool) -> Iterator[str]:
     """Yield the findings of a file, as `path:line: ...`."""
     text = path.read_text()
     tree = ast.parse(text) if path.suffix == ".py" else None
-    yield from sentences(path, text, tree)
+    yield from prose_findings(path, text, tree)
     for line, name in names(tree) if tree and with_names else ():
         yield f"{path}:{line}: the name {name!r} says nothing; name the thing or the action"
 

@@ -46,8 +46,7 @@ class MismatchCorrection(ApiModel):
     low: Bound | None = None
     """Least ratio. Unset: the source's value, which is 0, with Mask 0.5, with GeometricMask 0.999."""
     high: Bound | None = None
-    """Largest ratio. Unset: the source's value, which is 2, with Mask 5, with GeometricMask 1.002, with SequenceMask 3.
-    """
+    """Largest ratio. Unset: the value of the source: 2, with Mask 5, with GeometricMask 1.002, with SequenceMask 3."""
 
     @property
     def limits(self) -> Limits:
