@@ -96,11 +96,12 @@ def pin_revision(parsed: ParsedJob, stored: Mapping[str, Any], observed: Observe
 
 
 def _started_by(status: Mapping[str, Any], images: Images) -> Images:
-    """Return the images that the status of a job names, else `images`. The user is the current one."""
-    named = status.get("revision")
-    if not named:
+    """Return the images that a job's status names; `images`, unless it names both. The user is the installation's."""
+    said = status.get("revision") or {}
+    coordinator, worker = said.get("coordinatorImage"), said.get("workerImage")
+    if not coordinator or not worker:
         return images
-    return Images(named["coordinatorImage"], named["workerImage"], images.user, named.get("vllmWorkerImage", ""))
+    return Images(coordinator, worker, images.user, said.get("vllmWorkerImage") or "")
 
 
 def _without(parsed: ParsedJob) -> PinnedJob:

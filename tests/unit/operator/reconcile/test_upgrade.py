@@ -220,7 +220,7 @@ def test_a_definition_that_is_newer_than_the_operator_harms_no_job_that_runs() -
 
 
 @pytest.mark.full(quick=1)
-@pytest.mark.parametrize("how", ["deleted", "corrupt", "not JSON", "another pod", "no status"])
+@pytest.mark.parametrize("how", ["deleted", "corrupt", "not JSON", "another pod", "no status", "half a status"])
 def test_a_revision_that_is_lost_is_made_anew_and_replaces_no_pod(how: str) -> None:
     """The installation has other images now."""
     cluster = started()
@@ -236,8 +236,10 @@ def test_a_revision_that_is_lost_is_made_anew_and_replaces_no_pod(how: str) -> N
         evil = json.loads(data["revision.json"])
         evil["pods"]["generation"]["spec"]["hostNetwork"] = True
         data["revision.json"] = json.dumps(evil)
-    else:
+    elif how == "no status":
         del cluster.job["status"]["revision"]
+    else:
+        cluster.job["status"]["revision"] = {"workerImage": IMAGES.worker}
     settle(cluster, 2)
     assert uids(cluster) == was
     for worker in ("generation-0", "inference-0"):
@@ -245,7 +247,7 @@ def test_a_revision_that_is_lost_is_made_anew_and_replaces_no_pod(how: str) -> N
     settle(cluster, 2)
     assert "hostNetwork" not in cluster.pods["job-generation-0"]["spec"]
     assert container(cluster, "generation-0")["image"] == OURS
-    images = cluster.images if how == "no status" else IMAGES
+    images = cluster.images if how in ("no status", "half a status") else IMAGES
     assert container(cluster, "inference-0")["image"] == images.worker
     changed = {name for name, uid in uids(cluster).items() if was[name] != uid}
     assert changed == {"job-generation-0", "job-inference-0"}
