@@ -1,8 +1,10 @@
-"""The time limit of a test with real processes."""
+"""The time limit of a test with real processes, and the life of gRPC's poller thread in a process of tests."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from grpc.aio import init_grpc_aio
 
 LIMIT_SECONDS = 1800
 """Seconds for a test with its fixtures; longer than several waits in it on a machine many times slower than ours. A
@@ -15,3 +17,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LIMIT_SECONDS))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def grpc_poller() -> None:
+    """Start gRPC's poller thread for the whole process.
+
+    Without this reference, gRPC joins the thread whenever the last channel or server is collected. The collector may
+    find that one in any later test, and the join never ends if a call was open when its test ended.
+    """
+
+    async def start() -> None:
+        init_grpc_aio()
+
+    asyncio.run(start())
