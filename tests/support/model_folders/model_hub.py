@@ -1,4 +1,4 @@
-"""A model hub on loopback, with the part of the Hugging Face hub's API that uploads and downloads use.
+"""A model hub on this machine, with the part of the Hugging Face hub's API that uploads and downloads use.
 
 Uploads stay in memory. Downloads read the folders of `models`, so a test may change a folder and the hub serves the
 change.
@@ -147,12 +147,12 @@ class HubHandler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def model_hub() -> Iterator[ModelHub]:
-    """Yield a hub that accepts TOKEN only; it ends with the block."""
+def model_hub(host: str = "127.0.0.1") -> Iterator[ModelHub]:
+    """Yield a hub that listens on an address of this machine and accepts TOKEN only; it ends with the block."""
     hub = ModelHub()
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(HubHandler, hub))
-    hub.address = f"http://127.0.0.1:{server.server_port}"
+    server = ThreadingHTTPServer((host, 0), functools.partial(HubHandler, hub))
+    hub.address = f"http://{host}:{server.server_port}"
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield hub
