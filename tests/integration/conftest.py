@@ -1,10 +1,17 @@
-"""The time limit of a test with real processes, and the life of gRPC's poller thread in a process of tests."""
+"""The time limit of a test with real processes, and what a process of tests shares with a worker.
+
+The tests compute what workers compute, with the same order of sums. gRPC's poller thread lives as long as the process.
+"""
 
 import asyncio
 from pathlib import Path
 
 import pytest
 from grpc.aio import init_grpc_aio
+
+from rlhf_workers.devices.reproducible_sums import ask_for_reproducible_sums
+
+ask_for_reproducible_sums()
 
 LIMIT_SECONDS = 1800
 """Seconds for a test with its fixtures; longer than several waits in it on a machine many times slower than ours. A

@@ -15,7 +15,8 @@ VARIABLE: Final = "MKL_CBWR"
 VALUE: Final = "AVX2,STRICT"
 """MKL's fastest code path with the same bits at any alignment, on processors without AVX-512."""
 INDEPENDENT: Final = ("AVX512",)
-"""Instruction sets whose default kernels gave the same bits at any alignment (docs/determinism.md)."""
+"""Instruction sets whose default kernels gave the same bits at every address that is a multiple of 16 bytes, as rows of
+models are (docs/determinism.md). A product with one column, such as a value head's, differs at other addresses."""
 
 
 def ask_for_reproducible_sums() -> None:
