@@ -135,7 +135,7 @@ async def both_jobs(arguments: argparse.Namespace) -> dict[str, dict[str, float]
 def measure_iteration(run: JobRun, beats: int) -> None:
     """Call all measurements as often as one iteration of the job does."""
     state, everybody = run.state, list(run.state.fleet.workers.values())
-    names = [worker.name for worker in run.state.fleet.of(Group.GENERATION)]
+    names = [worker.name for worker in run.state.fleet.in_group(Group.GENERATION)]
     now = time.monotonic()
     for index in range(len(state.ledger.samples)):
         name, key = names[index % len(names)], pb.SampleKey(sample=index)

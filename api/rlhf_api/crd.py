@@ -102,15 +102,15 @@ def _schema() -> Schema:
         _attach(schema, path, {"rule": "self == oldSelf", "message": IMMUTABLE_MESSAGE})
     # Transition rules on a field do not run when the field appears or disappears.
     for node, name in sorted({place for path in fixed for place in _optional(schema, path)}):
-        kept = f"has(self.{name}) == has(oldSelf.{name})"
-        _attach(schema, node, {"rule": kept, "message": IMMUTABLE_MESSAGE, "fieldPath": f".{name}"})
+        unchanged = f"has(self.{name}) == has(oldSelf.{name})"
+        _attach(schema, node, {"rule": unchanged, "message": IMMUTABLE_MESSAGE, "fieldPath": f".{name}"})
     for path in LAYOUT:
         name = path.removeprefix("spec.training.")
         # A field that may be absent needs `?`. For optional strings and objects the API server cannot estimate the
         # cost.
         field = f"training.?{name}" if any(_optional(schema, path)) else f"training.{name}"
-        kept = f"self.suspend && oldSelf.suspend || self.{field} == oldSelf.{field}"
-        _attach(schema, "spec", {"rule": kept, "message": LAYOUT_MESSAGE, "fieldPath": f".training.{name}"})
+        unchanged = f"self.suspend && oldSelf.suspend || self.{field} == oldSelf.{field}"
+        _attach(schema, "spec", {"rule": unchanged, "message": LAYOUT_MESSAGE, "fieldPath": f".training.{name}"})
     _leave_out_empty(schema)
     return schema
 

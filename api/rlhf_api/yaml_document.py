@@ -71,8 +71,10 @@ def read_documents(text: str) -> list[Document]:
         raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        what = ", ".join(part for part in (error.context, error.problem) if part)
-        raise ManifestError([Problem("", None, f"not valid YAML: {what}", mark.line + 1 if mark else None)]) from error
+        reason = ", ".join(part for part in (error.context, error.problem) if part)
+        raise ManifestError(
+            [Problem("", None, f"not valid YAML: {reason}", mark.line + 1 if mark else None)]
+        ) from error
     except yaml.YAMLError as error:
         raise ManifestError([Problem("", None, f"not valid YAML: {error}")]) from error
     except RecursionError as error:

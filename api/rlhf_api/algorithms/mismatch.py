@@ -63,7 +63,7 @@ def rules(path: str) -> Iterator[Rule]:
     """Yield the rules between fields of an algorithm; `path` is the algorithm's, such as `spec.algorithm.ppo`."""
     field, old = f"{path}.mismatchCorrection", f"{path}.oldLogProbabilities"
 
-    def made(values: Values) -> bool:
+    def trainer_recomputes(values: Values) -> bool:
         mode: Mode = values[f"{field}.mode"]
         return mode == "Disabled" or values[old] == "Trainer"
 
@@ -79,7 +79,7 @@ def rules(path: str) -> Iterator[Rule]:
         field=f"{field}.mode",
         node=path,
         cel="self.mismatchCorrection.mode == 'Disabled' || self.oldLogProbabilities == 'Trainer'",
-        holds=made,
+        holds=trainer_recomputes,
         message=f"needs {old}: Trainer, or there is no second probability to compare: set that, or use Disabled",
     )
     yield Rule(

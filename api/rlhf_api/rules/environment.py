@@ -39,9 +39,9 @@ def _served(values: Values) -> bool:
 
 
 def _asked(values: Values) -> bool:
-    one = values.has(f"{_REWARD}.environment")
+    single = values.has(f"{_REWARD}.environment")
     several: list[Mapping[str, Any]] = list(values[_REWARDS]) if values.has(_REWARDS) else []
-    return one or any(each.get("environment") is not None for each in several)
+    return single or any(each.get("environment") is not None for each in several)
 
 
 _ENGINE: Final = Rule(

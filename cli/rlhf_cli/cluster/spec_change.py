@@ -51,12 +51,12 @@ def suspend(job: ClusterJob) -> SpecChange:
     _check_not_finished(job, "suspended")
     if job.spec.get("suspend"):
         return SpecChange({}, f"is suspended already ({job.phase})")
-    kept = (
+    checkpoint_note = (
         "it saves a checkpoint and goes on from there"
         if job.spec.get("checkpoints")
         else "spec.checkpoints is not set, so it will begin anew"
     )
-    return SpecChange({"spec": {"suspend": True}}, f"will be suspended; {kept} when it is resumed")
+    return SpecChange({"spec": {"suspend": True}}, f"will be suspended; {checkpoint_note} when it is resumed")
 
 
 def resume(job: ClusterJob) -> SpecChange:
@@ -107,8 +107,8 @@ def parse_sizes(arguments: Sequence[str]) -> dict[Group, int]:
 
 def _check_rules(job: ClusterJob, patch: Mapping[str, Any]) -> None:
     """Raise ManifestError for the rules that the change breaks; rules broken before it are ignored."""
-    known = {(problem.field, problem.message) for problem in _problems(job.body, {})}
-    new = [problem for problem in _problems(job.body, patch) if (problem.field, problem.message) not in known]
+    existing = {(problem.field, problem.message) for problem in _problems(job.body, {})}
+    new = [problem for problem in _problems(job.body, patch) if (problem.field, problem.message) not in existing]
     if new:
         raise ManifestError(new, f"{job.namespace}/{job.name} as it would be")
 

@@ -112,12 +112,12 @@ class EventHandlers:
     def message(self, worker: str, message: pb.WorkerMessage) -> None:
         """Process one message. Raises ValueError for an invalid one."""
         if message.WhichOneof("message") != "batch":
-            self._one(worker, message)
+            self._handle(worker, message)
             return
         for item in message.batch.messages:
-            self._one(worker, item)
+            self._handle(worker, item)
 
-    def _one(self, worker: str, message: pb.WorkerMessage) -> None:
+    def _handle(self, worker: str, message: pb.WorkerMessage) -> None:
         run = self._run
         run.totals.messages += 1
         check_message(worker, message)

@@ -125,7 +125,7 @@ def _leaving(worker: Worker) -> list[Wait]:
 
 
 def _absent(context: JobContext, state: JobState, worker: Worker) -> list[Wait]:
-    others = any(other.session for other in state.fleet.of(worker.group) if other is not worker)
+    others = any(other.session for other in state.fleet.in_group(worker.group) if other is not worker)
     fatal = not context.awaits_workers and (worker.rank is not None or not others)
     verb = "come back" if worker.seen else "register"
     why = f": {worker.refused}" if worker.refused else ""
@@ -194,7 +194,7 @@ def _working(context: JobContext, state: JobState, worker: Worker, before: float
     work = [f"decode {decoding} samples"] * bool(decoding) + [f"score {scoring} tasks"] * bool(scoring)
     if not work:
         return []
-    allowance = max((given.reward.longest for given in context.spec.models.all_rewards), default=0) if scoring else 0
+    allowance = max((entry.reward.longest for entry in context.spec.models.all_rewards), default=0) if scoring else 0
     return [
         Wait(worker.name, f"{worker.name} to {' and '.join(work)}", worker.last_progress, True, False, float(allowance))
     ]

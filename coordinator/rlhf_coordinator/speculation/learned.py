@@ -67,8 +67,8 @@ def _check(run: JobRun, message: pb.SpeculationObservation) -> None:
     speculation = run.context.spec.generation.speculation
     for count in message.learned.counts:
         if count.drafter not in speculation.drafters:
-            known = ", ".join(speculation.drafters)
-            raise ValueError(f"drafts of {count.drafter[:64]!r}, must be of {known}")
+            drafters = ", ".join(speculation.drafters)
+            raise ValueError(f"drafts of {count.drafter[:64]!r}, must be of {drafters}")
         if not 0 <= count.position < speculation.max_tokens:
             raise ValueError(f"a draft's position {count.position}, must be below {speculation.max_tokens}")
         if not count.accepted <= count.judged <= count.drafted:

@@ -36,15 +36,15 @@ class ChatTemplate:
         """Read the file, if there is one, and check the arguments. Raises JobError (exit code 22)."""
         self._tokenizer, self._prompts = tokenizer, prompts
         self._arguments: dict[str, Any] = dict(prompts.chat_template_arguments or {})
-        given = template_text(prompts)
+        configured = template_text(prompts)
         own = tokenizer.chat_template
-        if not (given or own):
+        if not (configured or own):
             message = (
                 f"{prompts.field}.chatTemplate is true, but the tokenizer of models.actor.path has no chat template: "
                 f"give one with {prompts.field}.chatTemplateFile"
             )
             raise _error(prompts, "chatTemplate", message)
-        self._text = given or (own if isinstance(own, str) else "\n".join(own.values()))
+        self._text = configured or (own if isinstance(own, str) else "\n".join(own.values()))
         for name in self._arguments:
             self._check_argument(name)
         if re.search(RANDOM, self._text):
@@ -52,8 +52,8 @@ class ChatTemplate:
                 "the chat template draws at random, so prompts would be others at every start: give one that does not"
             )
             raise _error(prompts, "chatTemplateFile", message)
-        if given:
-            self._arguments["chat_template"] = given
+        if configured:
+            self._arguments["chat_template"] = configured
         if self.reads(DATE):
             # The name hides the function, so that a template that asks for the date fails.
             self._arguments[DATE] = DATE
