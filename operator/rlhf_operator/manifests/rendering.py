@@ -214,6 +214,6 @@ def _said(value: Any) -> Any:
 
 def _finished(job: RLHFJob, pod: Json, mark: str) -> Json:
     meta = identity.metadata(job, pod["metadata"]["name"], pod["metadata"]["labels"])
-    given = pod["metadata"].get("annotations") or {}
-    meta["annotations"] = {**given, ANNOTATION_TEMPLATE: mark}
+    annotations = pod["metadata"].get("annotations") or {}
+    meta["annotations"] = {**annotations, ANNOTATION_TEMPLATE: mark}
     return {**pod, "metadata": meta}

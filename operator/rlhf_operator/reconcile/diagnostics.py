@@ -271,11 +271,11 @@ def _initializing(pods: list[ObservedPod]) -> str:
 
 def _slow(job: RLHFJob, slow: list[ObservedPod]) -> str:
     mounted = _mounted(job, slow[0].group)
-    what = f"what it mounts is not there ({', '.join(mounted)})" if mounted else "what it mounts is not there"
+    cause = f"what it mounts is not there ({', '.join(mounted)})" if mounted else "what it mounts is not there"
     remedy = f"`kubectl describe pod {slow[0].name}` has the kubelet's words"
     return (
         f"{_named(slow)} got a node over {SLOW.total_seconds():.0f} s ago and cannot start: the image is large, or "
-        f"{what}; {remedy}"
+        f"{cause}; {remedy}"
     )
 
 

@@ -166,24 +166,24 @@ def finalizer_messages(pods: Iterable[ObservedPod], others: Iterable[DeletedObje
 
     Objects with the same finalizers share a sentence.
     """
-    kept: dict[tuple[str, ...], list[str]] = {}
-    for name, finalizers, time in _kept(pods, others):
+    by_finalizers: dict[tuple[str, ...], list[str]] = {}
+    for name, finalizers, time in _delayed_objects(pods, others):
         if now >= time:
-            kept.setdefault(finalizers, []).append(name)
+            by_finalizers.setdefault(finalizers, []).append(name)
     return [
         f"{', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''} cannot go: "
         f"{describe_finalizers(finalizers)}"
-        for finalizers, names in kept.items()
+        for finalizers, names in by_finalizers.items()
     ]
 
 
 def next_kept(pods: Iterable[ObservedPod], others: Iterable[DeletedObject], now: datetime) -> float | None:
     """Return the seconds until a delaying finalizer is reported; None if none will be."""
-    times = [time for _, _, time in _kept(pods, others)]
+    times = [time for _, _, time in _delayed_objects(pods, others)]
     return min(((time - now).total_seconds() for time in times if now < time), default=None)
 
 
-def _kept(
+def _delayed_objects(
     pods: Iterable[ObservedPod], others: Iterable[DeletedObject]
 ) -> Iterator[tuple[str, tuple[str, ...], datetime]]:
     """Yield name, finalizers, and report time of deleted objects that only finalizers delay."""

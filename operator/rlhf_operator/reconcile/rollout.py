@@ -81,8 +81,8 @@ def desired_versions(
 
     `restarted`: groups that restart from now on. `hashes`: hashes of valid templates.
     """
-    known = {str(group["name"]): int(group.get("epoch") or 0) for group in status.get("groups") or []}
-    epochs = {group: known.get(group, 0) + (group in restarted) for group in sizes}
+    stored_epochs = {str(group["name"]): int(group.get("epoch") or 0) for group in status.get("groups") or []}
+    epochs = {group: stored_epochs.get(group, 0) + (group in restarted) for group in sizes}
     one_by_one = ONE_BY_ONE - {job.spec.rank_group}
     return DesiredVersions(epochs, hashes, one_by_one, keeps_coordinator=job.spec.checkpoints is None)
 

@@ -70,7 +70,7 @@ class ControlledCluster:
             if kind in WATCHED and key is not None:
                 self.index.put(kind, key, body)
         for kind in WATCHED:
-            for uid, (key, name, _) in self.index.known(kind).items():
+            for uid, (key, name, _) in self.index.stored_versions(kind).items():
                 if uid not in uids:
                     self.index.drop(kind, key, name, uid)
 

@@ -28,7 +28,7 @@ def forget() -> None:
     structural_schema.job_schema.cache_clear()
     parsed_job._parse.cache_clear()
     pinning._started.cache_clear()
-    pinning._held.cache_clear()
+    pinning._from_stored.cache_clear()
 
 
 def rebuild(*models: type[BaseModel]) -> None:

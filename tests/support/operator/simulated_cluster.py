@@ -131,7 +131,7 @@ class SimulatedCluster:
     def stored_revision(self) -> StoredRevision:
         """Return the stored revision in the ConfigMap."""
         body = self.bodies.get(("ConfigMap", "job-job"), {})
-        return StoredRevision.of(body.get("data", {}))
+        return StoredRevision.from_data(body.get("data", {}))
 
     def carry_out(self, plan: ReconcilePlan, *, only_status: bool = False) -> None:
         """Carry out a plan in the controller's order; `only_status`: the operator dies after the status."""

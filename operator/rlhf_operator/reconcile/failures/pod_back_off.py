@@ -52,7 +52,7 @@ def delay(ends: int) -> timedelta:
     return timedelta(0) if ends <= 1 else min(LONGEST, BASE * 2 ** min(ends - 2, 16))
 
 
-def known(status: Mapping[str, Any]) -> dict[str, PodBackOff]:
+def stored_back_offs(status: Mapping[str, Any]) -> dict[str, PodBackOff]:
     """Return pod name -> back-off, from `status.restarts`."""
     back_offs = {}
     for entry in (status.get("restarts") or {}).get("backOff") or []:
@@ -75,7 +75,7 @@ def with_ends(
     `messages`: uid -> how a pod ended, if known.
     """
     counted = {str(entry["id"]) for entry in (status.get("restarts") or {}).get("accounted") or []}
-    back_offs = known(status)
+    back_offs = stored_back_offs(status)
     for pod in pods:
         if pod.uid in counted or pod.uid not in accounted:
             continue

@@ -72,7 +72,7 @@ class StartBackOff:
         }
 
 
-def known(status: Mapping[str, Any]) -> StartBackOff | None:
+def stored_back_off(status: Mapping[str, Any]) -> StartBackOff | None:
     """Return the back-off in `status.release`; None if there is none."""
     stored = status.get("release") or {}
     since, until = time_of(stored.get("since")), time_of(stored.get("until"))
@@ -137,8 +137,10 @@ def _cannot_begin(job: RLHFJob, pods: Iterable[ObservedPod], reading: Coordinato
         return ""
     if now - began < _patience(job):
         return ""
-    what = reading.waiting_for[0] if reading.waiting_for else "its workers"
-    return f"what an iteration needs runs since {rfc3339(began)}, and the coordinator still waits for {_lasting(what)}"
+    awaited = reading.waiting_for[0] if reading.waiting_for else "its workers"
+    return (
+        f"what an iteration needs runs since {rfc3339(began)}, and the coordinator still waits for {_lasting(awaited)}"
+    )
 
 
 def _began(pods: Iterable[ObservedPod]) -> datetime | None:
