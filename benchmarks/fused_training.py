@@ -178,7 +178,7 @@ def cpu_times(trainer: Trainer, tables: list[ScheduleTable], rounds: int) -> lis
     for number in range(rounds + 1):
         times = len(result)
         for index, pipeline in enumerate(trainer.layout.table.pipelines):
-            for stage in work[index].held:
+            for stage in work[index].local_stages:
                 for backward in (("B",), ("I", "W")):
                     row = stage_row(index, stage, len(pipeline.stage_ranks), *backward)
                     note(-1, execute(row, work, NoCommunicator(), 0, thread_time))

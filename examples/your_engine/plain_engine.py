@@ -41,7 +41,7 @@ class PlainEngine:
         self._reported: dict[SampleKey, int] = {}  # tokens that `progress` returned, or that were known before
 
     @property
-    def held(self) -> int:
+    def in_flight(self) -> int:
         return len(self._samples)
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
@@ -107,7 +107,7 @@ class PlainEngine:
         return [known_response(self._samples.pop(key), "") for key in wanted]
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
-        loaded = replace_weights(self._model, tensors, what=f"actor version {version}")
+        loaded = replace_weights(self._model, tensors, subject=f"actor version {version}")
         self.version = version
         return loaded
 

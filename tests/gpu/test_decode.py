@@ -144,7 +144,7 @@ def step_seconds(engine: TorchEngine, samples: list[SampleRequest], tokens: int)
     """Return the median step of the last half of a run that decodes everything, without prefill and captures."""
     engine.submit(samples)
     times = []
-    while engine.held:
+    while engine.in_flight:
         started = time.perf_counter()
         engine.step()
         times.append(time.perf_counter() - started)

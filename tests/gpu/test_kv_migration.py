@@ -70,7 +70,7 @@ def test_kv_migration(machine: CheckedMachine, figures: Figures) -> None:
             between_steps()
             busy.append(step_both(source, destination, done))
         record(outbox, len(leaving), quiet, busy, figures)
-        while source.held or destination.held:
+        while source.in_flight or destination.in_flight:
             step_both(source, destination, done)
     same = sum(done[number] == tokens for number, tokens in undisturbed.items())
     figures.check("same tokens as undisturbed", same == len(undisturbed), f"{same} of {len(undisturbed)} samples")
@@ -119,7 +119,7 @@ def step_both(source: TorchEngine, destination: TorchEngine, done: dict[int, lis
     """Take one step of each engine; return the seconds of the source's."""
     started = time.perf_counter()
     for engine in (source, destination):
-        if engine.held:
+        if engine.in_flight:
             done |= {response.key.sample: response.tokens.tolist() for response in engine.step().finished}
         if engine is source:
             seconds = time.perf_counter() - started

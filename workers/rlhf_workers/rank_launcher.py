@@ -189,9 +189,9 @@ class RankLauncher:
 
 
 def _readable(descriptor: int) -> bool:
-    with selectors.DefaultSelector() as one:
-        one.register(descriptor, selectors.EVENT_READ)
-        return bool(one.select(0))
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        return bool(selector.select(0))
 
 
 def _become(rank: RankEnvironment, launcher: int, output: int) -> NoReturn:

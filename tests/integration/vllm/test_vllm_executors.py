@@ -139,7 +139,7 @@ async def test_two_processes_draw_the_tokens_of_one_and_a_killed_one_ends_the_wo
     engine.load_weights(read_folder("actor", trained), 1)
     engine.submit([SampleRequest(SampleKey(0, n, 1), prompt(n), n + 11, TOKENS) for n in range(SAMPLES)])
     expected: dict[int, list[int]] = {}
-    while engine.held:
+    while engine.in_flight:
         expected |= {part.key.sample: part.tokens.tolist() for part in engine.step().finished}
 
     scripted = ScriptedCoordinator()

@@ -187,12 +187,12 @@ def test_any_moment_any_batch_and_any_number_of_moves_give_the_same_tokens(pair:
     away.submit(samples[5:])
     done: dict[int, ResponsePart] = {}
     moved, turn = 0, 0
-    while home.held or away.held:
+    while home.in_flight or away.in_flight:
         for engine in pair:
             done |= steps(engine, 1)
         turn += 1
         source, destination = moments.sample(pair, 2)
-        if turn % 4 == 0 and source.held and destination.held < SLOTS:
+        if turn % 4 == 0 and source.in_flight and destination.in_flight < SLOTS:
             key = moments.choice(sorted(source._by_key))
             move(source, key, destination, cuts=[moments.randrange(1, 170), BLOCK])
             moved += 1
@@ -312,7 +312,7 @@ def test_what_does_not_fit_is_refused_and_the_place_is_free_again(pair: tuple[Vl
         assert moves_of(away).reserve()
         with pytest.raises(EngineError, match="sample 79 of iteration 0"):
             moves_of(away).admit(bad, cache)
-        assert away.held == 0
+        assert away.in_flight == 0
     assert [moves_of(away).reserve() for _ in range(SLOTS + 1)] == [True] * SLOTS + [False]
     moves_of(away).release()
     assert moves_of(away).reserve()

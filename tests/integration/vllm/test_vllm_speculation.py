@@ -106,7 +106,7 @@ def test_a_kept_prefix_holds_what_was_accepted_and_nothing_of_what_was_not(polic
 def decode(policy: Policy, sample: SampleRequest) -> tuple[int, dict[int, ResponsePart]]:
     policy.engine.submit([sample])
     reports: list[StepReport] = []
-    while policy.engine.held:
+    while policy.engine.in_flight:
         reports.append(policy.engine.step())
     done = {part.key.sample: part for report in reports for part in report.finished}
     return sum(report.prefilled for report in reports), done
@@ -120,7 +120,7 @@ def test_an_engine_that_slept_drafts_on_and_reports_what_it_did(policy: Policy) 
     policy.engine.wake()
     policy.engine.submit(samples)
     reports: list[StepReport] = []
-    while policy.engine.held:
+    while policy.engine.in_flight:
         reports.append(policy.engine.step())
     same({part.key.sample: part for report in reports for part in report.finished}, wanted)
     assert sum(report.decoded for report in reports) == sum(len(part.tokens) for part in wanted.values())

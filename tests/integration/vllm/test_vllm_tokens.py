@@ -225,7 +225,7 @@ def test_a_group_of_one_prompt_shares_its_prefill_and_draws_by_key(trios: dict[s
     engine.submit(group)
     together: dict[int, ResponsePart] = {}
     prefilled = 0
-    while engine.held:
+    while engine.in_flight:
         report = engine.step()
         prefilled += report.prefilled
         together |= {response.key.sample: response for response in report.finished}

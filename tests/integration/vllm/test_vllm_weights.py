@@ -73,7 +73,7 @@ def decode(policy: Policy, request: SampleRequest) -> tuple[ResponsePart, int]:
     """Return the response, and the number of its tokens that were computed before the first new one."""
     policy.engine.submit([request])
     prefilled = 0
-    while policy.engine.held:
+    while policy.engine.in_flight:
         report = policy.engine.step()
         prefilled += report.prefilled
         for response in report.finished:

@@ -105,7 +105,7 @@ class Disturbed:
                 if self.random.random() < share:
                     act()
         assert sorted(self._done) == sorted(self._requests), "a sample was lost"
-        assert not any(engine.held for engine in self.engines)
+        assert not any(engine.in_flight for engine in self.engines)
         return self._done
 
     def _hand_out(self) -> None:
@@ -125,7 +125,7 @@ class Disturbed:
 
     def _step(self) -> None:
         for engine in self.engines:
-            if not engine.held or self.random.random() < 0.2:
+            if not engine.in_flight or self.random.random() < 0.2:
                 continue
             report = engine.step()
             self.happened.steps += 1

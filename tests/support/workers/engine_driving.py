@@ -35,7 +35,7 @@ def finish(engine: Engine, samples: Sequence[SampleRequest] = ()) -> dict[int, R
     """Submit `samples` and step until the engine is empty; return responses by sample number, each exactly once."""
     engine.submit(samples)
     done: dict[int, ResponsePart] = {}
-    while engine.held:
+    while engine.in_flight:
         for response in engine.step().finished:
             assert response.key.sample not in done
             done[response.key.sample] = response
@@ -81,7 +81,7 @@ def disturb(
     done: dict[int, ResponsePart],
 ) -> None:
     """Pause one sample of an engine for a step, or move it to the other engine, by its tokens or with its cache."""
-    key = moves.choice(sorted(engine._state.held))
+    key = moves.choice(sorted(engine._state.in_flight))
     match moves.randrange(3):
         case 0:
             engine.moves.pause(key, True)

@@ -226,7 +226,7 @@ def oracle(policy: Path) -> Callable[[pb.GenerateSample], ResponsePart]:
         first, tokens = one.key.sample, one.max_response_tokens
         if (first, tokens) not in known:  # the later ones cost nothing, because a pass has that many rows
             engine.submit([request_of(sample(first + more, tokens=tokens)) for more in range(TILE)])
-            while engine.held:
+            while engine.in_flight:
                 known.update({(message.key.sample, tokens): message for message in engine.step().finished})
         return known[first, tokens]
 

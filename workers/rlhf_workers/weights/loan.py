@@ -122,7 +122,7 @@ def _tensors(
         raise WeightManifestError(f"it lends version {manifest.version}")
     check(manifest)
     check_places(manifest, loan.memory.size)
-    sharing = next((one for one in sharings if one.lends(loan.memory)), None)
+    sharing = next((candidate for candidate in sharings if candidate.lends(loan.memory)), None)
     if sharing is None:
         raise RegionRefusedError("it lends memory of a kind that is not used here")
     region = sharing.open(loan.memory)

@@ -110,7 +110,7 @@ def test_a_wrong_request_is_named_and_none_of_its_batch_is_taken(
     good, bad = requests(2, response=10)
     with pytest.raises(EngineError, match=words):
         engine.submit([good, replace(bad, **change)])
-    assert engine.held == 0
+    assert engine.in_flight == 0
     assert not engine.step().finished
 
 
@@ -128,9 +128,9 @@ def test_progress_reports_every_token_exactly_once(make: Make) -> None:
                 assert part.offset == len(reported.setdefault(part.key.sample, []))
                 assert sum(span.tokens for span in part.versions) == len(part.log_probabilities) == len(part.tokens)
                 reported[part.key.sample] += part.tokens.tolist()
-        if not engine.held:
+        if not engine.in_flight:
             break
-    assert not engine.held
+    assert not engine.in_flight
     assert not engine.progress()
 
 
@@ -138,7 +138,7 @@ def test_a_step_reports_what_it_decoded(make: Make) -> None:
     engine = make()
     engine.submit(requests(3, response=10))
     decoded, tokens, began = 0, 0, list[SampleKey]()
-    while engine.held:
+    while engine.in_flight:
         report = engine.step()
         decoded += report.decoded
         began += report.began
@@ -157,9 +157,9 @@ def test_withdraw_returns_queued_and_decoding_samples_and_ignores_unknown_ones(m
         engine.step()
     withdrawn = engine.withdraw([samples[0].key, samples[3].key, SampleKey(9, 9, 9)])
     assert {response.key.sample: len(response.tokens) for response in withdrawn} == {0: 5, 3: 0}
-    assert engine.held == 2
+    assert engine.in_flight == 2
     assert len(engine.withdraw()) == 2
-    assert engine.held == 0
+    assert engine.in_flight == 0
 
 
 def test_a_sample_of_another_attempt_is_not_withdrawn(make: Make) -> None:
@@ -167,7 +167,7 @@ def test_a_sample_of_another_attempt_is_not_withdrawn(make: Make) -> None:
     sample = requests(1)[0]
     engine.submit([sample])
     assert engine.withdraw([sample.key._replace(attempt=1)]) == []
-    assert engine.held == 1
+    assert engine.in_flight == 1
 
 
 @pytest.mark.full(quick=1)

@@ -38,7 +38,7 @@ def test_weights_written_to_the_model_are_those_that_decode(policy: Callable[[st
     fused = fused_forward_for(forward, TorchOps())
     other = forward_of(write_policy(tmp_path / "other", "qwen3", seed=8))
     before = {name: tensor.data_ptr() for name, tensor in forward.model.named_parameters()}
-    replace_weights(forward.model, dict(other.model.named_parameters()), what="actor version 2")
+    replace_weights(forward.model, dict(other.model.named_parameters()), subject="actor version 2")
     assert {name: tensor.data_ptr() for name, tensor in forward.model.named_parameters()} == before
     fused.verify(other)
     with pytest.raises(NotFusedError, match="logits differ"):

@@ -140,7 +140,7 @@ def test_a_receipt_that_came_before_the_cancellation_counts(make_engine: MakeEng
     ALL[0].outcome = TransferOutcome(True, "", 0.0)
     migrations.stop(None, "the session broke")
     assert outbox.of("done")[0].migrate.samples[0].moved
-    assert engine.held == 0
+    assert engine.in_flight == 0
 
 
 def test_a_slow_link_stops_a_sample_after_a_few_rounds(make_engine: MakeEngine) -> None:

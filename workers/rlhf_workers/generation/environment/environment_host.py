@@ -95,11 +95,11 @@ def checked_step(value: Any) -> StepReply:
         raise StepError(f"{half} has half a surrogate pair, which is no text: {_shown(message or messages)}")
     if not isinstance(metrics, Mapping):
         raise StepError(f"metrics is {_shown(metrics)}; it must be a mapping of names to numbers")
-    given = {escaped(str(name)): _number(f"metric {name}", metric) for name, metric in metrics.items()}
+    numbers = {escaped(str(name)): _number(f"metric {name}", metric) for name, metric in metrics.items()}
     reward = value.get("reward")
     given_reward = None if reward is None else _number("reward", reward)
     answer = {"message": message or "", "messages": messages}
-    return {**answer, "done": done, "reward": given_reward, "metrics": given}
+    return {**answer, "done": done, "reward": given_reward, "metrics": numbers}
 
 
 def _checked_messages(value: Any) -> list[dict[str, str]]:

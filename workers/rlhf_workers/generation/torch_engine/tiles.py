@@ -151,9 +151,9 @@ class Tiles:
             torch.cat([part.float().log_softmax(-1) for part in torch.split(tiles, TILE_ROWS)]),
         )
         return same and all(
-            torch.equal(one, other)
+            torch.equal(part, other)
             for layer, parts in pool.storage.items()
-            for one, other in zip(parts, written[layer], strict=True)
+            for part, other in zip(parts, written[layer], strict=True)
         )
 
     @torch.inference_mode()
@@ -185,9 +185,9 @@ class Tiles:
                 return False
         there = self._placed(np.flatnonzero(counts))
         return all(
-            torch.equal(one[there], other[there])
+            torch.equal(part[there], other[there])
             for layer, parts in pool.storage.items()
-            for one, other in zip(parts, single.storage[layer], strict=True)
+            for part, other in zip(parts, single.storage[layer], strict=True)
         )
 
     def _random_counts(self, rows: int, most: int) -> npt.NDArray[np.int64]:
@@ -216,7 +216,7 @@ class Tiles:
         for row in range(count):
             alone = self._forward.prefill(tokens[row : row + 1]).states
             for layer, parts in alone.items():
-                if not all(torch.equal(one[0], both[row]) for one, both in zip(parts, together[layer], strict=True)):
+                if not all(torch.equal(part[0], both[row]) for part, both in zip(parts, together[layer], strict=True)):
                     return False
         return True
 

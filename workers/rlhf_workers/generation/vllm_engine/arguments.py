@@ -54,27 +54,32 @@ CPU_SPARE: Final = 1.25
 
 
 def engine_arguments(
-    given: Mapping[str, Any], known: Mapping[str, Any], folder: str, dtype: str, limits: EngineLimits, tensor: int
+    user_arguments: Mapping[str, Any],
+    field_types: Mapping[str, Any],
+    folder: str,
+    dtype: str,
+    limits: EngineLimits,
+    tensor: int,
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's EngineArgs that do not depend on the device.
 
-    `known` are its fields with their types; None means that only vLLM can check the value.
+    `field_types` are its fields with their types; None means that only vLLM can check the value.
     """
-    for name, value in given.items():
+    for name, value in user_arguments.items():
         if name in OWNED:
             raise _refused(name, f"{value!r} cannot be set for vLLM: {OWNED[name]}")
-        if name not in known:
-            near = get_close_matches(name, sorted(set(known) - set(OWNED)), 1)
+        if name not in field_types:
+            near = get_close_matches(name, sorted(set(field_types) - set(OWNED)), 1)
             hint = (
                 f"did you mean {near[0]}?" if near else "take a field of its EngineArgs, such as max_num_batched_tokens"
             )
             raise _refused(name, f"{value!r}: vLLM has no such argument: {hint}")
-        if known[name] is not None:
-            _require_type(name, value, known[name])
+        if field_types[name] is not None:
+            _require_type(name, value, field_types[name])
     return {
         "enable_prefix_caching": True,
         "async_scheduling": False,
-        **given,
+        **user_arguments,
         "model": folder,
         "config_format": "hf",
         "load_format": "safetensors",
@@ -88,7 +93,7 @@ def engine_arguments(
 
 
 def cpu_defaults(
-    given: Mapping[str, Any], token_bytes: int, limits: EngineLimits, available_bytes: int
+    user_arguments: Mapping[str, Any], token_bytes: int, limits: EngineLimits, available_bytes: int
 ) -> dict[str, Any]:
     """Return a CPU's additional arguments; `token_bytes` are the keys and values of one token in all layers.
 
@@ -96,7 +101,7 @@ def cpu_defaults(
     of `available_bytes`; samples that do not fit wait.
     """
     defaults: dict[str, Any] = {"block_size": CPU_BLOCK, "enforce_eager": True}
-    if "gpu_memory_utilization" in given:
+    if "gpu_memory_utilization" in user_arguments:
         return defaults
     longest = -(-(limits.max_prompt_tokens + limits.max_response_tokens) // CPU_BLOCK) * CPU_BLOCK * token_bytes
     wanted = int(longest * limits.max_batch_size * CPU_SPARE) + 2 * CPU_BLOCK * token_bytes

@@ -31,7 +31,7 @@ class VllmDraftModel:
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> int:
         """Replace all weights; return bytes. Raises WorkError WeightsMismatch if nothing changed, else WeightsTorn."""
-        checked = self._weights.check(tensors, what="the draft model")
+        checked = self._weights.check(tensors, subject="the draft model")
         try:
             self._core.replace_draft_weights(checked.named)
         except Exception as error:
