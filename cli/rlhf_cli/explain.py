@@ -41,8 +41,8 @@ def document(facts: Sequence[IterationProfile], findings: Sequence[Finding]) -> 
     """Return the findings for --json."""
     seen = comparable(facts)
     return {
-        "iterations": [one.iteration for one in seen],
-        "seconds": sum(one.total for one in seen) / len(seen),
+        "iterations": [profile.iteration for profile in seen],
+        "seconds": sum(profile.total for profile in seen) / len(seen),
         "findings": [{**asdict(finding), "words": finding.words} for finding in findings],
     }
 

@@ -23,9 +23,9 @@ class SeldomCheckpoints:
         """See `finding.LossCause`."""
         every = facts[-1].settings.checkpoint_every
         due = [
-            max(0.0, one.seconds("Checkpointing") - (one.evaluation_waited or 0.0))
-            for one in facts
-            if every and (one.iteration + 1) % every == 0
+            max(0.0, profile.seconds("Checkpointing") - (profile.evaluation_waited or 0.0))
+            for profile in facts
+            if every and (profile.iteration + 1) % every == 0
         ]
         if not due:
             return None

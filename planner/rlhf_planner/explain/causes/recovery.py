@@ -17,7 +17,7 @@ class Recovery:
     def find(self, facts: Sequence[IterationProfile]) -> Finding | None:
         """See `finding.LossCause`."""
         seconds = mean_seconds(facts, "Recovering")
-        returned = sum(one.returned for one in facts)
+        returned = sum(profile.returned for profile in facts)
         summary = (
             f"{seconds:.3g} s of an iteration are spent on waiting for training ranks that came back; {returned:.0f} "
             "leases were taken back from lost workers"
