@@ -49,7 +49,7 @@ class PlainEngine:
         for request in requests:
             check_request(request, self._limits, self._vocabulary)
             if request.key in self._samples or request.key in new:
-                raise EngineError("DuplicateSample", f"{sample_name(request.key)} is here already")
+                raise EngineError("DuplicateSample", f"{sample_name(request.key)} is already in this engine")
             new[request.key] = request
         self._samples |= new
         self._reported |= {key: len(request.tokens) for key, request in new.items()}
