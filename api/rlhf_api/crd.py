@@ -25,16 +25,16 @@ _COLUMNS: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("Algorithm", "string", ".status.algorithm", "Which algorithm trains the policy"),
     # A column shows only the first match. Selecting a condition by type does not depend on the list's order.
     ("Phase", "string", '.status.conditions[?(@.type=="Running")].reason', "Why the job is, or is not, running"),
-    ("Iteration", "string", ".status.progress.summary", "Iterations trained of those wanted"),
+    ("Iteration", "string", ".status.progress.summary", "Trained iterations out of spec.iterations"),
     ("Reward", "number", ".status.progress.reward", "Mean reward of the last iteration"),
     ("Samples/s", "number", ".status.progress.samplesPerSecond", "Samples trained per second"),
-    ("Pool", "string", ".status.migrationPool.summary", "Workers that hold the long tail, of all generation workers"),
+    ("Pool", "string", ".status.migrationPool.summary", "Generation workers that decode the long tail"),
     ("Age", "date", ".metadata.creationTimestamp", "Time since the job was created"),
 )
 _WIDE_COLUMNS: Final[tuple[tuple[str, str, str, str], ...]] = (
-    ("Stage", "string", ".status.progress.stage", "What is going on now"),
+    ("Stage", "string", ".status.progress.stage", "Current work of the job"),
     ("Restarts", "integer", ".status.restarts.failures", "Restarts that count towards runPolicy.backoffLimit"),
-    ("Message", "string", '.status.conditions[?(@.type=="Running")].message', "Why, in words"),
+    ("Message", "string", '.status.conditions[?(@.type=="Running")].message', "Reason as a sentence"),
 )
 """Columns of `kubectl get -o wide`."""
 

@@ -80,14 +80,14 @@ def rules(path: str) -> Iterator[Rule]:
         node=path,
         cel="self.mismatchCorrection.mode == 'Disabled' || self.oldLogProbabilities == 'Trainer'",
         holds=trainer_recomputes,
-        message=f"needs {old}: Trainer, or there is no second probability to compare: set that, or use Disabled",
+        message=f"needs {old}: Trainer, which computes the second probability: set it to Trainer, or use Disabled",
     )
     yield Rule(
         field=f"{field}.low",
         node=field,
         cel=f"self.mode == 'Disabled' || {_bound('low')} < {_bound('high')}",
         holds=ordered,
-        message=f"must be below {field}.high, also where one of them is the mode's own: lower it, or raise that",
+        message=f"must be below {field}.high, also with the mode's default: lower it, or raise {field}.high",
     )
 
 

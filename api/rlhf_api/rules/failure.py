@@ -82,7 +82,7 @@ def of_failure_policy() -> Iterator[Rule]:
         f"!has(rule.onPodConditions) || !rule.onPodConditions.exists(each, each.type in [{start_up}])",
         lambda rule: not _names_start_up(rule),
         f"names a condition that every pod goes through ({', '.join(START_UP)}): use DisruptionTarget, or one that is "
-        "set on pods that are broken",
+        "set on broken pods",
     )
     yield Rule(
         field=_FIELD,
