@@ -51,7 +51,7 @@ def lines_of(facts: Sequence[IterationProfile], findings: Sequence[Finding], wid
     """Return the findings as lines for people."""
     lines = paragraph(Text(headline(facts), style="bold"), width)
     if not findings:
-        return [*lines, Text("no loss of 3% or more of an iteration is known")]
+        return [*lines, Text("no loss reaches 3% of an iteration")]
     for number, finding in enumerate(findings, 1):
         lines += paragraph(Text(f"{number}. {finding.cause}: {finding.words}"), width)
     return lines

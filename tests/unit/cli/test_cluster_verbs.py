@@ -78,9 +78,13 @@ def test_a_job_without_checkpoints_is_told_to_begin_anew_before_and_after() -> N
     for each in (running, suspended):
         each.body["spec"].pop("checkpoints")
     assert (
-        "checkpoints is not set, so it will begin anew when it is resumed" in spec_change.suspend(running).announcement
+        "checkpoints is not set, so it will start from the beginning when it is resumed"
+        in spec_change.suspend(running).announcement
     )
-    assert spec_change.resume(suspended).announcement == "will begin anew, because spec.checkpoints is not set"
+    assert (
+        spec_change.resume(suspended).announcement
+        == "will start from the beginning, because spec.checkpoints is not set"
+    )
 
 
 @pytest.mark.parametrize(
