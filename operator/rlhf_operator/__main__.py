@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lease-namespace", default="", help="namespace of the Lease; that of the pod by default")
     parser.add_argument("--no-leader-election", action="store_true", help="there is no second operator")
     parser.add_argument("--concurrency", type=int, default=CONCURRENCY, help="reconciles at once")
-    class_help = "reconcile the jobs of this spec.operatorClass, and no others; by default those that name none"
+    class_help = "reconcile only jobs of this spec.operatorClass; by default jobs without one"
     parser.add_argument("--operator-class", default="", metavar="NAME", help=class_help)
     lifetime = int(LIFETIME.total_seconds())
     listed = f"gangs and queues that may be used, of {','.join(MODES)}, separated by commas; all by default"
@@ -118,7 +118,8 @@ def _parser() -> argparse.ArgumentParser:
     lifetime_help = "of jobs' certificates; renewed when a third is left"
     parser.add_argument("--certificate-lifetime-seconds", type=int, default=lifetime, metavar="N", help=lifetime_help)
     share_help = (
-        "share of reconciles that are sent to OTEL_EXPORTER_OTLP_ENDPOINT, where set; of 0 none, else failed ones all"
+        "share of reconciles whose traces go to OTEL_EXPORTER_OTLP_ENDPOINT; 0 sends none, otherwise all failed "
+        "reconciles are sent"
     )
     parser.add_argument("--trace-share", type=float, default=1.0, metavar="SHARE", help=share_help)
     parser.add_argument("--log-format", choices=("json", "text"), default="json")

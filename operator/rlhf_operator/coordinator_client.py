@@ -174,7 +174,7 @@ class Coordinators:
         except grpc.aio.AioRpcError as error:
             connection.problem = f"its status could not be read ({error.code().name.lower().replace('_', ' ')})"
         except Exception:
-            log.exception("%s: what its coordinator answered cannot be taken in", key, extra={"job": key})
+            log.exception("%s: the answer of its coordinator cannot be processed", key, extra={"job": key})
             connection.problem = "its status could not be read (an error of the operator)"
         else:
             connection.problem, connection.failures = "", 0

@@ -116,7 +116,7 @@ class JobCertificates:
             if body is not None:
                 ensure_ours(manifest, body["metadata"])
                 return _read(body, manifest)
-        raise MissingError(f"secret {namespace}/{name} comes and goes")
+        raise MissingError(f"secret {namespace}/{name} appears and disappears repeatedly")
 
 
 def _usable(body: Mapping[str, Any] | None, uid: str) -> Certificates | None:

@@ -115,7 +115,7 @@ async def write(client: KubernetesClient, manifest: Json, *, exists: bool = Fals
         except ConflictError:
             there = await client.get(kind, meta["namespace"], meta["name"])
     if there is None:
-        raise ConflictError(f"{kind} {meta['name']} comes and goes")
+        raise ConflictError(f"{kind} {meta['name']} appears and disappears repeatedly")
     ensure_ours(manifest, there["metadata"])
     if kind == "Pod":
         return there
@@ -131,9 +131,9 @@ def ensure_ours(manifest: Mapping[str, Any], there: Mapping[str, Any]) -> None:
         return
     if ours in [{**owner_reference, "uid": ours["uid"]} for owner_reference in there.get("ownerReferences") or []]:
         if finalizers := finalizers_of(there):
-            reason = f"is of an earlier job of this name, and cannot go: {describe_finalizers(finalizers)}"
+            reason = f"belongs to an earlier job of this name and cannot be removed: {describe_finalizers(finalizers)}"
             raise RefusedError(f"{_title(manifest)} {reason}")
-        raise LeavingError(f"{_title(manifest)} is of an earlier job of this name, and goes with it")
+        raise LeavingError(f"{_title(manifest)} belongs to an earlier job of this name and is deleted with it")
     raise OccupiedError(manifest)
 
 
@@ -143,7 +143,7 @@ def ensure_stays(manifest: Mapping[str, Any], there: Mapping[str, Any]) -> None:
         return
     if finalizers := finalizers_of(there):
         raise KeptError(f"{_title(manifest)} is deleted and cannot go: {describe_finalizers(finalizers)}")
-    raise LeavingError(f"{_title(manifest)} is being deleted, and made again when it is gone")
+    raise LeavingError(f"{_title(manifest)} is being deleted; the operator creates it again afterwards")
 
 
 def _title(manifest: Mapping[str, Any]) -> str:

@@ -79,7 +79,7 @@ class Leader:
         try:
             await self._client.replace(self._lease)
         except ApiError as error:
-            log.warning("the lease could not be given back: %s", error)
+            log.warning("the lease could not be released: %s", error)
         self._lease = None
 
     async def _attempt(self) -> bool:

@@ -132,7 +132,7 @@ class Resync:
         older = any(0 <= _version(meta) < seen_versions.get(uid, 0) for uid, meta in listed.items())
         if older or min(versions, default=0) < max(self._listed.get(kind, 0), max(seen_versions.values(), default=0)):
             plural = self.watched[kind].plural
-            raise RestoredError(f"{plural} are older than they were: etcd was restored, and the operator starts anew")
+            raise RestoredError(f"{plural} are older than before: etcd was restored, and the operator restarts")
         self._listed[kind] = min(versions, default=0)
 
     async def _back(self, kind: str, listed: Mapping[str, dict[str, Any]], gone: frozenset[str]) -> None:

@@ -73,7 +73,7 @@ class WatchEventHandler:
             log.warning("an event of %s cannot be read: %s", kind, error)
         except Exception:
             self._metrics.unreadable.labels(kind.rpartition("/")[2]).inc()
-            log.exception("an event of %s cannot be taken in", kind)
+            log.exception("an event of %s cannot be processed", kind)
 
     def _take(self, kind: str, event: Mapping[str, Any]) -> None:
         body = event["object"]

@@ -59,6 +59,6 @@ async def changed(client: KubernetesClient, discovered: ServedApis, every: float
             continue
         if now.usable() != discovered.usable():
             raise ApisChangedError(
-                f"the cluster serves {sorted(now.usable().values())}: the operator starts anew to use it"
+                f"the cluster serves {sorted(now.usable().values())}: the operator restarts to use it"
             )
     await asyncio.Event().wait()

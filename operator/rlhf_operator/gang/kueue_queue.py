@@ -230,12 +230,12 @@ def gate(
     if workload is None:
         return closed(AdmittedReason.WAITING, f"{asks}; Kueue has not looked at it yet")
     if workload.going:
-        return closed(AdmittedReason.WAITING, f"{asks} when its Workload of before is gone")
+        return closed(AdmittedReason.WAITING, f"{asks} when its earlier Workload is gone")
     reserved = bool(workload.cluster_queue)
     if workload.holds("Evicted") or not workload.active:
         return closed(AdmittedReason.EVICTED, _evicted(queue, workload), release=reserved)
     if workload.holds("Finished") and not (workload.replaced and workload.other is not None):
-        message = f"{asks} anew, as its Workload was marked as finished by somebody else"
+        message = f"{asks} anew, because somebody else marked its Workload as finished"
         return closed(AdmittedReason.WAITING, message, renew=True)
     if not reserved or not workload.holds("Admitted"):
         return closed(AdmittedReason.WAITING, f"{asks}: {_why_not(workload)}")
@@ -262,7 +262,7 @@ def _limited(
     stays = stays.replace(" at ", " stays at ", 1)
     if slices:
         why = "Kueue has not looked at it yet" if asking is None else _why_not(asking)
-        return f"{stays}: the job has asked {queue} for all, and keeps what it has meanwhile: {why}"
+        return f"{stays}: the job has asked {queue} for all, and keeps its present pods meanwhile: {why}"
     return (
         f"{stays}: {queue} has admitted no more, and the job keeps what it has. "
         "Suspend the job and resume it to ask for all"

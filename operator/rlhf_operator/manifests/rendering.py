@@ -178,7 +178,7 @@ def unused_template(job: RLHFJob) -> list[Problem]:
     template = job.spec.training.template
     if job.spec.rank_group is Group.TRAINING or not _said(template):
         return []
-    remedy = "no pod is made by it with spec.placement Colocated: put it into spec.generation.template"
+    remedy = "creates no pod with spec.placement Colocated: move it to spec.generation.template"
     return [Problem("spec.training.template", template, remedy)]
 
 

@@ -94,7 +94,7 @@ def problem(volume: str, name: str, namespace: str, stored: Mapping[str, Any] | 
         return f"{field}: {name!r}: no ConfigMap of this name in namespace {namespace}; create it: {remedy}"
     if _code(volume, stored) is None:
         keys = ", ".join(sorted([*(stored.get("data") or {}), *(stored.get("binaryData") or {})])) or "none"
-        return f"{field}: {name!r}: the ConfigMap has no key {key} (its keys: {keys}); make it anew: {remedy}"
+        return f"{field}: {name!r}: the ConfigMap has no key {key} (its keys: {keys}); create it again: {remedy}"
     return ""
 
 

@@ -149,14 +149,14 @@ def unanswered_messages(
         if late is None or now <= late:
             continue
         lost = f"the node of {pod.name} does not carry out its deletion"
-        by_hand = f"when that node is gone for good, `kubectl delete node` or `kubectl delete pod {pod.name} --force`"
+        by_hand = f"if that node is gone permanently, `kubectl delete node` or `kubectl delete pod {pod.name} --force`"
         if job.spec.run_policy.force_coordinator_after_seconds is None:
             messages.append(f"{lost}: {by_hand}, or set {FIELD}")
         elif (time := force_time(pod, force_after(job, status))) is not None:
             messages.append(f"{lost}: it is deleted by force at {rfc3339(time)} ({FIELD})")
         else:
             doubt = (reading.lock_doubt if reading is not None else "") or "its coordinator never said that they do"
-            why = f"{FIELD} is not followed, as other nodes may not see its journal's lock ({doubt})"
+            why = f"{FIELD} is ignored, because other nodes may not see its journal's lock ({doubt})"
             messages.append(f"{lost}, and {why}: {by_hand}")
     return messages
 
@@ -207,4 +207,6 @@ def forced_events(deletions: Iterable[PodDeletion], pods: Iterable[ObservedPod])
 def _why_forced(pod: ObservedPod, pods: Iterable[ObservedPod]) -> str:
     if farewell_time(pod, pods) is None:
         return f"its node does not answer ({FIELD})"
-    return "its worker has let all others go and has ended, and a container beside it does not end when it is asked to"
+    return (
+        "its worker has released all others and has ended, but another container of the pod ignores its request to end"
+    )

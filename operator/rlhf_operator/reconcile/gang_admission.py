@@ -184,4 +184,4 @@ def _going(job: RLHFJob, backend: GangBackend, pods: Mapping[Group, Json], obser
         return ""
     compared = _compared(job, backend, pods, observed)
     gone = [body for body, applied, wanted in compared if applied is not None and applied != wanted]
-    return f"the {gone[0]['kind']} of another size has to be gone first" if gone else ""
+    return f"the {gone[0]['kind']} of another size must be deleted first" if gone else ""

@@ -116,9 +116,9 @@ def failed(reason: FinishedReason, message: str, log: str = "") -> Updates:
 def suspended(job: RLHFJob, stopping: Stopping) -> Updates:
     """Return the conditions of a job that its user suspended."""
     checkpoint_note = (
-        "it goes on from its last checkpoint when spec.suspend is false again"
+        "it continues from its last checkpoint when spec.suspend is false again"
         if job.spec.checkpoints
-        else f"{_NOT_SAVED} will begin anew when spec.suspend is false again"
+        else f"{_NOT_SAVED} will start from the beginning when spec.suspend is false again"
     )
     at_rest = _at_rest("the job is suspended")
     if not stopping.pods_left:
@@ -143,7 +143,11 @@ def queued(job: RLHFJob, gate: QueueGate, stopping: Stopping) -> Updates:
     if not stopping.pods_left:
         message = ". ".join([f"nothing is started: {gate.message}", *stopping.stays])
         return _NOT_SUSPENDED, ConditionUpdate(ConditionType.RUNNING, False, RunningReason.QUEUED, message)
-    ends = "the job's pods end" if job.spec.checkpoints else f"the job's pods end; {_NOT_SAVED} begins anew later"
+    ends = (
+        "the job's pods end"
+        if job.spec.checkpoints
+        else f"the job's pods end; {_NOT_SAVED} starts from the beginning later"
+    )
     message = ". ".join([f"{gate.message}; {_SAVES if stopping.saves else ends}", *stopping.stays])
     return _NOT_SUSPENDED, ConditionUpdate(ConditionType.RUNNING, False, _stopping_reason(job), message)
 

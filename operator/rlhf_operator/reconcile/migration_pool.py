@@ -62,8 +62,8 @@ def pool_labels(job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorR
 
 def _event(workers: list[str], reading: CoordinatorReading) -> JobEvent:
     if not workers:
-        return JobEvent("PoolDissolved", f"iteration {reading.iteration}: no worker keeps the long tail any more")
+        return JobEvent("PoolDissolved", f"iteration {reading.iteration}: no worker decodes the long tail any more")
     more = f" and {len(workers) - SHOWN} more" if len(workers) > SHOWN else ""
     scoring = f"; {reading.released} released workers score" if reading.released else ""
-    text = f"iteration {reading.iteration}: the long tail is with {', '.join(workers[:SHOWN])}{more}{scoring}"
+    text = f"iteration {reading.iteration}: the long tail is decoded by {', '.join(workers[:SHOWN])}{more}{scoring}"
     return JobEvent("PoolFormed", text)

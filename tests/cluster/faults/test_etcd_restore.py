@@ -88,7 +88,7 @@ def test_jobs_become_what_they_were_and_go_on_from_there(cluster: Cluster) -> No
 
         restored(cluster, data, backup)
         wait_until("the operator to find out", lambda: not operator.runs(), PATIENCE)
-        assert "etcd was restored, and the operator starts anew" in operator.log.read_text()
+        assert "etcd was restored, and the operator restarts" in operator.log.read_text()
         operator.start()  # as a Deployment does
         seen.until("the pods of before", lambda: seen.running() == sorted(ALL))
         assert seen.uids() == before

@@ -35,7 +35,7 @@ def lost(
         return {}
     patience = _patience(job)
     return {
-        pod.uid: f"lost: its coordinator has not heard of it for {(now - since).total_seconds():.0f} s, though it runs"
+        pod.uid: f"lost: no heartbeat reached its coordinator for {(now - since).total_seconds():.0f} s, though it runs"
         for pod, since in _silent(job, listed, reading)
         if now - since >= patience
     }

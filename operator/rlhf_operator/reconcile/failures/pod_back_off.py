@@ -121,8 +121,8 @@ def waiting_messages(back_offs: Mapping[str, PodBackOff], now: datetime) -> list
     """Return sentences about the waiting pods, starting with the longest waits."""
     entries = sorted(waiting(back_offs, now).items(), key=lambda item: (-item[1].ends, item[0]))
     messages = [
-        f"waits until {rfc3339(entry.until)} ({delay(entry.ends).total_seconds():.0f} s after it was last made) before "
-        f"{name} is made again, because it ended {entry.ends} times in a row"
+        f"waits until {rfc3339(entry.until)} ({delay(entry.ends).total_seconds():.0f} s after the last creation) "
+        f"before it creates {name} again, because {name} ended {entry.ends} times in a row"
         + (f", the last time: {entry.reason}" if entry.reason else "")
         for name, entry in entries[:SHOWN]
     ]

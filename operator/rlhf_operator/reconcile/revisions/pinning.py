@@ -195,7 +195,7 @@ def _carried(
 
 
 def _goes_on(parsed: ParsedJob) -> str:
-    return f"the job goes on as it was started, though a new start would be refused: {parsed.problem}"
+    return f"the job continues with the manifest of its start; a new start would be refused: {parsed.problem}"
 
 
 def _pinned_job(job: RLHFJob, revision: Revision, home: str) -> PinnedJob:
@@ -223,7 +223,7 @@ def _waiting(job: RLHFJob, base: Json) -> str:
     if not said:
         return ""
     listed = ", ".join(said)
-    return f"{listed}: not known to the version that the job runs by; takes effect when it is suspended and resumed"
+    return f"{listed}: unknown to the version that runs the job; takes effect after suspend and resume"
 
 
 def _value(data: Json, path: str) -> Any:
