@@ -118,6 +118,6 @@ def worker_lost(run: JobRun, worker: str) -> None:
 
 def prefix_refused(run: JobRun, worker: str, failure: pb.Failure) -> None:
     """Ask a worker for no more prefixes in this iteration, because it could not begin one."""
-    log.warning("%s could not score what is unfinished: %s", worker, failure.message)
+    log.warning("%s could not score unfinished samples: %s", worker, failure.message)
     worker_lost(run, worker)
     run.state.incremental.full[worker] = 0

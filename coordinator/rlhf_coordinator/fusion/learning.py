@@ -67,7 +67,7 @@ def restore_learned(run: JobRun, written: dict[str, Any]) -> None:
             lines=[prompt.line for prompt in prompts],
         )
     if before:
-        log.info("response lengths of %d iterations are remembered", len(before[-WINDOW:]))
+        log.info("response lengths of %d iterations were restored", len(before[-WINDOW:]))
 
 
 def iteration_setup(run: JobRun, prompts: Sequence[int], lines: Sequence[int]) -> IterationSetup:

@@ -43,7 +43,7 @@ def record_facts(run: JobRun, metrics: Mapping[str, float]) -> None:
     try:
         facts = iteration_profile(run, metrics)
     except ValidationError as error:  # a clock that jumped must not end a job
-        log.warning("where the time of iteration %d went is not recorded: %s", run.state.iteration, error)
+        log.warning("the time profile of iteration %d is not recorded: %s", run.state.iteration, error)
         return
     run.trackers.facts(facts)
     log_bottlenecks(run.bottlenecks, run.background, facts, time.monotonic())

@@ -44,7 +44,7 @@ def record_histories(run: JobRun) -> None:
     try:
         histories = iteration_histories(run, time.monotonic(), time.time_ns())
     except ValidationError as error:  # a clock that jumped must not end a job
-        log.warning("what happened to the samples of iteration %d is not recorded: %s", run.state.iteration, error)
+        log.warning("the sample histories of iteration %d are not recorded: %s", run.state.iteration, error)
         return
     run.trackers.histories(histories)
 

@@ -76,7 +76,9 @@ def overdue(context: JobContext, state: JobState, now: float) -> list[Decision]:
             more = f", and the longest reward {wait.allowance:.0f} s" if wait.allowance else ""
             bound = f"spec.runPolicy.startTimeoutSeconds allows {most} s without progress{more}"
             if limit < most:
-                bound = f"spec.runPolicy.hangTimeoutSeconds allows {limit:.0f} s, as ranks always got on much sooner"
+                bound = (
+                    f"spec.runPolicy.hangTimeoutSeconds allows {limit:.0f} s, as ranks always progressed much faster"
+                )
             because = f"; {wait.cause}" if wait.cause else ""
             decisions.append(ExitWorker(wait.worker, ExitCode.RESTART, f"{message}: {bound}{because}", stuck=True))
         elif wait.fatal:
@@ -114,7 +116,7 @@ def sample_failures(state: JobState) -> list[str]:
 
 def _what_follows(sample: Sample) -> str:
     if sample.failed:
-        return "; the iteration goes on without it"
+        return "; the iteration continues without it"
     if sample.state in (SampleState.QUEUED, SampleState.DECODING, SampleState.MIGRATING):
         return "; it is tried again" + (", alone" if sample.isolated else "")
     return "; another worker could"

@@ -60,7 +60,7 @@ def restore_learned_drafts(run: JobRun) -> None:
     try:
         run.state.speculation.learned = LearnedDrafts.from_document(written)
     except ValueError as error:
-        log.warning("what drafts give is learned again: %s", error)
+        log.warning("the gain of drafts is learned again: %s", error)
 
 
 def _check(run: JobRun, message: pb.SpeculationObservation) -> None:

@@ -82,7 +82,7 @@ def restore_earlier(run: JobRun) -> None:
         carried = carried_samples(records)
         _keep(run, iteration, responses, {index: origin_in(carried, iteration, index) for index in responses})
     if restored := run.state.siblings.earlier.tokens:
-        log.info("%d tokens of earlier responses are remembered, to draft by", restored)
+        log.info("%d tokens of earlier responses are available as drafts", restored)
 
 
 def _prompts_come_again(run: JobRun) -> bool:

@@ -84,7 +84,7 @@ class ChatLines:
             )
         if all(message["role"] in OF_SYSTEM for message in messages):
             problem = f"has no message of the user under {key!r}"
-            self._warnings.add(place, problem, "add what the policy is to answer, unless it is to begin by itself")
+            self._warnings.add(place, problem, "add the user's message, unless the policy starts the dialogue")
 
     def _check_keys(self, place: Place, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -97,7 +97,7 @@ class ChatLines:
                 problem = f"has {name} in a message, which the chat template does not read"
                 if name in OF_TURN:
                     raise place.bad(f"{problem}; {self._remedy} that does, or write it into the content")
-                self._warnings.add(place, problem, "nothing of it reaches the model")
+                self._warnings.add(place, problem, "the model does not see it")
 
     def _check_tools(
         self, place: Place, messages: list[Message], tools: Sequence[Mapping[str, Any]], text: str
@@ -117,7 +117,7 @@ class ChatLines:
                 )
             if lost := next((part for part in more if not _is_in(part, text)), None):
                 problem = f"has {lost!r} in a tool, which the chat template does not write"
-                self._warnings.add(place, problem, f"see that this is meant, or {self._remedy}")
+                self._warnings.add(place, problem, f"check that this is intended, or {self._remedy}")
 
     def _check_written(self, prompt: ChatPrompt, key: str) -> None:
         """Refuse a prompt if the template leaves out or changes a message of another role than the assistant.
@@ -130,18 +130,20 @@ class ChatLines:
             content, role = message["content"], message["role"]
             if not (content.strip() or message.keys() - {"role", "content", "name"}):
                 problem = f"has an empty message of role {role} under {key!r}"
-                self._warnings.add(place, problem, "write what is meant, or remove it")
+                self._warnings.add(place, problem, "write the intended text, or remove it")
                 continue
             if number not in hidden and _is_in(content, text) and all(_is_in(name, text) for name in _called(message)):
                 if not _is_in(content, text, spaces=True):
                     problem = f"has spaces or line breaks under {key!r} that the chat template changes"
-                    self._warnings.add(place, problem, f"see that this is meant, or {self._remedy} that keeps them")
+                    self._warnings.add(
+                        place, problem, f"check that this is intended, or {self._remedy} that keeps them"
+                    )
                 continue
             problem = f"has a message of role {role} under {key!r} that the chat template does not write as it stands"
             if role != "assistant" and not (role in OF_SYSTEM and self._counts(prompt, message)):
                 raise place.bad(f"{problem}; {self._remedy} that does, or correct the message")
             self._warnings.add(
-                place, problem, f"see that this is meant, as where reasoning is left out, or {self._remedy}"
+                place, problem, f"check that this is intended, as where reasoning is left out, or {self._remedy}"
             )
 
     def _hidden(self, prompt: ChatPrompt) -> frozenset[int]:
@@ -171,7 +173,7 @@ class ChatLines:
         for role in {message["role"]: None for message in messages}:
             if role in _ROLES or (role.casefold() not in (*_ROLES, *_ASSISTANTS) and self._template.reads(role)):
                 continue
-            problem = f"has a message of role {role!r} under {key!r}, which is none of {', '.join(_ROLES)}"
+            problem = f"has a message of role {role!r} under {key!r}, which is not one of {', '.join(_ROLES)}"
             self._warnings.add(place, problem, "write one of them, unless the model was trained with that role")
 
     def _warn_of_nulls(self, place: Place, calls: Sequence[Mapping[str, Any]]) -> None:
@@ -179,13 +181,13 @@ class ChatLines:
         for call in calls if place.unit == "row" else ():
             if None in call["function"]["arguments"].values():
                 problem = f"has null in arguments of {call['function']['name']}, and the policy reads it"
-                self._warnings.add(place, problem, "write arguments as JSON text, unless null is meant")
+                self._warnings.add(place, problem, "write arguments as JSON text, unless null is intended")
 
     def _warn_of_marks(self, place: Place, key: str, messages: Sequence[Message]) -> None:
         for message in messages:
             if message["content"].lstrip().startswith("[{") and '"role"' in message["content"]:
                 problem = f"holds the JSON text of messages under {key!r}, which is read as one message of the user"
-                self._warnings.add(place, problem, "write the list of messages itself, unless the text is meant")
+                self._warnings.add(place, problem, "write the list of messages itself, unless the text is intended")
             if mark := self._marks.first_in(message["content"]):
                 problem = f"holds {mark}, a mark of the chat template, under {key!r}"
                 remedy = (

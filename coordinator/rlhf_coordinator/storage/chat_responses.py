@@ -131,7 +131,7 @@ class ResponseWriter:
             raise _refused(prompt.place, key, shown)
         if matched.spaces:
             problem = f"has space at the ends of a text under {key!r} that the chat template would leave out"
-            self._warnings.add(prompt.place, problem, "it is trained on; remove it unless it is meant")
+            self._warnings.add(prompt.place, problem, "it is trained on; remove it unless it is intended")
         before, *between, after = matched.around
         first, *others = matched.texts
         rest = "".join(piece + text for piece, text in zip(between, others, strict=True))
@@ -204,7 +204,7 @@ def _refused(place: Place, key: str, shown: str) -> Exception:
     text = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
     return place.bad(
         f"has a response under {key!r} that the chat template does not write as it stands: it writes {text!r}, so "
-        "something else would be learned; give a template that writes it with prompts.chatTemplateFile, or correct the "
+        "the policy would learn other text; give a template for it with prompts.chatTemplateFile, or correct the "
         f"{place.unit}"
     )
 

@@ -48,9 +48,7 @@ class ChatTemplate:
         for name in self._arguments:
             self._check_argument(name)
         if re.search(RANDOM, self._text):
-            message = (
-                "the chat template draws at random, so prompts would be others at every start: give one that does not"
-            )
+            message = "the chat template draws at random, so prompts would differ at every start: make it deterministic"
             raise _error(prompts, "chatTemplateFile", message)
         if configured:
             self._arguments["chat_template"] = configured
@@ -99,7 +97,7 @@ class ChatTemplate:
         if name in OWN_ARGUMENTS:
             raise _error(self._prompts, field, "is no argument of templates, or is given by the job; remove it")
         if not self.reads(name):
-            message = "is not read by the chat template, so it would do nothing; correct its name, or remove it"
+            message = "is not read by the chat template, so it has no effect; correct its name, or remove it"
             raise _error(self._prompts, field, message)
 
 

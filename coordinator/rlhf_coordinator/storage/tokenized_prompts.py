@@ -92,7 +92,7 @@ class _SourcePrompts:
         """Tokenize some records. Raises JobError."""
         for line in lines:
             if any(map(has_half_pair, (line.text, *(response.written for response in line.responses)))):
-                raise line.place.bad("is rendered by the chat template with half a surrogate pair, which is no text")
+                raise line.place.bad("is rendered by the chat template with half a surrogate pair, which is not text")
         special = not self._prompts.chat_template  # a chat template writes the special tokens itself
         encoded = text_ids(tokenizer, [line.text for line in lines], special=special)
         responses_by_line: list[tuple[GivenResponse, ...]] = [()] * len(lines)
