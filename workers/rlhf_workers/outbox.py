@@ -80,7 +80,7 @@ class SessionOutbox:
             if message.WhichOneof("result") == "train" and not message.HasField("failure"):
                 self._last_train = message.train
             if self._running.get(message.command_id, True):
-                log.info("the answer of command %d is dropped: nobody waits for it any more", message.command_id)
+                log.info("the answer of command %d is dropped: no command waits for it any more", message.command_id)
                 return
             self._running[message.command_id] = True
             self._messages.append(pb.WorkerMessage(done=message))

@@ -238,7 +238,7 @@ async def test_what_is_damaged_incomplete_or_of_another_layout_is_refused_and_le
     receipt = await replay(stage.other.address, stage.certificates, messages)
     assert receipt.accepted, receipt.why
     receipt = await replay(stage.other.address, stage.certificates, messages)
-    assert receipt.why == "attempt 20 of it is over here: attempt 20 is known"
+    assert receipt.why == "attempt 20 has ended on this worker; its current attempt is 20"
     stage.check(await stage.other.finished(140, 20))
 
 
@@ -257,7 +257,7 @@ async def test_a_full_destination_refuses_before_bytes_are_sent_and_one_that_was
     parts = await recorded(stage, 161, attempt=5)
     await stage.other.ask(withdraw=pb.Withdraw(keys=[parts[0].offer.sample.key]))
     receipt = await replay(stage.other.address, stage.certificates, parts)
-    assert receipt.why == "attempt 5 of it is over here: attempt 5 is known"
+    assert receipt.why == "attempt 5 has ended on this worker; its current attempt is 5"
 
 
 # ---------------------------------------------------------------- two roles in one process

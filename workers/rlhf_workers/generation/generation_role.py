@@ -125,7 +125,7 @@ class GenerationRole:
                         self._sleep()
                 case "measure":
                     if not isinstance(self._engine, MeasuresCosts):
-                        raise WorkError("NotMeasurable", "this worker's engine does not say what its work costs")
+                        raise WorkError("NotMeasurable", "this worker's engine does not measure its costs")
                     self._measuring = self._measure(self._engine, command)
                     return
                 case "migrate":

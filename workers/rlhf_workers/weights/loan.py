@@ -102,7 +102,7 @@ def _first(call: Any, seconds: float, model: str) -> pb.WeightLoan:
     try:
         loan: pb.WeightLoan = next(call)
     except StopIteration:
-        raise LoanRefusedError("the peer ended the call without a word") from None
+        raise LoanRefusedError("the peer ended the call without an answer") from None
     except grpc.RpcError as error:
         code, details = error.code(), error.details() or ""
         if code == grpc.StatusCode.FAILED_PRECONDITION:

@@ -105,7 +105,7 @@ class WeightSourceService:
             async with asyncio.timeout(REQUEST_SECONDS):
                 request = await anext(requests)
         except (TimeoutError, StopAsyncIteration):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call says nothing of what is to be lent")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call does not name the weights to lend")
         provider = await self._find(request.weights, context)
         copies = self._copies
         if copies is None:

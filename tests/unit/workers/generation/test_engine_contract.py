@@ -100,7 +100,7 @@ def make(name: str, built: Build) -> Make:
         ({"max_response_tokens": 41}, "asked for 41 response tokens in total with 0 known, must be 1 to 40"),
         ({"max_response_tokens": 0}, "asked for 0 response tokens"),
         ({"tokens": np.array([5], np.int32)}, "do not match its 1 known tokens"),
-        ({"key": SampleKey(0, 0, 0)}, "sample 0 of iteration 0 is here already"),
+        ({"key": SampleKey(0, 0, 0)}, "sample 0 of iteration 0 is already in this engine"),
     ],
 )
 def test_a_wrong_request_is_named_and_none_of_its_batch_is_taken(
@@ -304,7 +304,7 @@ def test_it_decodes_in_a_role(name: str, policy: Callable[[str], Path]) -> None:
 def test_a_role_whose_engine_does_not_measure_says_so(policy: Callable[[str], Path]) -> None:
     """The coordinator then runs the job without inter-stage fusion."""
     role = build(generation_job(policy("llama"), engine=OUTSIDE), pb.Command(), CPU, None)
-    with pytest.raises(WorkError, match="this worker's engine does not say what its work costs"):
+    with pytest.raises(WorkError, match="this worker's engine does not measure its costs"):
         role.handle(pb.Command(id=4, measure=pb.Measure(role="generation")), RecordedOutbox())
 
 
@@ -313,7 +313,7 @@ def test_a_role_whose_engine_does_not_measure_says_so(policy: Callable[[str], Pa
     [
         ("my_package.absent", "module my_package.absent cannot be loaded: .*No module named 'my_package'"),
         ("json.decoder", r"module json.decoder has no build_engine\(spec, tokenizer, device\)"),
-        ("tests.support.jobs.no_engine", "a dict, is no Engine: it lacks version, submit, step"),
+        ("tests.support.jobs.no_engine", "returned a dict, not an Engine: it lacks version, submit, step"),
     ],
 )
 def test_a_module_that_is_no_engine_is_named(engine: str, words: str, policy: Callable[[str], Path]) -> None:

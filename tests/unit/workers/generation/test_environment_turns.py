@@ -375,7 +375,9 @@ def test_an_environment_that_answers_otherwise_the_second_time_fails_its_sample(
     tokens[np.flatnonzero(given.log_probabilities == NOT_SAMPLED)[0]] += 1
     other = resumed(sample, ResponsePart(given.key, 0, tokens, given.log_probabilities, given.versions))
     engine.submit([other])
-    with pytest.raises(EngineError, match=r"turn 1 was answered by .* must answer the same turns") as caught:
+    with pytest.raises(
+        EngineError, match=r"turn 1 was answered by .* must give the same answers to the same turns"
+    ) as caught:
         finish(engine)
     assert (caught.value.reason, caught.value.key) == ("EnvironmentDiverged", other.key)
     assert [part.key for part in engine.withdraw([other.key])] == [other.key]

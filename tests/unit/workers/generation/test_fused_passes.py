@@ -59,7 +59,7 @@ def test_released_weights_may_move_and_are_found_again(policy: Callable[[str], P
 @pytest.mark.parametrize(
     ("architecture", "changes", "why"),
     [
-        ("gemma2", {}, "gemma2 is none of llama"),
+        ("gemma2", {}, "gemma2 is not one of llama"),
         ("llama", {"hidden_act": "gelu"}, "its activation is gelu"),
         ("llama", {"mlp_bias": True}, "no plain matrices"),
         (

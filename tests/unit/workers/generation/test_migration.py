@@ -166,7 +166,7 @@ def test_few_transfers_run_at_once_and_a_sample_moves_once(make_engine: MakeEngi
     migrations.step()
     assert len(ALL) == outgoing.TRANSFERS
     (done,) = outbox.of("done")
-    assert [moved.why for moved in done.migrate.samples] == ["it is on its way already"] * 2
+    assert [moved.why for moved in done.migrate.samples] == ["it is already moving"] * 2
     ALL[0].outcome = TransferOutcome(False, "refused", 0.0)
     migrations.step()
     migrations.step()

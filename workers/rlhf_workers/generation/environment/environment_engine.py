@@ -108,7 +108,7 @@ class EnvironmentEngine:
         """See Engine."""
         for request in requests:
             if request.key in self._requests:
-                raise EngineError("DuplicateSample", f"{sample_name(request.key)} is here already")
+                raise EngineError("DuplicateSample", f"{sample_name(request.key)} is already in this engine")
         self._engine.submit(requests)
         self._requests |= {request.key: request for request in requests}
 
@@ -204,7 +204,7 @@ class EnvironmentEngine:
         try:
             self._engine.submit([request])
         except EngineError as error:
-            message = f"{FIELD}: its answer cannot be gone on after: {error}"
+            message = f"{FIELD}: generation cannot continue after its answer: {error}"
             raise EngineError(INVALID, message, FIELD, request.key) from error
         self._requests[request.key] = request
         self._untold[request.key] = known_response(request, "")
@@ -218,7 +218,7 @@ class EnvironmentEngine:
                 was, now = self._text(earlier), self._text(current)
                 message = (
                     f"{FIELD}: {sample_name(response.key)}: turn {number + 1} was answered by {was[:80]!r} and is now "
-                    f"answered by {now[:80]!r}; an environment must answer the same turns of a record alike"
+                    f"answered by {now[:80]!r}; an environment must give the same answers to the same turns of a record"
                 )
                 raise EngineError(DIVERGED, message, FIELD, response.key)
 
@@ -256,7 +256,7 @@ def with_environment(engine: Engine, spec: RLHFJobSpec, tokenizer: Any, ends: fr
     `ends` as for `EnvironmentEngine`.
     """
     assert spec.rollout.environment is not None
-    assert isinstance(engine, DecodesTurns), "validation lets no other engine have an environment"
+    assert isinstance(engine, DecodesTurns), "validation rejects an environment with any other engine"
     environment = spec.rollout.environment
     variables = spec.secret_variables(Group.GENERATION)
     settings = resolve_settings(environment.env, f"{FIELD}.env", variables, os.environ, invalid=INVALID)

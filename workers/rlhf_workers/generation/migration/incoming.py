@@ -117,4 +117,4 @@ class IncomingMigrations:
     def _check_attempt(self, key: SampleKey) -> None:
         fenced = self._fenced.get(key[:2], -1)
         if key.attempt <= fenced:
-            raise KvRefusedError(f"attempt {key.attempt} of it is over here: attempt {fenced} is known")
+            raise KvRefusedError(f"attempt {key.attempt} has ended on this worker; its current attempt is {fenced}")

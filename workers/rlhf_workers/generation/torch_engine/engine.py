@@ -124,7 +124,7 @@ class TorchEngine:
         for request in requests:
             self._check(request)
             if request.key in self._state.in_flight or request.key in new:
-                raise EngineError("DuplicateSample", f"{sample_name(request.key)} is here already")
+                raise EngineError("DuplicateSample", f"{sample_name(request.key)} is already in this engine")
             new.add(request.key)
         self._state.in_flight |= new
         for request in requests:

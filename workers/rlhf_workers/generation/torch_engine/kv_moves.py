@@ -119,7 +119,7 @@ class TorchKvMoves:
         self._check(request)
         name = f"sample {request.key.sample} of iteration {request.key.iteration}"
         if request.key in state.in_flight:
-            raise EngineError("DuplicateSample", f"{name} is here already")
+            raise EngineError("DuplicateSample", f"{name} is already in this engine")
         if self._complete_reason(request):
             raise EngineError("KvInconsistent", f"{name} is complete; it needs no worker any more")
         if cache is None or not cache.stop:

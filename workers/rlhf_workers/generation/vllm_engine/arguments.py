@@ -15,21 +15,21 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineLimits
 
 FIELD: Final = "spec.generation.engineArgs"
-_ONE_CORE: Final = "a worker is one engine; spec.generation.replicas are many"
+_ONE_CORE: Final = "a worker is one engine; set spec.generation.replicas for more"
 _MODEL: Final = (
     "model, tokenizer and code are those of spec.models.actor.path, on this machine, and nothing is run from it"
 )
-_SAMPLING: Final = "how tokens are drawn is spec.rollout, and the project draws them"
-_WEIGHTS: Final = "weights are those of the folder at first, and then those that training publishes"
+_SAMPLING: Final = "spec.rollout sets the sampling, and the worker samples"
+_WEIGHTS: Final = "the first weights come from the folder, later weights from training"
 _STEPS: Final = "the worker steps vLLM itself, so that each token bears the weights that drew it"
 OWNED: Final[Mapping[str, str]] = {
-    "model": "it is spec.models.actor.path",
-    "dtype": "it follows from spec.training.precision, which holds for generation, too",
-    "max_model_len": "it is spec.rollout.maxPromptTokens + maxResponseTokens",
-    "max_num_seqs": "it is spec.generation.maxBatchSize",
-    "seed": "tokens are drawn by the samples' own keys, from spec.seed",
-    "tensor_parallel_size": "it is spec.generation.parallelism.tensor",
-    "kv_transfer_config": "it is spec.fusion.interStage.transfer by which samples move with their caches",
+    "model": "spec.models.actor.path sets it",
+    "dtype": "spec.training.precision sets it for generation, too",
+    "max_model_len": "spec.rollout.maxPromptTokens + maxResponseTokens sets it",
+    "max_num_seqs": "spec.generation.maxBatchSize sets it",
+    "seed": "samples draw tokens with their own keys, derived from spec.seed",
+    "tensor_parallel_size": "spec.generation.parallelism.tensor sets it",
+    "kv_transfer_config": "spec.fusion.interStage.transfer sets whether samples move with their caches",
     "runner": "the policy generates",
     "convert": "the policy generates",
     "enable_lora": "training publishes whole weights",

@@ -104,7 +104,7 @@ class VllmEngine:
         for request in requests:
             self._check(request)
             if request.key in taken:
-                raise EngineError("DuplicateSample", f"{sample_name(request.key)} is here already")
+                raise EngineError("DuplicateSample", f"{sample_name(request.key)} is already in this engine")
             taken.add(request.key)
         for request in requests:
             reason = self._stop.complete_reason(request)
@@ -160,7 +160,7 @@ class VllmEngine:
         try:
             self._core.replace_weights(checked.named)
         except Exception as error:
-            self._torn = f"{subject} was put in place half-way only: {describe(error)}"
+            self._torn = f"{subject} was only partly replaced: {describe(error)}"
             raise WorkError("WeightsTorn", self._torn, retryable=True) from error
         self.version, self._torn = version, ""
         return checked.bytes

@@ -152,7 +152,7 @@ class VllmKvMoves:
         self._check(request)
         name = sample_name(request.key)
         if self._samples.name_of(request.key) is not None:
-            raise EngineError("DuplicateSample", f"{name} is here already")
+            raise EngineError("DuplicateSample", f"{name} is already in this engine")
         if self._complete_reason(request):
             raise EngineError("KvInconsistent", f"{name} is complete; it needs no worker any more")
         if cache is None or not cache.stop:

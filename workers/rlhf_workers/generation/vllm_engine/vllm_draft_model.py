@@ -35,6 +35,6 @@ class VllmDraftModel:
         try:
             self._core.replace_draft_weights(checked.named)
         except Exception as error:
-            message = f"the draft model was put in place half-way only: {describe(error)}"
+            message = f"the draft model was only partly replaced: {describe(error)}"
             raise WorkError("WeightsTorn", message, retryable=True) from error
         return checked.bytes

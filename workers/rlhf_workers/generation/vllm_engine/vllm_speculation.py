@@ -34,7 +34,8 @@ def speculation_arguments(settings: Any, device_type: str, speculation: Speculat
     for name in settings:
         if name not in FIELDS:
             raise _refused(
-                f".{name}", f"{settings[name]!r} cannot be set: {', '.join(FIELDS)} can, as tokens are verified by us"
+                f".{name}",
+                f"{settings[name]!r} cannot be set: {', '.join(FIELDS)} can, because the worker verifies the tokens",
             )
     method = settings.get("method")
     if method not in METHODS:

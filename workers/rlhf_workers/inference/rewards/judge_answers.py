@@ -98,7 +98,7 @@ def written(judge: Judge, answer: str) -> float:
     numbers = _NUMBER.findall(answer)
     if not numbers or numbers[-1] not in judge.labels:
         problem = f"its last number is {numbers[-1][:20]}" if numbers else "it holds no number"
-        raise UnreadableAnswerError(f"the answer is none of {', '.join(judge.labels)}: {problem}")
+        raise UnreadableAnswerError(f"the answer is not one of {', '.join(judge.labels)}: {problem}")
     return judge.labels[numbers[-1]]
 
 
@@ -120,5 +120,5 @@ def first_probabilities(choice: Mapping[str, Any]) -> dict[str, float]:
             label = label_of(str(token))
             result[label] = result.get(label, 0.0) + math.exp(min(float(logprob), 0.0))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UnreadableAnswerError(f"its logprobs are of no known form ({type(error).__name__}: {error})") from error
+        raise UnreadableAnswerError(f"its logprobs have an unknown form ({type(error).__name__}: {error})") from error
     return result

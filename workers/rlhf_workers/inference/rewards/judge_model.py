@@ -86,7 +86,7 @@ class _JudgeModel:
     def _try_template(self) -> None:
         """Raise WorkError for a template that omits the question, or that depends on the date."""
         try:
-            why = "" if PROBE in _rendered(self._tokenizer, PROBE) else "the chat template leaves out what it is asked"
+            why = "" if PROBE in _rendered(self._tokenizer, PROBE) else "the chat template omits the question"
         except Exception as error:  # templates are user data and may raise anything
             why = str(error)
         if why:
