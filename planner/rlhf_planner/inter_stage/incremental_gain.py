@@ -84,7 +84,7 @@ class Trace:
         if len(sizes) != 1 or 0 in sizes:
             raise ValueError(f"a trace needs the same number of samples in all its parts, got {sorted(sizes)}")
         if not self.joined:
-            raise ValueError("joined is empty: nobody scores")
+            raise ValueError("joined is empty: no worker scores")
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def place_tail(
     """
     names = sorted(unfinished)
     if not names:
-        raise ValueError("held is empty: a tail needs at least one generation worker")
+        raise ValueError("no generation workers: a tail needs at least one")
     if pool < 1:
         raise ValueError(f"pool is {pool}, must be at least 1")
     rows = [(index, sample) for index, name in enumerate(names) for sample in unfinished[name]]
@@ -103,7 +103,7 @@ def _columns(rows: Sequence[tuple[int, TailSample]], lengths: LengthModel) -> Un
 def _require_once(samples: Sequence[int]) -> None:
     if len(set(samples)) < len(samples):
         twice = next(sample for sample in samples if samples.count(sample) > 1)
-        raise ValueError(f"sample {twice} is held twice")
+        raise ValueError(f"sample {twice} is on two workers")
 
 
 def assign(

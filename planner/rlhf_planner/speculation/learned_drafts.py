@@ -124,7 +124,7 @@ class LearnedDrafts:
             }
             passes = [MeanPass(*map(float, item)) for item in document["passes"]]
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"what was learned of drafts cannot be read: {error!r}") from None
+            raise ValueError(f"the learned draft statistics cannot be read: {error!r}") from None
         return cls().observed(counts, passes)
 
 

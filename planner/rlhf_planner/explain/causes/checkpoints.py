@@ -31,7 +31,7 @@ class SeldomCheckpoints:
             return None
         each = sum(due) / len(due)
         summary = f"a checkpoint holds the job up for {each:.3g} s, every {every} iteration{'s' * (every > 1)}"
-        how = "what one takes, spread over more iterations; more is lost when a rank dies"
+        how = "the time of one checkpoint, spread over more iterations; a lost rank loses more work"
         saved = each / every - each / (TIMES * every)
         value = str(TIMES * every)
         return gained(self.name, facts, saved, summary, how, field="spec.checkpoints.every", value=value)

@@ -28,7 +28,7 @@ class SeldomEvaluations:
             return None
         each = sum(waits) / len(waits)
         summary = f"an evaluation holds the job up for {each:.3g} s, every {every} iteration{'s' * (every > 1)}"
-        how = "what one takes, spread over more iterations"
+        how = "the time of one evaluation, spread over more iterations"
         saved = each / every - each / (TIMES * every)
         value = str(TIMES * every)
         return gained(self.name, facts, saved, summary, how, field="spec.evaluation.every", value=value)

@@ -22,6 +22,6 @@ class Recovery:
             f"{seconds:.3g} s of an iteration are spent on waiting for training ranks that came back; {returned:.0f} "
             "leases were taken back from lost workers"
         )
-        why = "what is lost besides waiting is not measured"
+        why = "losses other than waiting are not measured"
         remedy = "see why they died: rlhf describe, or events.jsonl of the run"
         return spent(self.name, facts, seconds, summary, why, remedy=remedy)

@@ -116,7 +116,7 @@ def test_impossible_questions_say_what_is_wrong() -> None:
         place_tail({}, 1, flat(), LENGTHS)
     with pytest.raises(ValueError, match="pool is 0"):
         place_tail({"a": []}, 0, flat(), LENGTHS)
-    with pytest.raises(ValueError, match="sample 3 is held twice"):
+    with pytest.raises(ValueError, match="sample 3 is on two workers"):
         place_tail({"a": unfinished(3, 1), "b": unfinished(3, 1)}, 1, flat(), LENGTHS)
 
 
