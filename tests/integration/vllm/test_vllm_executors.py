@@ -83,11 +83,11 @@ def executors(pid: int) -> list[int]:
     return named
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
+async def until(condition: Callable[[], bool], event: str) -> None:
     def look() -> None:
         deadline = time.monotonic() + PATIENCE
         while not condition():
-            assert time.monotonic() < deadline, what
+            assert time.monotonic() < deadline, event
             time.sleep(0.1)
 
     await asyncio.to_thread(look)

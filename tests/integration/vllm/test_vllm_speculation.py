@@ -57,11 +57,11 @@ def same(got: dict[int, ResponsePart], wanted: dict[int, ResponsePart]) -> None:
 
 def until_decoded(policy: Policy, tokens: int) -> int:
     """Step until the one sample has at least this number of tokens; return the number."""
-    known = 0
-    while known < tokens:
+    decoded = 0
+    while decoded < tokens:
         assert not policy.engine.step().finished
-        known += sum(len(part.tokens) for part in policy.engine.progress())
-    return known
+        decoded += sum(len(part.tokens) for part in policy.engine.progress())
+    return decoded
 
 
 def test_weights_are_replaced_in_the_middle_of_a_drafted_response(policy: Policy) -> None:

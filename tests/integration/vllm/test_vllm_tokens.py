@@ -191,7 +191,10 @@ def test_drafts_change_no_token(name: str, trios: dict[str, EngineTrio], preempt
         speculators += drafting
     for engine in trio.cramped:
         engine.draft_by(None)
-    drafted, accepted = sum(one.drafted for one in speculators), sum(one.accepted for one in speculators)
+    drafted, accepted = (
+        sum(speculator.drafted for speculator in speculators),
+        sum(speculator.accepted for speculator in speculators),
+    )
     said = f"{happened}, {len(preempted)} pushed out, {accepted} of {drafted} drafted tokens accepted"
     print(said)
     assert accepted > 5 * SEEDS, said

@@ -106,7 +106,7 @@ class ControlledCluster:
         return next((condition for condition in listed if condition["type"] == kind), {})
 
 
-def made(server: FakeApiServer) -> dict[str, list[str]]:
+def object_names(server: FakeApiServer) -> dict[str, list[str]]:
     """Return the names of a job's objects by kind."""
     kinds = ("Pod", "Service", "ConfigMap", "Secret", "NetworkPolicy")
     return {kind: server.names(kind) for kind in kinds}

@@ -325,8 +325,8 @@ class SimulatedCluster:
         """Let the coordinator answer."""
         working = {"generation": 2, "inference": 1, "training": 2}
         replicas = self.reading.replicas if self.reading else {"generation": 2, "inference": 1, "training": 2}
-        given = {"working": working, "replicas": replicas} | more
-        self.reading = CoordinatorReading(self.now, phase, iteration, 100, **given)
+        fields = {"working": working, "replicas": replicas} | more
+        self.reading = CoordinatorReading(self.now, phase, iteration, 100, **fields)
 
     # -- the user's view
 

@@ -292,11 +292,11 @@ def test_it_decodes_in_a_role(name: str, policy: Callable[[str], Path]) -> None:
     moved = pb.MigrateSample(key=pb.SampleKey(sample=1, attempt=2), new_attempt=3)
     role.handle(pb.Command(id=2, migrate=pb.Migrate(destination="127.0.0.1:1", samples=[moved])), outbox)
     run(role, outbox)
-    while len(outbox.of("done")) < 2:
+    while len(outbox.reports("done")) < 2:
         role.step(outbox)
     role.handle(pb.Command(id=3, offload=pb.Offload(role="generation")), outbox)
-    assert sorted(done.command_id for done in outbox.of("done")) == [1, 2, 3]
-    assert [len(unpack(message.tokens)) > 0 for message in outbox.of("finished")] == [True, True]
+    assert sorted(done.command_id for done in outbox.reports("done")) == [1, 2, 3]
+    assert [len(unpack(message.tokens)) > 0 for message in outbox.reports("finished")] == [True, True]
     role.offload()
     role.close()
 
