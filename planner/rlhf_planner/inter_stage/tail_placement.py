@@ -103,7 +103,7 @@ def _columns(rows: Sequence[tuple[int, TailSample]], lengths: LengthModel) -> Un
 def _require_once(samples: Sequence[int]) -> None:
     if len(set(samples)) < len(samples):
         twice = next(sample for sample in samples if samples.count(sample) > 1)
-        raise ValueError(f"sample {twice} is on two workers")
+        raise ValueError(f"sample {twice} is listed twice")
 
 
 def assign(

@@ -54,7 +54,7 @@ def test_a_size_against_the_rules_is_refused_in_their_words_and_old_problems_are
         (["generation=-1"], "such as generation=4"),
         (["training=2"], "spec.training.parallelism"),
         (["coordinator=2"], "generation and inference can be scaled"),
-        (["generation=1", "generation=2"], "given twice"),
+        (["generation=1", "generation=2"], "occurs twice"),
     ],
 )
 def test_what_is_no_size_is_refused_by_name(texts: list[str], message: str) -> None:
