@@ -132,9 +132,9 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one object as the last line")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rlhf-compare-") as scratch:
-        made = jobs(Path(scratch))
-        names = arguments.jobs.split(",") if arguments.jobs else list(made)
-        chosen = {name: made[name] for name in names}
+        manifests = jobs(Path(scratch))
+        names = arguments.jobs.split(",") if arguments.jobs else list(manifests)
+        chosen = {name: manifests[name] for name in names}
         base = results_of(arguments.base.absolute(), chosen, Path(scratch) / "base")
         if arguments.save:
             arguments.save.write_text(json.dumps(base, indent=1))

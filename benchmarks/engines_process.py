@@ -74,7 +74,7 @@ def torch_engine(wanted: dict[str, Any]) -> Decode:
             ]
         )
         lengths = [0] * len(batch)
-        while engine.held:
+        while engine.in_flight:
             for response in engine.step().finished:
                 lengths[response.key.sample] = len(response.tokens)
         return lengths

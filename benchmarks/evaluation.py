@@ -42,16 +42,16 @@ def run_way(manifest: Path, way: str, folder: Path, arguments: argparse.Namespac
 
 def figures(lines: list[dict[str, Any]]) -> dict[str, float]:
     """Return the medians of the iterations after the warm-up. The last iteration only waits for the last version."""
-    kept = lines[WARM_UP:-1]
+    measured = lines[WARM_UP:-1]
     names = {
         "iteration": "seconds/iteration",
         "evaluation": "evaluation/seconds",
         "waited": "evaluation/waited_seconds",
     }
     return {
-        name: statistics.median(line[metric] for line in kept)
+        name: statistics.median(line[metric] for line in measured)
         for name, metric in names.items()
-        if all(metric in line for line in kept)
+        if all(metric in line for line in measured)
     }
 
 
@@ -74,7 +74,7 @@ def main() -> None:
                 folder = Path(temporary) / f"{way}-{number}"
                 found[way].append(figures(run_way(arguments.manifest, way, folder, arguments)))
     table = {
-        way: {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+        way: {name: statistics.median(entry[name] for entry in rounds) for name in rounds[0]}
         for way, rounds in found.items()
     }
     for way, numbers in table.items():

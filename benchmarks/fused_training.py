@@ -127,18 +127,18 @@ def run_rank(rank: int, address: str, folder: Path, options_: argparse.Namespace
         )
         job = job_of(folder, options_, microbatches, {"parallelism": {"pipeline": options_.pipeline}})
 
-        def connect(layout: Any, known: Any = peers, become: pb.BecomeTraining = become) -> Any:
-            return known or join(become, device, WAIT_SECONDS, layout)
+        def connect(layout: Any, joined: Any = peers, become: pb.BecomeTraining = become) -> Any:
+            return joined or join(become, device, WAIT_SECONDS, layout)
 
         trainer = build_trainer(job, become, device, connect, lambda *_, **__: None)
         peers = trainer.communicator
         before = run_measure(trainer, pb.Measure(measurement_id=1))
         put(folder / f"stages-{microbatches}-{rank}", before.SerializeToString())
-        schedules = [json.dumps(one) for one in json.loads(get(folder / f"tables-{microbatches}", parent))]
+        schedules = [json.dumps(table) for table in json.loads(get(folder / f"tables-{microbatches}", parent))]
         timed = run_measure(trainer, pb.Measure(measurement_id=2, schedules=schedules, rounds=options_.rounds))
         timed.stages.extend(run_measure(trainer, pb.Measure(measurement_id=3)).stages)
         put(folder / f"timed-{microbatches}-{rank}", timed.SerializeToString())
-        tables = [ScheduleTable.model_validate_json(one) for one in schedules]
+        tables = [ScheduleTable.model_validate_json(table) for table in schedules]
         put(folder / f"cpu-{microbatches}-{rank}", json.dumps(cpu_times(trainer, tables, options_.rounds)).encode())
     get(folder / "over", parent)
     os._exit(0)  # without leaving the group properly, because the others may still use it
@@ -178,7 +178,7 @@ def cpu_times(trainer: Trainer, tables: list[ScheduleTable], rounds: int) -> lis
     for number in range(rounds + 1):
         times = len(result)
         for index, pipeline in enumerate(trainer.layout.table.pipelines):
-            for stage in work[index].held:
+            for stage in work[index].local_stages:
                 for backward in (("B",), ("I", "W")):
                     row = stage_row(index, stage, len(pipeline.stage_ranks), *backward)
                     note(-1, execute(row, work, NoCommunicator(), 0, thread_time))
@@ -217,11 +217,15 @@ def costs_of(results: list[pb.MeasureResult]) -> tuple[dict[tuple[str, int], Sta
     """Return the shortest of all measurements of each step of a stage."""
     times: dict[tuple[str, int], list[StageCost]] = {}
     for result in results:
-        for one in result.stages:
+        for stage in result.stages:
             cost = StageCost(
-                one.forward, one.backward, one.input_gradient, one.weight_gradient, float(one.activation_bytes)
+                stage.forward,
+                stage.backward,
+                stage.input_gradient,
+                stage.weight_gradient,
+                float(stage.activation_bytes),
             )
-            times.setdefault((one.model, one.stage), []).append(cost)
+            times.setdefault((stage.model, stage.stage), []).append(cost)
     names = ("forward", "backward", "input_gradient", "weight_gradient", "activation")
     costs = {
         key: StageCost(*(min(getattr(cost, name) for cost in found) for name in names)) for key, found in times.items()
@@ -264,7 +268,7 @@ def compare(folder: Path, options_: argparse.Namespace, microbatches: int) -> di
     put(folder / f"tables-{microbatches}", json.dumps([table.model_dump(mode="json") for table in tables]).encode())
     timed = [pb.MeasureResult.FromString(get(folder / f"timed-{microbatches}-{rank}")) for rank in ranks]
     before, fresh = costs_of(stages), costs_of([*stages, *timed])
-    cpu = [one for rank in ranks for one in json.loads(get(folder / f"cpu-{microbatches}-{rank}"))]
+    cpu = [figures for rank in ranks for figures in json.loads(get(folder / f"cpu-{microbatches}-{rank}"))]
     schedules: dict[str, dict[str, Any]] = {}
     for place, (method, table) in enumerate(zip(METHODS, tables, strict=True)):
         rounds = [max(item) for item in zip(*(result.tables[place].seconds for result in timed), strict=True)]
@@ -282,14 +286,14 @@ def compare(folder: Path, options_: argparse.Namespace, microbatches: int) -> di
             "cpu_predicted": round(alone, 4), "cpu_steps": round(inside, 4), "cpu_error": round(alone / inside - 1, 4)
         }  # fmt: skip
     serial = schedules[METHODS[0]]
-    for one in schedules.values():
+    for schedule in schedules.values():
         for gain, key in (
             ("gain", "seconds"),
             ("best_gain", "best"),
             ("predicted_gain", "predicted"),
             ("cpu_gain", "cpu_steps"),
         ):
-            one[gain] = round(serial[key] / one[key] - 1, 4)
+            schedule[gain] = round(serial[key] / schedule[key] - 1, 4)
     shortest = min(min(cost.forward, cost.backward) for cost in fresh[0].values())
     return {
         "microbatches": microbatches,
@@ -339,12 +343,12 @@ def report(options_: argparse.Namespace, found: list[dict[str, Any]]) -> None:
     """Print a table for people, or one object for programs."""
     columns = ("seconds", "best", "predicted", "error", "gain", "cpu_predicted", "cpu_steps", "cpu_error", "cpu_gain")
     print(f"{'micro-batches':>13} {'schedule':<12} " + " ".join(f"{name:>14}" for name in columns))
-    for one in found:
-        for method, row in one["schedules"].items():
+    for comparison in found:
+        for method, row in comparison["schedules"].items():
             numbers = " ".join(f"{row[name]:>14.4f}" for name in columns)
-            print(f"{one['microbatches']:>13} {method:<12} {numbers}")
+            print(f"{comparison['microbatches']:>13} {method:<12} {numbers}")
     errors, cpu_errors = (
-        [abs(row[name]) for one in found for row in one["schedules"].values()] for name in ("error", "cpu_error")
+        [abs(row[name]) for result in found for row in result["schedules"].values()] for name in ("error", "cpu_error")
     )
     if options_.json:
         result = {

@@ -90,7 +90,9 @@ class Turns:
     """Number of the first round."""
 
     @classmethod
-    def of(cls, plans: Iterable[tuple[int, int]], rounds: int, first: int = 0, *, twice: bool = False) -> "Turns":
+    def from_plans(
+        cls, plans: Iterable[tuple[int, int]], rounds: int, first: int = 0, *, twice: bool = False
+    ) -> "Turns":
         """Return the turns of no fusion, Auto, and the sweep of (threshold, pool); `twice` runs no fusion once more."""
         sweep = (TailSetting(f"R_t={threshold}, m={pool}", threshold, pool) for threshold, pool in plans)
         again = (TailSetting("Disabled again"),) if twice else ()
@@ -152,10 +154,10 @@ def in_turns(turns: Turns, seconds: float) -> Iterator[None]:
 
 def run_scenario(folder: Path, scenario: str, turns: Turns, seconds: float) -> Path:
     """Run the job; return its run folder."""
-    what = SCENARIOS[scenario]
-    manifest = write_job(folder, what, turns.iterations)
+    settings = SCENARIOS[scenario]
+    manifest = write_job(folder, settings, turns.iterations)
     with in_turns(turns, seconds):
-        return run_job(manifest, ["generation"] * what.workers, pace=what.pace)
+        return run_job(manifest, ["generation"] * settings.workers, pace=settings.pace)
 
 
 def points(run_dir: Path, turns: Turns) -> list[dict[str, Any]]:
@@ -271,13 +273,13 @@ def main() -> int:
     results: dict[str, Any] = {"load": os.getloadavg()[2]}
     reported: dict[str, list[dict[str, Any]]] = {}
     for file in arguments.join or ():
-        for scenario, one in json.loads(file.read_text().splitlines()[-1])["points"].items():
-            reported.setdefault(scenario, []).extend(one)
+        for scenario, points in json.loads(file.read_text().splitlines()[-1])["points"].items():
+            reported.setdefault(scenario, []).extend(points)
     for scenario in () if arguments.join else arguments.scenario:
-        what = SCENARIOS[scenario]
-        thresholds = arguments.thresholds or [round(share * what.batch) for share in SHARES]
-        plans = itertools.product(thresholds, sorted(set(arguments.pools) & set(what.pools)))
-        turns = Turns.of(plans, arguments.rounds, arguments.first_round, twice=arguments.twice)
+        settings = SCENARIOS[scenario]
+        thresholds = arguments.thresholds or [round(share * settings.batch) for share in SHARES]
+        plans = itertools.product(thresholds, sorted(set(arguments.pools) & set(settings.pools)))
+        turns = Turns.from_plans(plans, arguments.rounds, arguments.first_round, twice=arguments.twice)
         with tempfile.TemporaryDirectory(prefix="rlhf-long-tail-") as folder:
             run_dir = run_scenario(Path(folder), scenario, turns, arguments.seconds)
             reported[scenario], lengths = points(run_dir, turns), sorted(_lengths(run_dir))

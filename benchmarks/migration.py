@@ -158,7 +158,7 @@ async def start(
 async def began(worker: WorkerProcess, number: int, tokens: int, limit: int) -> pb.GenerateSample:
     """Return a sample with `tokens` known tokens, after the worker has decoded one more."""
     random = np.random.default_rng(number)
-    one = pb.GenerateSample(
+    sample = pb.GenerateSample(
         key=pb.SampleKey(iteration=0, sample=number, attempt=1),
         prompt=pack(random.integers(len(SPECIAL), VOCABULARY, PROMPT).astype(np.int32)),
         random_key=number + 1,
@@ -168,16 +168,16 @@ async def began(worker: WorkerProcess, number: int, tokens: int, limit: int) -> 
         versions=[pb.VersionSpan(version=0, tokens=tokens)],
     )
     await asyncio.sleep(QUIET_SECONDS)
-    await worker.ask(generate=pb.Generate(samples=[one]))
-    await worker.session.first("progress", lambda message: message.key == one.key and message.tokens.shape[0] > 0)
-    return one
+    await worker.ask(generate=pb.Generate(samples=[sample]))
+    await worker.session.first("progress", lambda message: message.key == sample.key and message.tokens.shape[0] > 0)
+    return sample
 
 
 async def by_cache(
-    source: WorkerProcess, destination: WorkerProcess, one: pb.GenerateSample
+    source: WorkerProcess, destination: WorkerProcess, sample: pb.GenerateSample
 ) -> tuple[pb.MigratedSample, float]:
     """Move the sample while it is decoded; return it, and the seconds until the coordinator knows."""
-    move = pb.MigrateSample(key=one.key, new_attempt=one.key.attempt + 1)
+    move = pb.MigrateSample(key=sample.key, new_attempt=sample.key.attempt + 1)
     started = time.perf_counter()
     answer = await source.ask(
         migrate=pb.Migrate(destination=destination.address, samples=[move], timeout_seconds=60)
@@ -191,25 +191,25 @@ async def by_cache(
 
 
 async def by_tokens(
-    source: WorkerProcess, destination: WorkerProcess, one: pb.GenerateSample
+    source: WorkerProcess, destination: WorkerProcess, sample: pb.GenerateSample
 ) -> tuple[int, float, float]:
     """Return (tokens, seconds from the source's stop to the next token on the other worker, seconds of returning)."""
     started = time.perf_counter()
-    answer = await source.ask(withdraw=pb.Withdraw(keys=[one.key]))
+    answer = await source.ask(withdraw=pb.Withdraw(keys=[sample.key]))
     reported = time.perf_counter() - started
     (progress,) = answer.withdraw.samples
     for name in ("tokens", "log_probabilities"):
-        getattr(one, name).CopyFrom(getattr(progress, name))
-    del one.versions[:]
-    one.versions.extend(progress.versions)
-    one.key.attempt += 1
-    one.max_response_tokens = progress.tokens.shape[0] + 1
+        getattr(sample, name).CopyFrom(getattr(progress, name))
+    del sample.versions[:]
+    sample.versions.extend(progress.versions)
+    sample.key.attempt += 1
+    sample.max_response_tokens = progress.tokens.shape[0] + 1
 
     async def ended() -> float:
-        await destination.session.first("finished", lambda message: message.key == one.key)
+        await destination.session.first("finished", lambda message: message.key == sample.key)
         return time.perf_counter()
 
-    _, end = await asyncio.gather(destination.ask(generate=pb.Generate(samples=[one])), ended())
+    _, end = await asyncio.gather(destination.ask(generate=pb.Generate(samples=[sample])), ended())
     return progress.tokens.shape[0], end - started - source.delay, reported
 
 
@@ -253,8 +253,8 @@ async def both(
     seen += learning.transfer_work([by_kv], bytes_per_token, seconds)
     bare, lost, reported = await by_tokens(source, destination, await began(source, number + 1, tokens, longest))
     seen.append(ObservedWork("command", 1, 1, 1, reported))
-    known = len(unpack(by_kv.progress.tokens))
-    return Moved(tokens, repeat, known, by_kv.bytes, seconds, by_kv.paused_seconds, bare, lost)
+    moved_tokens = len(unpack(by_kv.progress.tokens))
+    return Moved(tokens, repeat, moved_tokens, by_kv.bytes, seconds, by_kv.paused_seconds, bare, lost)
 
 
 def stage_costs(measured: pb.GenerationCosts) -> StageCosts:

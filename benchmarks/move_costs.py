@@ -129,7 +129,9 @@ def lines(setting: dict[str, Any]) -> Iterable[str]:
             "by tokens at {tokens:.0f}: {by_tokens_ms:7.1f} = {by_tokens_steps:.1f} steps "
             "({predicted_by_tokens_ms:.1f}, {learned_by_tokens_ms:.1f})".format(**point)
         )
-    single = ", ".join("none" if one is None else f"{one:.0f}" for one in setting["crossover_tokens_by_repeat"])
+    single = ", ".join(
+        "none" if tokens is None else f"{tokens:.0f}" for tokens in setting["crossover_tokens_by_repeat"]
+    )
     at = setting["crossover_tokens"]
     yield (
         f"  the KV cache costs less from {'no measured length' if at is None else f'{at:.0f} tokens'} (single repeats: "

@@ -125,8 +125,8 @@ async def one_job(arguments: argparse.Namespace, mode: str, folder: Path) -> dic
 async def both_jobs(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Run both arms at the same time."""
     with tempfile.TemporaryDirectory() as name:
-        made = await asyncio.gather(*(one_job(arguments, mode, Path(name) / mode) for mode in ARMS))
-    return dict(zip(ARMS, made, strict=True))
+        results = await asyncio.gather(*(one_job(arguments, mode, Path(name) / mode) for mode in ARMS))
+    return dict(zip(ARMS, results, strict=True))
 
 
 # ---------------------------------------------------------------- what is measured in one iteration
@@ -135,7 +135,7 @@ async def both_jobs(arguments: argparse.Namespace) -> dict[str, dict[str, float]
 def measure_iteration(run: JobRun, beats: int) -> None:
     """Call all measurements as often as one iteration of the job does."""
     state, everybody = run.state, list(run.state.fleet.workers.values())
-    names = [worker.name for worker in run.state.fleet.of(Group.GENERATION)]
+    names = [worker.name for worker in run.state.fleet.in_group(Group.GENERATION)]
     now = time.monotonic()
     for index in range(len(state.ledger.samples)):
         name, key = names[index % len(names)], pb.SampleKey(sample=index)
@@ -188,7 +188,7 @@ def measuring(arguments: argparse.Namespace, seconds: float) -> dict[str, float]
         tracemalloc.start()
         measure_iteration(runs["Enabled"], 2)
         page = generate_latest(registry)
-        held, peak = tracemalloc.get_traced_memory()
+        in_use, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         for _ in range(ROUNDS):
             for mode in ARMS:
@@ -202,7 +202,7 @@ def measuring(arguments: argparse.Namespace, seconds: float) -> dict[str, float]
         "scrape_cpu_seconds": medians["scrape"],
         "series": float(sum(not line.startswith(b"#") for line in page.splitlines())),
         "overhead_share": cost / seconds,
-        "held_mib": held / MEBIBYTE,
+        "held_mib": in_use / MEBIBYTE,
         "peak_mib": peak / MEBIBYTE,
     }
 

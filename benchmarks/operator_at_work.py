@@ -133,8 +133,8 @@ async def measure(jobs: int, seconds: float, *, silent: bool) -> Json:
                 server.put(names.KIND, job(NAMESPACE, f"job-{number}", pods=PODS))
             await until(lambda: len(kubelet.pods("Pending")) == jobs * PODS, LONGEST_SECONDS)
             if not silent:
-                given = certificates(server, kubelet)
-                stack.enter_context(coordinators.answering(given, PODS - FEWEST_PODS + 1))
+                secrets = certificates(server, kubelet)
+                stack.enter_context(coordinators.answering(secrets, PODS - FEWEST_PODS + 1))
                 await asyncio.sleep(10)
             kubelet.start_all()
             await asyncio.sleep(SETTLED_SECONDS)
@@ -150,7 +150,7 @@ async def measure(jobs: int, seconds: float, *, silent: bool) -> Json:
                 "pods": jobs * PODS,
                 "core_share": spent / wall,
                 "memory_mb": memory_mb(child.pid),
-                "requests_per_minute": {what: count * 60 / wall for what, count in requests.items()},
+                "requests_per_minute": {request: count * 60 / wall for request, count in requests.items()},
                 "running": dict(reasons),
             }
 
@@ -176,11 +176,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="for which the operator is looked at")
     parser.add_argument("--silent", action="store_true", help="no coordinator answers")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    given = parser.parse_args()
-    result = asyncio.run(measure(given.jobs, given.seconds, silent=given.silent))
+    options = parser.parse_args()
+    result = asyncio.run(measure(options.jobs, options.seconds, silent=options.silent))
     for name, value in result.items():
         print(f"{name:22} {value if not isinstance(value, float) else f'{value:.4g}'}", flush=True)
-    if given.json:
+    if options.json:
         print(json.dumps(result))
 
 

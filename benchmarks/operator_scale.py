@@ -37,7 +37,7 @@ def machine() -> dict[str, Any]:
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    message = "; ".join(f"{name}: {what}" for name, (what, _) in SCENARIOS.items())
+    message = "; ".join(f"{name}: {description}" for name, (description, _) in SCENARIOS.items())
     parser.add_argument("--scenario", default=",".join(SCENARIOS), help=f"comma-separated; {message}")
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of jobs and pods; 0.1 for a quick run")
     parser.add_argument("--concurrency", type=int, default=32, help="requests of the bare client at once")
@@ -47,45 +47,47 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--operator", action="append", default=[], metavar="ARGUMENT", help="passed on; repeatable")
     parser.add_argument("--results", type=Path, metavar="FILE", help="JSON by scenario; others in it are kept")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    given = parser.parse_args()
-    given.scenarios = [item.strip() for item in given.scenario.split(",")]
+    options = parser.parse_args()
+    options.scenarios = [item.strip() for item in options.scenario.split(",")]
     # S6 is the second half of S4.
-    given.scenarios = list(dict.fromkeys("S4" if scenario == "S6" else scenario for scenario in given.scenarios))
-    unknown = [scenario for scenario in given.scenarios if scenario not in SCENARIOS]
+    options.scenarios = list(dict.fromkeys("S4" if scenario == "S6" else scenario for scenario in options.scenarios))
+    unknown = [scenario for scenario in options.scenarios if scenario not in SCENARIOS]
     if unknown:
         parser.error(f"--scenario: {', '.join(unknown)}: must be among {', '.join(SCENARIOS)}")
-    if not 0 < given.scale <= 10:
-        parser.error(f"--scale: {given.scale}: must be above 0 and at most 10")
-    return given
+    if not 0 < options.scale <= 10:
+        parser.error(f"--scale: {options.scale}: must be above 0 and at most 10")
+    return options
 
 
 def merge(path: Path, name: str, found: dict[str, Any]) -> None:
     """Add one scenario's figures to those of earlier runs in a file."""
-    known = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(known | {name: found}, indent=1) + "\n")
+    earlier = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(earlier | {name: found}, indent=1) + "\n")
 
 
 def main() -> None:
     """Print each scenario's figures when it is done."""
-    given = arguments()
+    options = arguments()
     # Same as Ctrl-C: the cluster and the operator end with this process.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    settings = RigSettings(given.scale, given.concurrency, given.idle_seconds, given.bare, tuple(given.operator))
+    settings = RigSettings(
+        options.scale, options.concurrency, options.idle_seconds, options.bare, tuple(options.operator)
+    )
     results: dict[str, Any] = {"settings": asdict(settings), "machine": machine(), "scenarios": {}}
     print("settings", results["settings"])
     print("machine", results["machine"], flush=True)
-    for name in given.scenarios:
-        what, measure = SCENARIOS[name]
-        print(f"{name}: {what}", flush=True)
+    for name in options.scenarios:
+        description, measure = SCENARIOS[name]
+        print(f"{name}: {description}", flush=True)
         begun = time.monotonic()
         result = asyncio.run(measure(settings))
         result |= {"load_after": os.getloadavg()[0], "took_seconds": time.monotonic() - begun}
         results["scenarios"][name] = result
         for key, value in result.items():
             print(f"  {key:36} {value if not isinstance(value, float) else f'{value:.4g}'}", flush=True)
-        if given.results is not None:
-            merge(given.results, name, {"settings": results["settings"], "machine": results["machine"]} | result)
-    if given.json:
+        if options.results is not None:
+            merge(options.results, name, {"settings": results["settings"], "machine": results["machine"]} | result)
+    if options.json:
         print(json.dumps(results))
 
 

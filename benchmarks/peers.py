@@ -89,24 +89,24 @@ class PeerTraining:
 
 
 def ours(
-    setting: PeerSetting, folder: Path, given: argparse.Namespace, rollout: Mapping[str, Any] = NOTHING
+    setting: PeerSetting, folder: Path, options: argparse.Namespace, rollout: Mapping[str, Any] = NOTHING
 ) -> PeerTraining:
     """Run `rlhf run` once; `rollout` are fields of spec.rollout in addition to the setting's."""
     file, run_dir = folder / "job.yaml", folder / "run"
     for left in (run_dir, folder / "checkpoints"):
         shutil.rmtree(left, ignore_errors=True)
-    job = manifest(setting, given.threads)
+    job = manifest(setting, options.threads)
     job["spec"]["rollout"] |= rollout
     file.write_text(yaml.safe_dump(job, sort_keys=False))
     command = [sys.executable, "-m", "rlhf_cli.main", "run", str(file), "--run-dir", str(run_dir), "--plain"]
-    start, spent, _ = watched(command, folder, given)
+    start, spent, _ = watched(command, folder, options)
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     ends = [line["time_ns"] for line in lines]
     rewards, tokens = ([line[name] for line in lines] for name in ("reward", "tokens"))
     return run_of(setting, start, ends, rewards, tokens, spent)
 
 
-def trl(setting: PeerSetting, folder: Path, given: argparse.Namespace) -> PeerTraining:
+def trl(setting: PeerSetting, folder: Path, options: argparse.Namespace) -> PeerTraining:
     """Run one training with GRPOTrainer."""
     wanted = {
         **{name: value for name, value in vars(setting).items() if isinstance(value, int | float)},
@@ -114,11 +114,11 @@ def trl(setting: PeerSetting, folder: Path, given: argparse.Namespace) -> PeerTr
         "prompts": str(folder / "assets" / "prompts.jsonl"),
         "reward": str(folder / "reward.py"),
         "folder": str(folder / "trl"),
-        "threads": given.threads,
-        "continuous": given.continuous_batching,
+        "threads": options.threads,
+        "continuous": options.continuous_batching,
     }
     script = str(Path(__file__).with_name("peers_trl.py"))
-    start, spent, said = watched([str(given.peer_python), script, json.dumps(wanted)], folder, given)
+    start, spent, said = watched([str(options.peer_python), script, json.dumps(wanted)], folder, options)
     recorded = json.loads(said.splitlines()[-1])
     return run_of(setting, start, recorded["ends_ns"], recorded["rewards"], recorded["tokens"], spent)
 
@@ -127,9 +127,9 @@ SIDES: Final[dict[str, Side]] = {"ours": ours, "trl": trl}
 OVERLAPPED: Final = "overlapped"
 
 
-def watched(command: Sequence[str], folder: Path, given: argparse.Namespace) -> tuple[int, ProcessorTime, str]:
+def watched(command: Sequence[str], folder: Path, options: argparse.Namespace) -> tuple[int, ProcessorTime, str]:
     """Run a side; return its start (ns), its processor time, and its output. Raises SystemExit if it failed."""
-    environment = os.environ | {"OMP_NUM_THREADS": str(given.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    environment = os.environ | {"OMP_NUM_THREADS": str(options.threads), "OMP_WAIT_POLICY": "PASSIVE"}
     output, errors, start = folder / "output", folder / "errors", time.time_ns()
     with output.open("w") as out, errors.open("w") as err:
         process = subprocess.Popen(command, stdout=out, stderr=err, env=environment, cwd=folder)
@@ -238,24 +238,24 @@ def main() -> None:
     parser.add_argument("--overlap", action="store_true", help="and this project with rollout.overlapTraining")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    if unknown := set(given.only.split(",")) - SETTINGS.keys():
+    options = parser.parse_args()
+    if unknown := set(options.only.split(",")) - SETTINGS.keys():
         parser.error(f"--only: no setting {', '.join(sorted(unknown))}; there are {', '.join(SETTINGS)}")
-    if given.iterations is not None and given.iterations < 2:
-        parser.error(f"--iterations: {given.iterations}, the first is never counted: at least 2")
-    chosen = {name: shortened(SETTINGS[name], given.iterations) for name in given.only.split(",")}
-    given.peer_python = peer_python()
+    if options.iterations is not None and options.iterations < 2:
+        parser.error(f"--iterations: {options.iterations}, the first is never counted: at least 2")
+    chosen = {name: shortened(SETTINGS[name], options.iterations) for name in options.only.split(",")}
+    options.peer_python = peer_python()
     versions = {**PEER, **{name: version(name) for name in SHARED}, "rlhf-operator": version("rlhf-operator")}
     print(" ".join(f"{name} {of}" for name, of in versions.items()), flush=True)
     results = {}
-    sides = SIDES | {OVERLAPPED: partial(ours, rollout={"overlapTraining": "Enabled"})} if given.overlap else SIDES
+    sides = SIDES | {OVERLAPPED: partial(ours, rollout={"overlapTraining": "Enabled"})} if options.overlap else SIDES
     for name, setting in chosen.items():
         runs: dict[str, list[PeerTraining]] = {side: [] for side in sides}
         with tempfile.TemporaryDirectory(prefix="rlhf-peers-") as scratch:
             setting.prepare(Path(scratch))
-            for number in range(given.rounds):
+            for number in range(options.rounds):
                 for side in list(sides) if number % 2 == 0 else reversed(sides):
-                    run = sides[side](setting, Path(scratch), given)
+                    run = sides[side](setting, Path(scratch), options)
                     runs[side].append(run)
                     rate = setting.batch / statistics.median(run.seconds[setting.warm - 1 :])
                     shown = f"{rate:7.1f} samples/s, {run.processor:.3f} processor seconds an iteration"
@@ -263,11 +263,15 @@ def main() -> None:
         results[name] = summary(setting, runs)
         ratios = {key: value for key, value in results[name].items() if key.endswith("times_as_fast")}
         print(f"{name}: TRL's seconds over ours {ratios}", flush=True)
-    if given.picture:
-        draw(results, given.picture)
-    if given.json:
-        machine = {"cores": sorted(os.sched_getaffinity(0)), "processor": platform.machine(), "threads": given.threads}
-        print(json.dumps({"versions": versions, "machine": machine, "rounds": given.rounds, "settings": results}))
+    if options.picture:
+        draw(results, options.picture)
+    if options.json:
+        machine = {
+            "cores": sorted(os.sched_getaffinity(0)),
+            "processor": platform.machine(),
+            "threads": options.threads,
+        }
+        print(json.dumps({"versions": versions, "machine": machine, "rounds": options.rounds, "settings": results}))
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ class SlowLink:
             task.add_done_callback(self._tasks.discard)
 
     async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        held = max(2, int((self._delay + BUFFER_SECONDS) * self._rate / PIECE))
-        way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(held)
+        capacity = max(2, int((self._delay + BUFFER_SECONDS) * self._rate / PIECE))
+        way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(capacity)
         arriving = asyncio.create_task(self._arrive(way, sink))
         left = 0.0
         try:

@@ -111,8 +111,8 @@ def bench_of(folder: Path, prompts: Sequence[str], arguments: argparse.Namespace
     whole = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "drafts"}, "spec": spec}
     job = RLHFJob.model_validate(whole)
     tokenizer = load_tokenizer(str(folder), "policy")
-    known = [np.array(tokenizer(text)["input_ids"], np.int32) for text in prompts]
-    return Bench(build_engine(job.spec, tokenizer, CPU), tokenizer, job, known)
+    responses = [np.array(tokenizer(text)["input_ids"], np.int32) for text in prompts]
+    return Bench(build_engine(job.spec, tokenizer, CPU), tokenizer, job, responses)
 
 
 def samples_of(bench: Bench, batch: int, arguments: argparse.Namespace) -> list[SampleRequest]:
@@ -206,8 +206,8 @@ def run(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     random = np.random.default_rng(0)
     texts = [" ".join(f"w{word}" for word in random.integers(1, VOCABULARY, 8)) for _ in range(32)]
     kinds: list[tuple[str, Bench, float | None]] = []
-    known = bench_of(folder / "policy", texts, arguments)
-    kinds += [(f"known {probability}", known, probability) for probability in arguments.acceptance]
+    known_bench = bench_of(folder / "policy", texts, arguments)
+    kinds += [(f"known {probability}", known_bench, probability) for probability in arguments.acceptance]
     if arguments.long_answers is not None:
         lines = (arguments.long_answers / "prompts.jsonl").read_text().splitlines()
         asked = [str(json.loads(line)["prompt"]) for line in lines]

@@ -25,7 +25,7 @@ def decode(
     responses: Responses = {}
     began, cpu = time.perf_counter(), time.process_time()
     engine.submit(samples)
-    while engine.held:
+    while engine.in_flight:
         for response in engine.step().finished:
             responses[response.key.sample] = response.tokens.tolist()
     taken = DecodingTime(time.perf_counter() - began, time.process_time() - cpu)

@@ -71,11 +71,11 @@ def write_model(folder: Path, options: argparse.Namespace) -> int:
 def samples_of(options: argparse.Namespace, iteration: int) -> list[pb.TrainSample]:
     """Return random samples whose lengths vary around the requested ones."""
     rng = np.random.default_rng([options.seed, iteration])
-    made = []
+    samples = []
     for index in range(options.samples):
         length = int(rng.integers(max(1, options.response // 2), 3 * options.response // 2 + 1))
-        made.append(sample_of(rng, index, options.prompt, length))
-    return made
+        samples.append(sample_of(rng, index, options.prompt, length))
+    return samples
 
 
 def sample_of(rng: np.random.Generator, index: int, prompt: int, response: int) -> pb.TrainSample:
@@ -185,7 +185,7 @@ def report(options: argparse.Namespace, parameters: int, ranks: list[Measured]) 
     """Print medians over iterations of the slowest rank in each."""
     slowest = [max(iteration, key=lambda rank: rank["seconds"]) for iteration in zip(*ranks, strict=True)]
     steps = options.epochs * options.samples // options.mini_batch
-    medians = {key: statistics.median(one.get(key, 0.0) for one in slowest) for key in slowest[0]}
+    medians = {key: statistics.median(step.get(key, 0.0) for step in slowest) for key in slowest[0]}
     seconds, cpu = medians.pop("seconds"), medians.pop("cpu")
     result: dict[str, Any] = {
         "benchmark": "training",

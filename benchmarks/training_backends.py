@@ -138,24 +138,24 @@ class LayoutRanks:
             self.pipes.append(ours)
         self._answers("its ranks to meet")
 
-    def all(self, what: str, *given: Any) -> list[Any]:
+    def all(self, request: str, *values: Any) -> list[Any]:
         """Send every rank the same request, and return the answers by rank."""
-        return self.each(what, [given] * len(self.pipes))
+        return self.each(request, [values] * len(self.pipes))
 
-    def each(self, what: str, given: Sequence[Any]) -> list[Any]:
-        for pipe, arguments_ in zip(self.pipes, given, strict=True):
-            pipe.send((what, arguments_))
-        return self._answers(what)
+    def each(self, request: str, values: Sequence[Any]) -> list[Any]:
+        for pipe, arguments_ in zip(self.pipes, values, strict=True):
+            pipe.send((request, arguments_))
+        return self._answers(request)
 
-    def _answers(self, what: str) -> list[Any]:
+    def _answers(self, request: str) -> list[Any]:
         result = []
         for rank, pipe in enumerate(self.pipes):
             if not pipe.poll(WAIT_SECONDS):
-                raise TimeoutError(f"waited {WAIT_SECONDS:.0f} s for {what} of rank {rank} of {self.layout.name}")
+                raise TimeoutError(f"waited {WAIT_SECONDS:.0f} s for {request} of rank {rank} of {self.layout.name}")
             try:
                 result.append(pipe.recv())
             except EOFError:
-                raise SystemExit(f"rank {rank} of {self.layout.name} ended before {what}") from None
+                raise SystemExit(f"rank {rank} of {self.layout.name} ended before {request}") from None
         return result
 
     def kill(self) -> None:
@@ -191,8 +191,8 @@ class LayoutRanks:
         self.each("gradients", [(self.tables[method].model_dump_json(), path) for path in paths])
         ranks = [torch.load(path) for path in paths]
         if self.layout.shard > 1:
-            return {name: torch.cat([one[name] for one in ranks]) for name in ranks[0]}
-        return whole_tensors({name: value for one in ranks for name, value in one.items()})
+            return {name: torch.cat([part[name] for part in ranks]) for name in ranks[0]}
+        return whole_tensors({name: value for part in ranks for name, value in part.items()})
 
 
 # ---------------------------------------------------------------- figures
@@ -219,40 +219,42 @@ def rows_of(
 ) -> Iterator[dict[str, Any]]:
     """Yield the measurements of a layout, one row per schedule."""
     gradients = {method: group.gradients(method) for method in group.tables}
-    publishing = statistics.median(one["seconds"] for one in group.published)
+    publishing = statistics.median(publication["seconds"] for publication in group.published)
     for method, table in group.tables.items():
         steps, serial = group.steps[method], group.steps[SERIAL]
-        best = min(one["mini_batch"] for one in steps)
+        best = min(step["mini_batch"] for step in steps)
         row: dict[str, Any] = {
             "layout": group.layout.name,
             "schedule": method,
-            "seconds": round(statistics.median(one["seconds"] for one in steps), 4),
+            "seconds": round(statistics.median(step["seconds"] for step in steps), 4),
             "ratio": _ratio(steps, base.steps[SERIAL]),
             "to_serial": _ratio(steps, serial),
             "best": round(best, 4),
             "predicted": None,
             "error": None,
-            "held": round(max(one["held"] for one in group.memory) / MEBIBYTE, 1),
+            "held": round(max(memory["held"] for memory in group.memory) / MEBIBYTE, 1),
             "planned": round(planned / MEBIBYTE, 1),
             "kept": None,
-            "peak": round(max(one["peak"] for one in group.memory) / MEBIBYTE, 1),
+            "peak": round(max(memory["peak"] for memory in group.memory) / MEBIBYTE, 1),
             "publish": round(publishing, 4),
             "published": round(group.published[0]["bytes"] / MEBIBYTE, 1),
             "gradients": largest_difference(gradients[method], expected),
-            "same_bits": all(torch.equal(gradients[method][name], one) for name, one in gradients[SERIAL].items()),
+            "same_bits": all(
+                torch.equal(gradients[method][name], gradient) for name, gradient in gradients[SERIAL].items()
+            ),
         }
         if group.stages:
             costs, transfers = costs_of(group.stages)
             predicted = forecast(table, costs, transfers)[0]
             row |= {"predicted": round(predicted, 4), "error": round(predicted / best - 1, 4)}
-            kept = max(stage.activation_bytes for measured in group.stages for stage in measured.stages)
-            row["kept"] = round(kept / MEBIBYTE, 1)
+            activation_bytes = max(stage.activation_bytes for measured in group.stages for stage in measured.stages)
+            row["kept"] = round(activation_bytes / MEBIBYTE, 1)
         yield row
 
 
 def _ratio(steps: Sequence[dict[str, float]], others: Sequence[dict[str, float]]) -> float:
     pairs = zip(steps, others, strict=True)
-    return round(statistics.median(one["seconds"] / other["seconds"] for one, other in pairs), 3)
+    return round(statistics.median(step["seconds"] / other["seconds"] for step, other in pairs), 3)
 
 
 def whole_tensors(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -275,7 +277,11 @@ def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Te
     """Return the largest difference, relative to the largest number of its tensor."""
     if ours.keys() != theirs.keys():
         raise SystemExit(f"gradients of other parameters: {sorted(ours.keys() ^ theirs.keys())}")
-    return max(float((ours[name] - one).abs().max() / one.abs().max()) for name, one in theirs.items() if one.any())
+    return max(
+        float((ours[name] - reference).abs().max() / reference.abs().max())
+        for name, reference in theirs.items()
+        if reference.any()
+    )
 
 
 def planned_bytes(folder: Path, options: argparse.Namespace, layout: Layout) -> int:

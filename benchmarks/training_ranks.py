@@ -131,12 +131,12 @@ class Rank:
 
     def memory(self) -> dict[str, int]:
         """Return the memory in use between two steps, and the process's maximum so far."""
-        held: dict[int, int] = {}
+        sizes: dict[int, int] = {}
         for key, optimizer in self.trainer.optimizers.items():
-            kept = getattr(self.trainer.stages[key], "kept", {})
-            of_stage = [*optimizer.parameters.values(), *kept.values(), *optimizer.moments(), optimizer.gradients]
-            held |= {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in of_stage}
-        return {"held": sum(held.values()), "peak": _status_bytes("VmHWM") - self._libraries}
+            whole = getattr(self.trainer.stages[key], "whole_tensors", {})
+            of_stage = [*optimizer.parameters.values(), *whole.values(), *optimizer.moments(), optimizer.gradients]
+            sizes |= {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in of_stage}
+        return {"held": sum(sizes.values()), "peak": _status_bytes("VmHWM") - self._libraries}
 
     def gradients(self, table: str, path: str) -> None:
         """Write the gradients of the mini-batch with a table, by their names in the folder.
@@ -179,5 +179,5 @@ def serve(pipe: Connection, parent: int, rank: Rank) -> None:
         while not pipe.poll(1.0):
             if os.getppid() != parent:
                 return
-        what, given = pipe.recv()
-        pipe.send(getattr(rank, what)(*given))
+        request, values = pipe.recv()
+        pipe.send(getattr(rank, request)(*values))

@@ -75,7 +75,9 @@ class NoDrafts:
 def build(folder: Path, arguments: argparse.Namespace, **engine_args: Any) -> VllmEngine:
     """Return an engine without drafting at first."""
     job = _job(folder, arguments, engine_args)
-    with mock.patch.object(vllm_build, "speculation_arguments", lambda given, *_: given):  # vLLM rejects it on a CPU
+    with mock.patch.object(
+        vllm_build, "speculation_arguments", lambda arguments, *_: arguments
+    ):  # vLLM rejects it on a CPU
         engine = build_engine(job.spec, load_tokenizer(str(folder), "policy"), CPU)
     assert isinstance(engine, VllmEngine)
     return engine

@@ -88,14 +88,14 @@ def measure(megabytes: int, sources: int, repeats: int, *, tls: bool) -> dict[st
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-weights-")))
         certificates = new_certificates(folder) if tls else None
         locations = [start_source(stack, stage, item, certificates) for stage in range(sources)]
-        held = engine_tensors(sources, item)
+        target = engine_tensors(sources, item)
         streamed: list[float] = []
         borrowed: list[float] = []
         for _ in range(repeats + 1):
-            streamed.append(timed_load(held, locations, certificates, ()))
-            borrowed.append(timed_load(held, locations, certificates, lent_by(HOST)))
+            streamed.append(timed_load(target, locations, certificates, ()))
+            borrowed.append(timed_load(target, locations, certificates, lent_by(HOST)))
     start = time.perf_counter()
-    copies = [tensor.clone() for tensor in held.values()]
+    copies = [tensor.clone() for tensor in target.values()]
     copying = time.perf_counter() - start
     assert len(copies) == item * sources
     answer = {"mebibytes": size, "sources": sources, "tls": tls, "copy_mebibytes_per_second": round(size / copying, 1)}
@@ -120,16 +120,16 @@ def engine_tensors(sources: int, count: int) -> dict[str, torch.Tensor]:
 
 
 def timed_load(
-    held: dict[str, torch.Tensor],
+    targets: dict[str, torch.Tensor],
     locations: list[pb.WeightLocation],
     certificates: Path | None,
     sharings: Sequence[MemorySharing],
 ) -> float:
-    """Return the seconds until all weights are in `held`."""
+    """Return the seconds until all weights are in `targets`."""
     start = time.perf_counter()
     with fetch_weights("actor", 1, locations, certificates, sharings) as weights:
         assert weights.ways == ("host_memory" if sharings else "stream"), weights.ways
-        for name, target in held.items():
+        for name, target in targets.items():
             target.copy_(weights.tensors[name])
     return time.perf_counter() - start
 

@@ -57,8 +57,8 @@ class ApiModel(BaseModel):
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         members = self.exactly_one or self.at_most_one
-        given = [name for name in members if getattr(self, name) is not None]
-        if (self.exactly_one and not given) or len(given) > 1:
+        set_members = [name for name in members if getattr(self, name) is not None]
+        if (self.exactly_one and not set_members) or len(set_members) > 1:
             # This text is for jobs built in Python; manifests get the rule's own message (rlhf_api.rules).
             raise PydanticCustomError(
                 "exactly_one",
@@ -66,7 +66,7 @@ class ApiModel(BaseModel):
                 {
                     "most": "exactly" if self.exactly_one else "at most",
                     "members": ", ".join(to_camel(name) for name in members),
-                    "given": " and ".join(to_camel(name) for name in given) or "none",
+                    "given": " and ".join(to_camel(name) for name in set_members) or "none",
                 },
             )
         return self

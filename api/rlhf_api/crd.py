@@ -25,16 +25,16 @@ _COLUMNS: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("Algorithm", "string", ".status.algorithm", "Which algorithm trains the policy"),
     # A column shows only the first match. Selecting a condition by type does not depend on the list's order.
     ("Phase", "string", '.status.conditions[?(@.type=="Running")].reason', "Why the job is, or is not, running"),
-    ("Iteration", "string", ".status.progress.summary", "Iterations trained of those wanted"),
+    ("Iteration", "string", ".status.progress.summary", "Trained iterations out of spec.iterations"),
     ("Reward", "number", ".status.progress.reward", "Mean reward of the last iteration"),
     ("Samples/s", "number", ".status.progress.samplesPerSecond", "Samples trained per second"),
-    ("Pool", "string", ".status.migrationPool.summary", "Workers that hold the long tail, of all generation workers"),
+    ("Pool", "string", ".status.migrationPool.summary", "Generation workers that decode the long tail"),
     ("Age", "date", ".metadata.creationTimestamp", "Time since the job was created"),
 )
 _WIDE_COLUMNS: Final[tuple[tuple[str, str, str, str], ...]] = (
-    ("Stage", "string", ".status.progress.stage", "What is going on now"),
+    ("Stage", "string", ".status.progress.stage", "Current work of the job"),
     ("Restarts", "integer", ".status.restarts.failures", "Restarts that count towards runPolicy.backoffLimit"),
-    ("Message", "string", '.status.conditions[?(@.type=="Running")].message', "Why, in words"),
+    ("Message", "string", '.status.conditions[?(@.type=="Running")].message', "Reason as a sentence"),
 )
 """Columns of `kubectl get -o wide`."""
 
@@ -102,15 +102,15 @@ def _schema() -> Schema:
         _attach(schema, path, {"rule": "self == oldSelf", "message": IMMUTABLE_MESSAGE})
     # Transition rules on a field do not run when the field appears or disappears.
     for node, name in sorted({place for path in fixed for place in _optional(schema, path)}):
-        kept = f"has(self.{name}) == has(oldSelf.{name})"
-        _attach(schema, node, {"rule": kept, "message": IMMUTABLE_MESSAGE, "fieldPath": f".{name}"})
+        unchanged = f"has(self.{name}) == has(oldSelf.{name})"
+        _attach(schema, node, {"rule": unchanged, "message": IMMUTABLE_MESSAGE, "fieldPath": f".{name}"})
     for path in LAYOUT:
         name = path.removeprefix("spec.training.")
         # A field that may be absent needs `?`. For optional strings and objects the API server cannot estimate the
         # cost.
         field = f"training.?{name}" if any(_optional(schema, path)) else f"training.{name}"
-        kept = f"self.suspend && oldSelf.suspend || self.{field} == oldSelf.{field}"
-        _attach(schema, "spec", {"rule": kept, "message": LAYOUT_MESSAGE, "fieldPath": f".training.{name}"})
+        unchanged = f"self.suspend && oldSelf.suspend || self.{field} == oldSelf.{field}"
+        _attach(schema, "spec", {"rule": unchanged, "message": LAYOUT_MESSAGE, "fieldPath": f".training.{name}"})
     _leave_out_empty(schema)
     return schema
 

@@ -200,7 +200,7 @@ def _resolved_prompts(prompts: PromptsType, base: Path) -> PromptsType:
     several = prompts.sources
     files: dict[str, Any] = {
         "path": None if path is None else _file(path, base),
-        "sources": several and [one.model_copy(update={"path": _file(one.path, base)}) for one in several],
+        "sources": several and [source.model_copy(update={"path": _file(source.path, base)}) for source in several],
         "chat_template_file": None if template is None else _file(template, base),
     }
     return prompts.model_copy(update=files)

@@ -39,11 +39,13 @@ def metadata_problems(document: Document) -> list[Problem]:
     if not isinstance(metadata, Mapping):
         return []
     return [
-        Problem(field, value, message, document.line_of(field)) for field, value, message in _of(metadata) if message
+        Problem(field, value, message, document.line_of(field))
+        for field, value, message in _metadata_problems(metadata)
+        if message
     ]
 
 
-def _of(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+def _metadata_problems(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     name = metadata.get("name")
     if name is None or name == "":
         yield "metadata.name", name, "is required: a short name such as my-job-1, or generateName"
@@ -61,13 +63,13 @@ def _of(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
 
 
 def _texts(metadata: Mapping[str, Any], field: str) -> Iterator[tuple[str, Any, str]]:
-    given, path = metadata.get(field), f"metadata.{field}"
-    if given is None:
+    entries, path = metadata.get(field), f"metadata.{field}"
+    if entries is None:
         return
-    if not isinstance(given, Mapping):
-        yield path, given, "must be a mapping of names, each text"
+    if not isinstance(entries, Mapping):
+        yield path, entries, "must be a mapping of names, each text"
         return
-    for name, value in given.items():
+    for name, value in entries.items():
         below = f"{path}.{name}"
         key = qualified_problem(name if field == "labels" else name.lower())
         if key:

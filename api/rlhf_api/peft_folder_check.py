@@ -86,7 +86,9 @@ def check_adapter_config(folder: Path, settings: Lora, *, own: bool = False, bas
     for key, value in config.items():
         if key in CHANGE_NOTHING or (own and key in OWN_KEYS) or _means_nothing(value):
             continue
-        if not any(value is one or (isinstance(value, str) and value == one) for one in ACCEPTED.get(key, ())):
+        if not any(
+            value is accepted or (isinstance(value, str) and value == accepted) for accepted in ACCEPTED.get(key, ())
+        ):
             why = f": {CHANGES_BASE}" if key == "init_lora_weights" else ", which is not trained here"
             raise AdapterError(f"{file} has {key}: {value!r}{why}; {REMEDY}")
     revision = config.get("revision")
@@ -141,8 +143,10 @@ def _check_modules(
         ):
             assert entry is not None  # the check above found all
             if entry.shape != shape:
-                what = f"{PREFIX}{module}{suffix} of shape {list(entry.shape)}"
-                raise AdapterError(f"{file} holds {what}, the model of spec.models.actor.path needs {list(shape)}")
+                found_tensor = f"{PREFIX}{module}{suffix} of shape {list(entry.shape)}"
+                raise AdapterError(
+                    f"{file} holds {found_tensor}, the model of spec.models.actor.path needs {list(shape)}"
+                )
 
 
 def _matrices(base: WeightFiles, settings: Lora) -> dict[str, TensorEntry]:

@@ -154,9 +154,9 @@ def _add_factory_defaults(model: type[BaseModel], schema: Schema) -> None:
         assert field.alias is not None
         child = schema["properties"][field.alias]
         if field.default_factory is not None:
-            made = field.get_default(call_default_factory=True, validated_data={})
-            assert made is not PydanticUndefined
-            child["default"] = {} if isinstance(made, BaseModel) else json.loads(json.dumps(made))
+            default = field.get_default(call_default_factory=True, validated_data={})
+            assert default is not PydanticUndefined
+            child["default"] = {} if isinstance(default, BaseModel) else json.loads(json.dumps(default))
         inner = model_in(field.annotation)
         if inner is not None and "properties" in child:
             _add_factory_defaults(inner, child)

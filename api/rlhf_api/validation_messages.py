@@ -33,12 +33,12 @@ def problem_of_error(error: ErrorDetails, document: Document) -> Problem:
         return Problem(path, error["input"], error["msg"], line)
     node = schema_at(path) or {}
     if error["type"] == "missing":
-        what = (
+        expected = (
             node["description"].rstrip(".")
             if "description" in node and "properties" not in node
             else expected_value(node)
         )
-        return Problem(path, None, f"is required: {what}", line)
+        return Problem(path, None, f"is required: {expected}", line)
     return Problem(path, error["input"], f"must be {expected_value(node)}{_hint(error['input'], node)}", line)
 
 
@@ -134,14 +134,14 @@ def _enum_hint(value: Any, allowed: list[str]) -> str:
 def _unknown(path: str) -> str:
     """Return the message about a field that does not exist."""
     parent, _, name = path.rpartition(".")
-    known = list((schema_at(parent) or {}).get("properties", {})) if parent else list(job_schema()["properties"])
-    near = _nearest(name, known)
+    fields = list((schema_at(parent) or {}).get("properties", {})) if parent else list(job_schema()["properties"])
+    near = _nearest(name, fields)
     if near:
         return f"unknown field: did you mean {near}?"
     elsewhere = _elsewhere().get(_plain(name), ())
     if elsewhere:
         return f"unknown field here: did you mean {' or '.join(elsewhere[:3])}?"
-    return f"unknown field: {parent or 'an RLHFJob'} has {_listed(known)}"
+    return f"unknown field: {parent or 'an RLHFJob'} has {_listed(fields)}"
 
 
 @cache
@@ -154,9 +154,9 @@ def _elsewhere() -> dict[str, tuple[str, ...]]:
     return paths
 
 
-def _nearest(name: str, known: Iterable[str]) -> str | None:
+def _nearest(name: str, candidates: Iterable[str]) -> str | None:
     """Return the most similar known word, or None. batch_size, BatchSize and batchsize all match batchSize."""
-    by_plain = {_plain(word): word for word in known}
+    by_plain = {_plain(word): word for word in candidates}
     near = get_close_matches(_plain(name), by_plain, n=1, cutoff=0.7)
     return by_plain[near[0]] if near else None
 

@@ -49,7 +49,7 @@ def read_document(text: str) -> Document:
     documents = read_documents(text)
     if len(documents) > 1:
         line = documents[1].first_line
-        raise ManifestError([Problem("", None, "another document begins here: a manifest is one", line)])
+        raise ManifestError([Problem("", None, "a second document begins here: a manifest has one document", line)])
     [document] = documents
     if document.problems:
         raise ManifestError(document.problems)
@@ -59,7 +59,7 @@ def read_document(text: str) -> Document:
 def read_documents(text: str) -> list[Document]:
     """Return the YAML documents of a text without empty ones, at least one. Raises ManifestError for invalid YAML."""
     if len(text.encode()) > MAX_BYTES:
-        raise ManifestError([Problem("", None, f"the file is larger than {MAX_BYTES} bytes, which no cluster takes")])
+        raise ManifestError([Problem("", None, f"the file is larger than {MAX_BYTES} bytes, which no cluster accepts")])
     documents = []
     try:
         loader = _Loader(text)
@@ -71,8 +71,10 @@ def read_documents(text: str) -> list[Document]:
         raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        what = ", ".join(part for part in (error.context, error.problem) if part)
-        raise ManifestError([Problem("", None, f"not valid YAML: {what}", mark.line + 1 if mark else None)]) from error
+        reason = ", ".join(part for part in (error.context, error.problem) if part)
+        raise ManifestError(
+            [Problem("", None, f"not valid YAML: {reason}", mark.line + 1 if mark else None)]
+        ) from error
     except yaml.YAMLError as error:
         raise ManifestError([Problem("", None, f"not valid YAML: {error}")]) from error
     except RecursionError as error:
@@ -94,7 +96,7 @@ def _document(loader: "_Loader", node: yaml.Node) -> Document:
             document.problems.append(Problem(deep, None, message, document.line_of(deep)))
             document.data = None
         elif (half := half_pair(document.data)) is not None:
-            message = "has half a surrogate pair, which is no text: write the character itself, not its escapes"
+            message = "has half a surrogate pair, which is not text: write the character itself, not its escapes"
             document.problems.append(Problem(half, None, message, document.line_of(half)))
             document.data = None
     return document
@@ -152,7 +154,7 @@ def _walk(node: yaml.Node, path: str, lines: dict[str, int], problems: list[Prob
             continue
         below = f"{path}.{key.value}" if path else key.value
         if key.value in seen:
-            message = f"is given twice, first in line {seen[key.value]}: remove one of them"
+            message = f"occurs twice, first in line {seen[key.value]}: remove one of them"
             problems.append(Problem(below, None, message, line))
         seen[key.value] = line
         lines.setdefault(below, line)

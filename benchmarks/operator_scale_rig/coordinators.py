@@ -52,11 +52,11 @@ class _Coordinator(PartialCoordinator):
         )
 
 
-async def _serve(given: list[tuple[str, dict[str, bytes]]], generation: int) -> None:
+async def _serve(secrets: list[tuple[str, dict[str, bytes]]], generation: int) -> None:
     servers = []
-    for number, (address, files) in enumerate(given):
+    for number, (address, files) in enumerate(secrets):
         server = grpc.aio.server()
-        offset = ITERATION_SECONDS * number / len(given)
+        offset = ITERATION_SECONDS * number / len(secrets)
         add_CoordinatorServicer_to_server(_Coordinator(offset, generation), server)
         keys = [(files["tls.key"], files["tls.crt"])]
         credentials = grpc.ssl_server_credentials(keys, files["ca.crt"], require_client_auth=True)
@@ -66,8 +66,8 @@ async def _serve(given: list[tuple[str, dict[str, bytes]]], generation: int) -> 
     await asyncio.Event().wait()
 
 
-def _run(given: list[tuple[str, dict[str, bytes]]], generation: int) -> None:
-    asyncio.run(_serve(given, generation))
+def _run(secrets: list[tuple[str, dict[str, bytes]]], generation: int) -> None:
+    asyncio.run(_serve(secrets, generation))
 
 
 async def secrets_by_address(client: BareClient, namespace: str) -> list[tuple[str, dict[str, bytes]]]:
@@ -84,9 +84,9 @@ async def secrets_by_address(client: BareClient, namespace: str) -> list[tuple[s
 
 
 @contextmanager
-def answering(given: list[tuple[str, dict[str, bytes]]], generation: int) -> Iterator[None]:
+def answering(secrets: list[tuple[str, dict[str, bytes]]], generation: int) -> Iterator[None]:
     """Answer as the coordinators of all these jobs, in a separate process."""
-    process = multiprocessing.get_context("spawn").Process(target=_run, args=(given, generation), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=_run, args=(secrets, generation), daemon=True)
     process.start()
     try:
         yield

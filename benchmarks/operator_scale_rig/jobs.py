@@ -51,7 +51,7 @@ def objects(stored: Json) -> list[Json]:
     assert parsed is not None
     authority = new_authority(parsed.name, datetime.now(UTC))
     issued = authority.issue([], datetime.now(UTC)).data()
-    kept = secret(parsed, {"ca.crt": authority.certificate, "ca.key": authority.key})
-    kept |= {"type": "Opaque"}
-    kept["metadata"] = identity.metadata(parsed, identity.authority_name(parsed), identity.labels(parsed))
-    return [kept, *render(parsed, issued).all]
+    authority_secret = secret(parsed, {"ca.crt": authority.certificate, "ca.key": authority.key})
+    authority_secret |= {"type": "Opaque"}
+    authority_secret["metadata"] = identity.metadata(parsed, identity.authority_name(parsed), identity.labels(parsed))
+    return [authority_secret, *render(parsed, issued).all]

@@ -13,8 +13,8 @@ EVERY_SECONDS = 10.0
 class Progress:
     """Progress on standard error, so that standard output contains only results."""
 
-    def __init__(self, what: str, total: int) -> None:
-        self._what, self._total = what, total
+    def __init__(self, description: str, total: int) -> None:
+        self._description, self._total = description, total
         self._begun = self._shown = time.monotonic()
         self._terminal = sys.stderr.isatty()
 
@@ -26,6 +26,6 @@ class Progress:
         self._shown = now
         rate = done / max(now - self._begun, 1e-9)
         left = f"{(self._total - done) / rate:.0f} s left" if rate > 0 else "waiting"
-        text = f"{self._what}: {done}/{self._total}, {rate:.0f}/s, {left}"
+        text = f"{self._description}: {done}/{self._total}, {rate:.0f}/s, {left}"
         end = "\n" if done >= self._total or not self._terminal else ""
         print(("\r\x1b[K" if self._terminal else "") + text, end=end, file=sys.stderr, flush=True)

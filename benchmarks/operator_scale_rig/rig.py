@@ -149,24 +149,24 @@ class Rig:
         await self._cleared("default")
         return seconds
 
-    async def until(self, what: str, holds: Callable[[], Awaitable[bool]], every: float = 0.05) -> None:
-        """Wait until `holds`. Raises TimeoutError naming `what`."""
+    async def until(self, event: str, holds: Callable[[], Awaitable[bool]], every: float = 0.05) -> None:
+        """Wait until `holds`. Raises TimeoutError naming `event`."""
         deadline = time.monotonic() + LONGEST_SECONDS
         while not await holds():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{what} did not happen within {LONGEST_SECONDS:.0f} s")
+                raise TimeoutError(f"{event} did not happen within {LONGEST_SECONDS:.0f} s")
             await asyncio.sleep(every)
 
-    async def until_count(self, what: str, kind: str, namespace: str, count: int, every: float = 0.05) -> None:
+    async def until_count(self, event: str, kind: str, namespace: str, count: int, every: float = 0.05) -> None:
         """Wait until a namespace has exactly `count` objects of a kind."""
-        progress = Progress(what, count)
+        progress = Progress(event, count)
 
         async def reached() -> bool:
             result = await self.client.count(kind, namespace)
             progress.at(result)
             return result == count
 
-        await self.until(f"{what}: {count} objects {kind}", reached, every)
+        await self.until(f"{event}: {count} objects {kind}", reached, every)
 
     async def until_gone(self, kind: str, namespace: str, left: int = 0) -> None:
         """Wait until deletions of a kind are done."""
@@ -208,10 +208,10 @@ class Rig:
                     break  # the line is still being written
                 self._read += len(line.encode())
                 entry = json.loads(line)
-                what = entry.get("objectRef") or {}
-                sub = f"/{what['subresource']}" if "subresource" in what else ""
+                reference = entry.get("objectRef") or {}
+                sub = f"/{reference['subresource']}" if "subresource" in reference else ""
                 if entry["stage"] == "ResponseComplete" or entry["verb"] == "watch":
-                    self._requests[f"{entry['verb']} {what.get('resource', entry['requestURI'])}{sub}"] += 1
+                    self._requests[f"{entry['verb']} {reference.get('resource', entry['requestURI'])}{sub}"] += 1
         return self._requests.copy()
 
     async def raw_limit(self, jobs: int, pods: int, *methods: str) -> Json:
@@ -228,17 +228,17 @@ class Rig:
             result |= {f"{method}_pods_per_second": jobs * pods / seconds, f"{method}_cpu_ms_per_pod": item}
         return result
 
-    async def _raw(self, what: str, method: str, jobs: int, pods: int) -> tuple[int, float, dict[str, float]]:
+    async def _raw(self, description: str, method: str, jobs: int, pods: int) -> tuple[int, float, dict[str, float]]:
         """Return (objects, seconds until the last answer, processor time per pod by process until all pods ran)."""
         self._raws += 1
         namespace = f"raw-{self._raws}-{method}"
         self.cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-        made = []
+        created = []
         for number in range(jobs):
-            made += objects(await self.client.create(job(namespace, f"job-{number}", pods=pods, suspend=True)))
+            created += objects(await self.client.create(job(namespace, f"job-{number}", pods=pods, suspend=True)))
         # Objects that pods need come first, as in the operator.
-        made.sort(key=lambda each: each["kind"] == "Pod")
-        progress, done = Progress(what, len(made)), 0
+        created.sort(key=lambda each: each["kind"] == "Pod")
+        progress, done = Progress(description, len(created)), 0
 
         async def counted(ask: Callable[[], Awaitable[bytes]]) -> None:
             nonlocal done
@@ -246,13 +246,13 @@ class Rig:
             done += 1
             progress.at(done)
 
-        asks = self.client.posts(made) if method == "post" else self.client.applies(made)
+        asks = self.client.posts(created) if method == "post" else self.client.applies(created)
         before = self.used()
         seconds = await self.client.all_at_once([partial(counted, ask) for ask in asks], self.concurrency)
         await self.until_running(namespace)
         each = processor_time.milliseconds_each(before, self.used(), jobs * pods)
         await self._cleared(namespace)
-        return len(made), seconds, each
+        return len(created), seconds, each
 
     async def _cleared(self, namespace: str) -> None:
         """Delete a namespace's jobs and their objects; the garbage collector deletes the objects if there is one."""

@@ -228,9 +228,9 @@ async def _idle(rig: Rig, seconds: float) -> Json:
 
 def _request_figures(when: str, asked: Counter[str]) -> Json:
     """Return requests by kind, with those for the Lease separate."""
-    lease = sum(count for what, count in asked.items() if what.endswith(" leases"))
-    others = {what: count for what, count in sorted(asked.items()) if not what.endswith(" leases")}
-    writes = sum(count for what, count in others.items() if what.split()[0] in WRITES)
+    lease = sum(count for request, count in asked.items() if request.endswith(" leases"))
+    others = {request: count for request, count in sorted(asked.items()) if not request.endswith(" leases")}
+    writes = sum(count for request, count in others.items() if request.split()[0] in WRITES)
     return {f"{when}_requests": others, f"{when}_writes": writes, f"{when}_lease_requests": lease}
 
 
@@ -241,7 +241,7 @@ async def _settled(rig: Rig) -> None:
         before = rig.spent()
         await asyncio.sleep(0.5)
         wall, cpu = rig.spent().since(before)
-        asked = sum(count for what, count in rig.requests().items() if not what.endswith(" leases"))
+        asked = sum(count for request, count in rig.requests().items() if not request.endswith(" leases"))
         quiet = quiet + wall if asked == last and cpu < 0.2 * wall else 0.0
         last = asked
 
@@ -260,8 +260,8 @@ async def one_killed(settings: RigSettings) -> Json:
             for turn, how in enumerate(("deleted", "failed")):
                 # Each pod has its own name: a second failure of one is delayed on purpose.
                 name = f"big-generation-{((2 * number + turn) * 97) % (pods - 3)}"
-                made, running = await _replaced(rig, name, failed=how == "failed")
-                times[how].append(made)
+                created, running = await _replaced(rig, name, failed=how == "failed")
+                times[how].append(created)
                 times[f"{how}_running"].append(running)
     result: Json = {"pods": pods, "replaced": sum(len(times[how]) for how in ("deleted", "failed"))}
     for how, seconds in times.items():
@@ -273,7 +273,7 @@ async def _replaced(rig: Rig, name: str, *, failed: bool) -> tuple[float, float]
     """Return (seconds until another pod of the name exists, until it runs) after its end."""
     path = f"{place('Pod', NAMESPACE)}/{name}"
     uid = json.loads(await rig.client.ask("GET", path))["metadata"]["uid"]
-    begun, made = time.perf_counter(), 0.0
+    begun, created = time.perf_counter(), 0.0
     seen = asyncio.create_task(_watched(rig, name, uid))
     await asyncio.sleep(0.2)
     begun = time.perf_counter()
@@ -283,19 +283,19 @@ async def _replaced(rig: Rig, name: str, *, failed: bool) -> tuple[float, float]
         await rig.client.ask("PATCH", f"{path}/status", json.dumps(status).encode(), headers=headers)
     else:
         await rig.client.ask("DELETE", path)
-    made, running = await asyncio.wait_for(seen, 120)
-    return made - begun, running - begun
+    created, running = await asyncio.wait_for(seen, 120)
+    return created - begun, running - begun
 
 
 async def _watched(rig: Rig, name: str, uid: str) -> tuple[float, float]:
     """Return the times at which another pod of the name existed, and ran."""
-    made = 0.0
+    created = 0.0
     async for event in rig.client.watch("Pod", NAMESPACE, name):
         body = event["object"]
         if body["metadata"]["uid"] != uid:
-            made = made or time.perf_counter()
+            created = created or time.perf_counter()
             if body.get("status", {}).get("phase") == "Running":
-                return made, time.perf_counter()
+                return created, time.perf_counter()
     raise RuntimeError(f"the watch of {name} ended")
 
 
@@ -325,8 +325,8 @@ async def at_work(settings: RigSettings) -> Json:
         await rig.client.all_at_once(posts, rig.concurrency)
         await rig.until_count("S8, before", "Pod", NAMESPACE, jobs * WORKING_PODS)
         await rig.until_running(NAMESPACE)
-        given = await coordinators.secrets_by_address(rig.client, NAMESPACE)
-        with coordinators.answering(given, WORKING_PODS - FEWEST_PODS + 1):
+        secrets = await coordinators.secrets_by_address(rig.client, NAMESPACE)
+        with coordinators.answering(secrets, WORKING_PODS - FEWEST_PODS + 1):
             await asyncio.sleep(90)
             result = await _idle(rig, 120.0)
             running = json.loads(await rig.client.ask("GET", place(names.KIND, NAMESPACE)))["items"]

@@ -41,8 +41,8 @@ def document(facts: Sequence[IterationProfile], findings: Sequence[Finding]) -> 
     """Return the findings for --json."""
     seen = comparable(facts)
     return {
-        "iterations": [one.iteration for one in seen],
-        "seconds": sum(one.total for one in seen) / len(seen),
+        "iterations": [profile.iteration for profile in seen],
+        "seconds": sum(profile.total for profile in seen) / len(seen),
         "findings": [{**asdict(finding), "words": finding.words} for finding in findings],
     }
 
@@ -51,7 +51,7 @@ def lines_of(facts: Sequence[IterationProfile], findings: Sequence[Finding], wid
     """Return the findings as lines for people."""
     lines = paragraph(Text(headline(facts), style="bold"), width)
     if not findings:
-        return [*lines, Text("no loss of 3% or more of an iteration is known")]
+        return [*lines, Text("no loss reaches 3% of an iteration")]
     for number, finding in enumerate(findings, 1):
         lines += paragraph(Text(f"{number}. {finding.cause}: {finding.words}"), width)
     return lines

@@ -179,7 +179,7 @@ def _assumed(job: RLHFJob) -> tuple[StageCosts | None, tuple[str, ...], str]:
     gpus = spec.generation.gpus_per_replica
     device, devices, width = (HOPPER, gpus, 2) if gpus else (CPU_CORE, 1, 4)
     models, graph = spec.models, graph_of(spec)
-    sources = {task.model: models.given(task.model) for task in graph.tasks_of(Group.INFERENCE)}
+    sources = {task.model: models.explicit_source(task.model) for task in graph.tasks_of(Group.INFERENCE)}
     sizes = {role: _model(Path(source.path), width) for role, source in sources.items() if source is not None}
     policy = _model(Path(models.actor.path), width)
     unknown = [role for role, size in {graph.policy: policy, **sizes}.items() if size is None]
@@ -190,7 +190,7 @@ def _assumed(job: RLHFJob) -> tuple[StageCosts | None, tuple[str, ...], str]:
         policy, scorers, device, devices, spec.generation.max_batch_size, replays=spec.deterministic
     )  # fmt: skip
     assumptions = [f"costs are assumed, not measured: a roofline of {devices} {device.name} per worker"]
-    if any(role.kind is ModelKind.REWARD and models.given(role) is None for role in sources):
+    if any(role.kind is ModelKind.REWARD and models.explicit_source(role) is None for role in sources):
         assumptions.append("the reward function is taken to cost nothing")
     return replace(costs, score_batch=1) if spec.deterministic else costs, tuple(assumptions), ""
 

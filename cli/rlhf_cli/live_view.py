@@ -147,8 +147,8 @@ def _workers(status: pb.JobStatus) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     # The view of a job in a cluster uses its metrics, which lack a worker's load and samples.
     busy = any(worker.busy_share for worker in status.workers)
-    held = any(worker.versions for worker in status.workers)
-    hidden = {"busy": not busy, "weights": not held}
+    has_versions = any(worker.versions for worker in status.workers)
+    hidden = {"busy": not busy, "weights": not has_versions}
     headings = [column for column in _WORKER_COLUMNS if not hidden.get(column)]
     for heading in headings:
         table.add_column(heading, justify="right" if heading in ("busy", "tokens/s", "restarts") else "left")

@@ -217,7 +217,7 @@ def _check_files(job: RLHFJob) -> None:
     """
     spec = job.spec
     for role in ModelRole:
-        if source := spec.models.given(role):
+        if source := spec.models.explicit_source(role):
             _check_model(spec.models.path_field(role), source.path)
     if (draft := spec.generation.speculation.draft_model) is not None:
         _check_model(DRAFT_MODEL_FIELD, draft.path)
@@ -225,8 +225,8 @@ def _check_files(job: RLHFJob) -> None:
         _check_adapter(lora.adapter)
     for field, degree, problem in tensor_split_check.tensor_split_problems(spec):
         raise RunError(f"{field} = {degree}: {problem}")
-    for given in spec.models.all_rewards:
-        _check_reward(given)
+    for entry in spec.models.all_rewards:
+        _check_reward(entry)
     _check_environment(spec.rollout.environment)
     for name, path in spec.algorithm.fields.files.items():
         _check_file(f"spec.algorithm.{spec.algorithm.name}.{name}", path, ExitCode.USAGE)
@@ -245,11 +245,11 @@ def _check_prompts(prompts: Prompts) -> None:
         _check_file(f"{field}.chatTemplateFile", prompts.chat_template_file, ExitCode.BAD_DATA)
 
 
-def _check_reward(given: GivenReward) -> None:
-    own = given.reward.own_model
-    if own is not None and given.name:  # the model of a single, unnamed reward was checked with its role
-        _check_model(f"{given.field}.{given.reward.own_model_field}.path", own.path)
-    function, field = given.reward.function, f"{given.field}.function"
+def _check_reward(entry: GivenReward) -> None:
+    own = entry.reward.own_model
+    if own is not None and entry.name:  # the model of a single, unnamed reward was checked with its role
+        _check_model(f"{entry.field}.{entry.reward.own_model_field}.path", own.path)
+    function, field = entry.reward.function, f"{entry.field}.function"
     if function is None:
         return
     if function.file is not None:

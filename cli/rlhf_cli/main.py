@@ -167,10 +167,10 @@ def explain(
         ),
     ],
     everything: Annotated[
-        bool, typer.Option("--all", help="Of a run folder, all losses that are known. Default: the three largest.")
+        bool, typer.Option("--all", help="Show all known losses of a run folder. Default: the three largest.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Of a run folder, print one JSON object. Default: off.")
+        bool, typer.Option("--json", help="Print one JSON object for a run folder. Default: off.")
     ] = False,
     namespace: verbs.Namespace = None,
     context: verbs.Context = None,

@@ -41,7 +41,7 @@ def apply(data: Any, override: str) -> Any:
     except yaml.YAMLError as error:
         raise RunError(f"--set {override!r}: the value is not valid YAML; close every bracket and quote") from error
     if half_pair(value) is not None:
-        raise RunError(f"--set {override!r}: the value has half a surrogate pair, which is no text")
+        raise RunError(f"--set {override!r}: the value has half a surrogate pair, which is not text")
     if value is None:
         place.pop(parts[-1], None)
     else:

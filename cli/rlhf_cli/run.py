@@ -64,8 +64,8 @@ def run_job(options: RunOptions) -> int:
         lambda job: choose_run_dir(job, options.run_dir, now, resume=options.resume),
     )
     folder = RunFolder(loaded.run_paths, resume=options.resume)
-    with HeldPorts() as held:
-        local = prepare_job(loaded, folder, this_machine(), options.port, held, resume=options.resume)
+    with HeldPorts() as reserved_ports:
+        local = prepare_job(loaded, folder, this_machine(), options.port, reserved_ports, resume=options.resume)
         return asyncio.run(_LocalRun(options, folder, local).run())
 
 

@@ -61,9 +61,7 @@ def solve(
     memory_cap: Cap = None,
     makespan_slack: Annotated[
         float,
-        typer.Option(
-            metavar="SHARE", help="Share of the makespan that may be given up for a lower peak, such as 0.03."
-        ),
+        typer.Option(metavar="SHARE", help="Share of the makespan to trade for a lower peak, such as 0.03."),
     ] = 0.0,
     seed: Seed = 0,
     as_json: Json = False,
@@ -74,7 +72,7 @@ def solve(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder that keeps answers, so that none is searched for twice. Default: none.",
+            help="Folder that caches answers. Default: none.",
             file_okay=False,
         ),
     ] = None,

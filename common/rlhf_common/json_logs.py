@@ -71,11 +71,13 @@ def log_what_is_printed() -> None:
         else:
             log.critical("ended by %s: %s", kind.__name__, error, exc_info=(kind, error, trace))
 
-    def uncaught_in_thread(given: threading.ExceptHookArgs) -> None:
-        if given.exc_value is not None and not isinstance(given.exc_value, SystemExit):
-            name = given.thread.name if given.thread else "?"
-            trace = (given.exc_type, given.exc_value, given.exc_traceback)
-            log.error("thread %s ended by %s: %s", name, given.exc_type.__name__, given.exc_value, exc_info=trace)
+    def uncaught_in_thread(hook_args: threading.ExceptHookArgs) -> None:
+        if hook_args.exc_value is not None and not isinstance(hook_args.exc_value, SystemExit):
+            name = hook_args.thread.name if hook_args.thread else "?"
+            trace = (hook_args.exc_type, hook_args.exc_value, hook_args.exc_traceback)
+            log.error(
+                "thread %s ended by %s: %s", name, hook_args.exc_type.__name__, hook_args.exc_value, exc_info=trace
+            )
 
     sys.excepthook = uncaught
     threading.excepthook = uncaught_in_thread

@@ -19,9 +19,9 @@ class JobError(Exception):
         self.failure = pb.Failure(reason=reason, field=field, message=message, exit_code=int(exit_code))
 
 
-def storage_error(what: str, path: Path, error: OSError, field: str) -> JobError:
+def storage_error(subject: str, path: Path, error: OSError, field: str) -> JobError:
     """Return the error of a folder that cannot be written: exit code 23, with the path and the system's reason."""
-    message = f"{what} cannot be written at {path}: {error.strerror or error}"
+    message = f"{subject} cannot be written at {path}: {error.strerror or error}"
     return JobError(
         "StorageFull" if error.errno == 28 else "StorageFailed", message, field=field, exit_code=ExitCode.STORAGE
     )

@@ -76,7 +76,7 @@ def _weights(folder: Path) -> WeightFiles | None:
 def _models(spec: RLHFJobSpec) -> Iterator[tuple[str, str, bool]]:
     """Yield (field, path, whether the head of the language model is used) for every model of a job."""
     for role in ModelRole:
-        source = spec.models.given(role) if role.kind is not ModelKind.REWARD else None
+        source = spec.models.explicit_source(role) if role.kind is not ModelKind.REWARD else None
         if source is not None:
             yield spec.models.path_field(role), source.path, role.kind is ModelKind.POLICY
     for named in spec.models.all_rewards:

@@ -25,7 +25,7 @@ def read_sizes(spec: RLHFJobSpec) -> dict[str, ModelSize | None]:
     The keys are the names in `rlhf_planner.device_memory`; `spec` is of a resolved job.
     """
     sources: dict[str, ModelSource | None] = {}
-    sources |= {role: spec.models.given(role) for role in ModelRole if role.kind is not ModelKind.REWARD}
+    sources |= {role: spec.models.explicit_source(role) for role in ModelRole if role.kind is not ModelKind.REWARD}
     sources |= {reward_model(reward): reward.reward.own_model for reward in spec.models.all_rewards}
     draft = spec.generation.speculation.draft_model
     paths = {name: source.path for name, source in sources.items() if source is not None}

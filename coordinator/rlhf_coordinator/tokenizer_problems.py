@@ -52,7 +52,7 @@ def _readers(spec: RLHFJobSpec) -> Iterator[tuple[str, str, Path, Path]]:
     """Yield (field, path, folder, the actor's folder) of models with their own folder that get the policy's tokens."""
     actor, graph = local_folder(spec.models.actor.path), graph_of(spec)
     for role in ModelRole:
-        source = None if role.kind is ModelKind.REWARD or role is graph.policy else spec.models.given(role)
+        source = None if role.kind is ModelKind.REWARD or role is graph.policy else spec.models.explicit_source(role)
         folder = None if source is None or role not in graph.roles else local_folder(source.path)
         if source is not None and folder is not None and actor is not None:
             yield spec.models.path_field(role), source.path, folder, actor

@@ -63,7 +63,7 @@ def warm_up(tokenizer: PreTrainedTokenizerFast, seed: int, advance: Callable[[fl
     return policy
 
 
-def prepare(folder: Path, seed: int, made: Mapping[str, int]) -> None:
+def prepare(folder: Path, seed: int, creation: Mapping[str, int]) -> None:
     """Create policy/ and prompts.jsonl, with the right answers, in `folder`."""
     tokenizer = build_tokenizer(CHARACTERS)
     with shown_progress("warming up the policy", CLEAN_STEPS + NOISY_STEPS) as advance:
@@ -71,7 +71,7 @@ def prepare(folder: Path, seed: int, made: Mapping[str, int]) -> None:
     rng = random.Random(f"prompts-{seed}")
     asked = (demonstration(rng, tokenizer.eos_token) for _ in range(1024))
     records = [{"prompt": prompt, "answer": answer} for prompt, _, answer in asked]
-    write(folder, tokenizer, {"policy": policy}, records, made)
+    write(folder, tokenizer, {"policy": policy}, records, creation)
 
 
 if __name__ == "__main__":

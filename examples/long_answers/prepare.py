@@ -75,7 +75,7 @@ def prompts(seed: int, count: int) -> list[dict[str, str]]:
     return [{"prompt": demonstration(rng)[0]} for _ in range(count)]
 
 
-def prepare(folder: Path, seed: int, made: Mapping[str, int]) -> None:
+def prepare(folder: Path, seed: int, creation: Mapping[str, int]) -> None:
     """Create policy/, draft/ and prompts.jsonl in `folder`."""
     tokenizer = build_tokenizer(CHARACTERS)
     models: dict[str, LlamaForCausalLM] = {}
@@ -84,7 +84,7 @@ def prepare(folder: Path, seed: int, made: Mapping[str, int]) -> None:
         models[name] = build_policy(tokenizer, POSITIONS, hidden, layers)
         with shown_progress(f"warming up {name}", SHORT_STEPS + LONG_STEPS + NOISY_STEPS) as advance:
             teach(models[name], lessons(tokenizer, seed), advance)
-    write(folder, tokenizer, models, prompts(seed, count=48), made)
+    write(folder, tokenizer, models, prompts(seed, count=48), creation)
 
 
 if __name__ == "__main__":

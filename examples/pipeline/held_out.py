@@ -30,12 +30,12 @@ def right_answers(path: Path) -> tuple[float, float]:
     for record in prompts(SEED, COUNT):
         ids = tokenizer(record["prompt"], return_tensors="pt")["input_ids"]
         with torch.no_grad():
-            made = model.generate(
+            tokens = model.generate(
                 ids, do_sample=True, top_k=0, max_new_tokens=MAX_TOKENS, pad_token_id=tokenizer.pad_token_id
             )
-        said = tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True).replace(" ", "")
+        said = tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True).replace(" ", "")
         numbers = said.replace("=", "+").split("+")
-        formed += int(made[0, -1]) == tokenizer.eos_token_id and len(numbers[-1]) == 2 and numbers[-1].isdigit()
+        formed += int(tokens[0, -1]) == tokenizer.eos_token_id and len(numbers[-1]) == 2 and numbers[-1].isdigit()
         right += numbers[-1] == record["answer"]
     return right / COUNT, formed / COUNT
 

@@ -48,7 +48,7 @@ def pairs(seed: int, count: int) -> list[dict[str, str]]:
     return result
 
 
-def prepare(folder: Path, seed: int, made: Mapping[str, int]) -> None:
+def prepare(folder: Path, seed: int, creation: Mapping[str, int]) -> None:
     """Create base/ and the three files in `folder`."""
     tokenizer = build_tokenizer()
     torch.manual_seed(seed)
@@ -62,7 +62,7 @@ def prepare(folder: Path, seed: int, made: Mapping[str, int]) -> None:
     }
     for name, records in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (folder / "made.json").write_text(json.dumps(made))
+    (folder / "made.json").write_text(json.dumps(creation))
 
 
 if __name__ == "__main__":

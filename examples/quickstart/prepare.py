@@ -131,7 +131,7 @@ def write(
     tokenizer: PreTrainedTokenizerFast,
     models: Mapping[str, LlamaForCausalLM],
     records: Sequence[Mapping[str, str]],
-    made: Mapping[str, int],
+    creation: Mapping[str, int],
 ) -> None:
     """Create the models' folders, prompts.jsonl and made.json in `folder`, atomically."""
     scratch = folder.with_name(folder.name + ".partial")
@@ -141,23 +141,23 @@ def write(
         model.save_pretrained(scratch / name)
         tokenizer.save_pretrained(scratch / name)
     (scratch / "prompts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (scratch / "made.json").write_text(json.dumps(made))
+    (scratch / "made.json").write_text(json.dumps(creation))
     shutil.rmtree(folder, ignore_errors=True)
     scratch.rename(folder)
 
 
-def prepare(folder: Path, seed: int, made: Mapping[str, int]) -> None:
+def prepare(folder: Path, seed: int, creation: Mapping[str, int]) -> None:
     """Create policy/, critic/ and prompts.jsonl in `folder`."""
     tokenizer = build_tokenizer()
     with shown_progress("warming up the policy", CLEAN_STEPS + NOISY_STEPS) as advance:
         policy = warm_up(tokenizer, seed, advance)
-    write(folder, tokenizer, {"policy": policy, "critic": policy}, prompts(seed, count=2048), made)
+    write(folder, tokenizer, {"policy": policy, "critic": policy}, prompts(seed, count=2048), creation)
 
 
 @contextmanager
-def shown_progress(what: str, steps: int) -> Iterator[Callable[[float], None]]:
+def shown_progress(label: str, steps: int) -> Iterator[Callable[[float], None]]:
     """Show a progress bar; yield the function that advances it with a step's loss."""
-    columns = (TextColumn(what), BarColumn(), TextColumn("loss {task.fields[loss]:.2f}"))
+    columns = (TextColumn(label), BarColumn(), TextColumn("loss {task.fields[loss]:.2f}"))
     with Progress(*columns, TimeRemainingColumn()) as progress:
         task = progress.add_task("", total=steps, loss=0.0)
         yield lambda loss: progress.update(task, advance=1, loss=loss)
@@ -171,12 +171,12 @@ def made_by_command(
     parser.add_argument("--folder", type=Path, default=Path(script).parent / "assets")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    file, made = arguments.folder / "made.json", {"format": form, "seed": arguments.seed}
-    if file.is_file() and json.loads(file.read_text()) == made:
+    file, creation = arguments.folder / "made.json", {"format": form, "seed": arguments.seed}
+    if file.is_file() and json.loads(file.read_text()) == creation:
         print(f"{arguments.folder}: already there")
         return
     torch.set_num_threads(1)  # in a model this small more threads only wait for each other
-    make(arguments.folder, arguments.seed, made)
+    make(arguments.folder, arguments.seed, creation)
     print(f"{arguments.folder}: {', '.join(sorted(path.name for path in arguments.folder.iterdir()))}")
 
 

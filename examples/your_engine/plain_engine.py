@@ -41,7 +41,7 @@ class PlainEngine:
         self._reported: dict[SampleKey, int] = {}  # tokens that `progress` returned, or that were known before
 
     @property
-    def held(self) -> int:
+    def in_flight(self) -> int:
         return len(self._samples)
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
@@ -49,7 +49,7 @@ class PlainEngine:
         for request in requests:
             check_request(request, self._limits, self._vocabulary)
             if request.key in self._samples or request.key in new:
-                raise EngineError("DuplicateSample", f"{sample_name(request.key)} is here already")
+                raise EngineError("DuplicateSample", f"{sample_name(request.key)} is already in this engine")
             new[request.key] = request
         self._samples |= new
         self._reported |= {key: len(request.tokens) for key, request in new.items()}
@@ -107,7 +107,7 @@ class PlainEngine:
         return [known_response(self._samples.pop(key), "") for key in wanted]
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
-        loaded = replace_weights(self._model, tensors, what=f"actor version {version}")
+        loaded = replace_weights(self._model, tensors, subject=f"actor version {version}")
         self.version = version
         return loaded
 

@@ -170,11 +170,15 @@ def _histogram(metric: Metric) -> Metric:
 
 def _matcher(metric: Metric, name: str, value: str) -> str:
     """Return `name="value"`; a value with prefix ~ is a pattern of alternatives, with ! or !~ an exclusion."""
-    known = {label.name: label.values for label in metric.labels}
-    if name not in known and not (name in SCRAPED and metric.servers != (Server.OPERATOR,)) and name != POD:
+    label_values = {label.name: label.values for label in metric.labels}
+    if name not in label_values and not (name in SCRAPED and metric.servers != (Server.OPERATOR,)) and name != POD:
         raise ValueError(f"{metric.name} has no label {name}: {', '.join(labels_of(metric))}")
     sign, text = next((op, value.removeprefix(mark)) for mark, op in _MARKS.items() if value.startswith(mark))
-    strange = [item for item in text.split("|") if "$" not in item and known.get(name) and item not in known[name]]
+    strange = [
+        item
+        for item in text.split("|")
+        if "$" not in item and label_values.get(name) and item not in label_values[name]
+    ]
     if strange:
-        raise ValueError(f"{metric.name}: {name} is never {', '.join(strange)}: {', '.join(known[name])}")
+        raise ValueError(f"{metric.name}: {name} is never {', '.join(strange)}: {', '.join(label_values[name])}")
     return f'{name}{sign}"{text}"'

@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lease-namespace", default="", help="namespace of the Lease; that of the pod by default")
     parser.add_argument("--no-leader-election", action="store_true", help="there is no second operator")
     parser.add_argument("--concurrency", type=int, default=CONCURRENCY, help="reconciles at once")
-    class_help = "reconcile the jobs of this spec.operatorClass, and no others; by default those that name none"
+    class_help = "reconcile only jobs of this spec.operatorClass; by default jobs without one"
     parser.add_argument("--operator-class", default="", metavar="NAME", help=class_help)
     lifetime = int(LIFETIME.total_seconds())
     listed = f"gangs and queues that may be used, of {','.join(MODES)}, separated by commas; all by default"
@@ -118,7 +118,8 @@ def _parser() -> argparse.ArgumentParser:
     lifetime_help = "of jobs' certificates; renewed when a third is left"
     parser.add_argument("--certificate-lifetime-seconds", type=int, default=lifetime, metavar="N", help=lifetime_help)
     share_help = (
-        "share of reconciles that are sent to OTEL_EXPORTER_OTLP_ENDPOINT, where set; of 0 none, else failed ones all"
+        "share of reconciles whose traces go to OTEL_EXPORTER_OTLP_ENDPOINT; 0 sends none, otherwise all failed "
+        "reconciles are sent"
     )
     parser.add_argument("--trace-share", type=float, default=1.0, metavar="SHARE", help=share_help)
     parser.add_argument("--log-format", choices=("json", "text"), default="json")
@@ -128,36 +129,36 @@ def _parser() -> argparse.ArgumentParser:
 def options(arguments: Sequence[str]) -> OperatorOptions:
     """Parse the command line; exit the process with code 2 if it is wrong."""
     parser = _parser()
-    given = parser.parse_args(arguments)
-    if given.concurrency < 1:
-        parser.error(f"--concurrency: {given.concurrency}: must be at least 1")
-    if not 0 <= given.trace_share <= 1:
-        parser.error(f"--trace-share: {given.trace_share}: must be from 0 to 1")
-    if given.certificate_lifetime_seconds < SHORTEST_CERTIFICATE:
+    parsed = parser.parse_args(arguments)
+    if parsed.concurrency < 1:
+        parser.error(f"--concurrency: {parsed.concurrency}: must be at least 1")
+    if not 0 <= parsed.trace_share <= 1:
+        parser.error(f"--trace-share: {parsed.trace_share}: must be from 0 to 1")
+    if parsed.certificate_lifetime_seconds < SHORTEST_CERTIFICATE:
         least = f"must be at least {SHORTEST_CERTIFICATE}"
-        parser.error(f"--certificate-lifetime-seconds: {given.certificate_lifetime_seconds}: {least}")
-    if given.operator_class and not _is_class(given.operator_class):
+        parser.error(f"--certificate-lifetime-seconds: {parsed.certificate_lifetime_seconds}: {least}")
+    if parsed.operator_class and not _is_class(parsed.operator_class):
         least = f"must be at most {OPERATOR_CLASS_MAX} lower case letters, digits and '-', such as blue"
-        parser.error(f"--operator-class: {given.operator_class}: {least}")
-    scheduling = tuple(item for item in given.scheduling.split(",") if item)
+        parser.error(f"--operator-class: {parsed.operator_class}: {least}")
+    scheduling = tuple(item for item in parsed.scheduling.split(",") if item)
     if unknown := sorted(set(scheduling) - set(MODES)):
         parser.error(f"--scheduling: {unknown[0]}: must be of {', '.join(MODES)}")
     home = NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else ""
     return OperatorOptions(
-        namespaces=tuple(given.namespace),
-        images=Images(given.coordinator_image, given.worker_image, given.run_as_user, given.vllm_worker_image),
-        health=given.health_address,
-        metrics=given.metrics_address,
-        lease_namespace=given.lease_namespace or home or "default",
+        namespaces=tuple(parsed.namespace),
+        images=Images(parsed.coordinator_image, parsed.worker_image, parsed.run_as_user, parsed.vllm_worker_image),
+        health=parsed.health_address,
+        metrics=parsed.metrics_address,
+        lease_namespace=parsed.lease_namespace or home or "default",
         home=home,
-        leader_election=not given.no_leader_election,
-        concurrency=given.concurrency,
-        json_logs=given.log_format == "json",
-        trace_share=given.trace_share,
-        certificate_lifetime=timedelta(seconds=given.certificate_lifetime_seconds),
+        leader_election=not parsed.no_leader_election,
+        concurrency=parsed.concurrency,
+        json_logs=parsed.log_format == "json",
+        trace_share=parsed.trace_share,
+        certificate_lifetime=timedelta(seconds=parsed.certificate_lifetime_seconds),
         scheduling=scheduling,
-        ignore_queue_labels=given.ignore_queue_labels,
-        operator_class=given.operator_class,
+        ignore_queue_labels=parsed.ignore_queue_labels,
+        operator_class=parsed.operator_class,
     )
 
 
@@ -330,11 +331,11 @@ async def run(options: OperatorOptions) -> NoReturn:
 
 def main() -> int:
     """Run the process; return its exit code if it could not start."""
-    given = options(sys.argv[1:])
+    settings = options(sys.argv[1:])
     gc.set_threshold(*GC_THRESHOLDS)
-    operator_logs.configure(json_lines=given.json_logs)
+    operator_logs.configure(json_lines=settings.json_logs)
     try:
-        asyncio.run(run(given))
+        asyncio.run(run(settings))
     except ConnectionConfigError as error:
         log.error("no way to the cluster: %s", error)
         return ExitCode.USAGE

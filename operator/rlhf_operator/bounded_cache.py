@@ -31,14 +31,14 @@ class BoundedCache(Generic[Given, Result]):
         self._held = 0
         update_wrapper(self, function)
 
-    def __call__(self, *given: Given.args, **named: Given.kwargs) -> Result:
+    def __call__(self, *arguments: Given.args, **named: Given.kwargs) -> Result:
         """Return the function's result. Positional arguments are the key; each is a text or contains texts."""
-        if given in self._kept:
-            self._kept.move_to_end(given)
-            return self._kept[given][1]
-        result, weight = self._function(*given, **named), sum(map(_weight, given))
+        if arguments in self._kept:
+            self._kept.move_to_end(arguments)
+            return self._kept[arguments][1]
+        result, weight = self._function(*arguments, **named), sum(map(_weight, arguments))
         if weight <= LONGEST:
-            self._kept[given] = weight, result
+            self._kept[arguments] = weight, result
             self._held += weight
         while len(self._kept) > self._most or self._held > CHARACTERS:
             self._held -= self._kept.popitem(last=False)[1][0]

@@ -146,21 +146,21 @@ class Controller:
     async def _observe(self, key: str, job: Json) -> ObservedJob:
         uid, now = str(job["metadata"]["uid"]), self._clock()
         pods, taken = self._index.pods(key, uid)
-        applied, kept = self._index.applied(key, uid), NOTHING
+        applied, stored_revision = self._index.applied(key, uid), NOTHING
         expire, verdict = None, ""
         if _at_work(job, pods):
             if not job["metadata"].get("deletionTimestamp"):
                 verdict = await self._trials.verdict(key, job, pods)
-            kept = await self._revisions.current(key, uid, applied, job.get("status") or {}, pods)
+            stored_revision = await self._revisions.current(key, uid, applied, job.get("status") or {}, pods)
             mounting = any(pod.phase == "Pending" and pod.scheduled is not None for pod in pods.values())
             needed = mounting or bool(self._coordinators.latest(key)[1])
             # The status is written before certificates are issued, so a job without a status has no certificates.
-            held = await self._certificates.current(key, uid, now, needed=needed) if job.get("status") else None
-            expire = held.due if held else None
+            stored = await self._certificates.current(key, uid, now, needed=needed) if job.get("status") else None
+            expire = stored.due if stored else None
             coordinator = next((pod for pod in pods.values() if pod.group == Group.COORDINATOR), None)
-            if held and coordinator and coordinator.active and coordinator.address and coordinator.phase == "Running":
+            if stored and coordinator and coordinator.active and coordinator.address and coordinator.phase == "Running":
                 sign = coordinator.uid, coordinator.ready, coordinator.end
-                self._coordinators.refresh(key, coordinator.address, held.certificates, sign)
+                self._coordinators.refresh(key, coordinator.address, stored.certificates, sign)
         else:
             self._coordinators.forget(key)
             self._revisions.forget(key)
@@ -174,7 +174,7 @@ class Controller:
             unreadable=self._index.unreadable(key, uid),
             deleted=self._index.deleted(key, uid),
             applied=applied,
-            stored_revision=kept,
+            stored_revision=stored_revision,
             certificates_expire=expire,
             reading=reading,
             unreachable=unreachable,

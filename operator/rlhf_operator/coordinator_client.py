@@ -68,7 +68,7 @@ _WORKER: Final = re.compile(r"[a-z]{1,32}-[0-9]{1,9}")
 
 
 @dataclass
-class _Known:
+class _Connection:
     address: str
     certificates: Certificates
     channel: grpc.aio.Channel | None = None
@@ -97,91 +97,91 @@ class Coordinators:
     def __init__(self, on_change: Callable[[str], None], port: int = COORDINATOR_PORT) -> None:
         self._on_change = on_change
         self._port = port
-        self._known: dict[str, _Known] = {}
+        self._connections: dict[str, _Connection] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._closing: set[asyncio.Task[None]] = set()
 
     def latest(self, key: str) -> tuple[CoordinatorReading | None, str]:
         """Return (last reading, reason why there is no newer one)."""
-        known = self._known.get(key)
-        return (None, "") if known is None else (known.reading or known.before, known.problem)
+        connection = self._connections.get(key)
+        return (None, "") if connection is None else (connection.reading or connection.before, connection.problem)
 
     def refresh(self, key: str, address: str, certificates: Certificates, sign: object = None) -> None:
         """Read the coordinator at this address from now on, and less often while it does not answer.
 
         `sign` is the observed state of the coordinator's pod. When it changes, the next attempt starts at once.
         """
-        known = self._known.get(key)
-        if known is None or known.address != address or known.certificates != certificates:
+        connection = self._connections.get(key)
+        if connection is None or connection.address != address or connection.certificates != certificates:
             before = self.latest(key)[0]
             self.forget(key)
-            known = self._known[key] = _Known(address, certificates, before=before, sign=sign)
-            known.task = asyncio.create_task(self._read_on(key, known))
-        elif known.sign != sign:
-            known.sign, known.failures = sign, 0
-            known.woken.set()
+            connection = self._connections[key] = _Connection(address, certificates, before=before, sign=sign)
+            connection.task = asyncio.create_task(self._read_on(key, connection))
+        elif connection.sign != sign:
+            connection.sign, connection.failures = sign, 0
+            connection.woken.set()
 
     def resize(self, key: str, replicas: Mapping[str, int]) -> None:
         """Send the sizes of the groups, then read again; retry sizes that the coordinator does not accept."""
-        known, sizes = self._known.get(key), pb.ResizeRequest(replicas=replicas)
-        if known is not None and known.sizes != sizes:
-            known.sizes = sizes
-            known.woken.set()
+        connection, sizes = self._connections.get(key), pb.ResizeRequest(replicas=replicas)
+        if connection is not None and connection.sizes != sizes:
+            connection.sizes = sizes
+            connection.woken.set()
 
     def forget(self, key: str) -> None:
         """Stop reading a job."""
-        known = self._known.pop(key, None)
-        if known is not None:
-            if known.task is not None:
-                known.task.cancel()
-            self._disconnect(known)
+        connection = self._connections.pop(key, None)
+        if connection is not None:
+            if connection.task is not None:
+                connection.task.cancel()
+            self._disconnect(connection)
 
     async def close(self) -> None:
         """Close all channels."""
-        for key in list(self._known):
+        for key in list(self._connections):
             self.forget(key)
         await asyncio.gather(*self._closing, return_exceptions=True)
 
-    def _disconnect(self, known: _Known) -> None:
-        channel, known.channel = known.channel, None
+    def _disconnect(self, connection: _Connection) -> None:
+        channel, connection.channel = connection.channel, None
         if channel is not None:
             closing = asyncio.create_task(channel.close())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
-    async def _read_on(self, key: str, known: _Known) -> None:
+    async def _read_on(self, key: str, connection: _Connection) -> None:
         while True:
-            if await self._read(key, known):
+            if await self._read(key, connection):
                 self._on_change(key)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause(known.failures)):
-                    await known.woken.wait()
-            known.woken.clear()
+                async with asyncio.timeout(pause(connection.failures)):
+                    await connection.woken.wait()
+            connection.woken.clear()
 
-    async def _read(self, key: str, known: _Known) -> bool:
+    async def _read(self, key: str, connection: _Connection) -> bool:
         """Read once; return whether there is news."""
-        before, problem = known.reading, known.problem
+        before, problem = connection.reading, connection.problem
         try:
             async with self._slots:
-                known.channel = known.channel or self._channel(known.address, known.certificates)
-                stub: Any = CoordinatorStub(known.channel)
-                if (sizes := known.sizes) is not None:
+                connection.channel = connection.channel or self._channel(connection.address, connection.certificates)
+                stub: Any = CoordinatorStub(connection.channel)
+                if (sizes := connection.sizes) is not None:
                     await stub.Resize(sizes, timeout=TIMEOUT_SECONDS)
                     # The caller may have changed the sizes meanwhile.
-                    known.sizes = None if known.sizes is sizes else known.sizes
+                    connection.sizes = None if connection.sizes is sizes else connection.sizes
                 answer = await stub.GetStatus(pb.GetStatusRequest(), timeout=TIMEOUT_SECONDS)
-            known.reading = reading_of(answer, datetime.now(UTC))
+            connection.reading = reading_of(answer, datetime.now(UTC))
         except grpc.aio.AioRpcError as error:
-            known.problem = f"its status could not be read ({error.code().name.lower().replace('_', ' ')})"
+            connection.problem = f"its status could not be read ({error.code().name.lower().replace('_', ' ')})"
         except Exception:
-            log.exception("%s: what its coordinator answered cannot be taken in", key, extra={"job": key})
-            known.problem = "its status could not be read (an error of the operator)"
+            log.exception("%s: the answer of its coordinator cannot be processed", key, extra={"job": key})
+            connection.problem = "its status could not be read (an error of the operator)"
         else:
-            known.problem, known.failures = "", 0
-            return bool(problem) or sizes is not None or before is None or before.says_else(known.reading)
-        known.failures += 1
-        self._disconnect(known)
-        return known.problem != problem
+            connection.problem, connection.failures = "", 0
+            return bool(problem) or sizes is not None or before is None or before.says_else(connection.reading)
+        connection.failures += 1
+        self._disconnect(connection)
+        return connection.problem != problem
 
     def _channel(self, address: str, certificates: Certificates) -> grpc.aio.Channel:
         credentials = grpc.ssl_channel_credentials(certificates.authority, certificates.key, certificates.certificate)

@@ -23,8 +23,8 @@ EVENT_SECONDS: Final = 1800.0
 
 
 _OLD: Final = (
-    f"the definition of RLHFJobs in this cluster does not take what the operator writes, as one that is older than it; "
-    f"nothing is done for the job until `{INSTALL}` of the operator's version has updated it (`helm upgrade` "
+    f"the cluster's definition of RLHFJobs rejects what the operator writes, as an older definition does; the operator "
+    f"does nothing for the job until `{INSTALL}` of the operator's version updates the definition (`helm upgrade` "
     "does, unless crds.enabled is false)"
 )
 

@@ -95,7 +95,7 @@ class Index:
         Jobs with another class than `operator_class` are hidden from callers.
         """
         self._class = operator_class
-        self._on_unreadable = on_unreadable or (lambda kind, key, what: None)
+        self._on_unreadable = on_unreadable or (lambda kind, key, unreadable: None)
         self._jobs: dict[str, tuple[int, str, bytes]] = {}
         """Job -> (version, uid, body); the body is empty for a job of another class."""
         self._pods: dict[str, dict[str, ObservedPod | UnreadableObject]] = {}
@@ -118,10 +118,10 @@ class Index:
 
     def job(self, key: str) -> Json | None:
         """Return the stored RLHFJob; None if it is unknown."""
-        known = self._jobs.get(key)
-        if known is None or not known[2]:
+        stored = self._jobs.get(key)
+        if stored is None or not stored[2]:
             return None
-        body: Json = json.loads(known[2])
+        body: Json = json.loads(stored[2])
         return body
 
     def put_job(self, body: Mapping[str, Any]) -> bool:
@@ -141,16 +141,16 @@ class Index:
             self._jobs[key] = stored.version, stored.uid, b""
             return ours
         if stored.wrong:
-            what = UnreadableObject(key.partition("/")[2], stored.uid, stored.version, "", stored.wrong)
-            self._on_unreadable(names.KIND, key, what)
+            unreadable = UnreadableObject(key.partition("/")[2], stored.uid, stored.version, "", stored.wrong)
+            self._on_unreadable(names.KIND, key, unreadable)
         self._jobs[key] = stored.version, stored.uid, stored.body
         return True
 
     def drop_job(self, key: str, uid: str) -> None:
         """Drop a deleted job; its objects follow one by one."""
         self._bury(uid)
-        known = self._jobs.get(key)
-        if known is not None and known[1] == uid:
+        stored = self._jobs.get(key)
+        if stored is not None and stored[1] == uid:
             del self._jobs[key]
             self._ended.pop(key, None)
 
@@ -180,14 +180,14 @@ class Index:
         if pod.uid in self._gone:
             return False
         pods = self._pods.setdefault(key, {})
-        known = pods.get(pod.name)
-        seen = known.version if known is not None and known.uid == pod.uid else -1
+        stored = pods.get(pod.name)
+        seen = stored.version if stored is not None and stored.uid == pod.uid else -1
         if seen > pod.version or (seen == pod.version and "spec" not in body):
             return False
         pods[pod.name] = pod
-        if isinstance(pod, UnreadableObject) and known != pod:
+        if isinstance(pod, UnreadableObject) and stored != pod:
             self._on_unreadable("Pod", key, pod)
-        return known != pod
+        return stored != pod
 
     def drop_pod(self, key: str, name: str, uid: str, last: Mapping[str, Any] | None = None) -> None:
         """Drop a deleted pod. `last`: its last version; a pod with a deletion time is recorded until it is accounted
@@ -241,11 +241,11 @@ class Index:
         if result.uid in self._gone:
             return False
         others = self._others.setdefault(key, {})
-        known = others.get((kind, name))
-        if known is not None and known.uid == result.uid and known.version >= result.version:
+        stored = others.get((kind, name))
+        if stored is not None and stored.uid == result.uid and stored.version >= result.version:
             return False
         others[kind, name] = result
-        return known is None or known != replace(result, version=known.version)
+        return stored is None or stored != replace(result, version=stored.version)
 
     def drop_other(self, key: str, kind: str, name: str, uid: str) -> None:
         """Drop a deleted object of a job that is not a pod."""
@@ -253,26 +253,26 @@ class Index:
         if queue_api_of(kind) is not None:
             self._drop_queue_object(key, name, uid)
         others = self._others.get(key, {})
-        if (known := others.get((kind, name))) is not None and known.uid == uid:
+        if (stored := others.get((kind, name))) is not None and stored.uid == uid:
             del others[kind, name]
             if not others:
                 del self._others[key]
 
     def other(self, key: str, uid: str, kind: str, name: str) -> str | None:
         """Return the uid of another object of the job of that uid; None if there is none."""
-        known = self._others.get(key, {}).get((kind, name))
-        return known.uid if known and known.owner == uid else None
+        stored = self._others.get(key, {}).get((kind, name))
+        return stored.uid if stored and stored.owner == uid else None
 
     def queue_object(self, key: str, uid: str) -> QueueObject | None:
         """Return the object that represents the job of that uid in a queue; one of an earlier job counts as being
         deleted.
         """
-        known = self._queue_objects.get(key, {})
-        ours = [queued for queued in known.values() if queued.owner == uid]
+        objects = self._queue_objects.get(key, {})
+        ours = [queued for queued in objects.values() if queued.owner == uid]
         for _, api in queue_apis():
             if ours:
                 return api.current(ours)
-            if earlier := [known[name] for name in api.object_names(key.partition("/")[2]) if name in known]:
+            if earlier := [objects[name] for name in api.object_names(key.partition("/")[2]) if name in objects]:
                 return earlier[0].leaving()
         return None
 
@@ -287,11 +287,11 @@ class Index:
             return self._cannot_read(key, kind.rpartition("/")[2], body["metadata"], str(error))
         self._strange.get(key, {}).pop(queued.uid, None)
         objects = self._queue_objects.setdefault(key, {})
-        known = objects.get(queued.name)
-        if queued.uid in self._gone or (known and known.uid == queued.uid and known.version >= queued.version):
+        stored = objects.get(queued.name)
+        if queued.uid in self._gone or (stored and stored.uid == queued.uid and stored.version >= queued.version):
             return False
         objects[queued.name] = queued
-        return known is None or known != queued.at_version(known.version)
+        return stored is None or stored != queued.at_version(stored.version)
 
     def _cannot_read(self, key: str, kind: str, meta: Any, why: str) -> bool:
         """Record an object that cannot be read; return whether that is news."""
@@ -299,23 +299,23 @@ class Index:
             result = identity_of(meta)
         except UnreadableError:
             result = ObjectIdentity("", "", 0, "")
-        what = UnreadableObject(result.name, result.uid, result.version, result.owner, why)
-        strange = self._strange.setdefault(key, {}) if what.uid else {}
-        known, strange[what.uid] = strange.get(what.uid), (kind, what)
-        if known != (kind, what):
-            self._on_unreadable(kind, key, what)
-        return bool(what.uid) and known != (kind, what)
+        unreadable = UnreadableObject(result.name, result.uid, result.version, result.owner, why)
+        strange = self._strange.setdefault(key, {}) if unreadable.uid else {}
+        before, strange[unreadable.uid] = strange.get(unreadable.uid), (kind, unreadable)
+        if before != (kind, unreadable):
+            self._on_unreadable(kind, key, unreadable)
+        return bool(unreadable.uid) and before != (kind, unreadable)
 
     def _drop_queue_object(self, key: str, name: str, uid: str) -> None:
         strange, objects = self._strange.get(key, {}), self._queue_objects.get(key, {})
         strange.pop(uid, None)
         if name in objects and objects[name].uid == uid:
             del objects[name]
-        for kept in (self._strange, self._queue_objects):
-            if not kept.get(key, True):
-                del kept[key]
+        for table in (self._strange, self._queue_objects):
+            if not table.get(key, True):
+                del table[key]
 
-    def known(self, kind: str) -> dict[str, tuple[str, str, int]]:
+    def stored_versions(self, kind: str) -> dict[str, tuple[str, str, int]]:
         """Return uid -> (job key, name, resourceVersion) of all objects of a kind, to compare with a listing."""
         result = {}
         if kind == names.KIND:

@@ -63,9 +63,13 @@ class JobCertificates:
         """
         if needed:
             self._doubted.add(key)
-        held = self._certificates.get(key)
-        if held is not None and held.uid == uid and (key not in self._doubted or now - held.read < REREAD_INTERVAL):
-            return held
+        stored = self._certificates.get(key)
+        if (
+            stored is not None
+            and stored.uid == uid
+            and (key not in self._doubted or now - stored.read < REREAD_INTERVAL)
+        ):
+            return stored
         self._doubted.discard(key)
         namespace, _, name = key.partition("/")
         body = await self._client.get("Secret", namespace, f"{name}-certificates")
@@ -73,46 +77,46 @@ class JobCertificates:
         if result is None:
             self._certificates.pop(key, None)
             return None
-        self._certificates[key] = held = StoredCertificates(uid, result, due(result), now)
-        return held
+        self._certificates[key] = stored = StoredCertificates(uid, result, due(result), now)
+        return stored
 
     def seconds_to_reread(self, key: str, now: datetime) -> float | None:
         """Return the seconds until a needed Secret is read again; None if no Secret is needed."""
-        held = self._certificates.get(key)
-        if held is None or key not in self._doubted:
+        stored = self._certificates.get(key)
+        if stored is None or key not in self._doubted:
             return None
-        return max(0.0, (held.read + REREAD_INTERVAL - now).total_seconds())
+        return max(0.0, (stored.read + REREAD_INTERVAL - now).total_seconds())
 
     async def issue(self, key: str, job: RLHFJob, now: datetime) -> None:
         """Write a new certificate of the job's authority into its Secret."""
         authority = await self._authority(job, now)
         issued = authority.issue([], now, self._lifetime)
-        await write(self._client, secret(job, issued.data()), known=key in self._certificates)
+        await write(self._client, secret(job, issued.data()), exists=key in self._certificates)
         self._certificates[key] = StoredCertificates(str(job.metadata["uid"]), issued, due(issued), now)
 
     async def _authority(self, job: RLHFJob, now: datetime) -> Authority:
         namespace, name = identity.namespace(job), identity.authority_name(job)
-        made = new_authority(job.name, now)
+        authority = new_authority(job.name, now)
         manifest = {
             "apiVersion": "v1",
             "kind": "Secret",
             "type": "Opaque",
             "metadata": identity.metadata(job, name, identity.labels(job)),
             "data": {
-                "ca.crt": base64.b64encode(made.certificate).decode(),
-                KEY: base64.b64encode(made.key).decode(),
+                "ca.crt": base64.b64encode(authority.certificate).decode(),
+                KEY: base64.b64encode(authority.key).decode(),
             },
         }
         # Most jobs have none yet, so the first attempt is to create it.
         for _ in range(2):
             with contextlib.suppress(ConflictError):
                 await self._client.create(manifest)
-                return made
+                return authority
             body = await self._client.get("Secret", namespace, name)
             if body is not None:
                 ensure_ours(manifest, body["metadata"])
                 return _read(body, manifest)
-        raise MissingError(f"secret {namespace}/{name} comes and goes")
+        raise MissingError(f"secret {namespace}/{name} appears and disappears repeatedly")
 
 
 def _usable(body: Mapping[str, Any] | None, uid: str) -> Certificates | None:
@@ -129,13 +133,13 @@ def _usable(body: Mapping[str, Any] | None, uid: str) -> Certificates | None:
     return certificates
 
 
-def _read(body: Mapping[str, Any], made: Mapping[str, Any]) -> Authority:
+def _read(body: Mapping[str, Any], manifest: Mapping[str, Any]) -> Authority:
     """Return the authority of a stored Secret. Raises RefusedError if the Secret is damaged."""
     try:
         data = _decoded(body)
         return Authority(data["ca.crt"], data[KEY])
     except (KeyError, ValueError) as error:
-        name, namespace = made["metadata"]["name"], made["metadata"]["namespace"]
+        name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
         remedy = (
             f"suspend the job, delete it (kubectl delete secret/{name} --namespace={namespace}), and resume the job"
         )

@@ -25,7 +25,7 @@ from rlhf_operator.reconcile import PodDeletion, PoolLabel
 from rlhf_operator.reconcile.last_applied import FINGERPRINT
 from rlhf_operator.reconcile.phases import REFUSED_RETRY_SECONDS
 from rlhf_operator.untrusted import describe_finalizers, finalizers_of, owner_of
-from rlhf_operator.user_code_config_maps import given
+from rlhf_operator.user_code_config_maps import creatable_pods
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class WriteResult:
 
     refused: dict[str, str] = field(default_factory=dict)
     """Object name -> why the API server refused it."""
-    kept: dict[str, str] = field(default_factory=dict)
+    terminating: dict[str, str] = field(default_factory=dict)
     """Object name -> why it is not written: it is being deleted, and serves the job until then."""
     occupied: dict[str, str] = field(default_factory=dict)
     """Objects of others: `Service job` -> its name for kubectl."""
@@ -93,7 +93,7 @@ class WriteResult:
     @property
     def unwritten(self) -> dict[str, str]:
         """Return object name -> reason for objects that were not written."""
-        return self.kept | self.refused
+        return self.terminating | self.refused
 
     @property
     def held_up(self) -> bool:
@@ -101,21 +101,21 @@ class WriteResult:
         return bool(self.refused or self.occupied)
 
 
-async def write(client: KubernetesClient, manifest: Json, *, known: bool = False) -> Json:
+async def write(client: KubernetesClient, manifest: Json, *, exists: bool = False) -> Json:
     """Create an object of a job, or change it if the job controls it; return its metadata.
 
-    `known`: the object is assumed to exist; an exhausted quota refuses a creation but allows a change. Raises
+    `exists`: the object is assumed to exist; an exhausted quota refuses a creation but allows a change. Raises
     OccupiedError, LeavingError, and ConflictError if the object repeatedly appears and disappears.
     """
     kind, meta = kind_of(manifest), manifest["metadata"]
-    there = await client.get(kind, meta["namespace"], meta["name"]) if known else None
+    there = await client.get(kind, meta["namespace"], meta["name"]) if exists else None
     if there is None:
         try:
             return await client.create(manifest)
         except ConflictError:
             there = await client.get(kind, meta["namespace"], meta["name"])
     if there is None:
-        raise ConflictError(f"{kind} {meta['name']} comes and goes")
+        raise ConflictError(f"{kind} {meta['name']} appears and disappears repeatedly")
     ensure_ours(manifest, there["metadata"])
     if kind == "Pod":
         return there
@@ -131,9 +131,9 @@ def ensure_ours(manifest: Mapping[str, Any], there: Mapping[str, Any]) -> None:
         return
     if ours in [{**owner_reference, "uid": ours["uid"]} for owner_reference in there.get("ownerReferences") or []]:
         if finalizers := finalizers_of(there):
-            kept = f"is of an earlier job of this name, and cannot go: {describe_finalizers(finalizers)}"
-            raise RefusedError(f"{_title(manifest)} {kept}")
-        raise LeavingError(f"{_title(manifest)} is of an earlier job of this name, and goes with it")
+            reason = f"belongs to an earlier job of this name and cannot be removed: {describe_finalizers(finalizers)}"
+            raise RefusedError(f"{_title(manifest)} {reason}")
+        raise LeavingError(f"{_title(manifest)} belongs to an earlier job of this name and is deleted with it")
     raise OccupiedError(manifest)
 
 
@@ -143,7 +143,7 @@ def ensure_stays(manifest: Mapping[str, Any], there: Mapping[str, Any]) -> None:
         return
     if finalizers := finalizers_of(there):
         raise KeptError(f"{_title(manifest)} is deleted and cannot go: {describe_finalizers(finalizers)}")
-    raise LeavingError(f"{_title(manifest)} is being deleted, and made again when it is gone")
+    raise LeavingError(f"{_title(manifest)} is being deleted; the operator creates it again afterwards")
 
 
 def _title(manifest: Mapping[str, Any]) -> str:
@@ -182,7 +182,7 @@ class JobObjects:
         pods = [manifest for manifest in manifests if manifest["kind"] == "Pod"]
         first = [partial(self._issue, key, issue, write_result)] if issue else []
         await all_of([*first, *(partial(self._write, key, other, write_result) for other in others)])
-        pods, lacking = await given(self._client, pods)
+        pods, lacking = await creatable_pods(self._client, pods)
         writes = [partial(self._write, key, pod, write_result) for pod in pods]
         # A refusal of one pod applies to the next. After a refusal, a single pod tests whether it still holds.
         alone = 1 if before.attempts else 0
@@ -191,7 +191,7 @@ class JobObjects:
         _plan_retry(write_result, before, waits=waits)
         write_result.refused |= before.refused if waits else lacking
         self._rounds.pop(key, None)
-        if write_result.held_up or write_result.kept:
+        if write_result.held_up or write_result.terminating:
             self._rounds[key] = write_result
         news = bool(before.unwritten) != bool(write_result.unwritten) or before.occupied != write_result.occupied
         if news or (issue and not write_result.unwritten and not write_result.occupied):
@@ -206,8 +206,8 @@ class JobObjects:
     async def _write(self, key: str, manifest: Json, found: WriteResult) -> None:
         async def written() -> None:
             kind, name = kind_of(manifest), str(manifest["metadata"]["name"])
-            known = self._index.other(key, owner_of(manifest["metadata"]), kind, name) is not None
-            meta = await write(self._client, manifest, known=known)
+            exists = self._index.other(key, owner_of(manifest["metadata"]), kind, name) is not None
+            meta = await write(self._client, manifest, exists=exists)
             if kind == "Pod":
                 self._index.put_pod(key, meta)
             else:
@@ -223,8 +223,8 @@ class JobObjects:
             found.occupied[error.object_shown] = error.resource
             self._say_once(key, error.object_shown in self.last(key).occupied, error)
         except KeptError as error:
-            found.kept[name] = str(error)
-            self._say_once(key, name in self.last(key).kept, error)
+            found.terminating[name] = str(error)
+            self._say_once(key, name in self.last(key).terminating, error)
         except (RefusedError, MissingError) as error:
             found.refused[name] = str(error)
             found.leaving = found.leaving or isinstance(error, LeavingError)

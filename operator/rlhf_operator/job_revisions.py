@@ -23,7 +23,7 @@ class _Read:
     uid: str
     fingerprint: str
     """Fingerprint of the ConfigMap that was read."""
-    kept: StoredRevision
+    revision: StoredRevision
 
 
 class JobRevisions:
@@ -51,17 +51,17 @@ class JobRevisions:
         """
         namespace, _, job = key.partition("/")
         name = identity.configuration_of(job)
-        known, fingerprint = self._read.get(key), applied.get(("ConfigMap", name))
-        if known is not None and known.uid == uid and fingerprint in (None, known.fingerprint):
-            return known.kept
+        cached, fingerprint = self._read.get(key), applied.get(("ConfigMap", name))
+        if cached is not None and cached.uid == uid and fingerprint in (None, cached.fingerprint):
+            return cached.revision
         if fingerprint is None and not pods:
             return NOTHING
         body = await self._client.get("ConfigMap", namespace, name)
         data = (body or {}).get("data") or {}
-        kept = StoredRevision.of({str(key): str(text) for key, text in data.items()})
-        if digest(kept.data) in digests(status):
-            self._read[key] = _Read(uid, fingerprint or "", kept)
-            return kept
+        revision = StoredRevision.from_data({str(key): str(text) for key, text in data.items()})
+        if digest(revision.data) in digests(status):
+            self._read[key] = _Read(uid, fingerprint or "", revision)
+            return revision
         # Somebody else or an earlier job of the same name wrote it, so it is read each time.
         self._read.pop(key, None)
-        return kept
+        return revision

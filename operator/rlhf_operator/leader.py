@@ -62,8 +62,8 @@ class Leader:
             left = max(0.1, RENEW_DEADLINE - (self._clock() - renewed))
             try:
                 async with asyncio.timeout(min(left, ATTEMPT_SECONDS)):
-                    held = await self._attempt()
-                if held:
+                    succeeded = await self._attempt()
+                if succeeded:
                     renewed = self._clock()
             except TimeoutError:
                 continue
@@ -79,7 +79,7 @@ class Leader:
         try:
             await self._client.replace(self._lease)
         except ApiError as error:
-            log.warning("the lease could not be given back: %s", error)
+            log.warning("the lease could not be released: %s", error)
         self._lease = None
 
     async def _attempt(self) -> bool:
@@ -119,7 +119,7 @@ class Leader:
         self, meta: dict[str, Any], transitions: int, *, acquired: str | None = None, new: bool = False
     ) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        kept = {key: meta[key] for key in ("name", "namespace", "resourceVersion", "uid") if key in meta}
+        metadata = {key: meta[key] for key in ("name", "namespace", "resourceVersion", "uid") if key in meta}
         spec = {
             "holderIdentity": self._identity,
             "leaseDurationSeconds": LEASE_SECONDS,
@@ -127,6 +127,6 @@ class Leader:
             "renewTime": now,
             "leaseTransitions": transitions,
         }
-        manifest = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": kept, "spec": spec}
+        manifest = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
         answer = await (self._client.create(manifest) if new else self._client.replace(manifest))
-        return manifest | {"metadata": kept | {"resourceVersion": answer["metadata"]["resourceVersion"]}}
+        return manifest | {"metadata": metadata | {"resourceVersion": answer["metadata"]["resourceVersion"]}}

@@ -43,7 +43,7 @@ _SAMPLE: Final = {"name": "sample", "uid": "sample"}
 
 @dataclass(frozen=True)
 class _Verdict:
-    of: tuple[str, int]
+    job_version: tuple[str, int]
     """UID and generation of the job."""
     words: str
     until: float
@@ -64,19 +64,23 @@ class Trials:
     async def verdict(self, key: str, body: Json, pods: Mapping[str, ObservedPod]) -> str:
         """Return why the API server refuses pods of a stored job; empty if it accepts them or cannot answer now."""
         meta = body["metadata"]
-        of = (str(meta["uid"]), int(meta.get("generation") or 0))
-        known = self._verdicts.get(key)
-        if known is not None and known.of == of and (not known.words or self._clock() < known.until):
-            return known.words
+        job_version = (str(meta["uid"]), int(meta.get("generation") or 0))
+        cached = self._verdicts.get(key)
+        if (
+            cached is not None
+            and cached.job_version == job_version
+            and (not cached.words or self._clock() < cached.until)
+        ):
+            return cached.words
         admission = parse_job(body)
         if admission.job is None or not admission.planned:
             return ""
-        made = {(item.group, item.template_hash) for item in pods.values() if item.active}
+        created_templates = {(item.group, item.template_hash) for item in pods.values() if item.active}
         try:
             refused = {
                 group: await self._refusal(admission.job, group)
                 for group, mark in admission.template_hashes.items()
-                if (group, mark) not in made
+                if (group, mark) not in created_templates
             }
         except UnavailableError as error:
             log.warning("%s: pods cannot be tried now: %s", key, error, extra={"job": key})
@@ -84,7 +88,7 @@ class Trials:
         words = _described(admission.job, {group: words for group, words in refused.items() if words})
         if words:
             log.warning("%s: %s", key, words, extra={"job": key})
-        self._verdicts[key] = _Verdict(of, words, self._clock() + DRY_RUN_RETRY_SECONDS)
+        self._verdicts[key] = _Verdict(job_version, words, self._clock() + DRY_RUN_RETRY_SECONDS)
         return words
 
     async def _refusal(self, job: RLHFJob, group: Group) -> str:
@@ -122,12 +126,12 @@ def _described(job: RLHFJob, refused: Mapping[Group, str]) -> str:
     alike: dict[str, list[Group]] = {}
     for group, words in refused.items():
         alike.setdefault(same_words(identity.pod_name(job, group, 0), words), []).append(group)
-    known = [problem for problem in problems_of_pods(job) if problem.severity is Severity.SERVER]
+    server_problems = [problem for problem in problems_of_pods(job) if problem.severity is Severity.SERVER]
     messages = []
     for groups in alike.values():
         words = refused[groups[0]]
         shown = words if len(words) <= WORDS_MAX else words[: WORDS_MAX - 1] + "…"
         paths = tuple(f"spec.{group}.template" for group in groups)
         messages.append(f"{', '.join(paths)}: the API server refuses its pods: {with_remedy(job, shown)}")
-        messages += [str(problem) for problem in known if problem.field.startswith(paths)][:3]
+        messages += [str(problem) for problem in server_problems if problem.field.startswith(paths)][:3]
     return "; ".join(messages)

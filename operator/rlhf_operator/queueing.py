@@ -40,10 +40,10 @@ class Queueing:
     async def state(self, index: Index, key: str, job: Json) -> QueueState | None:
         """Return the queue's state for a stored job; None if no backend has a queue."""
         for mode, api in queue_apis():
-            known, version = index.queue_object(key, str(job["metadata"]["uid"])), self.served.version(mode)
-            references = () if version is None else api.references(version, job, known)
+            queue_object, version = index.queue_object(key, str(job["metadata"]["uid"])), self.served.version(mode)
+            references = () if version is None else api.references(version, job, queue_object)
             records = {reference: await self._record(api, *reference) for reference in references}
-            return api.state(job, known, records)
+            return api.state(job, queue_object, records)
         return None
 
     async def _record(self, api: QueueApi, kind: str, name: str) -> object:

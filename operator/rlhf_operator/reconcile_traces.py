@@ -79,12 +79,12 @@ class ReconcileTraces:
 
 def open_reconcile_traces(share: float, environ: Mapping[str, str] | None = None) -> ReconcileTraces:
     """Return the traces of this process for the endpoint in its environment."""
-    known = os.environ if environ is None else environ
+    environment = os.environ if environ is None else environ
 
     def opened(url: str) -> ReconcileTraces:
-        return ReconcileTraces(open_export(url, SERVICE, known, {}) if share else None, share)
+        return ReconcileTraces(open_export(url, SERVICE, environment, {}) if share else None, share)
 
-    return open_where_set(known, "", opened) or ReconcileTraces()
+    return open_where_set(environment, "", opened) or ReconcileTraces()
 
 
 def _random(size: int) -> int:

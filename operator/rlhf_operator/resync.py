@@ -96,7 +96,7 @@ class Resync:
         """Compare once; correct the index and enqueue the jobs concerned."""
         late = 0
         for kind in self.watched:
-            before, gone = self._index.known(kind), self._index.gone()
+            before, gone = self._index.stored_versions(kind), self._index.gone()
             listed: dict[str, dict[str, Any]] = {}
             versions: list[int] = []
             labels = "" if kind == names.KIND else names.LABEL_JOB_NAME
@@ -128,11 +128,11 @@ class Resync:
 
         `before`: known objects when the listing began; `versions`: versions of the listing.
         """
-        known = {uid: version for uid, (_, _, version) in before.items()}
-        older = any(0 <= _version(meta) < known.get(uid, 0) for uid, meta in listed.items())
-        if older or min(versions, default=0) < max(self._listed.get(kind, 0), max(known.values(), default=0)):
+        seen_versions = {uid: version for uid, (_, _, version) in before.items()}
+        older = any(0 <= _version(meta) < seen_versions.get(uid, 0) for uid, meta in listed.items())
+        if older or min(versions, default=0) < max(self._listed.get(kind, 0), max(seen_versions.values(), default=0)):
             plural = self.watched[kind].plural
-            raise RestoredError(f"{plural} are older than they were: etcd was restored, and the operator starts anew")
+            raise RestoredError(f"{plural} are older than before: etcd was restored, and the operator restarts")
         self._listed[kind] = min(versions, default=0)
 
     async def _back(self, kind: str, listed: Mapping[str, dict[str, Any]], gone: frozenset[str]) -> None:
@@ -152,15 +152,15 @@ class Resync:
         Objects that the index does not accept are not counted, because the next comparison would give the same result.
         """
 
-        def behind() -> list[str]:
-            known = self._index.known(kind)
-            return [uid for uid, meta in listed.items() if known.get(uid, ("", "", 0))[2] < _version(meta)]
+        def outdated() -> list[str]:
+            stored = self._index.stored_versions(kind)
+            return [uid for uid, meta in listed.items() if stored.get(uid, ("", "", 0))[2] < _version(meta)]
 
-        if not behind():
+        if not outdated():
             return 0
         await asyncio.sleep(ECHO_SECONDS)
         result = 0
-        for uid in behind():
+        for uid in outdated():
             meta = listed[uid]
             body = await self._client.get(kind, meta["namespace"], meta["name"])
             if body is None or body["metadata"]["uid"] != uid:
@@ -175,9 +175,9 @@ class Resync:
 
     def _taken(self, kind: str, key: str, uid: str, body: dict[str, Any]) -> bool:
         """Put a body into the index; return whether that changed the known version."""
-        before = self._index.known(kind).get(uid)
+        before = self._index.stored_versions(kind).get(uid)
         self._index.put(kind, key, body)
-        return self._index.known(kind).get(uid) != before
+        return self._index.stored_versions(kind).get(uid) != before
 
 
 def _key(kind: str, meta: dict[str, Any]) -> str | None:

@@ -54,16 +54,16 @@ def stored_of(body: Mapping[str, Any]) -> StoredJob:
     meta = body.get("metadata")
     identity = identity_of(meta)
     assert isinstance(meta, dict)
-    kept: Json = {
+    metadata: Json = {
         "name": identity.name,
         "namespace": text(meta.get("namespace"), "metadata.namespace", NAME_MAX, empty=False),
         "uid": identity.uid,
         "resourceVersion": str(identity.version),
     }
-    kept |= _metadata(meta)
+    metadata |= _metadata(meta)
     spec, wrong = _spec(body.get("spec"))
     status, odd = status_of(body.get("status"))
-    job: Json = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": kept, "spec": spec}
+    job: Json = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "spec": spec}
     job |= ({"status": status} if status is not None else {}) | ({UNREADABLE: wrong} if wrong else {})
     named = spec.get("operatorClass") if isinstance(spec, dict) else None
     written = json.dumps(job, separators=(",", ":")).encode()
@@ -78,23 +78,23 @@ def read_part(job: Mapping[str, Any]) -> Json:
     meta = job["metadata"]
     labels = {name: value for name, value in meta.get("labels", {}).items() if name.startswith(_QUEUE_LABELS)}
     ours = names.FINALIZER in meta.get("finalizers", ())
-    kept = {name: value for name, value in meta.items() if name not in ("resourceVersion", "labels", "finalizers")}
-    return {**job, "metadata": {**kept, "labels": labels, "finalizer": ours}}
+    relevant = {name: value for name, value in meta.items() if name not in ("resourceVersion", "labels", "finalizers")}
+    return {**job, "metadata": {**relevant, "labels": labels, "finalizer": ours}}
 
 
 def _metadata(meta: Mapping[str, Any]) -> Json:
-    kept: Json = {name: meta[name] for name in _KEPT if isinstance(meta.get(name), str)}
+    retained: Json = {name: meta[name] for name in _KEPT if isinstance(meta.get(name), str)}
     labels, finalizers = meta.get("labels"), meta.get("finalizers")
     if isinstance(labels, dict):
-        kept["labels"] = {name: value for name, value in labels.items() if type(name) is type(value) is str}
+        retained["labels"] = {name: value for name, value in labels.items() if type(name) is type(value) is str}
     annotations = meta.get("annotations")
     if isinstance(annotations, dict) and isinstance(annotations.get(ELASTIC_ANNOTATION), str):
-        kept["annotations"] = {ELASTIC_ANNOTATION: annotations[ELASTIC_ANNOTATION]}
+        retained["annotations"] = {ELASTIC_ANNOTATION: annotations[ELASTIC_ANNOTATION]}
     if isinstance(finalizers, list):
-        kept["finalizers"] = [finalizer for finalizer in finalizers if isinstance(finalizer, str)]
+        retained["finalizers"] = [finalizer for finalizer in finalizers if isinstance(finalizer, str)]
     if meta.get("generation") is not None:
-        kept["generation"] = whole(meta["generation"], "metadata.generation")
-    return kept
+        retained["generation"] = whole(meta["generation"], "metadata.generation")
+    return retained
 
 
 def _spec(spec: Any) -> tuple[Any, str]:
@@ -118,16 +118,16 @@ def status_of(status: Any) -> tuple[Json | None, str]:
         return {}, f"status is {shown(status)}, must be an object"
     if place := too_deep(status):
         return {}, f"status.{place[:NAME_MAX]}: it is nested more than {MAX_DEPTH} levels deep"
-    kept, wrong = dict(status), ""
+    readable, wrong = dict(status), ""
     for _ in range(_ROUNDS):
         try:
-            RLHFJobStatus.model_validate(kept)
+            RLHFJobStatus.model_validate(readable)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
             wrong = wrong or f"status.{'.'.join(map(str, first['loc']))} is {shown(first['input'])}: {first['msg']}"
-            _leave_out(kept, first["loc"])
+            _leave_out(readable, first["loc"])
         else:
-            return kept, wrong
+            return readable, wrong
     return {}, wrong
 
 

@@ -13,7 +13,7 @@ from rlhf_operator.manifests import user_code_mounts
 Json = dict[str, Any]
 
 
-async def given(client: KubernetesClient, pods: Sequence[Json]) -> tuple[list[Json], dict[str, str]]:
+async def creatable_pods(client: KubernetesClient, pods: Sequence[Json]) -> tuple[list[Json], dict[str, str]]:
     """Return the pods that can be created, and pod name -> reason for the others. Raises ApiError."""
     ready: list[Json] = []
     lacking: dict[str, str] = {}

@@ -28,9 +28,9 @@ WATCHED: Final[ResourceTable] = {
 def unreadable_reporter(metrics: OperatorMetrics) -> Callable[[str, str, UnreadableObject], None]:
     """Return the index's callback for an unreadable object, which counts and logs it."""
 
-    def report(kind: str, key: str, what: UnreadableObject) -> None:
+    def report(kind: str, key: str, unreadable: UnreadableObject) -> None:
         metrics.unreadable.labels(kind.rpartition("/")[2]).inc()
-        log.warning("%s: %s %s cannot be read: %s", key, kind, what.name, what.why, extra={"job": key})
+        log.warning("%s: %s %s cannot be read: %s", key, kind, unreadable.name, unreadable.why, extra={"job": key})
 
     return report
 
@@ -73,7 +73,7 @@ class WatchEventHandler:
             log.warning("an event of %s cannot be read: %s", kind, error)
         except Exception:
             self._metrics.unreadable.labels(kind.rpartition("/")[2]).inc()
-            log.exception("an event of %s cannot be taken in", kind)
+            log.exception("an event of %s cannot be processed", kind)
 
     def _take(self, kind: str, event: Mapping[str, Any]) -> None:
         body = event["object"]

@@ -166,7 +166,7 @@ class OverlapChoice:
         if self.kind == "again":
             return f"critics are {way} once, to measure it again"
         if self.kind == "kept":
-            return f"critics are {way} as before: the last iteration was not seen whole"
+            return f"critics are {way} as before: the last iteration was not measured completely"
         return (
             f"critics are {way}: the last iteration would take {self.overlapped:.3g} s with the overlap and "
             f"{self.unchanged:.3g} s without"
@@ -222,11 +222,11 @@ def _scatter(windows: Iterable[list[float]]) -> float:
 def _part(pair: Any) -> TrainedPart:
     tokens, seconds = map(_number, pair)
     if not tokens or not seconds:
-        raise ValueError(f"measurements of the critics' overlap: {pair!r} is no training")
+        raise ValueError(f"measurements of the critics' overlap: {pair!r} is not a training time")
     return TrainedPart(tokens, seconds)
 
 
 def _number(value: Any) -> float:
     if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"measurements of the critics' overlap: {value!r} is no time")
+        raise ValueError(f"measurements of the critics' overlap: {value!r} is not a time")
     return float(value)

@@ -75,9 +75,9 @@ def _shared_out(
     tokens, seconds = _tokens(samples), facts.seconds("Training")
     busy = sum(task.busy for task in facts.tasks)
     late = sum(task.busy for task in facts.tasks if task.name in late_tasks) / busy if busy > 0 else 1.0
-    known = MeasuredOverlap().with_scoring(scoring_rate(samples), scoring_latency(samples), late)
-    known = known.with_parts(tokens, seconds * policy_share, seconds * (1 - policy_share))
-    return known.with_together(tokens, seconds)
+    measured = MeasuredOverlap().with_scoring(scoring_rate(samples), scoring_latency(samples), late)
+    measured = measured.with_parts(tokens, seconds * policy_share, seconds * (1 - policy_share))
+    return measured.with_together(tokens, seconds)
 
 
 def _tokens(samples: SampleFacts) -> int:

@@ -157,8 +157,10 @@ def budget(spec: RLHFJobSpec, sizes: Sizes) -> Budget:
     scores = scoring(spec, sizes) if scores_too(spec) else Estimate({})
     sleeping = {f"{name} (decoding)": count for name, count in decodes.parts.items() if name == "weights"}
     sleeping |= scores.parts
-    kept = ("weights", "optimizer", "frozen weights")
-    sleeping |= {f"{name} (training)": count for name, count in {**trains.parts, **trains.host}.items() if name in kept}
+    resident = ("weights", "optimizer", "frozen weights")
+    sleeping |= {
+        f"{name} (training)": count for name, count in {**trains.parts, **trains.host}.items() if name in resident
+    }
     if spec.training.weight_sharing != "Disabled" and "weights" in trains.parts:  # one copy, in the published type
         sleeping["published weights"] = _published(spec, sizes)
     return Budget(
@@ -200,15 +202,15 @@ def scoring(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
     """Return the memory of the models of the scoring tasks. Rewards that call a service are not in `sizes`."""
     models, width, graph = _scored(spec), COMPUTE_BYTES[spec.compute_type], graph_of(spec)
     names = [name for name in models if name in sizes]
-    known = {name: size.parameters for name in names if (size := sizes[name]) is not None}
-    policies = any((role := models[name]) is not None and role.kind is ModelKind.POLICY for name in known)
-    for name in known:  # a critic over the reference's weights adds only its adapters
+    parameters = {name: size.parameters for name in names if (size := sizes[name]) is not None}
+    policies = any((role := models[name]) is not None and role.kind is ModelKind.POLICY for name in parameters)
+    for name in parameters:  # a critic over the reference's weights adds only its adapters
         role, size = models[name], sizes[name]
         lora = spec.training.adapters(role) if role in graph.trained else None
         if size is not None and lora is not None and lora.trunk == "Shared" and policies:
-            known[name] = size.adapter_parameters(lora) or size.parameters
+            parameters[name] = size.adapter_parameters(lora) or size.parameters
     unknown = tuple(name for name in names if sizes[name] is None)
-    return Estimate({f"{name} weights": count * width for name, count in known.items()}, unknown)
+    return Estimate({f"{name} weights": count * width for name, count in parameters.items()}, unknown)
 
 
 def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
@@ -236,8 +238,8 @@ def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
         for name, count in item.items():
             parts[name] = parts.get(name, 0) + _share(settings.parallelism, size, trained, name == "optimizer") * count
         if settings.parallelism.expert > 1:
-            kept = -(-size.expert_parameters // settings.parallelism.keepers) * FLOAT32_BYTES
-            parts["published weights"] = parts.get("published weights", 0) + kept
+            published = -(-size.expert_parameters // settings.parallelism.keepers) * FLOAT32_BYTES
+            parts["published weights"] = parts.get("published weights", 0) + published
         if lora is not None and not (lora.trunk == "Shared" and shared):
             stage = -(-size.parameters // settings.parallelism.pipeline) * COMPUTE_BYTES[spec.compute_type]
             parts["frozen weights"] = parts.get("frozen weights", 0) + stage
@@ -274,7 +276,7 @@ def _scored(spec: RLHFJobSpec) -> dict[str, ModelRole]:
     for task in graph_of(spec).tasks_of(Group.INFERENCE):
         role = task.model
         rewards = spec.models.rewards_of(role) if role.kind is ModelKind.REWARD else ()
-        models |= {reward_model(given): role for given in rewards} if rewards else {role: role}
+        models |= {reward_model(reward): role for reward in rewards} if rewards else {role: role}
     return models
 
 
@@ -298,10 +300,10 @@ def _published(spec: RLHFJobSpec, sizes: Sizes) -> int:
 
 def _sum(*found: Estimate) -> Estimate:
     parts: dict[str, int] = {}
-    for one in found:
-        for name, count in one.parts.items():
+    for estimate in found:
+        for name, count in estimate.parts.items():
             parts[name] = parts.get(name, 0) + count
-    return Estimate(parts, tuple(dict.fromkeys(role for one in found for role in one.unknown)))
+    return Estimate(parts, tuple(dict.fromkeys(role for estimate in found for role in estimate.unknown)))
 
 
 def gib(count: int) -> str:

@@ -69,7 +69,7 @@ def layouts(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> list[TrainingLayout]
 
     Ties go to the layout with less memory. Layouts with moments in host memory follow all others, in the same order.
     """
-    found = [_layout(spec, sizes, one) for one in _possible(spec, sizes, ranks)]
+    found = [_layout(spec, sizes, parallelism) for parallelism in _possible(spec, sizes, ranks)]
     found.sort(key=lambda layout: (-layout.busy, layout.memory.total))
     return found + [_layout(spec, sizes, _offloaded(layout.parallelism)) for layout in found]
 
@@ -84,7 +84,7 @@ def first_that_fits(
     """
     ranks = spec.training.ranks
     while ranks <= spec.training.ranks * MAX_GROWTH:
-        possible = [one for one in layouts(spec, sizes, ranks) if one.parallelism.offload_optimizer is offload]
+        possible = [layout for layout in layouts(spec, sizes, ranks) if layout.parallelism.offload_optimizer is offload]
         fitting = [layout for layout in possible if layout.fits(device_bytes)]
         if fitting:
             return fitting[0]
@@ -135,9 +135,9 @@ def _busy(spec: RLHFJobSpec, sizes: Sizes, parallelism: TrainingParallelism, mic
     stages = {role: parallelism.stages_of(role) for role in trained}
     if len(set(stages.values())) == 1:
         return microbatches / (microbatches + stages[trained[0]] - 1)
-    known = {role: size.parameters if (size := sizes.get(role)) is not None else 1 for role in trained}
-    taken = sum(known[role] * (microbatches + stages[role] - 1) for role in trained)
-    return microbatches * sum(known.values()) / taken
+    parameters = {role: size.parameters if (size := sizes.get(role)) is not None else 1 for role in trained}
+    taken = sum(parameters[role] * (microbatches + stages[role] - 1) for role in trained)
+    return microbatches * sum(parameters.values()) / taken
 
 
 def _possible(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> Iterator[TrainingParallelism]:
@@ -155,10 +155,10 @@ def _possible(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> Iterator[TrainingP
             if tensor > 1 and not (whole and spec.training.backend == "megatron"):
                 continue
             asked = spec.training.parallelism.sequence_parallel if tensor > 1 else "Disabled"
-            one = TrainingParallelism(
+            parallelism = TrainingParallelism(
                 pipeline=pipeline, data=data, context=context, tensor=tensor, sequence_parallel=asked
             )
-            for layout in _with_critics(spec, one):
+            for layout in _with_critics(spec, parallelism):
                 if _suits(spec, sizes, layout):
                     yield layout
                     if data * context > 1:
@@ -169,39 +169,39 @@ def _possible(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> Iterator[TrainingP
             yield TrainingParallelism(data=data, context=context, shard=data * context)
 
 
-def _with_critics(spec: RLHFJobSpec, one: TrainingParallelism) -> Iterator[TrainingParallelism]:
+def _with_critics(spec: RLHFJobSpec, parallelism: TrainingParallelism) -> Iterator[TrainingParallelism]:
     """Yield a layout, and a variant with the job's tensor size for critics if that differs."""
     critic = spec.training.parallelism.critic_tensor
-    if critic != one.tensor:
-        yield one
-    if critic is not None and one.pipeline * one.tensor % critic == 0:
-        yield one.model_copy(update={"critic_tensor": critic})
+    if critic != parallelism.tensor:
+        yield parallelism
+    if critic is not None and parallelism.pipeline * parallelism.tensor % critic == 0:
+        yield parallelism.model_copy(update={"critic_tensor": critic})
 
 
-def _with_experts(spec: RLHFJobSpec, sizes: Sizes, one: TrainingParallelism) -> Iterator[TrainingParallelism]:
+def _with_experts(spec: RLHFJobSpec, sizes: Sizes, parallelism: TrainingParallelism) -> Iterator[TrainingParallelism]:
     """Yield a layout for every number of data ranks that can divide the experts of all trained models."""
     counts = [0 if (size := sizes.get(role)) is None else size.experts for role in graph_of(spec).trained]
-    for expert in _divisors(one.data * one.context)[1:]:
+    for expert in _divisors(parallelism.data * parallelism.context)[1:]:
         if all(count and count % expert == 0 for count in counts):
-            yield one.model_copy(update={"expert": expert})
+            yield parallelism.model_copy(update={"expert": expert})
 
 
-def _suits(spec: RLHFJobSpec, sizes: Sizes, one: TrainingParallelism) -> bool:
+def _suits(spec: RLHFJobSpec, sizes: Sizes, parallelism: TrainingParallelism) -> bool:
     """Return whether every trained model has a layer for each of its stages, heads that can be split, and no experts
     if split.
 
     If no model states its layers or heads, the job's own values count.
     """
     asked, trained = spec.training.parallelism, graph_of(spec).trained
-    known = {role: size for role in trained if (size := sizes.get(role)) is not None}
-    layers = {role: size.layers for role, size in known.items() if size.layers}
-    heads = {role: size.key_value_heads for role, size in known.items() if size.key_value_heads}
-    if any(size.experts and one.tensor_of(role) > 1 for role, size in known.items()):
+    trained_sizes = {role: size for role in trained if (size := sizes.get(role)) is not None}
+    layers = {role: size.layers for role, size in trained_sizes.items() if size.layers}
+    heads = {role: size.key_value_heads for role, size in trained_sizes.items() if size.key_value_heads}
+    if any(size.experts and parallelism.tensor_of(role) > 1 for role, size in trained_sizes.items()):
         return False
     layers = layers or {role: asked.stages_of(role) for role in trained}
     heads = heads or {role: asked.tensor_of(role) for role in trained}
-    return all(one.stages_of(role) <= count for role, count in layers.items()) and all(
-        _splits(one.tensor_of(role), count) for role, count in heads.items()
+    return all(parallelism.stages_of(role) <= count for role, count in layers.items()) and all(
+        _splits(parallelism.tensor_of(role), count) for role, count in heads.items()
     )
 
 
@@ -216,4 +216,4 @@ def _splits(tensor: int, heads: int) -> bool:
 
 
 def _divisors(number: int) -> list[int]:
-    return [one for one in range(1, number + 1) if number % one == 0]
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

@@ -62,7 +62,7 @@ def prepare(root: Path, folder: Path, python: str, have_file: Path) -> int:
         if name not in fetched or megabytes(fetched) <= LIMIT_MEGABYTES:
             continue
         have |= {name}
-        fetched = {kept: fetched[kept] for kept in needed(packages, python, have)}
+        fetched = {package: fetched[package] for package in needed(packages, python, have)}
         sys.stdout.write(f"          left out, as all would be too large: {name}; without it {lost}\n")
     for stale in set(wheels.iterdir()) - set(fetched.values()):
         stale.unlink()

@@ -221,10 +221,10 @@ class Cluster:
         self.nodes[node].set_gpus(count, unhealthy)
         usable = str(count - unhealthy)
 
-        def known() -> bool:
+        def has_gpus() -> bool:
             return str(self.get("node", node)["status"]["allocatable"].get("nvidia.com/gpu", "0")) == usable
 
-        wait_until(f"node {node} to have {usable} usable GPUs", known, START_TIMEOUT, check=self.check)
+        wait_until(f"node {node} to have {usable} usable GPUs", has_gpus, START_TIMEOUT, check=self.check)
 
     def add_kwok_nodes(self, count: int, *, gpus: int = 8, first: int = 0) -> list[str]:
         """Add fake nodes that accept pods and run nothing; tainted kwok.x-k8s.io/node, so that real pods stay away."""
@@ -303,7 +303,7 @@ class Cluster:
         """Return command and environment of a client."""
         command = [str(binary(name)), f"--kubeconfig={kubeconfig or self.kubeconfig}", *arguments]
         # Both cache under HOME by server address; a later cluster of the slot has the same address with other contents.
-        home = {f"HELM_{what}_HOME": str(self.folder / f"helm-{what}") for what in ("CACHE", "CONFIG", "DATA")}
+        home = {f"HELM_{kind}_HOME": str(self.folder / f"helm-{kind}") for kind in ("CACHE", "CONFIG", "DATA")}
         return command, os.environ | home | {"KUBECACHEDIR": str(self.folder / "kubectl-cache")}
 
     def _wait_account(self, namespace: str) -> None:
@@ -316,8 +316,8 @@ class Cluster:
             "--ignore-not-found",
             "--output=name",
         )
-        what = f"the service account of namespace {namespace}"
-        wait_until(what, lambda: self.kubectl(*account), START_TIMEOUT, check=self.check)
+        account_name = f"the service account of namespace {namespace}"
+        wait_until(account_name, lambda: self.kubectl(*account), START_TIMEOUT, check=self.check)
 
     def _nodes_ready(self) -> bool:
         return set(self.nodes) <= self._ready_nodes()
@@ -331,15 +331,15 @@ class Cluster:
     def _keep_logs(self, slot: Slot) -> None:
         stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
         parent = Path(os.environ.get("RLHF_CLUSTER_LOGS", Path(tempfile.gettempdir()) / "rlhf-cluster-logs"))
-        kept = parent / f"{stamp}-slot{slot.number}"
+        saved_logs = parent / f"{stamp}-slot{slot.number}"
         with contextlib.suppress(ClusterError, subprocess.TimeoutExpired, FileNotFoundError):
-            for what in ("events", "pods", "nodes"):
-                path = slot.folder / "logs" / f"{what}.yaml"
-                path.write_text(self.kubectl("get", what, "--all-namespaces", "--output=yaml", timeout=STOP_GRACE))
+            for resource in ("events", "pods", "nodes"):
+                path = slot.folder / "logs" / f"{resource}.yaml"
+                path.write_text(self.kubectl("get", resource, "--all-namespaces", "--output=yaml", timeout=STOP_GRACE))
         for source in sorted({slot.folder / "logs", *slot.folder.glob("n*/log")}):
-            target = kept if source.parent == slot.folder else kept / source.parent.name
+            target = saved_logs if source.parent == slot.folder else saved_logs / source.parent.name
             shutil.copytree(source, target, dirs_exist_ok=True, symlinks=True)
-        print(f"cluster logs kept in {kept}", file=sys.stderr, flush=True)
+        print(f"cluster logs kept in {saved_logs}", file=sys.stderr, flush=True)
 
 
 def _take_slot() -> Slot:

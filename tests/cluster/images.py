@@ -120,8 +120,8 @@ def _project(name: str, tag: str, arguments: Mapping[str, str]) -> Path:
     def make(work: Path, archive: Path) -> None:
         shutil.copy(_uv(), work / "uv")
         uv = build(SOURCES / "uv.Containerfile", work, UV, work / "uv.tar")
-        given = {"BASE": PYTHON, "UV": UV, **arguments}
-        build(containerfile, ROOT, tag, archive, arguments=given, bases=[base, uv], volumes=_volumes())
+        build_arguments = {"BASE": PYTHON, "UV": UV, **arguments}
+        build(containerfile, ROOT, tag, archive, arguments=build_arguments, bases=[base, uv], volumes=_volumes())
 
     return _cached(name, [containerfile, SOURCES / "uv.Containerfile", *_sources()], f"{base.name} {arguments}", make)
 
@@ -177,9 +177,9 @@ def build(
         buildah = _buildah(storage)
         for base in bases:
             _run([*buildah, "pull", "--quiet", f"docker-archive:{base}"])
-        given = [f"--build-arg={key}={value}" for key, value in (arguments or {}).items()]
-        given += [f"--volume={folder}:{place}" for folder, place in (volumes or {}).items()]
-        options = ["--isolation=chroot", "--pull-never", f"--tag={name}", f"--file={containerfile}", *given]
+        flags = [f"--build-arg={key}={value}" for key, value in (arguments or {}).items()]
+        flags += [f"--volume={folder}:{place}" for folder, place in (volumes or {}).items()]
+        options = ["--isolation=chroot", "--pull-never", f"--tag={name}", f"--file={containerfile}", *flags]
         _run(["nice", *buildah, "bud", *options, str(context)])
         archive.unlink(missing_ok=True)  # a docker archive cannot be overwritten
         _run([*buildah, "push", "--quiet", name, f"docker-archive:{archive}:{name}"])

@@ -133,7 +133,7 @@ def tail(path: Path, lines: int = LOG_TAIL) -> str:
 
 
 def wait_until(
-    what: str,
+    event: str,
     probe: Callable[[], object],
     timeout: float,
     *,
@@ -148,5 +148,5 @@ def wait_until(
     while not probe():
         check()
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {timeout:.0f} s for {what}")
+            raise TimeoutError(f"waited {timeout:.0f} s for {event}")
         time.sleep(every)

@@ -121,9 +121,9 @@ def test_after_a_failure_the_logs_and_the_objects_are_kept(
     monkeypatch.setenv("RLHF_CLUSTER_LOGS", str(tmp_path))
     with pytest.raises(ZeroDivisionError), Cluster(level="api"):
         raise ZeroDivisionError
-    [kept] = tmp_path.iterdir()
-    assert {"etcd.log", "kube-apiserver.log", "events.yaml", "pods.yaml"} <= {path.name for path in kept.iterdir()}
-    assert str(kept) in capsys.readouterr().err
+    [folder] = tmp_path.iterdir()
+    assert {"etcd.log", "kube-apiserver.log", "events.yaml", "pods.yaml"} <= {path.name for path in folder.iterdir()}
+    assert str(folder) in capsys.readouterr().err
 
 
 def test_fake_nodes_run_gpu_pods_until_the_gpus_are_used_up(control_plane_cluster: Cluster) -> None:

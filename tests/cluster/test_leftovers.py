@@ -147,13 +147,13 @@ def test_a_state_file_cut_short_is_no_reason_to_fail(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_not_deleted_through_a_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = tmp_path / "5" / "volume" / "data"
-    kept.parent.mkdir(parents=True)
-    kept.write_text("kept")
+    file = tmp_path / "5" / "volume" / "data"
+    file.parent.mkdir(parents=True)
+    file.write_text("kept")
     monkeypatch.setattr(leftovers, "mounts_below", lambda folder: [str(folder / "volume")])
     with pytest.raises(LeftoverError, match="has mounts in it"):
         leftovers.remove_folder(tmp_path / "5")
-    assert kept.read_text() == "kept"
+    assert file.read_text() == "kept"
 
 
 def unharmed(process: subprocess.Popen[bytes]) -> None:

@@ -79,8 +79,8 @@ def test_context(machine: CheckedMachine, figures: Figures) -> None:
         found, seconds = by_ranks(layer, inputs, slope, window, sizes, device)
         name = f"{name_of(dtype)}, {'all keys' if window is None else f'window {window}'}"
         apart = {
-            key: float((found[key].float() - one.float()).abs().max() / one.abs().max())
-            for key, one in expected.items()
+            key: float((found[key].float() - value.float()).abs().max() / value.abs().max())
+            for key, value in expected.items()
         }
         figures.row("attention", what=name, ranks=sizes.ranks, seconds=seconds, of_whole=seconds / seconds_whole)
         figures.check(

@@ -144,7 +144,7 @@ def step_seconds(engine: TorchEngine, samples: list[SampleRequest], tokens: int)
     """Return the median step of the last half of a run that decodes everything, without prefill and captures."""
     engine.submit(samples)
     times = []
-    while engine.held:
+    while engine.in_flight:
         started = time.perf_counter()
         engine.step()
         times.append(time.perf_counter() - started)
@@ -159,9 +159,9 @@ def limit_seconds(model: Any, engine: TorchEngine, rows: int, keys: float, bytes
 
 def copy_rate(machine: CheckedMachine) -> float:
     """Return bytes per second, measured by the first step or here."""
-    known = machine.measured("machine", "memory_gb_per_second")
-    if known is not None:
-        return known * 1e9
+    recorded = machine.measured("machine", "memory_gb_per_second")
+    if recorded is not None:
+        return recorded * 1e9
     source = torch.ones(machine.sized(16, 2048) << 20, dtype=torch.uint8, device=machine.device)
     target = torch.empty_like(source)
     return 2 * source.numel() / best_seconds(lambda: target.copy_(source), 3, machine.device)

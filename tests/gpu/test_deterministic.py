@@ -106,5 +106,5 @@ def score(model: Any, sizes: RepeatedSizes, figures: Figures, name: str) -> None
     samples = to_score(5, range(60, 64), sizes.config.vocab_size)
     together = scorer.score(samples)
     alone = [scorer.score([sample])[0] for sample in reversed(samples)][::-1]
-    same = sum(one.tobytes() == other.tobytes() for one, other in zip(together, alone, strict=True))
+    same = sum(part.tobytes() == other.tobytes() for part, other in zip(together, alone, strict=True))
     figures.check(f"{name}: scores keep their bits, alone and beside others", same == len(samples), f"{same} of 4")

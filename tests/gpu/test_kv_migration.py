@@ -70,7 +70,7 @@ def test_kv_migration(machine: CheckedMachine, figures: Figures) -> None:
             between_steps()
             busy.append(step_both(source, destination, done))
         record(outbox, len(leaving), quiet, busy, figures)
-        while source.held or destination.held:
+        while source.in_flight or destination.in_flight:
             step_both(source, destination, done)
     same = sum(done[number] == tokens for number, tokens in undisturbed.items())
     figures.check("same tokens as undisturbed", same == len(undisturbed), f"{same} of {len(undisturbed)} samples")
@@ -119,7 +119,7 @@ def step_both(source: TorchEngine, destination: TorchEngine, done: dict[int, lis
     """Take one step of each engine; return the seconds of the source's."""
     started = time.perf_counter()
     for engine in (source, destination):
-        if engine.held:
+        if engine.in_flight:
             done |= {response.key.sample: response.tokens.tolist() for response in engine.step().finished}
         if engine is source:
             seconds = time.perf_counter() - started
@@ -140,7 +140,7 @@ def record(outbox: RecordedOutbox, leaving: int, quiet: list[float], busy: list[
         figures.add("cache_mb", max(sample.bytes for sample in results) / 1e6, "MB")
         figures.add("gb_per_second", sum(s.bytes for s in results) / max(s.seconds for s in results) / 1e9, "GB/s")
         figures.add("paused_ms", 1e3 * max(sample.paused_seconds for sample in results), "ms, of the sample")
-    stopped = [float(span[4]["stopped_seconds"]) for span in outbox.of("span") if "stopped_seconds" in span[4]]
+    stopped = [float(span[4]["stopped_seconds"]) for span in outbox.reports("span") if "stopped_seconds" in span[4]]
     figures.add("source_stopped_ms", 1e3 * max(stopped, default=0.0), "ms of the computing thread, a sample")
     if quiet[1:] and busy:
         figures.add("step_ms_before", 1e3 * float(np.median(quiet[1:])), "ms")

@@ -108,13 +108,13 @@ def judge(results: Sequence[RankResult], tables: Sequence[ScheduleTable], figure
                 ranks=ranks,
                 transport=way,
                 schedule=method,
-                seconds=max(one["seconds"] for one in found),
-                bubble_share=sum(one["bubble_share"] for one in found) / ranks,
+                seconds=max(report["seconds"] for report in found),
+                bubble_share=sum(report["bubble_share"] for report in found) / ranks,
                 loss=found[0]["loss"],
             )
-        digests = {method: [one["digest"] for one in found] for method, found in by_table.items()}
+        digests = {method: [report["digest"] for report in found] for method, found in by_table.items()}
         differing = [method for method, found in digests.items() if found != digests[serial]]
-        finite = all(math.isfinite(one["loss"]) for found in by_table.values() for one in found)
+        finite = all(math.isfinite(report["loss"]) for found in by_table.values() for report in found)
         figures.check(
             f"{ranks} ranks over {way}: every table trains the bits of {serial}",
             finite and not differing,
@@ -124,8 +124,8 @@ def judge(results: Sequence[RankResult], tables: Sequence[ScheduleTable], figure
         by_way = [[result[way][serial]["digest"] for result in results] for way in ways]
         figures.check(
             f"{ranks} ranks: {' and '.join(ways)} train the same bits",
-            all(one == by_way[0] for one in by_way),
-            f"digests of rank 0: {', '.join(one[0][:8] for one in by_way)}",
+            all(digests_of_rank == by_way[0] for digests_of_rank in by_way),
+            f"digests of rank 0: {', '.join(digests_of_rank[0][:8] for digests_of_rank in by_way)}",
         )
 
 

@@ -85,7 +85,7 @@ def grown(scorer: TokenScorer, samples: list[ScoringSample], figures: Figures, n
         while any(chunks.next_chunk(prefix, tokens, False) for prefix, tokens in zip(prefixes, begun, strict=True)):
             chunks.advance(prefixes, begun, ended=False)
     scores = scorer.finish(samples, prefixes)
-    off = max(float(np.abs(one - other).max()) for one, other in zip(scores, whole, strict=True))
+    off = max(float(np.abs(scored - other).max()) for scored, other in zip(scores, whole, strict=True))
     figures.check(
         f"{name}: as samples grow they are those of whole passes", off <= allowed, f"off by {off:.3g} at most"
     )

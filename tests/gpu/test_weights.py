@@ -61,7 +61,7 @@ def load(
     started = time.perf_counter()
     with fetch_weights("actor", version, [rank.location], None, sharings) as weights:
         copying = time.perf_counter()
-        size = replace_weights(model, weights.tensors, what=f"actor version {version}")
+        size = replace_weights(model, weights.tensors, subject=f"actor version {version}")
         weights.confirm()
         wait_for(model.device)
         copied = time.perf_counter() - copying

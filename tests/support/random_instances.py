@@ -78,11 +78,11 @@ def _done(instance: Instance, stages: list[tuple[int, int]], counts: tuple[int, 
 
 def _undominated(ways: list[tuple[float, ...]]) -> list[tuple[float, ...]]:
     ways.sort()
-    kept: list[tuple[float, ...]] = []
+    minimal: list[tuple[float, ...]] = []
     for way in ways:
-        if not any(all(a <= b for a, b in zip(other, way, strict=True)) for other in kept):
-            kept.append(way)
-    return kept
+        if not any(all(a <= b for a, b in zip(other, way, strict=True)) for other in minimal):
+            minimal.append(way)
+    return minimal
 
 
 def _next(

@@ -139,11 +139,11 @@ def kept_by_head(stage: StageTraining) -> int:
     if not stage.last:
         return 0
     shape, tokens, chosen = stage.shape, stage.samples * stage.tokens, stage.samples * stage.response_tokens
-    kept = tokens * _norm(shape) + chosen * (stage.width * shape.hidden + 8)
+    saved = tokens * _norm(shape) + chosen * (stage.width * shape.hidden + 8)
     if stage.head == "lm":
         capped = 2 if shape.family in FOUR_NORMS else 1
-        kept += chosen * (capped * stage.width * shape.vocabulary + 8 + 8)
-    return kept
+        saved += chosen * (capped * stage.width * shape.vocabulary + 8 + 8)
+    return saved
 
 
 def _norm(shape: TransformerShape) -> int:

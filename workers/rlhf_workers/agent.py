@@ -154,7 +154,7 @@ class Agent:
             await asyncio.sleep(LEAVING_SECONDS)
         patience = self._settings.grace - RESERVE_SECONDS
         if Group.TRAINING in self._compute.snapshot.roles and patience > 0:
-            log.info("asked to stop; this rank stays for %.0f s at most, until its coordinator lets it go", patience)
+            log.info("asked to stop; this rank stays for %.0f s at most, until its coordinator releases it", patience)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(patience):
                     await self._parted.wait()
@@ -166,7 +166,7 @@ class Agent:
             limit = self._job.spec.run_policy.hang_timeout_seconds if self._job is not None else 0
             failure = hung_step(self._compute.stepping, limit, time.monotonic(), self._compute.stack)
             if failure is not None:
-                log.error("a decode step hangs; where it is:\n%s", "".join(self._compute.stack()))
+                log.error("a decode step hangs at:\n%s", "".join(self._compute.stack()))
                 self._end_for(failure)
 
     def _end_for(self, failure: pb.Failure) -> None:
@@ -255,9 +255,7 @@ class Agent:
                 ask_for_reproducible_sums()
             self._compute.start(job)
         elif job.spec != self._job.spec:
-            self._exit(
-                ExitCode.RESTART, "the job's manifest changed; what this process holds was built for the old one"
-            )
+            self._exit(ExitCode.RESTART, "the job's manifest changed; this process was built for the old manifest")
         self._kv_sink.open()
 
     async def _give_back(self) -> None:
@@ -320,7 +318,7 @@ class Agent:
         if command.WhichOneof("command") == "exit":
             if (seconds := self._compute.present_seconds()) > LONG_SECONDS:
                 stack = "".join(self._compute.stack())
-                log.warning("told to end in a piece of work that has taken %.0f s; where it is:\n%s", seconds, stack)
+                log.warning("asked to end in a unit of work that has taken %.0f s, at:\n%s", seconds, stack)
             self._exit(command.exit.code, command.exit.reason or "no reason given")
         else:
             self._log_fields.say_iteration(command)

@@ -68,7 +68,7 @@ class WorkerSnapshot:
 
 @dataclass(frozen=True)
 class _Reset:
-    held: "Future[list[pb.SampleProgress]]"
+    samples: "Future[list[pb.SampleProgress]]"
 
 
 @dataclass(frozen=True)
@@ -173,10 +173,10 @@ class Compute:
             self._changed.notify()
         for item in forgotten:
             if isinstance(item, _Reset):
-                item.held.set_result([])
+                item.samples.set_result([])
             elif isinstance(item, _Call):
                 item.refuse("the session with the coordinator broke")
-        return reset.held
+        return reset.samples
 
     def queued_samples(self) -> int:
         """Return the number of samples in commands that still wait."""
@@ -251,9 +251,9 @@ class Compute:
                     role.learn(item)
             return True
         if isinstance(item, _Reset):
-            held = [sample for role in self._roles.values() for sample in role.give_back()]
+            samples = [sample for role in self._roles.values() for sample in role.give_back()]
             self._outbox.reopen()
-            item.held.set_result(held)
+            item.samples.set_result(samples)
             return True
         name = str(item.WhichOneof("command"))
         if not self._outbox.begin(item.id, name):
@@ -303,8 +303,8 @@ class Compute:
         if name == "load_weights" and len(able) > 1:
             able = [role for role in able if command.load_weights.model in role.versions()]
         if not able:
-            held = ", ".join(self._roles) or "no role"
-            raise WorkError("WrongRole", f"command {name} came to a worker that holds {held}", retryable=True)
+            roles = ", ".join(self._roles) or "no role"
+            raise WorkError("WrongRole", f"command {name} came to a worker that holds {roles}", retryable=True)
         return able[0]
 
     def _step(self) -> bool:
@@ -336,12 +336,17 @@ class Compute:
     def _observe(self) -> None:
         versions = {name: role.versions() for name, role in self._roles.items()}
         trained = max(versions.pop(Group.TRAINING, {}).values(), default=0)  # all models of a rank have one version
-        used = {model: version for held in versions.values() for model, version in held.items() if version >= 0}
+        used = {
+            model: version
+            for role_versions in versions.values()
+            for model, version in role_versions.items()
+            if version >= 0
+        }
         active = sum(role.active() for role in self._roles.values())
         learns = any(isinstance(role, DraftsBySiblings) and role.learns_siblings for role in self._roles.values())
         self.snapshot = WorkerSnapshot(tuple(sorted(self._roles)), used, trained, self._group_epoch, active, learns)
 
     @staticmethod
-    def _log(error: Exception, what: str) -> None:
+    def _log(error: Exception, subject: str) -> None:
         expected = isinstance(error, WorkError)
-        log.error("%s: %s", what, error, exc_info=None if expected else error)
+        log.error("%s: %s", subject, error, exc_info=None if expected else error)

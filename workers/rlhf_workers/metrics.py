@@ -115,7 +115,7 @@ def _engine_values(engine: MeasuresEngine) -> Iterator[tuple[Metric, float]]:
     yield worker.ENGINE_ROWS, totals.rows
     yield worker.ENGINE_DECODED, totals.decoded
     yield worker.ENGINE_PREFILLED, totals.prefilled
-    yield worker.ENGINE_KEPT, totals.kept
+    yield worker.ENGINE_KEPT, totals.reused
     yield worker.ENGINE_DECODE_SECONDS, totals.decode_ns / 1e9
     yield worker.ENGINE_PREFILL_SECONDS, totals.prefill_ns / 1e9
     yield worker.ENGINE_PASSES, totals.passes

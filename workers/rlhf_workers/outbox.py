@@ -80,7 +80,7 @@ class SessionOutbox:
             if message.WhichOneof("result") == "train" and not message.HasField("failure"):
                 self._last_train = message.train
             if self._running.get(message.command_id, True):
-                log.info("the answer of command %d is dropped: nobody waits for it any more", message.command_id)
+                log.info("the answer of command %d is dropped: no command waits for it any more", message.command_id)
                 return
             self._running[message.command_id] = True
             self._messages.append(pb.WorkerMessage(done=message))
@@ -106,11 +106,11 @@ class SessionOutbox:
         with self._lock:
             self._tokens += tokens
 
-    def moved(self, what: str, size: int, seconds: float) -> None:
+    def moved(self, kind: str, size: int, seconds: float) -> None:
         """Add to the moves in the worker's metrics."""
         with self._lock:
-            before, since = self._moves.get(what, (0, 0.0))
-            self._moves[what] = before + size, since + seconds
+            before, since = self._moves.get(kind, (0, 0.0))
+            self._moves[kind] = before + size, since + seconds
 
     # ------------------------------------------------------------ for the compute thread
 
@@ -179,11 +179,11 @@ class SessionOutbox:
         """Drop the messages of a broken session, except the oldest command whose answer was not sent."""
         with self._lock:
             self._fenced = True
-            kept = next(iter(self._running), None)
-            self._running = {} if kept is None else {kept: self._running[kept]}
-            self._names = {} if kept is None else {kept: self._names[kept]}
+            unanswered = next(iter(self._running), None)
+            self._running = {} if unanswered is None else {unanswered: self._running[unanswered]}
+            self._names = {} if unanswered is None else {unanswered: self._names[unanswered]}
             answers = (message for message in self._messages if message.WhichOneof("message") == "done")
-            self._messages = deque(message for message in answers if message.done.command_id == kept)
+            self._messages = deque(message for message in answers if message.done.command_id == unanswered)
 
     def running(self) -> tuple[int, str]:
         """Return id and name of the oldest command whose answer was not sent; 0 and empty if there is none."""

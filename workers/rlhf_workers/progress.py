@@ -16,21 +16,21 @@ MAX_CHARACTERS: Final = 160
 class WorkStage:
     """One stage of long work."""
 
-    def __init__(self, what: str) -> None:
-        self._what, self._reached = what, ""
+    def __init__(self, description: str) -> None:
+        self._description, self._reached = description, ""
 
     def reached(self, done: float, whole: float) -> None:
         """Set the progress as a share of the whole."""
         self._reached = f" {100 * min(1.0, done / whole):.0f}%" if whole > 0 else ""
 
-    def says(self, what: str) -> None:
+    def says(self, description: str) -> None:
         """Set the description of the current work."""
-        self._what, self._reached = what, ""
+        self._description, self._reached = description, ""
 
     @property
     def text(self) -> str:
         """The description with its progress."""
-        return f"{' '.join(self._what.split())}{self._reached}"[:MAX_CHARACTERS]
+        return f"{' '.join(self._description.split())}{self._reached}"[:MAX_CHARACTERS]
 
 
 _stages: list[WorkStage] = []
@@ -38,9 +38,9 @@ _stages: list[WorkStage] = []
 
 
 @contextmanager
-def stage(what: str) -> Iterator[WorkStage]:
+def stage(description: str) -> Iterator[WorkStage]:
     """Describe the work inside, for example `loading the weights of the policy`."""
-    begun = WorkStage(what)
+    begun = WorkStage(description)
     _stages.append(begun)
     try:
         yield begun

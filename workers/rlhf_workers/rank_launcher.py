@@ -182,16 +182,18 @@ class RankLauncher:
         if self._restart_at is None and self._ends and not self._stopping:
             self._restart_at = now + LET_GO_SECONDS
         if self._restart_at is not None and now >= self._restart_at and self._kill_at is None and not self._stopping:
-            self._ends.append(RankEnd(self._ends[0].rank, ExitCode.RESTART, "it was let go, and the others were not"))
+            self._ends.append(
+                RankEnd(self._ends[0].rank, ExitCode.RESTART, "it was released, but the other ranks were not")
+            )
             self._kill_at = now
         if self._kill_at is not None and now >= self._kill_at:
             self.kill()
 
 
 def _readable(descriptor: int) -> bool:
-    with selectors.DefaultSelector() as one:
-        one.register(descriptor, selectors.EVENT_READ)
-        return bool(one.select(0))
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        return bool(selector.select(0))
 
 
 def _become(rank: RankEnvironment, launcher: int, output: int) -> NoReturn:

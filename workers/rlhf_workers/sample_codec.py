@@ -40,14 +40,14 @@ def key_message(key: SampleKey) -> pb.SampleKey:
 
 def request_of(sample: pb.GenerateSample) -> SampleRequest:
     """Return the request for an engine; ValueError for malformed arrays."""
-    known = bool(sample.tokens.dtype)
+    has_tokens = bool(sample.tokens.dtype)
     return SampleRequest(
         key_of(sample.key),
         unpack(sample.prompt).astype(np.int32),
         sample.random_key,
         sample.max_response_tokens,
-        unpack(sample.tokens).astype(np.int32) if known else np.empty(0, np.int32),
-        unpack(sample.log_probabilities).astype(np.float32) if known else np.empty(0, np.float32),
+        unpack(sample.tokens).astype(np.int32) if has_tokens else np.empty(0, np.int32),
+        unpack(sample.log_probabilities).astype(np.float32) if has_tokens else np.empty(0, np.float32),
         _spans_of(sample.versions),
         Drawing(sample.drawing),
         sample.record,
@@ -74,12 +74,12 @@ def resumed_request(request: SampleRequest, progress: pb.SampleProgress) -> Samp
 
     Raises ValueError for malformed arrays.
     """
-    known = pb.GenerateSample(key=progress.key, prompt=pb.Array(dtype="int32", shape=[0]), versions=progress.versions)
-    known.tokens.CopyFrom(progress.tokens)
-    known.log_probabilities.CopyFrom(progress.log_probabilities)
-    for array in (known.tokens, known.log_probabilities):
+    resumed = pb.GenerateSample(key=progress.key, prompt=pb.Array(dtype="int32", shape=[0]), versions=progress.versions)
+    resumed.tokens.CopyFrom(progress.tokens)
+    resumed.log_probabilities.CopyFrom(progress.log_probabilities)
+    for array in (resumed.tokens, resumed.log_probabilities):
         unpack(array)
-    response = request_of(known)
+    response = request_of(resumed)
     return replace(
         request, tokens=response.tokens, log_probabilities=response.log_probabilities, versions=response.versions
     )
@@ -170,9 +170,9 @@ def tokens_of(message: pb.ScoreSample | pb.PrefixSample, name: Literal["prompt",
     return array
 
 
-def _invalid(message: pb.ScoreSample | pb.PrefixSample, name: str, what: str) -> WorkError:
+def _invalid(message: pb.ScoreSample | pb.PrefixSample, name: str, problem: str) -> WorkError:
     key = message.key
-    return WorkError("SampleInvalid", f"sample {key.sample} of iteration {key.iteration}: {name} {what}")
+    return WorkError("SampleInvalid", f"sample {key.sample} of iteration {key.iteration}: {name} {problem}")
 
 
 def _spans_of(spans: Iterable[pb.VersionSpan]) -> tuple[VersionSpan, ...]:

@@ -49,7 +49,7 @@ class Outbox(Protocol):
     def count(self, tokens: int) -> None:
         """Add to the tokens of the heartbeat."""
 
-    def moved(self, what: str, size: int, seconds: float) -> None:
+    def moved(self, kind: str, size: int, seconds: float) -> None:
         """Add moved bytes and their seconds, by kind of move."""
 
 

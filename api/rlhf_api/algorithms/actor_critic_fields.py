@@ -37,5 +37,5 @@ class ActorCriticFields(PolicyGradientFields):
             node="spec",
             cel=f"!has({below}) || {warmup} == 0 || {warmup} < self.iterations",
             holds=lambda values: not values.has(path) or not values[field] or values[field] < values["spec.iterations"],
-            message="must be below spec.iterations, or the actor is never trained: lower it, or raise that",
+            message="must be below spec.iterations, or the actor is never trained: lower it, or raise spec.iterations",
         )

@@ -32,5 +32,5 @@ class CISPO(GRPO):
             node="spec",
             cel=f"!has({below}) || !has({below}.dualClip)",
             holds=lambda values: not values.has(f"{path}.dualClip"),
-            message=f"bounds a clipped loss, which this is not: remove it, {path}.clipRangeHigh bounds every weight",
+            message=f"bounds a clipped loss, but cispo clips none: remove it, {path}.clipRangeHigh bounds every weight",
         )

@@ -34,19 +34,19 @@ class Combination:
     variance_weight: float = 1.0
     """lambda."""
 
-    def of(self, rewards: Mapping[str, float]) -> float | None:
+    def combine(self, rewards: Mapping[str, float]) -> float | None:
         """Return the combined reward of a response, None if all abstained. `rewards` by name, without abstentions."""
-        given = [(weight, rewards[name]) for name, weight in self.weights if name in rewards]
-        if not given:
+        terms = [(weight, rewards[name]) for name, weight in self.weights if name in rewards]
+        if not terms:
             return None
-        products = [weight * reward for weight, reward in given]
+        products = [weight * reward for weight, reward in terms]
         match self.method:
             case Combine.SUM | Combine.NORMALIZED_SUM:
                 return math.fsum(products)
             case Combine.MIN:
                 return min(products)
             case Combine.MEAN_MINUS_VARIANCE:
-                whole = math.fsum(weight for weight, _ in given)
+                whole = math.fsum(weight for weight, _ in terms)
                 mean = math.fsum(products) / whole
-                variance = math.fsum(weight * (reward - mean) ** 2 for weight, reward in given) / whole
+                variance = math.fsum(weight * (reward - mean) ** 2 for weight, reward in terms) / whole
                 return mean - self.variance_weight * variance

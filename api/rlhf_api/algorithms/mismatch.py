@@ -63,7 +63,7 @@ def rules(path: str) -> Iterator[Rule]:
     """Yield the rules between fields of an algorithm; `path` is the algorithm's, such as `spec.algorithm.ppo`."""
     field, old = f"{path}.mismatchCorrection", f"{path}.oldLogProbabilities"
 
-    def made(values: Values) -> bool:
+    def trainer_recomputes(values: Values) -> bool:
         mode: Mode = values[f"{field}.mode"]
         return mode == "Disabled" or values[old] == "Trainer"
 
@@ -79,15 +79,15 @@ def rules(path: str) -> Iterator[Rule]:
         field=f"{field}.mode",
         node=path,
         cel="self.mismatchCorrection.mode == 'Disabled' || self.oldLogProbabilities == 'Trainer'",
-        holds=made,
-        message=f"needs {old}: Trainer, or there is no second probability to compare: set that, or use Disabled",
+        holds=trainer_recomputes,
+        message=f"needs {old}: Trainer, which computes the second probability: set it to Trainer, or use Disabled",
     )
     yield Rule(
         field=f"{field}.low",
         node=field,
         cel=f"self.mode == 'Disabled' || {_bound('low')} < {_bound('high')}",
         holds=ordered,
-        message=f"must be below {field}.high, also where one of them is the mode's own: lower it, or raise that",
+        message=f"must be below {field}.high, also with the mode's default: lower it, or raise {field}.high",
     )
 
 

@@ -36,8 +36,8 @@ class PairFields(AlgorithmFields):
             node="spec",
             cel=f"!has({path.replace('spec.', 'self.', 1)}) || self.training.microBatchSize % {PAIR} == 0",
             holds=lambda values: not values.has(path) or values[field] % PAIR == 0,
-            message=f"must be even with algorithm {path.rsplit('.', 1)[-1]}, as the two responses of a pair stay "
-            "together: use 2 or a multiple of it",
+            message=f"must be even with algorithm {path.rsplit('.', 1)[-1]}, because a micro-batch "
+            "holds both responses of a pair: use a multiple of 2",
         )
 
 

@@ -50,6 +50,6 @@ class PPO(ActorCriticFields):
             node="spec",
             cel=f"!has({below}) || !has({below}.klTarget) || {below}.klCoefficient > 0.0",
             holds=lambda values: not values.has(f"{path}.klTarget") or values[f"{path}.klCoefficient"] > 0,
-            message=f"needs {path}.klCoefficient above 0 to start from: set that, or remove klTarget",
+            message=f"needs {path}.klCoefficient above 0 as its start value: set klCoefficient, or remove klTarget",
         )
         yield estimator_fits(path)

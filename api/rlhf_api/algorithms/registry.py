@@ -95,8 +95,8 @@ def _parts(task: Task, spec: HasAlgorithm) -> Iterator[Task]:
     assert isinstance(of, SampleField)
     for name, _ in combination.weights:
         part, scope = RewardPart(name, of, combination), spec.scope(task.model, name)
-        made = (NamedField(f"{of}/{name}"),)
-        yield replace(task, name=f"{task.name}/{name}", produces=made, part=part, scope=scope)
+        produced = (NamedField(f"{of}/{name}"),)
+        yield replace(task, name=f"{task.name}/{name}", produces=produced, part=part, scope=scope)
 
 
 class HasRollout(HasAlgorithm, Protocol):

@@ -43,7 +43,7 @@ class ReinforcePlusPlus(GroupGradientFields):
             holds=lambda values: (
                 not values.has(path) or values[f"{path}.baseline"] != "GroupMean" or values[f"{path}.groupSize"] > 1
             ),
-            message=f"must be at least 2 with {path}.baseline GroupMean, or there is no other response: use 8",
+            message=f"must be at least 2 with {path}.baseline GroupMean, which needs other responses: use 8",
         )
         yield Rule(
             field=f"{path}.gamma",

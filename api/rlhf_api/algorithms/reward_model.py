@@ -36,7 +36,7 @@ class RewardModel(FilePairFields):
             cel=f"!has({below}) || (!has(self.models.rewards) && (!has(self.models.reward) || "
             "has(self.models.reward.model)))",
             holds=holds,
-            message="is the model that rewardModel trains: give model, or leave it out to begin with the actor",
+            message="is the model that rewardModel trains: set model, or remove it to start from the actor",
         )
 
 

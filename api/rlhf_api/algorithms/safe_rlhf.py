@@ -70,7 +70,7 @@ class SafeRLHF(ActorCriticFields):
             cel=f"!has({below}) || has(self.models.cost)",
             holds=lambda values: not values.has(path) or values.has("spec.models.cost"),
             message=(
-                f"is needed with {path}: give a function, model, judge or endpoint that says what harm a response does"
+                f"is needed with {path}: set a function, model, judge or endpoint that scores the harm of a response"
             ),
         )
         yield Rule(

@@ -34,20 +34,20 @@ class Models(ApiModel):
     """The value model of costs, like critic for rewards. Unset: it starts from the actor. Ignored by algorithms without
     a cost."""
 
-    def given(self, role: ModelRole) -> ModelSource | None:
+    def explicit_source(self, role: ModelRole) -> ModelSource | None:
         """Return the model that the manifest sets for a role; None if it sets none, user code, or several rewards
         (`rewards_of`)."""
         if role.kind is ModelKind.REWARD:
-            given = self.rewards_of(role)
-            return given[0].reward.own_model if len(given) == 1 else None
+            rewards = self.rewards_of(role)
+            return rewards[0].reward.own_model if len(rewards) == 1 else None
         source: ModelSource | None = getattr(self, role)
         return source
 
     def rewards_of(self, role: ModelRole) -> tuple[GivenReward, ...]:
         """Return the rewards of a role that judges responses, in the order of the manifest."""
-        one: Reward | None = getattr(self, role, None)
-        if one is not None:
-            return (GivenReward(role.manifest_path, one, role),)
+        reward: Reward | None = getattr(self, role, None)
+        if reward is not None:
+            return (GivenReward(role.manifest_path, reward, role),)
         several: list[NamedReward] = getattr(self, f"{role}s", None) or []
         places = enumerate(several)
         path = f"{role.manifest_path}s"
@@ -56,26 +56,26 @@ class Models(ApiModel):
     def reward_of(self, task: Task) -> GivenReward:
         """Return the reward that a task of the job's graph needs. Raises KeyError if the manifest has none."""
         name = task.part.name if task.part else ""
-        return {given.name: given for given in self.rewards_of(task.model)}[name]
+        return {entry.name: entry for entry in self.rewards_of(task.model)}[name]
 
     @property
     def all_rewards(self) -> tuple[GivenReward, ...]:
         """The rewards of every role that judges responses."""
-        return tuple(given for role in ModelRole if role.kind is ModelKind.REWARD for given in self.rewards_of(role))
+        return tuple(entry for role in ModelRole if role.kind is ModelKind.REWARD for entry in self.rewards_of(role))
 
     def secret_keys(self) -> tuple[SecretKey, ...]:
         """Return the keys of Secrets that rewards receive."""
-        return tuple(key for given in self.all_rewards for key in given.reward.secret_keys())
+        return tuple(key for entry in self.all_rewards for key in entry.reward.secret_keys())
 
     def source(self, role: ModelRole) -> ModelSource | None:
         """Return the model that a role starts from, by default the actor's. None if the role calls user code."""
-        given = self.given(role)
+        explicit = self.explicit_source(role)
         calls = role.kind is ModelKind.REWARD and self.rewards_of(role)
-        return given if given is not None or calls else self.actor
+        return explicit if explicit is not None or calls else self.actor
 
     def path_field(self, role: ModelRole) -> str:
         """Return the manifest path of the folder that a role starts from, for messages."""
-        if role.kind is ModelKind.REWARD and (given := self.rewards_of(role)):
-            return f"{given[0].field}.{given[0].reward.own_model_field}.path"
-        chosen = role if self.given(role) is not None else ModelRole.ACTOR
+        if role.kind is ModelKind.REWARD and (entries := self.rewards_of(role)):
+            return f"{entries[0].field}.{entries[0].reward.own_model_field}.path"
+        chosen = role if self.explicit_source(role) is not None else ModelRole.ACTOR
         return f"{chosen.manifest_path}.path"

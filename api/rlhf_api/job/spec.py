@@ -92,7 +92,7 @@ class RLHFJobSpec(ApiModel):
 
     def combination(self, role: ModelRole) -> Combination | None:
         """Return the combination of the rewards of a role that judges; None if it has only one."""
-        weights = tuple((given.name, given.weight) for given in self.models.rewards_of(role) if given.name)
+        weights = tuple((entry.name, entry.weight) for entry in self.models.rewards_of(role) if entry.name)
         return self.reward_shaping.combination(weights) if weights else None
 
     def scope(self, role: ModelRole, reward: str) -> Scope:

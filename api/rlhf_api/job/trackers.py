@@ -70,9 +70,9 @@ class Trackers(ApiModel):
 
     def secret_variables(self) -> dict[str, SecretKey]:
         """Return environment variable of the coordinator -> its Secret key."""
-        given = {
+        secret_keys = {
             "WANDB_API_KEY": self.wandb.api_key if self.wandb else None,
             "MLFLOW_TRACKING_TOKEN": self.mlflow.token if self.mlflow else None,
             "OTEL_EXPORTER_OTLP_HEADERS": self.open_telemetry.headers if self.open_telemetry else None,
         }
-        return {name: key for name, key in given.items() if key is not None}
+        return {name: key for name, key in secret_keys.items() if key is not None}

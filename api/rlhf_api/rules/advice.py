@@ -46,7 +46,7 @@ def _trained_for_nobody(job: RLHFJob) -> Iterator[tuple[str, object, str]]:
     speculation = job.spec.generation.speculation
     draft = speculation.draft_model
     if draft is not None and draft.train == "Enabled" and speculation.mode == "Disabled":
-        message = "trains a draft model that nobody drafts by while spec.generation.speculation.mode is Disabled"
+        message = "trains a draft model that no worker uses while spec.generation.speculation.mode is Disabled"
         yield "spec.generation.speculation.draftModel.train", draft.train, message
 
 
@@ -57,10 +57,10 @@ def _unreachable(rules: Sequence[FailureRule]) -> Iterator[tuple[str, object, st
             continue
         matches = set(_matches(rule))
         if matches and matches <= taken:
-            message = "never decides, as the rules before it match all that it matches: move it up, or remove it"
+            message = "never applies, because earlier rules match the same failures: move it up, or remove it"
             yield f"{_RULES}[{index}]", rule.name, message
         elif not matches:
-            yield f"{_RULES}[{index}]", rule.name, "matches no exit code at all: name other values, or remove it"
+            yield f"{_RULES}[{index}]", rule.name, "matches no exit code: use other values, or remove it"
         taken |= matches
 
 

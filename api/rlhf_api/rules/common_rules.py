@@ -111,5 +111,5 @@ def estimator_fits(algorithm: str) -> Rule:
             f"!has({_cel(algorithm)}) || !has({_cel(field)}) || {_cel(field)} != 'Unbiased' || {_cel(place)} == 'Loss'"
         ),
         holds=lambda values: not values.has(field) or values[field] != "Unbiased" or values[place] == "Loss",
-        message=f"must be K1, K2 or K3 with {place} Reward, where no ratio weighs it: use K3, or klIn Loss",
+        message=f"must be K1, K2 or K3 with {place} Reward, where no ratio weights the penalty: use K3, or klIn Loss",
     )

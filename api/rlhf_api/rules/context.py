@@ -19,7 +19,7 @@ def of_context() -> Iterator[Rule]:
             f" ({NO_DRAFT_TRAINED})"
         ),
         holds=lambda values: values[_FIELD] == 1 or _may_cut(values),
-        message="must be 1, but with sequenceParallel Disabled and no draftModel trained: use that, or 1",
+        message="must be 1 unless sequenceParallel is Disabled and no draftModel is trained: use 1, or set those",
     )
 
 

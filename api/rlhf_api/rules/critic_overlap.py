@@ -29,7 +29,7 @@ def of_critic_overlap() -> Iterator[Rule]:
         node="spec",
         cel=f"{off} || self.placement == 'Dedicated'",
         holds=lambda values: _off(values) or values["spec.placement"] == "Dedicated",
-        message="must be Disabled with spec.placement Colocated, where all take turns: use Dedicated",
+        message="must be Disabled with spec.placement Colocated, where roles take turns on the device: use Dedicated",
     )
     yield Rule(
         field=_FIELD,

@@ -39,9 +39,9 @@ def _served(values: Values) -> bool:
 
 
 def _asked(values: Values) -> bool:
-    one = values.has(f"{_REWARD}.environment")
+    single = values.has(f"{_REWARD}.environment")
     several: list[Mapping[str, Any]] = list(values[_REWARDS]) if values.has(_REWARDS) else []
-    return one or any(each.get("environment") is not None for each in several)
+    return single or any(each.get("environment") is not None for each in several)
 
 
 _ENGINE: Final = Rule(
@@ -50,7 +50,7 @@ _ENGINE: Final = Rule(
     cel="!has(self.rollout.environment) || (self.generation.engine in ['torch', 'Auto'] && "
     "self.generation.parallelism.tensor == 1)",
     holds=lambda values: not values.has(FIELD) or _served(values),
-    message="needs engine torch, as other engines do not go on after tokens that they did not draw: set "
+    message="needs engine torch, because other engines cannot continue after the environment's tokens: set "
     "spec.generation.engine to torch and spec.generation.parallelism.tensor to 1",
 )
 _STOP: Final = Rule(
@@ -58,7 +58,7 @@ _STOP: Final = Rule(
     node="spec",
     cel="!has(self.rollout.environment) || self.rollout.stop.size() == 0",
     holds=lambda values: not values.has(FIELD) or not values["spec.rollout.stop"],
-    message=f"must be empty with {FIELD}, as strings would be looked for in its answers, too: use stopTokenIds",
+    message=f"must be empty with {FIELD}, because stop strings would also match its answers: use stopTokenIds",
 )
 _REWARD_OF: Final = Rule(
     field=FIELD,
@@ -66,12 +66,12 @@ _REWARD_OF: Final = Rule(
     cel="has(self.rollout.environment) || ((!has(self.models.reward) || !has(self.models.reward.environment)) && "
     "(!has(self.models.rewards) || self.models.rewards.all(each, !has(each.environment))))",
     holds=lambda values: values.has(FIELD) or not _asked(values),
-    message="must be set where a reward is what the environment gave",
+    message="must be set when a reward comes from the environment",
 )
 _COST_OF: Final = Rule(
     field=_COST,
     node="spec.models",
     cel="!has(self.cost) || !has(self.cost.environment)",
     holds=lambda values: not values.has(f"{_COST}.environment"),
-    message="must not be the environment, which gives a reward and no cost: use function, model, endpoint or judge",
+    message="must not be the environment, which returns a reward but no cost: use function, model, endpoint or judge",
 )

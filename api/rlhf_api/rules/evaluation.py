@@ -46,8 +46,8 @@ def _needs_judge(without: tuple[str, ...]) -> Rule:
 
 def _calls_groups(values: Values) -> bool:
     """Return whether a call of a reward gets all responses to a prompt."""
-    one, several = "spec.models.reward", "spec.models.rewards"
-    if values.has(one) and values[f"{one}.calls"] == "Group":
+    single, several = "spec.models.reward", "spec.models.rewards"
+    if values.has(single) and values[f"{single}.calls"] == "Group":
         return True
     return values.has(several) and any(each.get("calls") == "Group" for each in values[several])
 

@@ -34,7 +34,7 @@ def of_experts() -> Iterator[Rule]:
             f" && !has(self.training.lora) && ({NO_DRAFT_TRAINED})"
         ),
         holds=lambda values: _whole(values) or _may_share(values),
-        message="must be 1, but with placement Dedicated, no lora and no draftModel trained",
+        message="must be 1 unless placement is Dedicated, lora is unset and no draftModel is trained",
     )
 
 

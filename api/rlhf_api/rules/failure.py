@@ -54,9 +54,9 @@ def _says_nothing(rule: Member) -> bool:
 
 def of_failure_policy() -> Iterator[Rule]:
     """Yield the rules about failure rules."""
-    given = ", ".join(f"has(rule.{name})" for name in _MATCHES)
+    presence_checks = ", ".join(f"has(rule.{name})" for name in _MATCHES)
     yield _of_every_rule(
-        f"[{given}].exists_one(given, given)",
+        f"[{presence_checks}].exists_one(given, given)",
         lambda rule: sum(rule.get(name) is not None for name in _MATCHES) == 1,
         f"needs exactly one of {', '.join(_MATCHES)}",
     )
@@ -82,7 +82,7 @@ def of_failure_policy() -> Iterator[Rule]:
         f"!has(rule.onPodConditions) || !rule.onPodConditions.exists(each, each.type in [{start_up}])",
         lambda rule: not _names_start_up(rule),
         f"names a condition that every pod goes through ({', '.join(START_UP)}): use DisruptionTarget, or one that is "
-        "set on pods that are broken",
+        "set on broken pods",
     )
     yield Rule(
         field=_FIELD,

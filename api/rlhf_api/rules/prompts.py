@@ -24,7 +24,7 @@ def of_prompts() -> Iterator[Rule]:
             node,
             "self.sources.all(each, self.sources.exists_one(other, other.name == each.name))",
             lambda sources: len({each["name"] for each in sources}) == len(sources),
-            "must have each name once, as metrics are told apart by it: rename one",
+            "must have each name once, because metrics are labelled by name: rename one",
         )
         yield _of_sources(
             node,

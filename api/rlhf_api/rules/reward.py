@@ -6,7 +6,7 @@ from typing import Any, Final
 from rlhf_api.algorithms.roles import ModelKind, ModelRole
 from rlhf_api.rules.rule import Rule, Values
 
-CALLS: Final = "must be Sample with a model or a judge, which are given what they need anyway"
+CALLS: Final = "must be Sample with a model or a judge, which receive the responses that they need regardless"
 BY_NAME: Final = "each.name"
 """CEL of the name of a variable."""
 _LISTS: Final = (

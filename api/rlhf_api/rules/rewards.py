@@ -108,8 +108,8 @@ def _unions(model: type[ApiModel], path: tuple[str, ...]) -> Iterator[Rule]:
 
         guard = _guard(path)
         chosen = ", ".join(f"has({_cel((*path, member))})" for member in members)
-        what = f"{'.'.join(path)}: " if path else ""
-        message = f"{what}exactly one of {', '.join(members)} must be set"
+        prefix = f"{'.'.join(path)}: " if path else ""
+        message = f"{prefix}exactly one of {', '.join(members)} must be set"
         yield _of_each(f"{guard}[{chosen}].filter(x, x).size() == 1", holds, message)
     for field in model.model_fields.values():
         inner = model_in(field.annotation)

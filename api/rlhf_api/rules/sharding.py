@@ -31,7 +31,7 @@ def of_sharding() -> Iterator[Rule]:
         node=_PARALLELISM,
         cel="self.shard == 1 || self.pipeline == 1",
         holds=lambda values: _whole(values) or values[f"{_PARALLELISM}.pipeline"] == 1,
-        message=f"must be 1 with {_PARALLELISM}.pipeline above 1: stages are not held in parts: use one",
+        message=f"must be 1 with {_PARALLELISM}.pipeline above 1: stages cannot be sharded: use only one of them",
     )
     yield Rule(
         field=_FIELD,

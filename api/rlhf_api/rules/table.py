@@ -114,14 +114,14 @@ _STATEMENTS: Final = (
         node="spec",
         cel="self.rollout.oversample == 0 || !self.deterministic",
         holds=lambda values: values["spec.rollout.oversample"] == 0 or not values["spec.deterministic"],
-        message="must be 0 in a deterministic job, as what is trained on depends on who was faster: use 0",
+        message="must be 0 in a deterministic job, because the trained samples depend on the speed of workers: use 0",
     ),
     Rule(
         field="spec.rollout.maxStaleness",
         node="spec",
         cel="self.rollout.maxStaleness == 0 || self.rollout.oversample > 0",
         holds=lambda values: values["spec.rollout.maxStaleness"] == 0 or values["spec.rollout.oversample"] > 0,
-        message="needs spec.rollout.oversample, without which nothing is cut off that could be carried: set both, or 0",
+        message="needs spec.rollout.oversample above 0: only samples that were cut off can be carried: set both, or 0",
     ),
     Rule(
         field="metadata.name",
@@ -165,7 +165,7 @@ _STATEMENTS: Final = (
         node="spec",
         cel="self.rollout.maxFailedSamples < self.rollout.batchSize",
         holds=lambda values: values["spec.rollout.maxFailedSamples"] < values["spec.rollout.batchSize"],
-        message="must be below spec.rollout.batchSize: an iteration trains on what is left",
+        message="must be below spec.rollout.batchSize: an iteration trains on the remaining samples",
     ),
     Rule(
         field="spec.deterministic",
@@ -198,7 +198,7 @@ _STATEMENTS: Final = (
         node="spec",
         cel="self.training.gpusPerReplica <= 1",
         holds=lambda values: values["spec.training.gpusPerReplica"] <= 1,
-        message="must be 0 or 1, one process a GPU: use 1 and more spec.training.parallelism",
+        message="must be 0 or 1, one process per GPU: use 1 and more spec.training.parallelism",
     ),
     Rule(
         field="spec.training.parallelism",

@@ -16,12 +16,12 @@ def _union(node: str, members: tuple[str, ...]) -> Rule:
     """Return the rule that exactly one of `members` is set at `node`."""
     names = ", ".join(members)
 
-    def given(values: Values) -> list[str]:
+    def set_members(values: Values) -> list[str]:
         assert values[node] is not None
         return [member for member in members if values.has(f"{node}.{member}")]
 
     def says(values: Values) -> str:
-        members_given = given(values)
+        members_given = set_members(values)
         remedy = (
             f"got {' and '.join(members_given)}: remove all but one"
             if members_given
@@ -33,7 +33,7 @@ def _union(node: str, members: tuple[str, ...]) -> Rule:
         field=node,
         node=node,
         cel=f"[{', '.join(f'has(self.{member})' for member in members)}].filter(x, x).size() == 1",
-        holds=lambda values: len(given(values)) == 1,
+        holds=lambda values: len(set_members(values)) == 1,
         message=f"exactly one of {names} must be set",
         says=says,
     )

@@ -39,7 +39,7 @@ _LINK_LOCAL_IN_NAME: Final = re.compile(r"(^|[.-])169[.-]254[.-]\d+[.-]\d+([.-]|
 """Link-local addresses in names that resolve to the address in the name, such as those of nip.io."""
 _IN_LAST_BITS: Final = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96")))
 """Networks whose last 32 bits are an IPv4 address."""
-_BY_HEADER: Final = "everybody who may read the job can read it: give it by headers with a secretKeyRef"
+_BY_HEADER: Final = "everyone who can read the job can read it: set a header with a secretKeyRef"
 
 
 def urls(spec: RLHFJobSpec) -> Iterator[tuple[str, str]]:
@@ -58,7 +58,7 @@ def url_problems(spec: RLHFJobSpec) -> Iterator[Problem]:
     data = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     for field, text in texts(data, "spec"):
         if field not in fields and _WITH_USER.match(text):
-            message = "holds credentials in clear text, which everybody who may read the job can read: use a Secret"
+            message = "holds credentials in clear text, which everyone who can read the job can read: use a Secret"
             yield Problem(field, _shown(text), message, severity=Severity.WARNING)
     yield from _headers(spec)
     for group in ("coordinator", "generation", "inference", "training"):

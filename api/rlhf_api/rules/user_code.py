@@ -45,7 +45,9 @@ def _module(field: str, module: str | None, file_field: str) -> Iterator[Problem
         remedy = f"give it as {file_field}, or leave out .{last}" if file_field else f"leave out .{last}"
         yield Problem(field, module, f"names a file, and must be a module, such as {'.'.join(packages)}: {remedy}")
     elif file_field and module.partition(".")[0] in sys.stdlib_module_names:
-        message = "is a module of Python itself, which is found before one of yours: rename yours, if it is not meant"
+        message = (
+            "is a module of Python itself, which Python finds before yours: rename yours, unless Python's is intended"
+        )
         yield Problem(field, module, message, severity=Severity.WARNING)
 
 

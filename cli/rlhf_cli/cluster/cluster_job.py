@@ -55,8 +55,8 @@ class ClusterJob:
     @cached_property
     def spec(self) -> Json:
         """spec; empty when absent. Groups and policies that are not objects are left out."""
-        given = self.body.get("spec")
-        fields = given.items() if isinstance(given, dict) else ()
+        stored = self.body.get("spec")
+        fields = stored.items() if isinstance(stored, dict) else ()
         return {name: value for name, value in fields if isinstance(value, dict) or name in _SCALARS}
 
     @cached_property
@@ -82,8 +82,8 @@ class ClusterJob:
     @property
     def iterations(self) -> int:
         """spec.iterations; 0 when absent or out of range."""
-        given = self.spec.get("iterations")
-        return given if isinstance(given, int) and 0 <= given <= ITERATION_MAX else 0
+        value = self.spec.get("iterations")
+        return value if isinstance(value, int) and 0 <= value <= ITERATION_MAX else 0
 
     @property
     def iteration(self) -> int:
@@ -139,8 +139,8 @@ class ClusterJob:
     def failure_code(self) -> int:
         """Exit code that represents the failure: the coordinator's own code where the coordinator failed the job."""
         reason = self.condition(ConditionType.FAILED).get("reason")
-        known: Mapping[str, ExitCode] = {finished.value: code for finished, code in _FAILURE_CODES.items()}
-        return int(known.get(str(reason), ExitCode.FAILED))
+        codes: Mapping[str, ExitCode] = {finished.value: code for finished, code in _FAILURE_CODES.items()}
+        return int(codes.get(str(reason), ExitCode.FAILED))
 
 
 def first_line(condition: Json) -> str:
@@ -161,9 +161,9 @@ def age(then: datetime | None, now: datetime) -> str:
     return "" if then is None else duration(max(0.0, (now - then).total_seconds()))
 
 
-def similar_names(name: str, known: Iterable[str]) -> list[str]:
+def similar_names(name: str, names: Iterable[str]) -> list[str]:
     """Return the known names most similar to `name`, best first."""
-    candidates = sorted(set(known))
+    candidates = sorted(set(names))
     beginning = [candidate for candidate in candidates if candidate.startswith(name) or name.startswith(candidate)]
     close = difflib.get_close_matches(name, candidates, MAX_SUGGESTIONS, 0.5)
     return list(dict.fromkeys([*close, *beginning]))[:MAX_SUGGESTIONS]

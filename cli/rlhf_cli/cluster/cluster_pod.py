@@ -122,7 +122,7 @@ def _waiting(pod: ObservedPod, ended: str) -> str:
         message = pod.waiting_message or pod.waiting
         return f"{message}: correct the image, or give imagePullSecrets in the group's template"
     if pod.waiting in CONFIG_REASONS:
-        return pod.waiting_message or "its container cannot be made"
+        return pod.waiting_message or "its container cannot be created"
     if pod.waiting == INIT_RUNS:
         container, _, since = pod.waiting_message.partition(" ")
         return f"its init container {container} runs since {since}; `kubectl logs -c {container}` shows it"
@@ -142,7 +142,7 @@ def _time_to_leave(pod: ObservedPod, now: datetime) -> str:
         return f"it may take another {left:.0f}s"
     if pod.finalizers:
         return f"it cannot go: {describe_finalizers(pod.finalizers)}"
-    return "its time is over, and its node has not ended it"
+    return "its grace period is over, and its node has not ended it"
 
 
 def _warning_text(event: Json) -> str:

@@ -28,7 +28,7 @@ def explanation(details: JobDetails, width: int | None) -> list[Text]:
         ]
     lines = [Text(f"not read: {missing}", style="yellow") for missing in details.missing]
     silent = (
-        "Its coordinator has said nothing of losses: no iteration is finished, none of 3% or more is known, its log "
-        "was cut off since, or spec.metrics is Disabled."
+        "Its coordinator has logged no losses: no iteration is finished, no loss reaches 3%, its log was cut off "
+        "since, or spec.metrics is Disabled."
     )
     return [*paragraph(Text(silent), width), *lines]

@@ -92,8 +92,8 @@ async def read_details(session: ClusterSession, name: str, now: datetime) -> Job
 def operator_age(leases: list[Json], now: datetime) -> timedelta | None:
     """Return the time since the youngest Lease was renewed; None when there is no Lease."""
     renewals = [moment((lease.get("spec") or {}).get("renewTime")) for lease in leases]
-    known = [renewal for renewal in renewals if renewal is not None]
-    return now - max(known) if known else None
+    valid_renewals = [renewal for renewal in renewals if renewal is not None]
+    return now - max(valid_renewals) if valid_renewals else None
 
 
 def parse_iterations(lines: Iterable[str]) -> list[PastIteration]:

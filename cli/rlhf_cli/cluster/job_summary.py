@@ -100,8 +100,8 @@ def _invalid(job: ClusterJob) -> str:
     planned = job.condition(ConditionType.PLANNED)
     if planned.get("status") != "False":
         return ""
-    runs = "" if job.phase == RunningReason.PENDING else " What runs goes on."
-    remedy = "Correct it by kubectl edit or apply; a field that is fixed for life needs a new job."
+    runs = "" if job.phase == RunningReason.PENDING else " Running pods continue."
+    remedy = "Correct it by kubectl edit or apply; a fixed field needs a new job."
     return f"The manifest cannot be run: {_full_stop(str(planned.get('message')))}{runs} {remedy}"
 
 

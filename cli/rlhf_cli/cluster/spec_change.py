@@ -51,12 +51,12 @@ def suspend(job: ClusterJob) -> SpecChange:
     _check_not_finished(job, "suspended")
     if job.spec.get("suspend"):
         return SpecChange({}, f"is suspended already ({job.phase})")
-    kept = (
-        "it saves a checkpoint and goes on from there"
+    checkpoint_note = (
+        "it saves a checkpoint and continues from it"
         if job.spec.get("checkpoints")
-        else "spec.checkpoints is not set, so it will begin anew"
+        else "spec.checkpoints is not set, so it will start from the beginning"
     )
-    return SpecChange({"spec": {"suspend": True}}, f"will be suspended; {kept} when it is resumed")
+    return SpecChange({"spec": {"suspend": True}}, f"will be suspended; {checkpoint_note} when it is resumed")
 
 
 def resume(job: ClusterJob) -> SpecChange:
@@ -65,7 +65,9 @@ def resume(job: ClusterJob) -> SpecChange:
     if not job.spec.get("suspend"):
         return SpecChange({}, f"is not suspended ({job.phase})")
     if not job.spec.get("checkpoints"):
-        return SpecChange({"spec": {"suspend": False}}, "will begin anew, because spec.checkpoints is not set")
+        return SpecChange(
+            {"spec": {"suspend": False}}, "will start from the beginning, because spec.checkpoints is not set"
+        )
     checkpoint = job.status.get("lastCheckpoint") or {}
     start = f"from iteration {checkpoint['iteration']}" if checkpoint.get("iteration") is not None else ""
     return SpecChange({"spec": {"suspend": False}}, f"will be resumed {start}".rstrip())
@@ -100,15 +102,15 @@ def parse_sizes(arguments: Sequence[str]) -> dict[Group, int]:
         if name not in SCALABLE:
             raise VerbError(f"{argument!r}: no group {name!r}; generation and inference can be scaled", ExitCode.USAGE)
         if Group(name) in sizes:
-            raise VerbError(f"{argument!r}: {name} is given twice", ExitCode.USAGE)
+            raise VerbError(f"{argument!r}: {name} occurs twice", ExitCode.USAGE)
         sizes[Group(name)] = int(value)
     return sizes
 
 
 def _check_rules(job: ClusterJob, patch: Mapping[str, Any]) -> None:
     """Raise ManifestError for the rules that the change breaks; rules broken before it are ignored."""
-    known = {(problem.field, problem.message) for problem in _problems(job.body, {})}
-    new = [problem for problem in _problems(job.body, patch) if (problem.field, problem.message) not in known]
+    existing = {(problem.field, problem.message) for problem in _problems(job.body, {})}
+    new = [problem for problem in _problems(job.body, patch) if (problem.field, problem.message) not in existing]
     if new:
         raise ManifestError(new, f"{job.namespace}/{job.name} as it would be")
 

@@ -54,10 +54,10 @@ def parse_goal(text: str) -> WaitGoal:
         return WaitGoal(text, "delete")
     if kind == "condition":
         name, _, status = value.partition("=")
-        known = {condition.lower(): condition for condition in ConditionType}
+        conditions = {condition.lower(): condition for condition in ConditionType}
         statuses = {status.lower(): status for status in ("True", "False", "Unknown")}
-        if name.lower() in known and (status or "true").lower() in statuses:
-            return WaitGoal(text, kind, known[name.lower()], statuses[(status or "true").lower()])
+        if name.lower() in conditions and (status or "true").lower() in statuses:
+            return WaitGoal(text, kind, conditions[name.lower()], statuses[(status or "true").lower()])
         raise _invalid(text, f"condition={'|'.join(ConditionType)}, with =False where meant")
     if kind == "phase":
         phases = {phase.lower(): phase for phase in RunningReason}

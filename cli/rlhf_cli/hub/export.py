@@ -75,8 +75,8 @@ def _job(run_dir: Path) -> RLHFJob:
     except OSError as error:
         raise RunError(f"RUN {run_dir}: {JOB_KEY} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        what = f"{JOB_KEY} is not of this version ({error.error_count()} fields are wrong)"
-        raise RunError(f"RUN {run_dir}: {what}; use the version that ran it") from error
+        problem = f"{JOB_KEY} is not of this version ({error.error_count()} fields are wrong)"
+        raise RunError(f"RUN {run_dir}: {problem}; use the version that ran it") from error
 
 
 def _checkpoints(run_dir: Path, job: RLHFJob) -> Path:
@@ -93,17 +93,17 @@ def _checkpoints(run_dir: Path, job: RLHFJob) -> Path:
 def _chosen(path: Path, options: ExportOptions) -> tuple[Path, float | None]:
     """Return the selected checkpoint, and the reward of its evaluation if it is the best. Raises RunError when it is
     absent."""
-    known = checkpoint.versions(path)
+    available = checkpoint.versions(path)
     best, reward = _best(path)
     if options.best:
         if best is None:
             raise RunError(f"--best: {path} names no best checkpoint; that needs spec.evaluation, or leave --best out")
         version = best
     else:
-        version = known[0] if options.iteration is None else options.iteration
-    if version not in known:
+        version = available[0] if options.iteration is None else options.iteration
+    if version not in available:
         which = "--best" if options.best else f"--iteration {version}"
-        listed = ", ".join(map(str, sorted(known)))
+        listed = ", ".join(map(str, sorted(available)))
         raise RunError(f"{which}: {path} has no checkpoint of iteration {version}; it has {listed}")
     return checkpoint.folder_of(path, version), reward if version == best else None
 

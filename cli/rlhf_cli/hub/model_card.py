@@ -63,7 +63,7 @@ def model_card(model: ExportedModel) -> str:
         ("base model", base if is_hub_id(base) else PurePath(base).name),
         ("iterations", f"{model.version} of {spec.iterations}"),
         ("samples an iteration", str(spec.rollout.batch_size)),
-        ("rewards", ", ".join(_reward(given) for given in spec.models.all_rewards) or "none"),
+        ("rewards", ", ".join(_reward(entry) for entry in spec.models.all_rewards) or "none"),
         ("prompts", _shown(", ".join(PurePath(file.path).name for file in spec.prompts.files))),
         ("seed", f"{spec.seed}{' (deterministic)' if spec.deterministic else ''}"),
         ("learning rate", f"{spec.training.optimizer.peak_learning_rate(model.role):g}"),
@@ -103,8 +103,8 @@ def is_hub_id(source: str) -> bool:
     return len(parts) == 2 and all(part and part[0] not in ".~" for part in parts)
 
 
-def _reward(given: GivenReward) -> str:
-    reward, named = given.reward, given.name or given.role
+def _reward(entry: GivenReward) -> str:
+    reward, named = entry.reward, entry.name or entry.role
     if reward.function is not None:
         function = reward.function
         place = PurePath(function.file).name if function.file else function.module or f"ConfigMap {function.config_map}"

@@ -41,7 +41,7 @@ def upload(folder: Path, repository: str, message: str, *, private: bool) -> str
 
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
-        made = api.create_repo(repository, private=private, exist_ok=True)
+        address = api.create_repo(repository, private=private, exist_ok=True)
         api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
     except OfflineModeIsEnabled as error:
         raise RunError(f"--push {repository}: HF_HUB_OFFLINE is set; unset it, or leave --push out") from error
@@ -55,4 +55,4 @@ def upload(folder: Path, repository: str, message: str, *, private: bool) -> str
     except (ValueError, KeyError) as error:
         why = f"what answers is no model hub ({type(error).__name__}); look at HF_ENDPOINT"
         raise RunError(f"--push {repository}: {why}", ExitCode.FAILED) from error
-    return str(made)
+    return str(address)

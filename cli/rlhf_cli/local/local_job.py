@@ -62,17 +62,23 @@ def plan_processes(
 
 
 def prepare_job(
-    loaded: LoadedJob, folder: RunFolder, machine: LocalMachine, port: int | None, held: HeldPorts, *, resume: bool
+    loaded: LoadedJob,
+    folder: RunFolder,
+    machine: LocalMachine,
+    port: int | None,
+    reserved_ports: HeldPorts,
+    *,
+    resume: bool,
 ) -> LocalJob:
     """Assign devices and ports, write the job file and certificates into the run folder, and return the job.
 
-    `held` reserves the ports. Raises RunError, TemplateError, and ManifestError for a resumed job whose fixed fields
-    have changed.
+    `reserved_ports` reserves the ports. Raises RunError, TemplateError, and ManifestError for a resumed job whose
+    fixed fields have changed.
     """
     paths = folder.paths
     if resume:
         check_unchanged(paths.job_file, loaded.resolved)
-    local = plan_processes(loaded, machine, port, held.take)
+    local = plan_processes(loaded, machine, port, reserved_ports.take)
     if resume:
         for process in local.processes:
             if process.group is Group.COORDINATOR:

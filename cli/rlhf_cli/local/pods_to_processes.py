@@ -113,7 +113,7 @@ def _local_process(
 ) -> LocalProcess:
     container, group, name = _container(pod), _group(pod), _name(pod)
     env = {key: value for key, value in _environment(container, caller).items() if key not in _LEFT_OUT}
-    address, given = _addresses(env, group, share, ports)
+    address, port_variables = _addresses(env, group, share, ports)
     local = {
         Env.JOB_FILE: str(paths.job_file),
         Env.RUN_DIR: str(paths.run_dir),
@@ -125,7 +125,7 @@ def _local_process(
     }
     env.update({key.value: value for key, value in local.items() if key.value in env})
     env.update(_bytecode(caller))
-    env |= given
+    env |= port_variables
     visible = ",".join(dict.fromkeys(share.gpus))
     if visible or "cuda" not in env.get(Env.DEVICE, "cuda"):
         env["CUDA_VISIBLE_DEVICES"] = visible
@@ -158,10 +158,10 @@ def _addresses(env: Mapping[str, str], group: Group, share: DeviceShare, ports: 
     if (count := _ranks(env)) == 1:
         is_rank = Env.RENDEZVOUS.value in env
         own = ports.of_coordinator() if group is Group.COORDINATOR else ports.of_worker(is_rank=is_rank)
-        given = {Env.METRICS.value: f"{LOOPBACK}:{own.metrics}"}
+        port_variables = {Env.METRICS.value: f"{LOOPBACK}:{own.metrics}"}
         if own.rendezvous is not None:
-            given[Env.RENDEZVOUS_PORT.value] = str(own.rendezvous)
-        return f"{LOOPBACK}:{own.listen}", given
+            port_variables[Env.RENDEZVOUS_PORT.value] = str(own.rendezvous)
+        return f"{LOOPBACK}:{own.listen}", port_variables
     pod = ports.of_ranks(count)
     visible = list(dict.fromkeys(share.gpus))
     return joined([f"{LOOPBACK}:{rank.listen}" for rank in pod.ranks]), {
@@ -199,8 +199,8 @@ def _environment(container: Json, caller: Mapping[str, str]) -> dict[str, str]:
             env[name] = caller[name]
         elif caller:
             source = variable["valueFrom"].get("secretKeyRef")
-            what = f"key {source['key']} of Secret {source['name']}" if source else "valueFrom"
-            raise RunError(f"env {name}: {what} needs a cluster; set {name} in the environment instead")
+            origin = f"key {source['key']} of Secret {source['name']}" if source else "valueFrom"
+            raise RunError(f"env {name}: {origin} needs a cluster; set {name} in the environment instead")
     return env
 
 

@@ -124,7 +124,7 @@ COST: Final = _last(
     "rlhf_fusion_cost_ratio",
     unit=Unit.RATIO,
     meaning="Observed cost of work over its profiled cost, by kind of work.",
-    source="what is learned of every iteration; contention: a decode step while another worker scores",
+    source="learned in every iteration; contention: a decode step while another worker scores",
     normal="0.7 to 1.5, and steady",
     labels=(labels.COST,),
     run_metric="fusion/{kind}_ratio",

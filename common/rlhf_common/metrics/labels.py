@@ -85,7 +85,7 @@ WEIGHT_GROUP: Final = Label("group", "group of workers that load weights", ("gen
 STAGE: Final = Label("stage", "of the iteration", STAGES)
 CAUSE: Final = Label("cause", "why GPUs idle", IDLE_CAUSES)
 TASK: Final = Label(
-    "task", "scoring task of the algorithm's graph", bound="tasks of the graph, of which eight may be rewards", limit=12
+    "task", "scoring task of the algorithm's graph", bound="tasks of the graph, at most eight of them rewards", limit=12
 )
 MOVE: Final = Label(
     "move",

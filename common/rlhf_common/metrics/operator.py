@@ -51,7 +51,7 @@ QUEUE_OLDEST: Final = _gauge(
 API_REQUESTS: Final = _counter(
     "rlhf_operator_api_requests_total",
     unit=Unit.NUMBER,
-    meaning="Requests to the API server that were answered; code 0 is no answer.",
+    meaning="Answered requests to the API server; code 0 means no answer.",
     source="the API client",
     normal="few when nothing changes: the Lease, and a small read a job every ten seconds is not among them",
     labels=(labels.VERB, labels.RESOURCE, labels.CODE),

@@ -77,7 +77,7 @@ CERTIFICATE_EXPIRY: Final = Metric(
     MetricKind.GAUGE,
     Unit.TIMESTAMP,
     (Server.COORDINATOR, Server.WORKER),
-    "When the certificate ends by which the process is known to the others of its job.",
+    "Expiry time of the process's certificate within its job.",
     "notAfter of tls.crt in RLHF_CERTIFICATES, read again when the file changes",
     "days ahead: the operator renews it long before",
     absent="the process runs without certificates",

@@ -145,7 +145,7 @@ _aged = partial(
 CARRIED: Final = _carried(
     "rlhf_carried_samples",
     unit=Unit.SAMPLES,
-    meaning="Samples that the iteration took up from the one before, which had cut them off, and did not begin anew.",
+    meaning="Samples that continue from the previous iteration, which cut them off.",
     source="its first samples",
     normal="rollout.oversample x samples of a prompt; 0 in the first iteration",
     run_metric="samples/carried",
@@ -161,7 +161,7 @@ CARRIED_TOKENS: Final = _carried(
 RESTARTED: Final = _carried(
     "rlhf_restarted_samples",
     unit=Unit.SAMPLES,
-    meaning="Samples that were begun anew, as they had a token older than rollout.maxStaleness allows.",
+    meaning="Samples that restarted, because a token was older than rollout.maxStaleness allows.",
     source="its first samples",
     normal="few; many decode in vain: raise rollout.maxStaleness, or lower rollout.oversample",
     run_metric="samples/restarted",

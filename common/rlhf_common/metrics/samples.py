@@ -130,7 +130,7 @@ SCORING_SECONDS: Final = _histogram(
     unit=Unit.SECONDS,
     meaning="From a response's completion until a scoring task's result for it.",
     source="the coordinator's clock; exemplars name worker and sample",
-    normal="seconds with overlap; until the end of generation where nobody scores meanwhile",
+    normal="seconds with overlap; until the end of generation where no worker scores meanwhile",
     labels=(labels.TASK,),
     buckets=buckets.SAMPLE_SECONDS,
     absent="the task has no result yet",
@@ -230,7 +230,7 @@ MESSAGES: Final = _counter(
 BAD_MESSAGES: Final = _counter(
     "rlhf_bad_messages_total",
     unit=Unit.NUMBER,
-    meaning="Messages that made no sense, each of which ended its session.",
+    meaning="Invalid messages; each one ended its session.",
     source="the service",
     normal="0; else a worker runs broken or hostile code",
 )

@@ -47,7 +47,7 @@ DRAFTED_STEPS: Final = _counter(
 PROBES: Final = _counter(
     "rlhf_speculation_probes_total",
     unit=Unit.NUMBER,
-    meaning="Decode steps that were made to measure what was not chosen.",
+    meaning="Decode steps that measured a choice that was not in use.",
     source="steps, as workers report them",
     normal="a few in a hundred steps",
 )

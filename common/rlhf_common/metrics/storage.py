@@ -91,7 +91,7 @@ CHECKPOINT_BYTES: Final = _gauge(
 CHECKPOINT_SECONDS: Final = _histogram(
     "rlhf_checkpoint_seconds",
     unit=Unit.SECONDS,
-    meaning="Time in which a checkpoint was made.",
+    meaning="Time to create a checkpoint.",
     source="from the order to the complete folder; exemplars name the version",
     normal="its bytes over the speed of the volume",
     buckets=buckets.STEP_SECONDS,
@@ -106,9 +106,9 @@ CHECKPOINT_FAILURES: Final = _counter(
 TRACKERS_LOST: Final = _counter(
     "rlhf_trackers_lost_total",
     unit=Unit.NUMBER,
-    meaning="Trackers of metrics that were given up, since the coordinator started.",
+    meaning="Trackers of metrics that failed for good, since the coordinator started.",
     source="the event tracker-lost says which and why",
-    normal="0; the job goes on without them, and metrics.jsonl has everything",
+    normal="0; the job continues without them, and metrics.jsonl has everything",
 )
 TRACKER_BEHIND: Final = _gauge(
     "rlhf_tracker_behind_iterations",
@@ -117,7 +117,7 @@ TRACKER_BEHIND: Final = _gauge(
     source="the queue before its process",
     normal="0 or 1; one that is 256 behind is given up",
     labels=(labels.TRACKER,),
-    absent="spec.trackers does not name it, or it was given up",
+    absent="spec.trackers does not name it, or it failed for good",
 )
 TRACE_SPANS: Final = Metric(
     "rlhf_trace_spans_total",

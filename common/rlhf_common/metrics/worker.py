@@ -246,7 +246,7 @@ ENGINE_SLEEPS: Final = _engine(
 ENGINE_FREED: Final = _engine(
     "rlhf_engine_freed_bytes_total",
     unit=Unit.BYTES,
-    meaning="Bytes by which less of the device (on a CPU: of the process) was in use after a sleep than before it.",
+    meaning="Bytes of the device (on a CPU: of the process) that a sleep released.",
     source="cudaMemGetInfo; on a CPU the resident set",
     normal="for each sleep the room for caches, on a GPU and the weights",
 )

@@ -41,14 +41,14 @@ def layer_problem(config: Mapping[str, Any], names: Iterable[str]) -> str:
     family, layers = str(config["model_type"]), config.get("num_hidden_layers")
     keys = [key for key in _WITH_BIASES.get(family, ()) if config.get(key)]
     parts = [_EVERY, *([_OWN[family]] if family in _OWN else []), *(_BIASES[key] for key in keys)]
-    known = re.compile("|".join(parts))
+    pattern = re.compile("|".join(parts))
     for name in sorted(names):
         layer = _LAYER.fullmatch(name)
         if layer is None or _CONSTANTS.fullmatch(name):
             continue
         if isinstance(layers, int) and int(layer[1]) >= layers:
             return f"{name}, and config.json has num_hidden_layers {layers}"
-        if not known.fullmatch(layer[2]):
+        if not pattern.fullmatch(layer[2]):
             off = next((key for key in _WITH_BIASES.get(family, ()) if re.fullmatch(_BIASES[key], layer[2])), "")
             why = f"config.json has {off} false" if off else f"a layer of {family} has no {layer[2]}"
             return f"{name}, and {why}"

@@ -163,14 +163,14 @@ def _check_head(config: Mapping[str, Any], weights: WeightFiles) -> None:
         )
 
 
-def _equal(one: TensorEntry, other: TensorEntry) -> bool:
+def _equal(entry: TensorEntry, other: TensorEntry) -> bool:
     """Return whether two tensors have the same type, shape and bytes."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+    if (entry.dtype, entry.shape) != (other.dtype, other.shape):
         return False
-    with one.file.open("rb") as first, other.file.open("rb") as second:
-        first.seek(one.start)
+    with entry.file.open("rb") as first, other.file.open("rb") as second:
+        first.seek(entry.start)
         second.seek(other.start)
-        left = one.end - one.start
+        left = entry.end - entry.start
         while left > 0:
             size = min(left, _COMPARED_BYTES)
             if first.read(size) != second.read(size):

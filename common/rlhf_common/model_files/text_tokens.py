@@ -83,8 +83,8 @@ def text_ends(tokenizer: Any, generation_ends: Any = None, stop_ids: Collection[
     such as </tool_call> stays.
     """
     marks = turn_marks(tokenizer, tokenizer.apply_chat_template) if stop_ids and tokenizer.chat_template else []
-    known = tokenizer.added_tokens_decoder if stop_ids else {}
-    named = [token for token in stop_ids if token in known and known[token].special]
+    added_tokens = tokenizer.added_tokens_decoder if stop_ids else {}
+    named = [token for token in stop_ids if token in added_tokens and added_tokens[token].special]
     return frozenset(
         [
             *end_ids(tokenizer.eos_token_id, tokenizer.pad_token_id, generation_ends),

@@ -179,10 +179,10 @@ class OtlpSender:
         )
 
 
-def open_where_set(environ: Mapping[str, str], given: str, opened: Callable[[str], T]) -> T | None:
+def open_where_set(environ: Mapping[str, str], configured: str, opened: Callable[[str], T]) -> T | None:
     """Return the result of `opened` for the given endpoint, or else for that of the environment; None without one. A
     process never fails because of its traces: an error while opening is logged in one line."""
-    endpoint = endpoint_of(environ, given)
+    endpoint = endpoint_of(environ, configured)
     if endpoint.problem:
         log.warning("no traces are sent: %s", endpoint.problem)
     if not endpoint.url:

@@ -22,9 +22,9 @@ class TraceEndpoint:
     """Why a configured endpoint is not used."""
 
 
-def endpoint_of(environ: Mapping[str, str], given: str = "") -> TraceEndpoint:
+def endpoint_of(environ: Mapping[str, str], configured: str = "") -> TraceEndpoint:
     """Return the destination of spans: the given endpoint, or else that of the environment."""
-    url = given or next((environ[name] for name in ENDPOINTS if environ.get(name)), "")
+    url = configured or next((environ[name] for name in ENDPOINTS if environ.get(name)), "")
     if not url or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return TraceEndpoint()
     if environ.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":

@@ -44,7 +44,7 @@ def trace_of(run: JobRun) -> Trace | None:
         return None
     first = min(incremental_state.begun.values())
     joined = {name: moment - first for name, moment in incremental_state.joined.items()}
-    joined |= {worker.name: 0.0 for worker in state.fleet.of(Group.INFERENCE) if worker.connected}
+    joined |= {worker.name: 0.0 for worker in state.fleet.in_group(Group.INFERENCE) if worker.connected}
     if not joined:
         return None
     return Trace(

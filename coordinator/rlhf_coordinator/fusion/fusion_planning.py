@@ -76,7 +76,7 @@ def adopt_costs(run: JobRun) -> None:
     try:
         fusion.costs = _costs(run, generation, scoring)
     except ValueError as error:
-        disable_fusion(run, f"the measured costs make no sense: {error}")
+        disable_fusion(run, f"the measured costs are invalid: {error}")
         return
     fusion.measured = True
     learning.store_costs(run)

@@ -33,7 +33,7 @@ def request_prefixes(run: JobRun, decision: ScorePrefix) -> None:
             decision.worker, incremental_dispatch.scorable_tokens(run.state, index)
         )
         key = SampleKey(ledger.iteration, index, sample.attempt)
-        prompt = run.prompts.of(*sample.origin).tokens
+        prompt = run.prompts.prompt(*sample.origin).tokens
         samples.append(prefix_sample(key, tasks, prompt, sample.response.tokens))
     command = pb.Command(score_prefix=pb.ScorePrefix(samples=samples))
     detail = f"begin to score {len(samples)} unfinished samples"
@@ -50,15 +50,15 @@ def prefix_scored(run: JobRun, worker: str, message: pb.ScoredPrefix) -> None:
     asked = incremental_state.asked.get(index)
     if asked is not None and asked.worker == worker:
         del incremental_state.asked[index]
-        incremental_state.held.pop(index, None)
+        incremental_state.prefixes.pop(index, None)
         if message.tokens:
-            incremental_state.held[index] = HeldPrefix(worker, message.tokens)
+            incremental_state.prefixes[index] = HeldPrefix(worker, message.tokens)
         if message.tokens < asked.tokens:
             incremental_state.full[worker] = incremental_state.loads()[worker]
     for other in message.dropped:
-        held = incremental_state.held.get(other)
-        if held is not None and held.worker == worker and other != index:
-            del incremental_state.held[other]
+        prefix = incremental_state.prefixes.get(other)
+        if prefix is not None and prefix.worker == worker and other != index:
+            del incremental_state.prefixes[other]
             incremental_state.full[worker] = incremental_state.loads()[worker]
     incremental_state.dropped += len(message.dropped)
     incremental_state.cache_bytes[worker] = message.cache_bytes
@@ -81,8 +81,8 @@ def scoring_assigned(run: JobRun, index: int, worker: str, tasks: tuple[str, ...
     """Record that a finished sample's tasks went to a worker: a prefix on another worker is lost."""
     incremental_state = run.state.incremental
     incremental_state.joined.setdefault(worker, time.monotonic())
-    if index in incremental_state.held and not set(tasks).isdisjoint(incremental_tasks(run.context.tasks)):
-        incremental_state.dropped += incremental_state.held.pop(index).worker != worker
+    if index in incremental_state.prefixes and not set(tasks).isdisjoint(incremental_tasks(run.context.tasks)):
+        incremental_state.dropped += incremental_state.prefixes.pop(index).worker != worker
 
 
 def score_taken(run: JobRun, message: pb.ScoredSample) -> None:
@@ -106,16 +106,18 @@ def observe(run: JobRun, observation: pb.Observation) -> None:
 def worker_lost(run: JobRun, worker: str) -> None:
     """Forget the prefixes of a worker that is gone, or that has a new session."""
     incremental_state = run.state.incremental
-    before = len(incremental_state.held)
-    incremental_state.held = {index: item for index, item in incremental_state.held.items() if item.worker != worker}
+    before = len(incremental_state.prefixes)
+    incremental_state.prefixes = {
+        index: item for index, item in incremental_state.prefixes.items() if item.worker != worker
+    }
     incremental_state.asked = {index: item for index, item in incremental_state.asked.items() if item.worker != worker}
-    incremental_state.dropped += before - len(incremental_state.held)
+    incremental_state.dropped += before - len(incremental_state.prefixes)
     incremental_state.full.pop(worker, None)
     incremental_state.cache_bytes.pop(worker, None)
 
 
 def prefix_refused(run: JobRun, worker: str, failure: pb.Failure) -> None:
     """Ask a worker for no more prefixes in this iteration, because it could not begin one."""
-    log.warning("%s could not score what is unfinished: %s", worker, failure.message)
+    log.warning("%s could not score unfinished samples: %s", worker, failure.message)
     worker_lost(run, worker)
     run.state.incremental.full[worker] = 0

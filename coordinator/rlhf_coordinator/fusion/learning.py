@@ -61,13 +61,13 @@ def restore_learned(run: JobRun, written: dict[str, Any]) -> None:
             message.key.sample: len(message.tokens.data) // ITEM_BYTES for message in finished_responses(records)
         }
         carried = carried_samples(records)
-        prompts = [run.prompts.of(*origin_in(carried, iteration, index)) for index in lengths]
+        prompts = [run.prompts.prompt(*origin_in(carried, iteration, index)) for index in lengths]
         fusion.lengths = fusion.lengths.with_batch(
             zip((len(prompt.tokens) // ITEM_BYTES for prompt in prompts), lengths.values(), strict=True),
             lines=[prompt.line for prompt in prompts],
         )
     if before:
-        log.info("response lengths of %d iterations are remembered", len(before[-WINDOW:]))
+        log.info("response lengths of %d iterations were restored", len(before[-WINDOW:]))
 
 
 def iteration_setup(run: JobRun, prompts: Sequence[int], lines: Sequence[int]) -> IterationSetup:
@@ -91,10 +91,10 @@ def learn(run: JobRun) -> None:
     state, fusion = run.state, run.state.fusion
     if fusion.learned is not None:
         return
-    kept = [sample for sample in state.ledger.samples if not sample.left_out]
-    lengths = [len(sample.response) for sample in kept]
-    prompts = [state.prompt_tokens[sample.index] for sample in kept]
-    lines = [state.prompt_lines[sample.index] for sample in kept]
+    included = [sample for sample in state.ledger.samples if not sample.left_out]
+    lengths = [len(sample.response) for sample in included]
+    prompts = [state.prompt_tokens[sample.index] for sample in included]
+    lines = [state.prompt_lines[sample.index] for sample in included]
     fusion.lengths = fusion.lengths.with_batch(zip(prompts, lengths, strict=True), lines=lines)
     metrics = fusion.learned = {}
     if not run.scheduled.consolidation.possible:

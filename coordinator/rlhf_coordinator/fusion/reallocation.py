@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rlhf_coordinator.job import timeline_spans
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import decisions as d
-from rlhf_coordinator.state.fusion_state import FusionState, MadeReallocation
+from rlhf_coordinator.state.fusion_state import ExecutedReallocation, FusionState
 from rlhf_coordinator.state.sample import SampleState
 from rlhf_planner.inter_stage.throughput import EVEN_PACE, ThroughputCurve
 
@@ -21,7 +21,7 @@ from rlhf_planner.inter_stage.throughput import EVEN_PACE, ThroughputCurve
 class MeasuredReallocation(NamedTuple):
     """A move with its predicted and its measured gain, in seconds of the later of the two workers."""
 
-    made: MadeReallocation
+    executed: ExecutedReallocation
     predicted_gain: float
     measured_gain: float
 
@@ -30,24 +30,24 @@ def note(run: JobRun, decision: d.NoteReallocation) -> None:
     """Record the destination of samples and the predicted gain."""
     state, fusion, reallocation = run.state, run.state.fusion, decision.reallocation
     first = reallocation.moves[0]
-    held = tuple(_held(run, name) for name in (first.source, first.destination))
-    everything = [pair for one in held for pair in one]
+    sample_lengths = tuple(_decoding_samples(run, name) for name in (first.source, first.destination))
+    everything = [pair for worker_samples in sample_lengths for pair in worker_samples]
     keys = sum(tokens + state.prompt_tokens[sample] for sample, tokens in everything) / max(1, len(everything))
     curves = tuple(
         ThroughputCurve(fusion.costs, keys, len(everything), fusion.paces.get(name, EVEN_PACE))
         for name in (first.source, first.destination)
     )
-    made = MadeReallocation(
-        time.monotonic(), time.time_ns(), reallocation, (held[0], held[1]), (curves[0], curves[1])
+    executed = ExecutedReallocation(
+        time.monotonic(), time.time_ns(), reallocation, (sample_lengths[0], sample_lengths[1]), (curves[0], curves[1])
     )  # fmt: skip
-    fusion.reallocated.append(made)
+    fusion.reallocated.append(executed)
     fusion.destinations |= {move.sample: move.destination for move in reallocation.moves}
 
 
-def _held(run: JobRun, worker: str) -> tuple[tuple[int, int], ...]:
+def _decoding_samples(run: JobRun, worker: str) -> tuple[tuple[int, int], ...]:
     ledger = run.state.ledger
-    held = [index for index in ledger.held_by(worker) if ledger.samples[index].state is SampleState.DECODING]
-    return tuple((index, len(ledger.samples[index].response)) for index in held)
+    decoding = [index for index in ledger.held_by(worker) if ledger.samples[index].state is SampleState.DECODING]
+    return tuple((index, len(ledger.samples[index].response)) for index in decoding)
 
 
 def measured(fusion: FusionState, lengths: Sequence[int], finished: Mapping[int, float]) -> list[MeasuredReallocation]:
@@ -56,28 +56,28 @@ def measured(fusion: FusionState, lengths: Sequence[int], finished: Mapping[int,
     `lengths` [n] is in tokens; `finished` maps a sample to seconds of the monotonic clock.
     """
     answer = []
-    for made in fusion.reallocated:
-        samples = [sample for one in made.held for sample, _ in one]
+    for executed in fusion.reallocated:
+        samples = [sample for worker_samples in executed.samples for sample, _ in worker_samples]
         if not samples or any(sample not in finished for sample in samples):
             continue
-        took = max(finished[sample] for sample in samples) - made.moment
+        took = max(finished[sample] for sample in samples) - executed.moment
         stayed = max(
-            curve.finish([max(0, lengths[sample] - tokens) for sample, tokens in one])
-            for curve, one in zip(made.curves, made.held, strict=True)
+            curve.finish([max(0, lengths[sample] - tokens) for sample, tokens in worker_samples])
+            for curve, worker_samples in zip(executed.curves, executed.samples, strict=True)
         )
-        answer.append(MeasuredReallocation(made, made.reallocation.gain_seconds, stayed - took))
+        answer.append(MeasuredReallocation(executed, executed.reallocation.gain_seconds, stayed - took))
     return answer
 
 
 def report(run: JobRun) -> dict[str, float]:
     """Return the metrics of an iteration's moves, and draw each measured move."""
     state, fusion = run.state, run.state.fusion
-    moves = sum(len(made.reallocation.moves) for made in fusion.reallocated)
-    known = measured(fusion, [len(sample.response) for sample in state.ledger.samples], state.incremental.finished)
-    for one in known:
-        timeline_spans.draw_reallocation(run, one.made, one.predicted_gain, one.measured_gain)
+    moves = sum(len(executed.reallocation.moves) for executed in fusion.reallocated)
+    results = measured(fusion, [len(sample.response) for sample in state.ledger.samples], state.incremental.finished)
+    for result in results:
+        timeline_spans.draw_reallocation(run, result.executed, result.predicted_gain, result.measured_gain)
     metrics = {"balance/moves": float(moves)}
-    if known:
-        metrics["balance/predicted_gain_seconds"] = sum(one.predicted_gain for one in known)
-        metrics["balance/measured_gain_seconds"] = sum(one.measured_gain for one in known)
+    if results:
+        metrics["balance/predicted_gain_seconds"] = sum(result.predicted_gain for result in results)
+        metrics["balance/measured_gain_seconds"] = sum(result.measured_gain for result in results)
     return metrics

@@ -102,7 +102,7 @@ def batch_metrics(ledger: Ledger, graph: Graph) -> dict[str, float]:
     scored = [sample.fields[field] for field in shown for sample in ledger.trainable if field in sample.fields]
     rewards = np.array([_scalar(value) for value in scored])
     lengths = np.array([len(sample.response) for sample in ledger.trainable if not sample.failed], dtype=np.float64)
-    tokens = sum(len(sample.response) for sample in ledger.kept if not sample.failed)
+    tokens = sum(len(sample.response) for sample in ledger.uncut_samples if not sample.failed)
     metrics = {
         "response_tokens_mean": float(lengths.mean()),
         "response_tokens_max": float(lengths.max()),
@@ -110,7 +110,7 @@ def batch_metrics(ledger: Ledger, graph: Graph) -> dict[str, float]:
         "samples/failed": float(sum(sample.failed for sample in ledger.samples)),
         "samples/abstained": float(sum(sample.abstained for sample in ledger.trainable)),
         "samples/truncated": float(sum(sample.finish_reason == "length" for sample in ledger.trainable)),
-        "samples/cut": float(len(ledger.samples) - len(ledger.kept)),
+        "samples/cut": float(len(ledger.samples) - len(ledger.uncut_samples)),
         "tokens_cut": float(ledger.tokens - tokens),
     }
     if rewards.size:
@@ -142,9 +142,9 @@ def rewards_by_name(ledger: Ledger, graph: Graph) -> dict[str, float]:
             if values.size:
                 metrics |= {f"{path}/mean": float(values.mean()), f"{path}/std": float(values.std())}
                 metrics |= {f"{path}/min": float(values.min()), f"{path}/max": float(values.max())}
-        given = [sample.reward_metrics.get(task.name, {}) for sample in ledger.trainable]
-        for name in sorted({name for each in given for name in each})[: reward_metrics.MAX_METRICS]:
-            metrics[f"{path}/metrics/{name}"] = statistics.fmean(each[name] for each in given if name in each)
+        sample_metrics = [sample.reward_metrics.get(task.name, {}) for sample in ledger.trainable]
+        for name in sorted({name for each in sample_metrics for name in each})[: reward_metrics.MAX_METRICS]:
+            metrics[f"{path}/metrics/{name}"] = statistics.fmean(each[name] for each in sample_metrics if name in each)
     return metrics
 
 
@@ -273,7 +273,7 @@ def fusion_metrics(run: JobRun) -> dict[str, float]:
     state, fusion, moved = run.state, run.state.fusion, run.state.fusion.moved
     metrics = dict(fusion.learned or {})
     for group in (Group.GENERATION, Group.INFERENCE):
-        shares = [idle_share(run, worker.name) for worker in state.fleet.of(group)]
+        shares = [idle_share(run, worker.name) for worker in state.fleet.in_group(group)]
         if shares:
             metrics[f"idle/{group}"] = statistics.fmean(shares)
     tail = run.scheduled.consolidation

@@ -43,7 +43,7 @@ def record_facts(run: JobRun, metrics: Mapping[str, float]) -> None:
     try:
         facts = iteration_profile(run, metrics)
     except ValidationError as error:  # a clock that jumped must not end a job
-        log.warning("where the time of iteration %d went is not recorded: %s", run.state.iteration, error)
+        log.warning("the time profile of iteration %d is not recorded: %s", run.state.iteration, error)
         return
     run.trackers.facts(facts)
     log_bottlenecks(run.bottlenecks, run.background, facts, time.monotonic())
@@ -95,7 +95,7 @@ def job_settings(run: JobRun) -> JobSettings:
 def _samples(run: JobRun) -> SampleFacts | None:
     state, seen = run.state, run.state.incremental
     samples = state.ledger.samples
-    if not samples or len(samples) > MAX_SAMPLES or any(one.left_out for one in samples):
+    if not samples or len(samples) > MAX_SAMPLES or any(sample.left_out for sample in samples):
         return None
     indices = range(len(samples))
     if any(index not in seen.begun or index not in seen.finished or not samples[index].decoded_by for index in indices):
@@ -108,11 +108,11 @@ def _samples(run: JobRun) -> SampleFacts | None:
 
     return SampleFacts(
         prompts=[float(tokens) for tokens in state.prompt_tokens],
-        responses=[float(len(one.response)) for one in samples],
+        responses=[float(len(sample.response)) for sample in samples],
         begun=[moment(seen.begun, index) for index in indices],
         finished=[moment(seen.finished, index) for index in indices],
         scored=[moment(seen.scored, index) for index in indices] if whole else [],
-        workers=[int(one.decoded_by[-1].rpartition("-")[2]) for one in samples],
+        workers=[int(sample.decoded_by[-1].rpartition("-")[2]) for sample in samples],
     )
 
 

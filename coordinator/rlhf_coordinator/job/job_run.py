@@ -116,5 +116,5 @@ def load_iteration_prompts(state: JobState, prompts: PromptSet) -> None:
 
 def iteration_prompts(prompts: PromptSet, origins: Iterable[Origin]) -> tuple[list[int], list[int]]:
     """Return the number of tokens and the line in the prompt file of every sample's prompt."""
-    batch = [prompts.of(*origin) for origin in origins]
+    batch = [prompts.prompt(*origin) for origin in origins]
     return [len(prompt.tokens) // ITEM_BYTES for prompt in batch], [prompt.line for prompt in batch]

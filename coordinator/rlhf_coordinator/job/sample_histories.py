@@ -44,7 +44,7 @@ def record_histories(run: JobRun) -> None:
     try:
         histories = iteration_histories(run, time.monotonic(), time.time_ns())
     except ValidationError as error:  # a clock that jumped must not end a job
-        log.warning("what happened to the samples of iteration %d is not recorded: %s", run.state.iteration, error)
+        log.warning("the sample histories of iteration %d are not recorded: %s", run.state.iteration, error)
         return
     run.trackers.histories(histories)
 
@@ -75,7 +75,9 @@ def iteration_histories(run: JobRun, now: float, now_ns: int) -> SampleHistories
         ],
         finished=[moment(seen.finished, sample.index) for sample in samples],
         scored=[moment(seen.scored, sample.index) for sample in samples],
-        versions=[[(each.version, each.tokens) for each in one.response.versions][:MAX_PLACES] for one in samples],
+        versions=[
+            [(each.version, each.tokens) for each in sample.response.versions][:MAX_PLACES] for sample in samples
+        ],
         drafted=[sample.drafted_tokens for sample in samples],
         accepted=[sample.accepted_tokens for sample in samples],
         rewards=[None if shown is None else sample_number(sample, shown) for sample in samples],

@@ -54,10 +54,10 @@ def returned_response(progress: pb.SampleProgress, ledger: Ledger, index: int, l
 
 def task_named(tasks: Iterable[Task], name: str) -> Task:
     """Return the scoring task of this name. Raises ValueError when the job has none."""
-    known = {task.name: task for task in tasks}
-    if name not in known:
-        raise ValueError(f"a score of task {name[:40]!r}; this job has {', '.join(known)}")
-    return known[name]
+    by_name = {task.name: task for task in tasks}
+    if name not in by_name:
+        raise ValueError(f"a score of task {name[:40]!r}; this job has {', '.join(by_name)}")
+    return by_name[name]
 
 
 def score_problem(message: pb.ScoredSample, task: Task, response_tokens: int) -> pb.Failure | None:

@@ -32,7 +32,7 @@ def sample_row(run: JobRun, index: int, place: int | None) -> SampleRow:
     """Return the row of one sample of the iteration in progress. `place`: its place in the batch, or None."""
     ledger, prompts, graph = run.state.ledger, run.prompts, run.context.graph
     sample = ledger.samples[index]
-    prompt = prompts.of(*sample.origin)
+    prompt = prompts.prompt(*sample.origin)
     shown = next(iter(graph.reward_fields), None)
     reward = None if shown is None else sample_number(sample, shown)
     return SampleRow(
@@ -66,8 +66,8 @@ def rewards_by_name(sample: Sample, graph: Graph) -> dict[str, float]:
     `correct/length`.
     """
     fields = {field.value: field.value for field in graph.reward_fields} | graph.reward_parts
-    known = {name: sample_number(sample, field) for name, field in fields.items()}
-    numbers = {name: value for name, value in known.items() if value is not None}
+    rewards = {name: sample_number(sample, field) for name, field in fields.items()}
+    numbers = {name: value for name, value in rewards.items() if value is not None}
     parts = {task.name: task.part for task in graph.tasks}
     for task, metrics in sample.reward_metrics.items():
         part = parts.get(task)

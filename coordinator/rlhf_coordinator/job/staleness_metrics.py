@@ -22,7 +22,7 @@ def staleness_metrics(run: JobRun) -> dict[str, float]:
     if not run.context.spec.rollout.may_be_stale:
         return {}
     trained = [sample for sample in ledger.trainable if not sample.failed and not sample.abstained]
-    ages = [(ledger.iteration - span.version, span.tokens) for one in trained for span in one.response.versions]
+    ages = [(ledger.iteration - span.version, span.tokens) for sample in trained for span in sample.response.versions]
     tokens = sum(count for _, count in ages)
     return _carried(run) | {
         "staleness/mean": sum(age * count for age, count in ages) / max(1, tokens),
@@ -34,7 +34,7 @@ def _carried(run: JobRun) -> dict[str, float]:
     ledger = run.state.ledger
     if not run.context.spec.rollout.max_staleness:
         return {}
-    restarted = sum(one.restarted for one in ledger.carried)
+    restarted = sum(sample.restarted for sample in ledger.carried)
     return {
         "samples/carried": float(len(ledger.carried) - restarted),
         "samples/restarted": float(restarted),

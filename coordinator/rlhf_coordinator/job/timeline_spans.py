@@ -11,7 +11,7 @@ from rlhf_api.job.groups import TrainingParallelism
 from rlhf_common import control_pb2 as pb
 from rlhf_common.names import Group
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_coordinator.state.fusion_state import MadeReallocation
+from rlhf_coordinator.state.fusion_state import ExecutedReallocation
 
 DRAWN_NS: Final = 50_000_000
 """Drawn width of a balancing move, which is a decision and takes no time itself."""
@@ -34,21 +34,21 @@ def draw_last_phase(run: JobRun, now: float, now_ns: int) -> None:
     run.record_span(run.times.phase, now_ns - int(seconds * 1e9), now_ns, run.state.iteration)
 
 
-def draw_reallocation(run: JobRun, made: MadeReallocation, predicted: float, measured: float) -> None:
+def draw_reallocation(run: JobRun, executed: ExecutedReallocation, predicted: float, measured: float) -> None:
     """Draw a move of samples that balances two workers, with the predicted and the measured gain in seconds."""
-    first = made.reallocation.moves[0]
+    first = executed.reallocation.moves[0]
     span = pb.Span(
         worker=first.source,
         name="balance",
-        start_ns=made.time_ns,
-        end_ns=made.time_ns + DRAWN_NS,
+        start_ns=executed.time_ns,
+        end_ns=executed.time_ns + DRAWN_NS,
         iteration=run.state.iteration,
         attributes={
             "destination": first.destination,
-            "samples": str(len(made.reallocation.moves)),
+            "samples": str(len(executed.reallocation.moves)),
             "predicted_gain_seconds": f"{predicted:.3f}",
             "measured_gain_seconds": f"{measured:.3f}",
-            "predicted_tokens_per_second": f"{made.reallocation.after - made.reallocation.before:+.1f}",
+            "predicted_tokens_per_second": f"{executed.reallocation.after - executed.reallocation.before:+.1f}",
         },
     )
     run.trackers.span(span)
@@ -58,7 +58,7 @@ def _name_destination(run: JobRun, span: pb.Span) -> None:
     """Add the destination's name, because a worker knows only the address to which it sent a sample."""
     if span.name == "migrate" and "peer" in span.attributes:
         peer = span.attributes["peer"]
-        names = [worker.name for worker in run.state.fleet.of(Group.GENERATION) if worker.address == peer]
+        names = [worker.name for worker in run.state.fleet.in_group(Group.GENERATION) if worker.address == peer]
         span.attributes["destination"] = names[0] if names else peer
 
 

@@ -277,7 +277,7 @@ class Actions:
         learned.iteration_ended(run, time.monotonic())
         critic_overlap_choice.iteration_ended(run, metrics["seconds/publish"])
         run.rewards.append(metrics.get("reward", math.nan))
-        results = [Evaluated(version=one.version, metrics=one.metrics) for one in run.state.evaluation.results]
+        results = [Evaluated(version=result.version, metrics=result.metrics) for result in run.state.evaluation.results]
         closed = Closed(metrics=metrics, time_ns=time.time_ns(), rewards=run.rewards, evaluations=results)
         closed.critics_behind, closed.training_behind = decision.awaits == "critics", decision.awaits == "training"
         run.journal.append(Record(closed=closed))

@@ -55,7 +55,7 @@ class EventHandlers:
             run.event("worker-refused", result.reason, worker=message.worker)
             return result
         if result.restarted and not blameless:
-            sample_failures.worker_ended(run, result.worker, "its process ended without a word")
+            sample_failures.worker_ended(run, result.worker, "its process ended without a report")
             result.worker.blameless = False  # a new process
         self._reclaim(message.worker, brought)
         run.state.group_epoch = max(run.state.group_epoch, result.worker.group_epoch)
@@ -75,13 +75,13 @@ class EventHandlers:
         """Revoke the leases of lost workers."""
         run = self._run
         for worker in run.state.fleet.expire(now):
-            sample_failures.worker_ended(run, worker, "it was lost, without a word")
+            sample_failures.worker_ended(run, worker, "it was lost without a report")
             queued, scores = self._reclaim(worker.name)
             self._checkpoints.lost(worker.name)
             run.sessions.end(worker.name)
             wanted = worker.index < run.state.fleet.sizes[worker.group]
             run.totals.lost[worker.group] += wanted
-            kind, how = ("worker-lost", "is lost") if wanted else ("worker-left", "has left, as its group shrank")
+            kind, how = ("worker-lost", "is lost") if wanted else ("worker-left", "has left, because its group shrank")
             text = f"{worker.name} {how}; {queued} samples and {scores} scores go back"
             log.log(logging.WARNING if wanted else logging.INFO, text)
             run.event(kind, text, worker=worker.name)
@@ -112,12 +112,12 @@ class EventHandlers:
     def message(self, worker: str, message: pb.WorkerMessage) -> None:
         """Process one message. Raises ValueError for an invalid one."""
         if message.WhichOneof("message") != "batch":
-            self._one(worker, message)
+            self._handle(worker, message)
             return
         for item in message.batch.messages:
-            self._one(worker, item)
+            self._handle(worker, item)
 
-    def _one(self, worker: str, message: pb.WorkerMessage) -> None:
+    def _handle(self, worker: str, message: pb.WorkerMessage) -> None:
         run = self._run
         run.totals.messages += 1
         check_message(worker, message)

@@ -92,7 +92,7 @@ class Loop:
                     self._actions.carry_out(decision)
                     if run.outcome is not None:
                         return
-            log.error("after %d rounds there is still something to decide: %s", MAX_ROUNDS, run.scheduled.decisions)
+            log.error("after %d rounds decisions remain: %s", MAX_ROUNDS, run.scheduled.decisions)
         except JobError as error:
             run.state.failure = error.failure
             self._actions.carry_out(iteration.decide(run.context, run.state, time.monotonic()).decisions[0])

@@ -83,7 +83,7 @@ def _warn_of_prompts(run: JobRun) -> None:
     if count := sum(left_out):
         text = f"{count} of {count + len(run.prompts)} prompts are longer than spec.rollout allows, and are left out"
         if sources := run.context.spec.prompts.sources:
-            text += f": {', '.join(f'{one.name} {n}' for one, n in zip(sources, left_out, strict=True))}"
+            text += f": {', '.join(f'{source.name} {n}' for source, n in zip(sources, left_out, strict=True))}"
         run.warn("prompts-left-out", text)
 
 

@@ -39,5 +39,5 @@ def summary(run: JobRun) -> str:
     )
     if not refill.missing:
         return text
-    what = {"Mask": "are masked out", "Train": "are trained on all the same", "Fail": "stay empty, and the job fails"}
-    return f"{text}; {refill.missing} places of the batch {what[refill.rule.used_up]}"
+    fates = {"Mask": "are masked out", "Train": "are trained on all the same", "Fail": "stay empty, and the job fails"}
+    return f"{text}; {refill.missing} places of the batch {fates[refill.rule.used_up]}"

@@ -89,7 +89,7 @@ class BatchSamples(SampleSet):
 
     def prompt(self, sample: Sample) -> Prompt:
         """Return the prompt of a sample."""
-        return self._run.prompts.of(*sample.origin)
+        return self._run.prompts.prompt(*sample.origin)
 
     def drawing(self, sample: Sample) -> Drawing:
         """Return the sampling settings of a sample."""

@@ -106,8 +106,8 @@ def read_table(path: Path) -> Iterator[SampleRow]:
                     raise ValueError(f"{path} line {number} is longer than {MAX_LINE_BYTES} bytes")
                 yield _ROWS.validate_json(line, strict=True)
             except ValidationError as error:
-                what = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:3])
-                raise ValueError(f"{path} line {number} is no row of a sample table: {what}") from error
+                errors = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:3])
+                raise ValueError(f"{path} line {number} is no row of a sample table: {errors}") from error
 
 
 def table_files(run_dir: Path) -> dict[int, Path]:

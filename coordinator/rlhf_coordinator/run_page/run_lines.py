@@ -54,8 +54,8 @@ def timeline_event(line: bytes) -> tuple[str, list[Any]] | None:
         return None
     attributes = {
         key[:MAX_NAME]: value
-        for key, one in list(arguments.items())[:MAX_ATTRIBUTES]
-        if key != "iteration" and (value := _text(one, MAX_NAME))
+        for key, argument in list(arguments.items())[:MAX_ATTRIBUTES]
+        if key != "iteration" and (value := _text(argument, MAX_NAME))
     }
     iteration = _number(arguments.get("iteration"))
     return "spans", [worker, name, start / 1000, length / 1000, int(iteration or 0), attributes]
@@ -72,8 +72,8 @@ def iteration_of(line: bytes) -> dict[str, Any] | None:
     shown = {name: _number(metrics.get(metric)) for name, metric in SHOWN_METRICS.items()}
     stages = {
         name.removeprefix(STAGES)[:MAX_NAME]: value
-        for name, given in metrics.items()
-        if name.startswith(STAGES) and (value := _number(given))
+        for name, raw in metrics.items()
+        if name.startswith(STAGES) and (value := _number(raw))
     }
     return {"iteration": int(iteration), "end": ended / 1e6, **shown, "stages": stages}
 

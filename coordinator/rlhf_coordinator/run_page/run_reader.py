@@ -47,18 +47,18 @@ class RunReader:
         for event in map(timeline_event, timeline.lines):
             if event is not None:
                 delta[event[0]].append(event[1])
-        delta["iterations"] = [one for line in metrics.lines if (one := iteration_of(line)) is not None]
-        delta["histories"] = [one for line in histories.lines if (one := histories_of(line)) is not None]
+        delta["iterations"] = [entry for line in metrics.lines if (entry := iteration_of(line)) is not None]
+        delta["histories"] = [entry for line in histories.lines if (entry := histories_of(line)) is not None]
         if stamps["tables"] != seen["tables"]:
             delta["tables"] = self._tables()
         if stamps["facts"] != seen["facts"]:
             delta["losses"] = self._losses()
-        given = {name: [piece.place.file, piece.place.offset] for name, piece in pieces.items()}
+        positions = {name: [piece.place.file, piece.place.offset] for name, piece in pieces.items()}
         return {
             **delta,
             "run": self._run(),
             "more": any(piece.more for piece in pieces.values()),
-            "cursor": json.dumps({**given, **stamps}),
+            "cursor": json.dumps({**positions, **stamps}),
         }
 
     def deltas(self) -> Iterator[dict[str, Any]]:
@@ -98,7 +98,7 @@ class RunReader:
             return {"headline": "", "words": []}
         return {
             "headline": headline(facts),
-            "words": [f"{one.cause}: {one.words}" for one in explain(facts)[:SHOWN]],
+            "words": [f"{explanation.cause}: {explanation.words}" for explanation in explain(facts)[:SHOWN]],
         }
 
     def _run(self) -> dict[str, Any]:
@@ -128,9 +128,9 @@ class RunReader:
 def _read_cursor(cursor: str) -> tuple[dict[str, FilePlace], dict[str, int]]:
     """Return the position in each followed file, and the modification times of the others."""
     try:
-        given = json.loads(cursor) if cursor else {}
-        places = {name: FilePlace(*map(_count, given[name])) for name in FILES}
-        return places, {name: _count(given[name]) for name in ("facts", "tables")}
+        parsed = json.loads(cursor) if cursor else {}
+        places = {name: FilePlace(*map(_count, parsed[name])) for name in FILES}
+        return places, {name: _count(parsed[name]) for name in ("facts", "tables")}
     except (ValueError, TypeError, KeyError, RecursionError):
         return dict.fromkeys(FILES, FilePlace()), {"facts": -1, "tables": -1}
 

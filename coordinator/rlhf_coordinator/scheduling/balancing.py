@@ -34,12 +34,12 @@ def reallocations(
         return ()
     if ledger.count(SampleState.QUEUED, SampleState.MIGRATING) or ledger.all_generated:
         return ()
-    held = {worker.name: staying_samples(state, worker.name) for worker in ready}
-    work = [len(samples) * fusion.paces.get(name, EVEN_PACE).level for name, samples in held.items()]
-    if len(work) < 2 or max(map(len, held.values())) < 2 or max(work) < SPREAD * min(work):
+    staying = {worker.name: staying_samples(state, worker.name) for worker in ready}
+    work = [len(samples) * fusion.paces.get(name, EVEN_PACE).level for name, samples in staying.items()]
+    if len(work) < 2 or max(map(len, staying.values())) < 2 or max(work) < SPREAD * min(work):
         return ()
     cooling = {name for name, moment in fusion.moved_at.items() if now - moment < COOLDOWN_SECONDS}
-    samples = {name: [unfinished_sample(state, index) for index in indices] for name, indices in held.items()}
+    samples = {name: [unfinished_sample(state, index) for index in indices] for name, indices in staying.items()}
     lacking = partial(_lacking, state, samples_per_prompt(context.spec))
     shared = lacking if sibling_sharing.is_enabled(context) else lacks_nothing
     return balance(

@@ -112,8 +112,10 @@ def _place(state: JobState, ready: Sequence[Worker]) -> TailPlacement:
         spare = sorted(set(names) - set(holders), key=lambda name: (ledger.scoring_on(name), name))
         more = spare[: choice.pool - len(holders)] if placed < ledger.unfinished else []
         return TailPlacement(tuple(sorted([*holders, *more])), ())
-    held = {name: [unfinished_sample(state, i) for i in (*staying[name], *ledger.bound_for(name))] for name in names}
-    return place_tail(held, choice.pool, fusion.costs, fusion.lengths, choice.transfer)
+    unfinished = {
+        name: [unfinished_sample(state, i) for i in (*staying[name], *ledger.bound_for(name))] for name in names
+    }
+    return place_tail(unfinished, choice.pool, fusion.costs, fusion.lengths, choice.transfer)
 
 
 def _released(context: JobContext, state: JobState, planned: bool, pool: Collection[str]) -> tuple[str, ...]:
@@ -192,6 +194,6 @@ def _measure(state: JobState, ready: Sequence[Worker]) -> list[Decision]:
         missing = [role for role in MEASURED if (worker.name, role.value) not in state.fusion.results]
         if missing:
             decisions.append(MeasureCosts(worker.name, missing[0]))
-    pending = [item for worker in state.fleet.of(Group.GENERATION) for item in worker.pending.values()]
+    pending = [item for worker in state.fleet.in_group(Group.GENERATION) for item in worker.pending.values()]
     under_way = any(item.kind is CommandKind.MEASURE for item in pending)
     return decisions or ([AdoptCosts()] if ready and not under_way else [])

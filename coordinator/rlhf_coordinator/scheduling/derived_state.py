@@ -54,7 +54,7 @@ def derive(context: JobContext, state: JobState, now: float) -> DerivedState:
     can_score = generation_can_score(context, state, possible)
     serving = readiness.serving_workers(state)
     current = {
-        group: readiness.current_workers(context, state, state.fleet.of(group), group, serving)
+        group: readiness.current_workers(context, state, state.fleet.in_group(group), group, serving)
         for group in (Group.GENERATION, Group.INFERENCE)
     }
     ready = tuple(worker for worker in current[Group.GENERATION] if not can_score or Group.INFERENCE in worker.roles)
@@ -80,7 +80,7 @@ def derive(context: JobContext, state: JobState, now: float) -> DerivedState:
         decoders=decoders,
         scorers=scorers,
         early_scorers=(
-            readiness.early_scorers([*state.fleet.of(Group.INFERENCE), *released], scorers, serving)
+            readiness.early_scorers([*state.fleet.in_group(Group.INFERENCE), *released], scorers, serving)
             if group.critic_update_pending
             else ()
         ),

@@ -65,19 +65,19 @@ def _generate(context: JobContext, state: JobState, workers: Sequence[Worker]) -
     ]
     heapq.heapify(loads)
     room = sum(max(0, capacity - load) for load, _ in loads)
-    given: dict[int, list[int]] = {}
+    assigned: dict[int, list[int]] = {}
     for index in ledger.queued(room):
         order = _reserved(state, index, workers)
         if order is not None:
-            given.setdefault(order, []).append(index)
+            assigned.setdefault(order, []).append(index)
             continue
         load, order = heapq.heappop(loads)
         if loads and workers[order].name == ledger.samples[index].faults.worker and loads[0][0] < capacity:
             load, order = heapq.heapreplace(loads, (load, order))
-        given.setdefault(order, []).append(index)
+        assigned.setdefault(order, []).append(index)
         # A full worker never comes first again, because the room above counts only free capacity.
         heapq.heappush(loads, (load + 1, order))
-    return [Generate(workers[order].name, tuple(samples)) for order, samples in sorted(given.items())]
+    return [Generate(workers[order].name, tuple(samples)) for order, samples in sorted(assigned.items())]
 
 
 def _reserved(state: JobState, index: int, workers: Sequence[Worker]) -> int | None:
@@ -113,7 +113,7 @@ def _score(context: JobContext, state: JobState, now: float, facts: DerivedState
     waiting = context.spec.inference.overlap == "Disabled" and not ledger.all_generated
     if waiting or not ledger.unscored():
         return []
-    given: dict[str, dict[int, list[str]]] = {}
+    assigned: dict[str, dict[int, list[str]]] = {}
     for tasks, limit, workers in _kinds(context, state, facts):
         load = {worker.name: ledger.scoring_on(worker.name, tasks) for worker in workers}
         for index in _while_room(_longest_first(state), load, limit * len(tasks)):
@@ -121,9 +121,9 @@ def _score(context: JobContext, state: JobState, now: float, facts: DerivedState
             if now < sample.not_before:
                 continue
             for worker, chosen in _places(sample, tasks, load, incremental_dispatch.holder(state, index)).items():
-                given.setdefault(worker, {}).setdefault(index, []).extend(chosen)
+                assigned.setdefault(worker, {}).setdefault(index, []).extend(chosen)
                 load[worker] += len(chosen)
-    return [Score(worker, chunk) for worker, samples in given.items() for chunk in _chunks(samples)]
+    return [Score(worker, chunk) for worker, samples in assigned.items() for chunk in _chunks(samples)]
 
 
 def _score_groups(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
@@ -187,7 +187,7 @@ def _share(state: JobState, workers: int) -> int:
     It is a share of the remaining ones, so that late workers find work and the last samples are spread evenly.
     """
     scored = state.ledger.count(SampleState.SCORED, SampleState.DROPPED)
-    everybody = max(workers, len(state.fleet.of(Group.GENERATION)) + len(state.fleet.of(Group.INFERENCE)))
+    everybody = max(workers, len(state.fleet.in_group(Group.GENERATION)) + len(state.fleet.in_group(Group.INFERENCE)))
     share = -(-(len(state.ledger.samples) - scored) // (SHARES * everybody))
     return min(SCORES_IN_FLIGHT, max(MIN_IN_FLIGHT, share))
 

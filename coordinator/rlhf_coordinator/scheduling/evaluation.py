@@ -80,8 +80,8 @@ def waits(context: JobContext, state: JobState, facts: DerivedState) -> bool:
         return state.ledger.all_scored
     if not state.trained:
         return False
-    kept = any(keeps_weights(context, state, worker) for worker in state.fleet.of(Group.GENERATION))
-    return kept or (facts.published and state.checkpoint.stage == "idle" and not facts.checkpoint_due)
+    weights_in_use = any(keeps_weights(context, state, worker) for worker in state.fleet.in_group(Group.GENERATION))
+    return weights_in_use or (facts.published and state.checkpoint.stage == "idle" and not facts.checkpoint_due)
 
 
 def _is_lost(context: JobContext, state: JobState, ledger: Ledger) -> bool:
@@ -89,7 +89,8 @@ def _is_lost(context: JobContext, state: JobState, ledger: Ledger) -> bool:
     if ledger.all_generated or (ledger.iteration == state.version and not _gone(state)):
         return False
     return not any(
-        worker.versions.get(context.graph.policy) == ledger.iteration for worker in state.fleet.of(Group.GENERATION)
+        worker.versions.get(context.graph.policy) == ledger.iteration
+        for worker in state.fleet.in_group(Group.GENERATION)
     )
 
 
@@ -106,7 +107,7 @@ def _decoders(context: JobContext, state: JobState, ledger: Ledger, facts: Deriv
     scorers = {worker.name for worker in facts.scorers} if batch.unscored() else set()
     free = [
         worker
-        for worker in state.fleet.of(Group.GENERATION)
+        for worker in state.fleet.in_group(Group.GENERATION)
         if worker.idle
         and Group.GENERATION in worker.roles
         and worker.draws_by_request
@@ -127,15 +128,15 @@ def _generate(context: JobContext, ledger: Ledger, workers: Sequence[Worker]) ->
     load = {
         worker.name: ledger.decoding_on(worker.name) for worker in workers if not ledger.holds_isolated(worker.name)
     }
-    given: dict[str, list[int]] = {}
-    for index in ledger.queued(sum(max(0, capacity - held) for held in load.values())):
+    assigned: dict[str, list[int]] = {}
+    for index in ledger.queued(sum(max(0, capacity - count) for count in load.values())):
         name = min(load, key=lambda worker: load[worker])
-        given.setdefault(name, []).append(index)
+        assigned.setdefault(name, []).append(index)
         load[name] += 1
-    if not given:
-        idle = [name for name, held in load.items() if not held]
-        given = {name: [index] for name, index in zip(idle, ledger.isolated(), strict=False)}
-    return [Generate(name, tuple(samples), evaluation=True) for name, samples in given.items()]
+    if not assigned:
+        idle = [name for name, count in load.items() if not count]
+        assigned = {name: [index] for name, index in zip(idle, ledger.isolated(), strict=False)}
+    return [Generate(name, tuple(samples), evaluation=True) for name, samples in assigned.items()]
 
 
 def _score(context: JobContext, state: JobState, now: float, facts: DerivedState) -> Iterable[Decision]:
@@ -145,7 +146,7 @@ def _score(context: JobContext, state: JobState, now: float, facts: DerivedState
         return []
     tasks = tuple(task.name for task in evaluation_tasks(context.graph))
     load = {name: ledger.scoring_on(name, tasks) for name in _judges(state, facts)}
-    given: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
+    assigned: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
     for index in ledger.unscored():
         sample = ledger.samples[index]
         open_tasks = tuple(task for task in tasks if task in sample.open_tasks)
@@ -154,9 +155,9 @@ def _score(context: JobContext, state: JobState, now: float, facts: DerivedState
         name = min(load, key=lambda worker: load[worker], default="")
         if not name or load[name] >= SCORES_IN_FLIGHT * len(tasks):
             break
-        given.setdefault(name, []).append((index, open_tasks))
+        assigned.setdefault(name, []).append((index, open_tasks))
         load[name] += len(open_tasks)
-    return [Score(name, tuple(samples), evaluation=True) for name, samples in given.items()]
+    return [Score(name, tuple(samples), evaluation=True) for name, samples in assigned.items()]
 
 
 def _judges(state: JobState, facts: DerivedState) -> Collection[str]:

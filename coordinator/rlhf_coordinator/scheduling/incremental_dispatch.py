@@ -48,19 +48,19 @@ def decide(context: JobContext, state: JobState, now: float, scorers: Sequence[W
     for item in incremental_state.asked.values():
         if item.worker in room:
             room[item.worker] -= 1
-    given: dict[str, list[int]] = {}
+    assigned: dict[str, list[int]] = {}
     for index in _by_work(state) if any(room.values()) else []:
         worker = _place(state, index, room, loads)
         if worker is not None:
-            given.setdefault(worker, []).append(index)
+            assigned.setdefault(worker, []).append(index)
             room[worker] -= 1
-            loads[worker] += index not in incremental_state.held
-    return [ScorePrefix(worker, tuple(samples)) for worker, samples in given.items()]
+            loads[worker] += index not in incremental_state.prefixes
+    return [ScorePrefix(worker, tuple(samples)) for worker, samples in assigned.items()]
 
 
 def holder(state: JobState, index: int) -> str | None:
     """Return the worker that has begun this sample, if any."""
-    item = state.incremental.held.get(index)
+    item = state.incremental.prefixes.get(index)
     return None if item is None else item.worker
 
 
@@ -91,16 +91,16 @@ def _by_work(state: JobState) -> list[int]:
     work = []
     for sample in samples:
         if sample.state in UNFINISHED and len(sample.response) and sample.index not in incremental_state.asked:
-            held = incremental_state.held.get(sample.index)
-            left = scorable_tokens(state, sample.index) - (0 if held is None else held.tokens)
+            prefix = incremental_state.prefixes.get(sample.index)
+            left = scorable_tokens(state, sample.index) - (0 if prefix is None else prefix.tokens)
             if left >= BLOCK:
                 work.append((-left, sample.index))
     return [index for _, index in sorted(work)]
 
 
 def _place(state: JobState, index: int, room: dict[str, int], loads: dict[str, int]) -> str | None:
-    held, full = state.incremental.held.get(index), state.incremental.full
-    if held is not None:
-        return held.worker if room.get(held.worker) else None
+    prefix, full = state.incremental.prefixes.get(index), state.incremental.full
+    if prefix is not None:
+        return prefix.worker if room.get(prefix.worker) else None
     free = [name for name, left in room.items() if left and loads[name] < full.get(name, loads[name] + 1)]
     return min(free, key=lambda name: (loads[name], name), default=None)

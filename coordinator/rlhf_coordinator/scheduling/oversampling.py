@@ -19,5 +19,5 @@ def decide(ledger: Ledger) -> list[CutGroups]:
     if len(finished) < groups - more:
         return []
     failed = {group: any(sample.failed for sample in ledger.members_of(group)) for group in finished}
-    kept = set(sorted(finished, key=lambda group: (failed[group], group))[: groups - more])
-    return [CutGroups(tuple(group for group in range(groups) if group not in kept))]
+    remaining = set(sorted(finished, key=lambda group: (failed[group], group))[: groups - more])
+    return [CutGroups(tuple(group for group in range(groups) if group not in remaining))]

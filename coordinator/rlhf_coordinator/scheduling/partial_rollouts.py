@@ -15,11 +15,11 @@ from rlhf_coordinator.state.carried_sample import CarriedSample
 
 def resume_partial(carried: Iterable[CarriedSample], iteration: int, rollout: Rollout) -> tuple[CarriedSample, ...]:
     """Return the first samples of an iteration; empty where samples are not carried."""
-    return tuple(_resumed(one, iteration, rollout) for one in carried) if rollout.max_staleness else ()
+    return tuple(_resumed(sample, iteration, rollout) for sample in carried) if rollout.max_staleness else ()
 
 
-def _resumed(one: CarriedSample, iteration: int, rollout: Rollout) -> CarriedSample:
-    oldest = min((span.version for span in one.response.versions), default=iteration)
-    if iteration - oldest <= rollout.max_staleness and len(one.response) <= rollout.max_response_tokens:
-        return one
-    return CarriedSample(one.origin, restarted=True)
+def _resumed(sample: CarriedSample, iteration: int, rollout: Rollout) -> CarriedSample:
+    oldest = min((span.version for span in sample.response.versions), default=iteration)
+    if iteration - oldest <= rollout.max_staleness and len(sample.response) <= rollout.max_response_tokens:
+        return sample
+    return CarriedSample(sample.origin, restarted=True)

@@ -75,7 +75,7 @@ def is_published(
         return True
     scored = () if critic_update_pending else context.scored_models
     for group, models in ((Group.GENERATION, (context.graph.policy,)), (Group.INFERENCE, scored)):
-        workers = state.fleet.of(group)
+        workers = state.fleet.in_group(group)
         present = [worker for worker in workers if worker.connected and group in worker.roles]
         up_to_date = {worker.name for worker in current[group]}
         if workers and models and not (present and all(worker.name in up_to_date for worker in present)):
@@ -93,7 +93,7 @@ def free_to_score(context: JobContext, state: JobState, pool: Collection[str]) -
     unplaced = ledger.count(SampleState.QUEUED, SampleState.MIGRATING) > 0
     return tuple(
         worker
-        for worker in state.fleet.of(Group.GENERATION)
+        for worker in state.fleet.in_group(Group.GENERATION)
         if worker.connected
         and worker.roles >= {Group.GENERATION, Group.INFERENCE}
         and worker.versions.get(context.graph.policy) == state.workers_version

@@ -34,10 +34,10 @@ def decide(context: JobContext, state: JobState, now: float, facts: DerivedState
     sources = _sources(context, state, facts.group)
     whole = None if facts.group.critic_update_pending else sources
     decisions: list[Decision] = []
-    for worker in state.fleet.of(Group.GENERATION):
+    for worker in state.fleet.in_group(Group.GENERATION):
         if worker.idle and now >= worker.not_before and worker.name in facts.serving:
             decisions += _generation(context, state, sources, worker, facts)
-    for worker in state.fleet.of(Group.INFERENCE):
+    for worker in state.fleet.in_group(Group.INFERENCE):
         if worker.idle and now >= worker.not_before:
             decisions += _inference(context, state, whole, worker)
     return decisions
@@ -48,8 +48,8 @@ def _sources(context: JobContext, state: JobState, group: TrainingGroup) -> Sour
     it now."""
     keepers = group.ranks[: context.spec.training.parallelism.keepers]
     if state.workers_version < state.version:  # the ranks train on top of it, or have done so
-        kept = group.formed and all(rank.keeps(state.workers_version) for rank in keepers)
-        return [pb.WeightLocation(address=rank.address) for rank in keepers] if kept else None
+        available = group.formed and all(rank.keeps(state.workers_version) for rank in keepers)
+        return [pb.WeightLocation(address=rank.address) for rank in keepers] if available else None
     batch_waits = state.ledger.all_scored and not state.trained and not state.overlaps_training
     critics_wait = group.critic_update_pending and not state.trained
     if batch_waits or critics_wait or not group.formed or not all(rank.serves(state.version) for rank in keepers):

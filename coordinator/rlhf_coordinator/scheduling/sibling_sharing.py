@@ -74,7 +74,7 @@ def sources(state: JobState, group: int, per_prompt: int) -> Iterator[tuple[Toke
     ledger = state.ledger
     for index in _members(state, group, per_prompt):
         yield TokenSource(ledger.iteration, index), len(ledger.samples[index].response)
-    for response in state.siblings.earlier.of(state.prompt_lines[group * per_prompt]):
+    for response in state.siblings.earlier.for_line(state.prompt_lines[group * per_prompt]):
         yield TokenSource(response.iteration, response.sample), len(response)
 
 

@@ -64,8 +64,8 @@ def observe(state: JobState, serving: Collection[str]) -> TrainingGroup:
     ranks = tuple(state.fleet.ranks())
     one_epoch = len({rank.group_epoch for rank in ranks}) == 1
     formed = one_epoch and all(rank.connected and rank.trains and rank.train_failure is None for rank in ranks)
-    held = {rank.trained_version if rank.rank_command is None else None for rank in ranks} if formed else set()
-    policy_version = held.pop() if len(held) == 1 else None
+    versions = {rank.trained_version if rank.rank_command is None else None for rank in ranks} if formed else set()
+    policy_version = versions.pop() if len(versions) == 1 else None
     behind = any(rank.critic_update_pending for rank in ranks)
     return TrainingGroup(
         ranks=ranks,

@@ -76,7 +76,9 @@ def overdue(context: JobContext, state: JobState, now: float) -> list[Decision]:
             more = f", and the longest reward {wait.allowance:.0f} s" if wait.allowance else ""
             bound = f"spec.runPolicy.startTimeoutSeconds allows {most} s without progress{more}"
             if limit < most:
-                bound = f"spec.runPolicy.hangTimeoutSeconds allows {limit:.0f} s, as ranks always got on much sooner"
+                bound = (
+                    f"spec.runPolicy.hangTimeoutSeconds allows {limit:.0f} s, as ranks always progressed much faster"
+                )
             because = f"; {wait.cause}" if wait.cause else ""
             decisions.append(ExitWorker(wait.worker, ExitCode.RESTART, f"{message}: {bound}{because}", stuck=True))
         elif wait.fatal:
@@ -114,7 +116,7 @@ def sample_failures(state: JobState) -> list[str]:
 
 def _what_follows(sample: Sample) -> str:
     if sample.failed:
-        return "; the iteration goes on without it"
+        return "; the iteration continues without it"
     if sample.state in (SampleState.QUEUED, SampleState.DECODING, SampleState.MIGRATING):
         return "; it is tried again" + (", alone" if sample.isolated else "")
     return "; another worker could"
@@ -125,7 +127,7 @@ def _leaving(worker: Worker) -> list[Wait]:
 
 
 def _absent(context: JobContext, state: JobState, worker: Worker) -> list[Wait]:
-    others = any(other.session for other in state.fleet.of(worker.group) if other is not worker)
+    others = any(other.session for other in state.fleet.in_group(worker.group) if other is not worker)
     fatal = not context.awaits_workers and (worker.rank is not None or not others)
     verb = "come back" if worker.seen else "register"
     why = f": {worker.refused}" if worker.refused else ""
@@ -194,7 +196,7 @@ def _working(context: JobContext, state: JobState, worker: Worker, before: float
     work = [f"decode {decoding} samples"] * bool(decoding) + [f"score {scoring} tasks"] * bool(scoring)
     if not work:
         return []
-    allowance = max((given.reward.longest for given in context.spec.models.all_rewards), default=0) if scoring else 0
+    allowance = max((entry.reward.longest for entry in context.spec.models.all_rewards), default=0) if scoring else 0
     return [
         Wait(worker.name, f"{worker.name} to {' and '.join(work)}", worker.last_progress, True, False, float(allowance))
     ]

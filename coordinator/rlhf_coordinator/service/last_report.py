@@ -47,8 +47,10 @@ def write_last_report(run: JobRun) -> None:
     """Log the last report and write it to the termination message file; never raise, because the outcome is already
     final."""
     report, phase = last_report(run), run.outcome.phase if run.outcome else "over"
-    kept = f"the last checkpoint is {report['checkpoint']}" if report["checkpoint"] else "there is no checkpoint"
-    message = f"the job is {phase} after {report['iteration']} iterations; {kept}"
+    checkpoint_note = (
+        f"the last checkpoint is {report['checkpoint']}" if report["checkpoint"] else "there is no checkpoint"
+    )
+    message = f"the job is {phase} after {report['iteration']} iterations; {checkpoint_note}"
     log.info(message, extra={"report": report})
     path = os.environ.get(Env.TERMINATION_MESSAGE)
     if path and phase == "Complete":

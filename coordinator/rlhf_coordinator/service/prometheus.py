@@ -131,8 +131,8 @@ class JobCollector(Collector):
         yield samples.WORKER_STATE, {(each.worker, each.state): 1 for each in shown}
         yield samples.WORKER_TOKENS, {(each.worker,): each.tokens_per_second for each in shown}
         yield samples.WORKER_RESTARTS, {(worker.name,): worker.restarts for worker in workers}
-        held = list(state.incremental.cache_bytes.items())
-        yield samples.PREFIX_CACHE, {(name,): size for name, size in held}
+        cache_sizes = list(state.incremental.cache_bytes.items())
+        yield samples.PREFIX_CACHE, {(name,): size for name, size in cache_sizes}
         connected = [worker.name for worker in workers if worker.session]
         yield job.WORKER_IDLE, {(name,): settled(partial(idle_share, self._run, name)) for name in connected}
 
@@ -174,19 +174,22 @@ class JobCollector(Collector):
         yield training.GROUP_EPOCH, {(): run.state.group_epoch}
 
     def _storage(self) -> _Series:
-        run, totals, made = self._run, self._run.totals, self._run.state.checkpoint
+        run, totals, checkpoint = self._run, self._run.totals, self._run.state.checkpoint
         yield storage.WEIGHT_VERSION, {(): run.state.version}
         loaders = [group for group in run.state.fleet.sizes if group.value in labels.WEIGHT_GROUP.values]
         yield storage.WEIGHT_BYTES, {(group.value,): totals.weight_bytes[group] for group in loaders}
-        yield storage.CHECKPOINT_VERSION, {(): made.newest}
+        yield storage.CHECKPOINT_VERSION, {(): checkpoint.newest}
         settings = run.context.spec.checkpoints
         yield storage.CHECKPOINT_INTERVAL, {(): settings.every} if settings else {}
-        yield storage.CHECKPOINT_TIME, {(): made.made_ns / 1e9} if made.made_ns else {}
+        yield storage.CHECKPOINT_TIME, {(): checkpoint.made_ns / 1e9} if checkpoint.made_ns else {}
         yield storage.CHECKPOINT_BYTES, {(): totals.checkpoint_bytes} if totals.checkpoint_bytes else {}
         yield storage.CHECKPOINT_FAILURES, {(): totals.checkpoint_failures}
         yield storage.TRACKERS_LOST, {(): len(run.trackers.lost)}
         yield storage.TRACE_SPANS, {(outcome,): spans for outcome, spans in run.trackers.trace_spans().items()}
-        yield storage.TRACKER_BEHIND, {(name,): behind for name, behind in settled(run.trackers.behind).items()}
+        yield (
+            storage.TRACKER_BEHIND,
+            {(name,): iterations for name, iterations in settled(run.trackers.backlog).items()},
+        )
         yield storage.JOURNAL_BYTES, {(): run.journal.bytes_written}
         spaces = self._disks.read()
         yield storage.DISK_FREE, {(name,): space.free for name, space in spaces.items()}

@@ -187,14 +187,14 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         except (ValueError, JobError):
             raise
         except Exception as error:
-            log.exception("%s: a message could not be taken in", session.worker)
-            raise ValueError(f"a message could not be taken in: {type(error).__name__}: {error}") from error
+            log.exception("%s: a message could not be processed", session.worker)
+            raise ValueError(f"a message could not be processed: {type(error).__name__}: {error}") from error
 
-    def _count_bad_message(self, name: str, what: str) -> None:
+    def _count_bad_message(self, name: str, reason: str) -> None:
         worker = self._run.state.fleet.workers[name]
         worker.failures += 1
         if worker.failures > self._run.context.spec.run_policy.backoff_limit:
-            self._fail(JobError("BadMessage", f"{name} keeps sending messages that make no sense: {what}"))
+            self._fail(JobError("BadMessage", f"{name} keeps sending invalid messages: {reason}"))
 
     def _fail(self, error: JobError) -> None:
         self._run.state.failure = error.failure

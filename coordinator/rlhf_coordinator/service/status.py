@@ -90,7 +90,7 @@ def seconds_left(run: JobRun, now: float) -> float:
 
 def worker_status(worker: Worker, ledger: Ledger, trained: Iterable[str], now: float) -> pb.WorkerStatus:
     """Return the state of one worker; versions that it decodes and scores with come before those of its rank."""
-    held = dict.fromkeys(trained, worker.trained_version) if worker.trains else {}
+    rank_versions = dict.fromkeys(trained, worker.trained_version) if worker.trains else {}
     decoding, scoring = ledger.decoding_on(worker.name), ledger.scoring_on(worker.name)
     tokens_per_second, busy = worker.rates
     return pb.WorkerStatus(
@@ -99,7 +99,7 @@ def worker_status(worker: Worker, ledger: Ledger, trained: Iterable[str], now: f
         activity=_activity(worker, decoding, scoring),
         active_samples=worker.heartbeat.active_samples or decoding,
         tokens_per_second=tokens_per_second,
-        versions=held | worker.versions,
+        versions=rank_versions | worker.versions,
         busy_share=busy,
         silent_seconds=max(0.0, now - worker.last_heard) if worker.lost else 0.0,
         engine=worker.heartbeat.engine,

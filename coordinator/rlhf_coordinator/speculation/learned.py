@@ -60,15 +60,15 @@ def restore_learned_drafts(run: JobRun) -> None:
     try:
         run.state.speculation.learned = LearnedDrafts.from_document(written)
     except ValueError as error:
-        log.warning("what drafts give is learned again: %s", error)
+        log.warning("the gain of drafts is learned again: %s", error)
 
 
 def _check(run: JobRun, message: pb.SpeculationObservation) -> None:
     speculation = run.context.spec.generation.speculation
     for count in message.learned.counts:
         if count.drafter not in speculation.drafters:
-            known = ", ".join(speculation.drafters)
-            raise ValueError(f"drafts of {count.drafter[:64]!r}, must be of {known}")
+            drafters = ", ".join(speculation.drafters)
+            raise ValueError(f"drafts of {count.drafter[:64]!r}, must be of {drafters}")
         if not 0 <= count.position < speculation.max_tokens:
             raise ValueError(f"a draft's position {count.position}, must be below {speculation.max_tokens}")
         if not count.accepted <= count.judged <= count.drafted:

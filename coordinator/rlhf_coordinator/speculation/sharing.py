@@ -39,7 +39,7 @@ def share(run: JobRun, decision: ShareSiblings) -> None:
         sharing.has.setdefault(part.group, {}).setdefault(part.worker, {})[part.source] = part.stop
     for group, worker in decision.forgotten:
         _drop(run, group, worker)
-        messages.of(worker).forgotten.append(group)
+        messages.for_worker(worker).forgotten.append(group)
     for worker, message in messages.by_worker.items():
         run.sessions.send(worker, pb.CoordinatorMessage(siblings=message))
     sharing.next_group, sharing.next_share = decision.next_group, decision.next_share
@@ -81,8 +81,8 @@ def restore_earlier(run: JobRun) -> None:
         responses = {message.key.sample: message.tokens.data for message in finished_responses(records)}
         carried = carried_samples(records)
         _keep(run, iteration, responses, {index: origin_in(carried, iteration, index) for index in responses})
-    if held := run.state.siblings.earlier.tokens:
-        log.info("%d tokens of earlier responses are remembered, to draft by", held)
+    if restored := run.state.siblings.earlier.tokens:
+        log.info("%d tokens of earlier responses are available as drafts", restored)
 
 
 def _prompts_come_again(run: JobRun) -> bool:
@@ -94,9 +94,9 @@ def _keep(run: JobRun, iteration: int, responses: Mapping[int, bytes], origins: 
     by_line: defaultdict[int, list[EarlierResponse]] = defaultdict(list)
     for index, tokens in responses.items():
         if tokens:
-            by_line[run.prompts.of(*origins[index]).line].append(EarlierResponse(iteration, index, tokens))
-    for line, kept in by_line.items():
-        run.state.siblings.earlier.add(line, kept)
+            by_line[run.prompts.prompt(*origins[index]).line].append(EarlierResponse(iteration, index, tokens))
+    for line, line_responses in by_line.items():
+        run.state.siblings.earlier.add(line, line_responses)
 
 
 def _drop(run: JobRun, group: int, worker: str) -> None:
@@ -112,7 +112,9 @@ def _tokens(run: JobRun, part: SharedPart) -> tuple[bytes, float]:
     first, last = part.start * ITEM_BYTES, part.stop * ITEM_BYTES
     if part.source.iteration == run.state.iteration:
         return run.state.ledger.samples[part.source.sample].response.tokens[first:last], 1.0
-    earlier = run.state.siblings.earlier.of(run.state.prompt_lines[part.group * samples_per_prompt(run.context.spec)])
+    earlier = run.state.siblings.earlier.for_line(
+        run.state.prompt_lines[part.group * samples_per_prompt(run.context.spec)]
+    )
     response = next(item for item in earlier if (item.iteration, item.sample) == part.source)
     return response.tokens[first:last], weights(item.iteration for item in earlier)[response.iteration]
 
@@ -124,11 +126,11 @@ class _Messages:
         self._iteration = iteration
         self.by_worker: dict[str, pb.SiblingTokens] = {}
 
-    def of(self, worker: str) -> pb.SiblingTokens:
+    def for_worker(self, worker: str) -> pb.SiblingTokens:
         return self.by_worker.setdefault(worker, pb.SiblingTokens(iteration=self._iteration))
 
     def add(self, part: SharedPart, tokens: bytes, weight: float) -> None:
-        self.of(part.worker).deltas.append(
+        self.for_worker(part.worker).deltas.append(
             pb.SiblingDelta(
                 group=part.group,
                 iteration=part.source.iteration,

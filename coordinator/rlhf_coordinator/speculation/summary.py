@@ -47,7 +47,7 @@ def shown(state: SpeculationState) -> DraftTotals:
 
 
 def _gain(totals: DraftTotals) -> str:
-    return f"{totals.tokens_per_step:.2f} tokens a step, drafts in {totals.drafted_share:.0%} of the steps"
+    return f"{totals.tokens_per_step:.2f} tokens per step, drafts in {totals.drafted_share:.0%} of the steps"
 
 
 def _accepted(totals: DraftTotals) -> str:

@@ -32,8 +32,8 @@ class BatchRefill:
         """Judge a group by its samples that did not fail; return whether it is dropped."""
         if not self.rule.rounds or not members or any(sample.state is not SampleState.SCORED for sample in members):
             return False
-        given = [sample.fields[self._reward] for sample in members if self._reward in sample.fields]
-        if not teaches_nothing([float(np.frombuffer(reward, dtype="<f4")[0]) for reward in given]):
+        rewards = [sample.fields[self._reward] for sample in members if self._reward in sample.fields]
+        if not teaches_nothing([float(np.frombuffer(reward, dtype="<f4")[0]) for reward in rewards]):
             return False
         insort(self.dropped, group)
         return True
@@ -60,5 +60,8 @@ class BatchRefill:
         round could fill.
         """
         gone = set(self.dropped)
-        kept = [(group, False) for group in range(self.groups) if group not in gone]
-        return [*kept, *((group, self.rule.used_up != "Train") for group in self.dropped[: self.first - len(kept)])]
+        remaining = [(group, False) for group in range(self.groups) if group not in gone]
+        return [
+            *remaining,
+            *((group, self.rule.used_up != "Train") for group in self.dropped[: self.first - len(remaining)]),
+        ]

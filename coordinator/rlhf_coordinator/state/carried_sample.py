@@ -33,7 +33,7 @@ class CarriedSample:
     """Whether no worker could decode it: it is not tried again, because it could end workers in every iteration."""
 
     @classmethod
-    def of(cls, sample: Sample) -> Self:
+    def from_sample(cls, sample: Sample) -> Self:
         """Return the carried form of a sample."""
         return cls(
             origin=sample.origin,

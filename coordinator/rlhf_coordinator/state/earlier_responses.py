@@ -42,26 +42,26 @@ class EarlierResponses:
         self.refused = 0
         """Number of tokens that did not fit."""
 
-    def of(self, line: int) -> tuple[EarlierResponse, ...]:
+    def for_line(self, line: int) -> tuple[EarlierResponse, ...]:
         """Return the stored responses to a prompt, newest first."""
         return self._by_line.get(line, ())
 
     def add(self, line: int, responses: Iterable[EarlierResponse]) -> None:
         """Add finished responses of one iteration to a prompt."""
-        held = self.of(line)
-        before = sum(map(len, held))
+        earlier = self.for_line(line)
+        before = sum(map(len, earlier))
         room = self._max_tokens - self.tokens + before
-        kept: list[EarlierResponse] = []
-        for response in (*responses, *held):
-            if len(kept) == MAX_RESPONSES:
+        retained: list[EarlierResponse] = []
+        for response in (*responses, *earlier):
+            if len(retained) == MAX_RESPONSES:
                 break
             if len(response) > room:
                 self.refused += len(response)
                 continue
             room -= len(response)
-            kept.append(response)
-        if kept:
-            self._by_line[line] = tuple(kept)
+            retained.append(response)
+        if retained:
+            self._by_line[line] = tuple(retained)
         else:
             self._by_line.pop(line, None)
-        self.tokens += sum(map(len, kept)) - before
+        self.tokens += sum(map(len, retained)) - before

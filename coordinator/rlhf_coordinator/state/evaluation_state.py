@@ -99,8 +99,8 @@ def latest_metrics(results: Sequence[EvaluationResult]) -> dict[str, float]:
 
 def reported_at(results: Sequence[EvaluationResult], version: int) -> dict[str, float]:
     """Return the reported metrics for the evaluation of a version; empty when it has none."""
-    known = [result for result in results if result.version <= version]
-    return latest_metrics(known) if known and known[-1].version == version else {}
+    past_results = [result for result in results if result.version <= version]
+    return latest_metrics(past_results) if past_results and past_results[-1].version == version else {}
 
 
 def evaluation_tasks(graph: Graph) -> tuple[Task, ...]:

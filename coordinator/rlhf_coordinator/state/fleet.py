@@ -76,13 +76,13 @@ class Fleet:
         self.heartbeat = min(self.timeout / 6, max(1.0, len(self.workers) / HEARTBEATS_PER_SECOND))
         """Seconds between two heartbeats of a worker."""
 
-    def of(self, group: Group) -> list[Worker]:
+    def in_group(self, group: Group) -> list[Worker]:
         """Return the workers of a group, by index."""
         return [worker for worker in self if worker.group is group]
 
     def ranks(self) -> list[Worker]:
         """Return the workers of the training ranks, by rank."""
-        return self.of(self.rank_group)[: self.world_size]
+        return self.in_group(self.rank_group)[: self.world_size]
 
     def __iter__(self) -> Iterator[Worker]:
         return (worker for worker in self.workers.values() if not self._retired(worker))

@@ -49,7 +49,7 @@ class MigrationCounts:
     """Longest of these pauses of one sample, in seconds."""
 
 
-class MadeReallocation(NamedTuple):
+class ExecutedReallocation(NamedTuple):
     """Samples that were asked to move together, and the data for measuring the effect later."""
 
     moment: float
@@ -57,7 +57,7 @@ class MadeReallocation(NamedTuple):
     time_ns: int
     """The same in nanoseconds since the Unix epoch."""
     reallocation: Reallocation
-    held: tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
+    samples: tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
     """Samples of the source and of the destination: pairs of a sample and its number of known tokens."""
     curves: tuple[ThroughputCurve, ThroughputCurve]
     """Throughput curves of both workers, as known at that moment."""
@@ -102,7 +102,7 @@ class FusionState:
     """Intervals of all decode steps, with the tokens that they drew."""
     paces: dict[str, WorkerPace] = field(default_factory=dict)
     """Worker -> its speed relative to the others; a restarted coordinator learns it again within seconds."""
-    reallocated: list[MadeReallocation] = field(default_factory=list)
+    reallocated: list[ExecutedReallocation] = field(default_factory=list)
     """Moves of samples that balance the workers."""
     destinations: dict[int, str] = field(default_factory=dict)
     """Sample -> destination of its last balancing move."""

@@ -36,7 +36,7 @@ class GroupTable:
         """`tasks`: all scoring tasks of the graph; this table has those of scope GROUP. `group_size`: consecutive
         samples of one prompt."""
         self.names = frozenset(task.name for task in tasks if task.scope is Scope.GROUP)
-        maker = {made: task.name for task in tasks for made in task.produces}
+        maker = {produced: task.name for task in tasks for produced in task.produces}
         self._after = {
             task.name: frozenset(maker[need] for need in task.needs if need in maker)
             for task in tasks

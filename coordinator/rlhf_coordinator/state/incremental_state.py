@@ -30,7 +30,7 @@ class IncrementalState:
     """The same for the next iteration; None without a newer counterfactual."""
     predicted: float | None = None
     """In mode Auto, the predicted gain of this iteration in seconds; None if its counterfactual came too late."""
-    held: dict[int, HeldPrefix] = field(default_factory=dict)
+    prefixes: dict[int, HeldPrefix] = field(default_factory=dict)
     """Sample -> the worker with a scored prefix of it."""
     asked: dict[int, HeldPrefix] = field(default_factory=dict)
     """Sample -> the worker that was asked for a prefix and has not answered."""
@@ -64,7 +64,7 @@ class IncrementalState:
 
     def begin_iteration(self) -> None:
         """Reset the state of an iteration: samples and weights have changed."""
-        self.held, self.asked, self.full, self.cache_bytes = {}, {}, {}, {}
+        self.prefixes, self.asked, self.full, self.cache_bytes = {}, {}, {}, {}
         self.begun, self.finished, self.joined, self.passes = {}, {}, {}, {}
         self.scored, self.last_tasks, self.places = {}, Counter(), {}
         self.max_bytes = self.dropped = self.early_tokens = self.tokens = 0
@@ -78,5 +78,5 @@ class IncrementalState:
 
     def loads(self) -> Counter[str]:
         """Return worker -> number of samples that it has or was asked for."""
-        places = {index: item.worker for index, item in (*self.held.items(), *self.asked.items())}
+        places = {index: item.worker for index, item in (*self.prefixes.items(), *self.asked.items())}
         return Counter(places.values())

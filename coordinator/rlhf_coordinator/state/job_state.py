@@ -65,8 +65,8 @@ class JobContext:
 
         This is its reward's number, or, for a task that is no reward, the highest number of any reward.
         """
-        given = [self.spec.models.reward_of(task)] if task.rewards else self.spec.models.all_rewards
-        return max((each.reward.retries for each in given), default=RETRIES)
+        rewards = [self.spec.models.reward_of(task)] if task.rewards else self.spec.models.all_rewards
+        return max((each.reward.retries for each in rewards), default=RETRIES)
 
     def abstains(self, task: Task) -> bool:
         """Return whether a task abstains after its last failure on a sample, so that the job continues."""

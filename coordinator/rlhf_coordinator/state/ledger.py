@@ -143,39 +143,39 @@ class Ledger(ScoringLedger):
 
     def progress(self, index: int, attempt: int, worker: str, offset: int, more: PackedResponse) -> int:
         """Add decoded tokens; return the number of new ones (0 when the message is stale or has none)."""
-        sample = self._held(index, attempt, worker)
-        known = len(sample.response) if sample else 0
-        if sample is None or offset > known or offset + len(more) <= known:
+        sample = self._leased_sample(index, attempt, worker)
+        length = len(sample.response) if sample else 0
+        if sample is None or offset > length or offset + len(more) <= length:
             return 0
         self._lengthen(sample, sample.response.with_tokens(offset, more))
-        return len(sample.response) - known
+        return len(sample.response) - length
 
     def finish(self, index: int, attempt: int, worker: str, response: PackedResponse, reason: str, text: str) -> bool:
         """Store a whole response; return False when it is stale."""
-        sample = self._held(index, attempt, worker)
+        sample = self._leased_sample(index, attempt, worker)
         if sample is None:
             return False
         self._decoding.end_lease(sample)
         self._generated(sample, response, reason, text)
         return True
 
-    def reclaim(self, worker: str, held: Mapping[int, tuple[int, PackedResponse]] | None = None) -> Reclaimed:
-        """Revoke all leases of a worker that is lost, or that brought `held` (sample -> attempt, tokens) to a new
+    def reclaim(self, worker: str, reported: Mapping[int, tuple[int, PackedResponse]] | None = None) -> Reclaimed:
+        """Revoke all leases of a worker that is lost, or that brought `reported` (sample -> attempt, tokens) to a new
         session.
 
-        Tokens of `held` are kept if the sample is now queued and was not decoded under a later attempt. A sample that
-        was moving to this worker stays with its source; one that was leaving it returns to the queue.
+        The ledger keeps reported tokens if the sample is now queued and was not decoded under a later attempt. A sample
+        that was moving to this worker stays with its source; a sample that was leaving it returns to the queue.
         """
-        given = dict(held or {})
+        unclaimed = dict(reported or {})
         queued = self.held_by(worker)
         for index in queued:
             sample = self.samples[index]
             assert sample.decoding is not None
-            attempt, response = given.pop(index, (-1, sample.response))
+            attempt, response = unclaimed.pop(index, (-1, sample.response))
             self._requeue(sample, response if attempt == sample.decoding.attempt else sample.response)
         for index in self.bound_for(worker):
             self._decoding.cancel_arrival(self.samples[index])
-        for index, (attempt, response) in given.items():
+        for index, (attempt, response) in unclaimed.items():
             self._keep_tokens(index, attempt, response)
         return Reclaimed(tuple(queued), self._reclaim_tasks(worker))
 
@@ -183,15 +183,15 @@ class Ledger(ScoringLedger):
 
     def record_failure(self, worker: str, why: str, retries: int) -> None:
         """Count the end of a worker as a failure of every sample that it decodes, before they are reclaimed."""
-        held = self.held_by(worker)
-        for index in held:
-            self._fault(self.samples[index], worker, why, retries, proven=len(held) == 1)
+        decoding = self.held_by(worker)
+        for index in decoding:
+            self._fault(self.samples[index], worker, why, retries, proven=len(decoding) == 1)
 
     def failed_on(
         self, index: int, attempt: int, worker: str, response: PackedResponse, why: str, retries: int
     ) -> bool:
         """Queue a sample on which a worker failed, and keep its tokens; return False when the message is stale."""
-        sample = self._held(index, attempt, worker)
+        sample = self._leased_sample(index, attempt, worker)
         if sample is None:
             return False
         self._lengthen(sample, response)
@@ -235,7 +235,7 @@ class Ledger(ScoringLedger):
     def carry_over(self) -> tuple[CarriedSample, ...]:
         """Return the carried form of the samples that were cut off, in their order; final once the batch is
         complete."""
-        return tuple(CarriedSample.of(sample) for sample in self.samples if sample.state is SampleState.CUT)
+        return tuple(CarriedSample.from_sample(sample) for sample in self.samples if sample.state is SampleState.CUT)
 
     # ---------------------------------------------------------------- migration
 
@@ -321,21 +321,25 @@ class Ledger(ScoringLedger):
     def resume_partial(self, carried: Sequence[CarriedSample]) -> None:
         """Make carried samples the first samples of the iteration. Call this before any is decoded."""
         self.carried = tuple(carried)
-        for index, one in enumerate(self.carried):
+        for index, resumed in enumerate(self.carried):
             sample = self.samples[index]
-            sample.origin, sample.carried, sample.decoded_by = one.origin, one.response, list(one.decoded_by)
-            sample.drafted_tokens, sample.accepted_tokens = one.drafted_tokens, one.accepted_tokens
-            sample.episode = one.episode
-            if one.failed:
+            sample.origin, sample.carried, sample.decoded_by = (
+                resumed.origin,
+                resumed.response,
+                list(resumed.decoded_by),
+            )
+            sample.drafted_tokens, sample.accepted_tokens = resumed.drafted_tokens, resumed.accepted_tokens
+            sample.episode = resumed.episode
+            if resumed.failed:
                 self.give_up(index)
-            elif one.finish_reason:
-                self.restore_response(index, one.response, one.finish_reason, one.text)
+            elif resumed.finish_reason:
+                self.restore_response(index, resumed.response, resumed.finish_reason, resumed.text)
             else:
-                self.restore_tokens(index, one.response)
+                self.restore_tokens(index, resumed.response)
 
     # ---------------------------------------------------------------- inside
 
-    def _held(self, index: int, attempt: int, worker: str) -> Sample | None:
+    def _leased_sample(self, index: int, attempt: int, worker: str) -> Sample | None:
         """Return the sample if this worker has it under this attempt; a message of its destination moves it there
         first."""
         if not 0 <= index < len(self.samples):

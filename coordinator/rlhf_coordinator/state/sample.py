@@ -66,10 +66,10 @@ class PackedResponse:
 
     def continues(self, carried: "PackedResponse", version: int) -> bool:
         """Return whether it consists of the carried response, or a beginning of it, and then tokens of one version."""
-        known = min(len(carried), len(self))
-        more = len(self) - known
-        wanted = join_spans(first_tokens(carried.versions, known), (VersionSpan(version, more),) if more else ())
-        same = self.tokens[: known * ITEM_BYTES] == carried.tokens[: known * ITEM_BYTES]
+        shared = min(len(carried), len(self))
+        more = len(self) - shared
+        wanted = join_spans(first_tokens(carried.versions, shared), (VersionSpan(version, more),) if more else ())
+        same = self.tokens[: shared * ITEM_BYTES] == carried.tokens[: shared * ITEM_BYTES]
         return same and joined(self.versions) == wanted
 
 
@@ -145,13 +145,13 @@ class Sample:
 
 def first_tokens(versions: Sequence[VersionSpan], tokens: int) -> tuple[VersionSpan, ...]:
     """Return the spans of the first `tokens` tokens."""
-    kept: list[VersionSpan] = []
+    spans: list[VersionSpan] = []
     for version, count in versions:
         if tokens <= 0:
             break
-        kept.append(VersionSpan(version, min(count, tokens)))
+        spans.append(VersionSpan(version, min(count, tokens)))
         tokens -= count
-    return tuple(kept)
+    return tuple(spans)
 
 
 def join_spans(left: tuple[VersionSpan, ...], right: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:

@@ -70,7 +70,9 @@ class SampleStates:
         """Return the prompts whose samples are all generated or failed, and not cut off."""
         waiting = {SampleState.QUEUED, SampleState.DECODING, SampleState.MIGRATING, SampleState.CUT}
         groups = len(self.samples) // self.group_size
-        return [group for group in range(groups) if not any(one.state in waiting for one in self.members_of(group))]
+        return [
+            group for group in range(groups) if not any(sample.state in waiting for sample in self.members_of(group))
+        ]
 
     def members_of(self, group: int) -> list[Sample]:
         """Return all samples of a prompt."""
@@ -82,14 +84,14 @@ class SampleStates:
         return response.continues(carried, self.version)
 
     @property
-    def kept(self) -> list[Sample]:
+    def uncut_samples(self) -> list[Sample]:
         """The samples that were not cut off, by index: those of the batch, once it is complete."""
         return [sample for sample in self.samples if sample.state is not SampleState.CUT]
 
     @property
     def trainable(self) -> list[Sample]:
         """The samples that were not cut off and may be trained on: all but greedy baselines."""
-        return [sample for sample in self.kept if not sample.greedy]
+        return [sample for sample in self.uncut_samples if not sample.greedy]
 
     def _new(self, index: int) -> Sample:
         greedy = self._greedy_baseline and index % self.group_size == self.group_size - 1

@@ -79,7 +79,7 @@ class ScoringLedger(SampleStates):
         Samples of groups that were dropped or cut off are not part of it.
         """
         if not self.refill.rule.rounds:
-            return [(sample, sample.failed) for sample in self.kept]
+            return [(sample, sample.failed) for sample in self.uncut_samples]
         return [
             (sample, masked or sample.failed)
             for group, masked in self.refill.batch()

@@ -124,13 +124,13 @@ class ScoringTable:
 
     def _combine(self, sample: Sample) -> None:
         """Combine the rewards of a complete sample; it abstains if all of them did."""
-        given: dict[RewardPart, dict[str, float]] = {}
+        rewards_by_part: dict[RewardPart, dict[str, float]] = {}
         for task, part in self._parts.items():
-            of_field = given.setdefault(replace(part, name=""), {})
+            of_field = rewards_by_part.setdefault(replace(part, name=""), {})
             if (values := sample.fields.get(self._field_of[task])) is not None:
                 of_field[part.name] = float(np.frombuffer(values, "<f4")[0])
-        for part, rewards in given.items():
-            number = part.combination.of(rewards)
+        for part, rewards in rewards_by_part.items():
+            number = part.combination.combine(rewards)
             if number is None:
                 sample.abstained = True
             else:

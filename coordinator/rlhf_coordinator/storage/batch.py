@@ -68,21 +68,21 @@ def restore_record(ledger: Ledger, record: Record, first: int = 0) -> None:
         _restore_metrics(ledger, score, first)
     elif kind == "scored_group":
         scores = record.scored_group.samples
-        results = {one.key.sample: None if one.abstained else unpacked(one.result, "float32") for one in scores}
+        results = {score.key.sample: None if score.abstained else unpacked(score.result, "float32") for score in scores}
         ledger.restore_group(scores[0].task, results)
-        for one in scores:
-            _restore_metrics(ledger, one)
+        for entry in scores:
+            _restore_metrics(ledger, entry)
     elif kind == "failed":
         ledger.give_up(record.failed.key.sample - first)
     elif kind == "begun":
         ledger.version = ledger.iteration - record.begun.versions_behind
         ledger.resume_partial(carried_samples([record]))
     elif kind == "cut":
-        for known in record.cut.known:
-            message = known.response
+        for cut_sample in record.cut.known:
+            message = cut_sample.response
             response = response_of(message.tokens, message.log_probabilities, message.versions)
             ledger.restore_tokens(message.key.sample, response)
-            ledger.samples[message.key.sample].decoded_by = list(known.decoded_by)
+            ledger.samples[message.key.sample].decoded_by = list(cut_sample.decoded_by)
         ledger.cut(record.cut.groups)
 
 
@@ -97,9 +97,9 @@ def refill_rule(records: Sequence[Record], otherwise: RefillRule = NO_REFILL) ->
 def take_given(ledger: Ledger, prompts: PromptSet) -> Ledger:
     """Return a new iteration's ledger with the responses that the prompt file contains for its samples."""
     for sample in ledger.samples:
-        given = prompts.response(ledger.iteration, sample.index)
-        if given is not None:
-            ledger.restore_response(sample.index, PackedResponse(given.tokens), FINISHED, given.text)
+        response = prompts.response(ledger.iteration, sample.index)
+        if response is not None:
+            ledger.restore_response(sample.index, PackedResponse(response.tokens), FINISHED, response.text)
     return ledger
 
 
@@ -124,10 +124,10 @@ def replayed(
     last sample of each prompt is one. Raises JobError when the segment is missing or damaged.
     """
     rule = refill_rule(records)
-    made = Ledger(
+    new_ledger = Ledger(
         iteration, size, tasks, 0, group_size=group_size, refill=rule, spare=spare, greedy_baseline=greedy_baseline
     )
-    ledger = take_given(made, prompts)
+    ledger = take_given(new_ledger, prompts)
     for record in records:
         apply_record(ledger, record)
     if not ledger.all_scored:
@@ -144,7 +144,7 @@ def batch_parts(ledger: Ledger, prompts: PromptSet) -> Iterator[pb.BatchPart]:
     total = len(batch)
     part, size = pb.BatchPart(total=total), 0
     for place, (sample, masked) in enumerate(batch):
-        prompt = prompts.of(*sample.origin).tokens
+        prompt = prompts.prompt(*sample.origin).tokens
         message = train_sample(sample, place, prompts.group(place), prompt, masked=masked)
         if size and size + message.ByteSize() > CHUNK_BYTES:
             yield part

@@ -52,8 +52,8 @@ class ChatLines:
         self._warn_of_roles(place, key, messages)
         self._warn_of_marks(place, key, messages)
         if unwritten := self._marks.unwritten:
-            what = f"is rendered without {unwritten!r}, which the chat template writes before every answer"
-            self._warnings.add(place, what, f"{self._remedy} that reads add_generation_prompt")
+            problem = f"is rendered without {unwritten!r}, which the chat template writes before every answer"
+            self._warnings.add(place, problem, f"{self._remedy} that reads add_generation_prompt")
         text = self._template.render(place, messages, add_generation_prompt=True, tools=tools)
         if tools:
             self._check_tools(place, messages, tools, text)
@@ -83,8 +83,8 @@ class ChatLines:
                 "answer; remove it, or let a message of the user follow"
             )
         if all(message["role"] in OF_SYSTEM for message in messages):
-            what = f"has no message of the user under {key!r}"
-            self._warnings.add(place, what, "add what the policy is to answer, unless it is to begin by itself")
+            problem = f"has no message of the user under {key!r}"
+            self._warnings.add(place, problem, "add the user's message, unless the policy starts the dialogue")
 
     def _check_keys(self, place: Place, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -94,10 +94,10 @@ class ChatLines:
                     self._warn_of_nulls(place, message[name])
                 if not message[name] or any(map(self._template.reads_key, names)):
                     continue
-                what = f"has {name} in a message, which the chat template does not read"
+                problem = f"has {name} in a message, which the chat template does not read"
                 if name in OF_TURN:
-                    raise place.bad(f"{what}; {self._remedy} that does, or write it into the content")
-                self._warnings.add(place, what, "nothing of it reaches the model")
+                    raise place.bad(f"{problem}; {self._remedy} that does, or write it into the content")
+                self._warnings.add(place, problem, "the model does not see it")
 
     def _check_tools(
         self, place: Place, messages: list[Message], tools: Sequence[Mapping[str, Any]], text: str
@@ -115,9 +115,9 @@ class ChatLines:
                 raise place.bad(
                     f"has the tool {name!r}, which the chat template does not write; {self._remedy} that does"
                 )
-            if lost := next((one for one in more if not _is_in(one, text)), None):
-                what = f"has {lost!r} in a tool, which the chat template does not write"
-                self._warnings.add(place, what, f"see that this is meant, or {self._remedy}")
+            if lost := next((part for part in more if not _is_in(part, text)), None):
+                problem = f"has {lost!r} in a tool, which the chat template does not write"
+                self._warnings.add(place, problem, f"check that this is intended, or {self._remedy}")
 
     def _check_written(self, prompt: ChatPrompt, key: str) -> None:
         """Refuse a prompt if the template leaves out or changes a message of another role than the assistant.
@@ -129,19 +129,21 @@ class ChatLines:
         for number, message in enumerate(prompt.messages):
             content, role = message["content"], message["role"]
             if not (content.strip() or message.keys() - {"role", "content", "name"}):
-                what = f"has an empty message of role {role} under {key!r}"
-                self._warnings.add(place, what, "write what is meant, or remove it")
+                problem = f"has an empty message of role {role} under {key!r}"
+                self._warnings.add(place, problem, "write the intended text, or remove it")
                 continue
             if number not in hidden and _is_in(content, text) and all(_is_in(name, text) for name in _called(message)):
                 if not _is_in(content, text, spaces=True):
-                    what = f"has spaces or line breaks under {key!r} that the chat template changes"
-                    self._warnings.add(place, what, f"see that this is meant, or {self._remedy} that keeps them")
+                    problem = f"has spaces or line breaks under {key!r} that the chat template changes"
+                    self._warnings.add(
+                        place, problem, f"check that this is intended, or {self._remedy} that keeps them"
+                    )
                 continue
-            what = f"has a message of role {role} under {key!r} that the chat template does not write as it stands"
+            problem = f"has a message of role {role} under {key!r} that the chat template does not write as it stands"
             if role != "assistant" and not (role in OF_SYSTEM and self._counts(prompt, message)):
-                raise place.bad(f"{what}; {self._remedy} that does, or correct the message")
+                raise place.bad(f"{problem}; {self._remedy} that does, or correct the message")
             self._warnings.add(
-                place, what, f"see that this is meant, as where reasoning is left out, or {self._remedy}"
+                place, problem, f"check that this is intended, as where reasoning is left out, or {self._remedy}"
             )
 
     def _hidden(self, prompt: ChatPrompt) -> frozenset[int]:
@@ -171,27 +173,27 @@ class ChatLines:
         for role in {message["role"]: None for message in messages}:
             if role in _ROLES or (role.casefold() not in (*_ROLES, *_ASSISTANTS) and self._template.reads(role)):
                 continue
-            what = f"has a message of role {role!r} under {key!r}, which is none of {', '.join(_ROLES)}"
-            self._warnings.add(place, what, "write one of them, unless the model was trained with that role")
+            problem = f"has a message of role {role!r} under {key!r}, which is not one of {', '.join(_ROLES)}"
+            self._warnings.add(place, problem, "write one of them, unless the model was trained with that role")
 
     def _warn_of_nulls(self, place: Place, calls: Sequence[Mapping[str, Any]]) -> None:
         """Warn about nulls in the arguments of a table's tool calls: each row has every key of the others."""
         for call in calls if place.unit == "row" else ():
             if None in call["function"]["arguments"].values():
-                what = f"has null in arguments of {call['function']['name']}, and the policy reads it"
-                self._warnings.add(place, what, "write arguments as JSON text, unless null is meant")
+                problem = f"has null in arguments of {call['function']['name']}, and the policy reads it"
+                self._warnings.add(place, problem, "write arguments as JSON text, unless null is intended")
 
     def _warn_of_marks(self, place: Place, key: str, messages: Sequence[Message]) -> None:
         for message in messages:
             if message["content"].lstrip().startswith("[{") and '"role"' in message["content"]:
-                what = f"holds the JSON text of messages under {key!r}, which is read as one message of the user"
-                self._warnings.add(place, what, "write the list of messages itself, unless the text is meant")
+                problem = f"holds the JSON text of messages under {key!r}, which is read as one message of the user"
+                self._warnings.add(place, problem, "write the list of messages itself, unless the text is intended")
             if mark := self._marks.first_in(message["content"]):
-                what = f"holds {mark}, a mark of the chat template, under {key!r}"
+                problem = f"holds {mark}, a mark of the chat template, under {key!r}"
                 remedy = (
                     f"write the text alone, or set {self._prompts.field}.chatTemplate to false for rendered prompts"
                 )
-                self._warnings.add(place, what, remedy)
+                self._warnings.add(place, problem, remedy)
 
 
 def _called(message: Message) -> list[str]:
@@ -215,7 +217,7 @@ def _is_in(content: str, text: str, *, spaces: bool = False) -> bool:
     """
     content = content.strip()
     quoted = (json.dumps(content, ensure_ascii=escaped)[1:-1] for escaped in (False, True))
-    if content in text or any(one in text for one in quoted):
+    if content in text or any(form in text for form in quoted):
         return True
     return not spaces and _words(content) in _words(text)
 

@@ -107,7 +107,7 @@ class ResponseWriter:
             parts = self._parts(prompt, key, said, whole)
             if simple and whole == parts.before + text + parts.rest and parts.before.startswith(prompt.text):
                 self._usual = parts.before[len(prompt.text) :], parts.rest
-        written = self._behind(prompt, key, parts, structured=_first_text(said) != "content")
+        written = self._text_after_prompt(prompt, key, parts, structured=_first_text(said) != "content")
         return ResponseText(text or written, written)
 
     def _render(self, prompt: ChatPrompt, said: Sequence[Message]) -> str:
@@ -130,8 +130,8 @@ class ResponseWriter:
         if matched is None:
             raise _refused(prompt.place, key, shown)
         if matched.spaces:
-            what = f"has space at the ends of a text under {key!r} that the chat template would leave out"
-            self._warnings.add(prompt.place, what, "it is trained on; remove it unless it is meant")
+            problem = f"has space at the ends of a text under {key!r} that the chat template would leave out"
+            self._warnings.add(prompt.place, problem, "it is trained on; remove it unless it is intended")
         before, *between, after = matched.around
         first, *others = matched.texts
         rest = "".join(piece + text for piece, text in zip(between, others, strict=True))
@@ -147,7 +147,7 @@ class ResponseWriter:
             return after
         return _after_common(after[::-1], prompt.text[::-1])[::-1]
 
-    def _behind(self, prompt: ChatPrompt, key: str, parts: _Response, *, structured: bool) -> str:
+    def _text_after_prompt(self, prompt: ChatPrompt, key: str, parts: _Response, *, structured: bool) -> str:
         """Return the text after the rendered prompt.
 
         `structured`: the template writes reasoning or a call first, and therefore the tags around it.
@@ -158,9 +158,11 @@ class ResponseWriter:
             return parts.before[len(prompt.text) :] + parts.first + parts.rest
         extra = parts.before.removeprefix(prompt.text) if parts.before.startswith(prompt.text) else ""
         if extra.strip():
-            what = f"is trained on as it stands under {key!r}, where the chat template would write {extra!r} before it"
+            problem = (
+                f"is trained on as it stands under {key!r}, where the chat template would write {extra!r} before it"
+            )
             self._warnings.add(
-                prompt.place, what, "write that in the line, or have the template write it in the prompt"
+                prompt.place, problem, "write that in the line, or have the template write it in the prompt"
             )
             extra = ""
         return extra + self._first(prompt, key, parts) + parts.rest
@@ -181,12 +183,16 @@ class ResponseWriter:
         opened = _OPEN.search(prompt.text[-_SHOWN:])
         of_turn = opened is not None and parts.before == prompt.text and not _THOUGHT.search(opened[1])
         if opened is not None and not of_turn and f"</{opened[1]}>" not in text:
-            what = f"has a response under {key!r} without </{opened[1]}>, while the prompt ends in <{opened[1]}>"
-            self._warnings.add(place, what, "write the reasoning and its end, or give another prompts.chatTemplateFile")
+            problem = f"has a response under {key!r} without </{opened[1]}>, while the prompt ends in <{opened[1]}>"
+            self._warnings.add(
+                place, problem, "write the reasoning and its end, or give another prompts.chatTemplateFile"
+            )
         closed = _CLOSED.search(text)
         if closed is not None and not _is_open(closed[1], prompt.text[-_SHOWN:] + text[: closed.start()]):
-            what = f"has </{closed[1]}> in a response under {key!r}, with no <{closed[1]}> open before it"
-            self._warnings.add(place, what, "write the tag that opens it, or have the template write it in the prompt")
+            problem = f"has </{closed[1]}> in a response under {key!r}, with no <{closed[1]}> open before it"
+            self._warnings.add(
+                place, problem, "write the tag that opens it, or have the template write it in the prompt"
+            )
         return text
 
 
@@ -198,7 +204,7 @@ def _refused(place: Place, key: str, shown: str) -> Exception:
     text = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
     return place.bad(
         f"has a response under {key!r} that the chat template does not write as it stands: it writes {text!r}, so "
-        "something else would be learned; give a template that writes it with prompts.chatTemplateFile, or correct the "
+        "the policy would learn other text; give a template for it with prompts.chatTemplateFile, or correct the "
         f"{place.unit}"
     )
 

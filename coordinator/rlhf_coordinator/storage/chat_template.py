@@ -36,24 +36,22 @@ class ChatTemplate:
         """Read the file, if there is one, and check the arguments. Raises JobError (exit code 22)."""
         self._tokenizer, self._prompts = tokenizer, prompts
         self._arguments: dict[str, Any] = dict(prompts.chat_template_arguments or {})
-        given = template_text(prompts)
+        configured = template_text(prompts)
         own = tokenizer.chat_template
-        if not (given or own):
+        if not (configured or own):
             message = (
                 f"{prompts.field}.chatTemplate is true, but the tokenizer of models.actor.path has no chat template: "
                 f"give one with {prompts.field}.chatTemplateFile"
             )
             raise _error(prompts, "chatTemplate", message)
-        self._text = given or (own if isinstance(own, str) else "\n".join(own.values()))
+        self._text = configured or (own if isinstance(own, str) else "\n".join(own.values()))
         for name in self._arguments:
             self._check_argument(name)
         if re.search(RANDOM, self._text):
-            message = (
-                "the chat template draws at random, so prompts would be others at every start: give one that does not"
-            )
+            message = "the chat template draws at random, so prompts would differ at every start: make it deterministic"
             raise _error(prompts, "chatTemplateFile", message)
-        if given:
-            self._arguments["chat_template"] = given
+        if configured:
+            self._arguments["chat_template"] = configured
         if self.reads(DATE):
             # The name hides the function, so that a template that asks for the date fails.
             self._arguments[DATE] = DATE
@@ -99,7 +97,7 @@ class ChatTemplate:
         if name in OWN_ARGUMENTS:
             raise _error(self._prompts, field, "is no argument of templates, or is given by the job; remove it")
         if not self.reads(name):
-            message = "is not read by the chat template, so it would do nothing; correct its name, or remove it"
+            message = "is not read by the chat template, so it has no effect; correct its name, or remove it"
             raise _error(self._prompts, field, message)
 
 

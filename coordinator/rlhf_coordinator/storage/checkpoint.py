@@ -158,12 +158,12 @@ def prune(path: Path, newest: int, keep: int, spared: Collection[int] = ()) -> l
 
     A folder ahead of `newest` is a damaged one that was skipped: it does not count, and will be replaced.
     """
-    known = [version for version in versions(path) if version <= newest]
-    for version in (old for old in known[keep:] if old not in spared):
+    candidates = [version for version in versions(path) if version <= newest]
+    for version in (old for old in candidates[keep:] if old not in spared):
         doomed = path / f".tmp-remove-{version:06d}"
         folder_of(path, version).rename(doomed)  # never seen half-removed under its final name
         shutil.rmtree(doomed, ignore_errors=True)
-    return known[:keep]
+    return candidates[:keep]
 
 
 def remove_leftovers(path: Path) -> None:
@@ -228,8 +228,8 @@ def _mismatch(folder: Path, sums: Mapping[str, tuple[int, str]]) -> str | None:
 
 
 def _describe(folder: Path, file: Path, sums: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
-    known = sums.get(str(file.relative_to(folder)))
-    return {"bytes": file.stat().st_size, "sha256": known[1] if known else _digest(file)}
+    recorded = sums.get(str(file.relative_to(folder)))
+    return {"bytes": file.stat().st_size, "sha256": recorded[1] if recorded else _digest(file)}
 
 
 def _digest(file: Path) -> str:

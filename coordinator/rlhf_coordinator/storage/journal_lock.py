@@ -77,7 +77,9 @@ class JournalLock:
         """End the process when another one owns the lock: it must not write one more byte."""
         if self.ours:
             return
-        log.error("JournalTaken: %s has another coordinator's name by now; this one was cut off, and ends", self.path)
+        log.error(
+            "JournalTaken: %s now has another coordinator's name; this coordinator was cut off and ends", self.path
+        )
         logging.shutdown()
         end(int(ExitCode.RESTART))
 
@@ -106,14 +108,16 @@ def hold(
             return JournalLock(path, descriptor, _sign(folder, descriptor), doubt_of(folder))
         except BlockingIOError:
             if not warned:
-                log.warning("waits for the coordinator before it, which still has %s", path)
+                log.warning("waits for the previous coordinator, which still holds %s", path)
             warned = True
         except OSError as error:
             if error.errno not in UNKNOWN:
                 os.close(descriptor)
                 raise storage_error("the journal", folder, error, _FIELD) from error
-            log.warning("%s knows no locks (%s): never run two coordinators of this job at once", folder, error)
-            return JournalLock(path, descriptor, "", f"the volume of {folder} knows no locks ({error.strerror})")
+            log.warning("%s does not support locks (%s): never run two coordinators of this job at once", folder, error)
+            return JournalLock(
+                path, descriptor, "", f"the volume of {folder} does not support locks ({error.strerror})"
+            )
         if clock() > deadline:
             os.close(descriptor)
             message = f"waited {PATIENCE_SECONDS:.0f} s for another coordinator of this job to end: it holds {path}"
@@ -133,7 +137,7 @@ def doubt_of(folder: Path, mounts: Path = MOUNTS) -> str:
     if kind in ONE_NODE:
         return ""
     if kind not in SHARED:
-        return f"{folder} is on {kind}, of which it is not known that other nodes see its locks"
+        return f"{folder} is on {kind}, whose locks other nodes may not see"
     if local := sorted(LOCAL_OPTIONS & options):
         return f"{folder} is on {kind} mounted with {local[0]}, so its locks are this node's own"
     if kind == "lustre" and "flock" not in options:

@@ -46,7 +46,7 @@ def _cycle(weights: Sequence[int]) -> list[int]:
     turns = []
     for turn in range(total):
         begun = (source for source, weight in enumerate(weights) if taken[source] * total < (turn + 1) * weight)
-        source = min(begun, key=lambda one: (-(-(taken[one] + 1) * total // weights[one]), one))
+        source = min(begun, key=lambda index: (-(-(taken[index] + 1) * total // weights[index]), index))
         turns.append(source)
         taken[source] += 1
     return turns

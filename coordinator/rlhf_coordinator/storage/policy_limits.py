@@ -83,8 +83,8 @@ def _start(tokenizer: Any) -> tuple[int, ...]:
 
 def _unknown(tokenizer: Any) -> int | None:
     """Return the id of the unknown token, unless it also has another meaning."""
-    known = {tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id}
-    return None if tokenizer.unk_token_id in known else tokenizer.unk_token_id
+    meaningful = {tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id}
+    return None if tokenizer.unk_token_id in meaningful else tokenizer.unk_token_id
 
 
 def _end_of(config: Any) -> Any:

@@ -49,7 +49,7 @@ def _message(item: Prompt) -> TokenizedPrompt:
         tokens=item.tokens,
         text=item.text,
         record=item.record,
-        responses=[TokenizedResponse(tokens=given.tokens, text=given.text) for given in item.responses],
+        responses=[TokenizedResponse(tokens=response.tokens, text=response.text) for response in item.responses],
         filtered=item.filtered,
         source=item.source,
         warnings=item.warnings,

@@ -64,7 +64,7 @@ def _line(record: PromptRecord, prompts: Prompts, chats: ChatLines | None, respo
 def _response(record: PromptRecord, key: str) -> Any:
     value = record.data[key]
     if value in ("", []):
-        message = f"has an empty response under {key!r}; write what is to be said, or drop the {record.place.unit}"
+        message = f"has an empty response under {key!r}; write the response, or remove the {record.place.unit}"
         raise record.place.bad(message)
     return value
 

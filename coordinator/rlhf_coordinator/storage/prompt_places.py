@@ -25,6 +25,6 @@ class Place:
     def __str__(self) -> str:
         return f"{self.path} {self.unit} {self.number}" if self.number else f"{self.path}"
 
-    def bad(self, what: str) -> JobError:
-        """Return the error of this place; `what` continues the sentence after its name."""
-        return JobError("BadData", f"{self} {what}", field=self.field, exit_code=ExitCode.BAD_DATA)
+    def bad(self, problem: str) -> JobError:
+        """Return the error of this place; `problem` continues the sentence after its name."""
+        return JobError("BadData", f"{self} {problem}", field=self.field, exit_code=ExitCode.BAD_DATA)

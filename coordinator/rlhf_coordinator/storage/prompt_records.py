@@ -93,7 +93,7 @@ def _objects(
         if columns:
             record = {key: record[key] for key in needed}
         if _ESCAPE in line and (half := half_pair(record)) is not None:
-            raise place.bad(f"has half a surrogate pair under {half!r}, which is no text; {HALF_PAIR_REMEDY}")
+            raise place.bad(f"has half a surrogate pair under {half!r}, which is not text; {HALF_PAIR_REMEDY}")
         yield place, record, json.dumps(record, ensure_ascii=False) if columns else line.strip()
 
 

@@ -50,8 +50,8 @@ def table_rows(whole: Place, needed: Mapping[str, str], *, all_columns: bool) ->
             for line in _lines(reader.stdout.fileno(), whole):
                 kind, text = line[:1], line[1:]
                 if kind == b"E":
-                    row, what = json.loads(text)
-                    raise replace(whole, number=row, unit="row").bad(what)
+                    row, problem = json.loads(text)
+                    raise replace(whole, number=row, unit="row").bad(problem)
                 if kind == b"Z":
                     complete = int(text) == number
                     break
@@ -76,8 +76,8 @@ def _lines(output: int, whole: Place) -> Iterator[bytes]:
             return
         *lines, rest = (rest + block).split(b"\n")
         yield from lines
-    what = f"cannot be read: its reader gave no row for {SILENCE:.0f} s; is the volume that holds it there?"
-    raise whole.bad(what)
+    problem = f"cannot be read: its reader gave no row for {SILENCE:.0f} s; is the volume that holds it there?"
+    raise whole.bad(problem)
 
 
 def _ending(code: int) -> str:

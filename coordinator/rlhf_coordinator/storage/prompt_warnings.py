@@ -22,16 +22,16 @@ class PromptWarnings:
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, str], _Kind] = {}
 
-    def add(self, place: Place, what: str, remedy: str) -> None:
-        """Warn about a line. `what` continues the sentence after its place; equal `what` and `remedy` are one kind."""
-        kind = self._kinds.setdefault((what, remedy), _Kind(place, place))
+    def add(self, place: Place, problem: str, remedy: str) -> None:
+        """Warn about a line. `problem` continues the sentence after its place; equal warnings are one kind."""
+        kind = self._kinds.setdefault((problem, remedy), _Kind(place, place))
         if kind.last != place:
             kind.last, kind.further = place, kind.further + 1
 
     def messages(self) -> tuple[str, ...]:
         """Return one sentence per kind, in the order in which the kinds were found."""
         return tuple(
-            f"{kind.first} {what}{_and_further(kind)}: {remedy}" for (what, remedy), kind in self._kinds.items()
+            f"{kind.first} {problem}{_and_further(kind)}: {remedy}" for (problem, remedy), kind in self._kinds.items()
         )
 
 

@@ -127,7 +127,7 @@ class PromptSet:
     def _taken(self, iteration: int) -> int:
         return iteration * self._apart + self._per_iteration
 
-    def of(self, iteration: int, sample: int) -> Prompt:
+    def prompt(self, iteration: int, sample: int) -> Prompt:
         """Return the prompt of a sample, from the iteration that began it and its number there."""
         return self._prompts[self._entry(iteration, self.group(sample))]
 
@@ -146,8 +146,8 @@ class PromptSet:
 
     def response(self, iteration: int, sample: int) -> GivenResponse | None:
         """Return the response that the prompt file contains for a sample; None where responses are generated."""
-        given = self.of(iteration, sample).responses
-        return given[sample % self._samples_per_prompt] if given else None
+        responses = self.prompt(iteration, sample).responses
+        return responses[sample % self._samples_per_prompt] if responses else None
 
     @property
     def filtered(self) -> list[int]:

@@ -232,7 +232,10 @@ def _read(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict
             state.one_step_off = record.closed.training_behind
             state.training_pending = record.closed.critics_behind or state.one_step_off
             state.rewards = list(record.closed.rewards)
-            state.evaluations = [EvaluationResult(one.version, dict(one.metrics)) for one in record.closed.evaluations]
+            state.evaluations = [
+                EvaluationResult(evaluation.version, dict(evaluation.metrics))
+                for evaluation in record.closed.evaluations
+            ]
         elif kind == "critics_trained":
             state.critics_metrics = dict(record.critics_trained.metrics)
         elif of_evaluation(record) is not None:

@@ -61,7 +61,7 @@ def span_messages(versions: Sequence[tuple[int, int]]) -> list[pb.VersionSpan]:
 def generate_sample(
     key: SampleKey,
     prompt: bytes,
-    known: PackedResponse,
+    response: PackedResponse,
     random_key: int,
     max_response_tokens: int,
     drawing: Drawing = Drawing.ROLLOUT,
@@ -79,10 +79,10 @@ def generate_sample(
         drawing=pb.Drawing.ValueType(drawing),
         record=record,
     )
-    if len(known):
-        message.tokens.CopyFrom(packed("int32", known.tokens))
-        message.log_probabilities.CopyFrom(packed("float32", known.log_probabilities))
-        message.versions.extend(span_messages(known.versions))
+    if len(response):
+        message.tokens.CopyFrom(packed("int32", response.tokens))
+        message.log_probabilities.CopyFrom(packed("float32", response.log_probabilities))
+        message.versions.extend(span_messages(response.versions))
     return message
 
 
@@ -176,7 +176,7 @@ def train_sample(sample: Sample, place: int, group: int, prompt: bytes, *, maske
 
 def carried_messages(carried: Iterable[CarriedSample]) -> list[Carried]:
     """Return carried samples in the journal's form."""
-    return [_carried_message(one) for one in carried]
+    return [_carried_message(sample) for sample in carried]
 
 
 def carried_samples(records: Sequence[Record]) -> tuple[CarriedSample, ...]:
@@ -188,23 +188,23 @@ def carried_samples(records: Sequence[Record]) -> tuple[CarriedSample, ...]:
 
 def cut_message(iteration: int, sample: Sample) -> Carried:
     """Return an unfinished sample that an iteration cuts off, in the journal's form."""
-    return _carried_message(replace(CarriedSample.of(sample), origin=Origin(iteration, sample.index)))
+    return _carried_message(replace(CarriedSample.from_sample(sample), origin=Origin(iteration, sample.index)))
 
 
-def _carried_message(one: CarriedSample) -> Carried:
-    response = one.response
+def _carried_message(sample: CarriedSample) -> Carried:
+    response = sample.response
     message = pb.FinishedSample(
-        key=key_message(SampleKey(*one.origin, 0)),
+        key=key_message(SampleKey(*sample.origin, 0)),
         tokens=packed("int32", response.tokens),
         log_probabilities=packed("float32", response.log_probabilities),
         versions=span_messages(response.versions),
-        finish_reason=one.finish_reason,
-        text=one.text,
-        drafted_tokens=one.drafted_tokens,
-        accepted_tokens=one.accepted_tokens,
-        episode=None if one.episode is None else episode_message(one.episode),
+        finish_reason=sample.finish_reason,
+        text=sample.text,
+        drafted_tokens=sample.drafted_tokens,
+        accepted_tokens=sample.accepted_tokens,
+        episode=None if sample.episode is None else episode_message(sample.episode),
     )
-    return Carried(response=message, decoded_by=one.decoded_by, restarted=one.restarted, failed=one.failed)
+    return Carried(response=message, decoded_by=sample.decoded_by, restarted=sample.restarted, failed=sample.failed)
 
 
 def _carried_sample(message: Carried) -> CarriedSample:

@@ -58,7 +58,7 @@ def _listed(whole: Place) -> list[str]:
         if len(data) > _LARGEST_STATE:
             raise ValueError(f"it has more than {_LARGEST_STATE} bytes")
         state: Any = json.loads(data)
-        names = [str(one["filename"]) for one in state["_data_files"]]
+        names = [str(entry["filename"]) for entry in state["_data_files"]]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise whole.bad(f"has a state.json that save_to_disk did not write: {error!r}") from error
     for name in names:

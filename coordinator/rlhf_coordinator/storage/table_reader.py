@@ -51,9 +51,9 @@ class TableRequest:
 class BadTableError(Exception):
     """Error of a row, from 1, or of the file (0); the text continues the sentence after its name."""
 
-    def __init__(self, row: int, what: str) -> None:
-        super().__init__(row, what)
-        self.row, self.what = row, what
+    def __init__(self, row: int, problem: str) -> None:
+        super().__init__(row, problem)
+        self.row, self.problem = row, problem
 
 
 def rows(request: TableRequest) -> Iterator[str]:
@@ -93,8 +93,8 @@ def _parquet_parts(request: TableRequest) -> Iterator[Any]:
             count += part.num_rows
             yield part.select(columns)
         if count != file.metadata.num_rows:
-            what = f"has {count} rows, but says that it has {file.metadata.num_rows}: it is damaged"
-            raise BadTableError(0, what)
+            problem = f"has {count} rows, but says that it has {file.metadata.num_rows}: it is damaged"
+            raise BadTableError(0, problem)
 
 
 def _arrow_parts(request: TableRequest) -> Iterator[Any]:
@@ -148,8 +148,8 @@ def _columns(schema: Any, request: TableRequest) -> list[str]:
         if names.count(name) > 1:
             raise BadTableError(0, f"has {names.count(name)} columns {name!r}; rename all but one")
         if wrong := _not_json(schema.field(name).type, DEEPEST):
-            what = f"has {wrong} in column {name!r}, which is no JSON; name the columns to read with prompts.columns"
-            raise BadTableError(0, what)
+            problem = f"has {wrong} in column {name!r}, which is no JSON; name the columns to read with prompts.columns"
+            raise BadTableError(0, problem)
     return wanted
 
 
@@ -188,8 +188,10 @@ def _check_sizes(metadata: Any, columns: list[str]) -> None:
             name = next((name for name in columns if _within(chunk.path_in_schema, name)), None)
             size = chunk.total_uncompressed_size
             if name is not None and size > LARGEST_ROW * max(1, group.num_rows):
-                what = f"has {size} bytes in {group.num_rows} rows of column {name!r}; a row has at most {LARGEST_ROW}"
-                raise BadTableError(0, what)
+                problem = (
+                    f"has {size} bytes in {group.num_rows} rows of column {name!r}; a row has at most {LARGEST_ROW}"
+                )
+                raise BadTableError(0, problem)
 
 
 def _within(path: str, column: str) -> bool:
@@ -198,8 +200,8 @@ def _within(path: str, column: str) -> bool:
 
 def _rows_of(part: Any, columns: list[str], start: int) -> Iterator[str]:
     if part.nbytes > LARGEST_ROW * part.num_rows:
-        what = f"and the {part.num_rows - 1} after it have {part.nbytes} bytes; a row has at most {LARGEST_ROW}"
-        raise BadTableError(start, what)
+        problem = f"and the {part.num_rows - 1} after it have {part.nbytes} bytes; a row has at most {LARGEST_ROW}"
+        raise BadTableError(start, problem)
     try:
         found = part.to_pylist()
     except (ValueError, TypeError):  # a string that is not UTF-8: find it
@@ -242,7 +244,7 @@ def main(arguments: list[str]) -> None:
             count += 1
         last = f"Z{count}"
     except BadTableError as error:
-        last = "E" + json.dumps([error.row, error.what])
+        last = "E" + json.dumps([error.row, error.problem])
     sys.stdout.buffer.write(last.encode() + b"\n")
     sys.stdout.buffer.flush()
 

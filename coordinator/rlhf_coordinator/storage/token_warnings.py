@@ -32,8 +32,8 @@ def warn_of_turn_end(
     if not marks or limits.stops.intersection(marks) or stopped:
         return
     stops = ", ".join(repr(tokenizer.decode([stop])) for stop in sorted(limits.stops))
-    what = f"is rendered by a chat template that ends a turn with {texts[0]!r}, and generation stops only at {stops}"
-    warnings.add(whole, what, f"name {marks[0]} in spec.rollout.stopTokenIds, or make it the tokenizer's eos_token")
+    problem = f"is rendered by a chat template that ends a turn with {texts[0]!r}, and generation stops only at {stops}"
+    warnings.add(whole, problem, f"name {marks[0]} in spec.rollout.stopTokenIds, or make it the tokenizer's eos_token")
 
 
 def warn_of_prompt_ends(
@@ -43,11 +43,11 @@ def warn_of_prompt_ends(
     start = list(limits.start)
     if ids[: len(start)] != start:
         first = tokenizer.decode(start)
-        what = f"is rendered without {first!r}, with which the tokenizer begins a text"
-        warnings.add(place, what, "write it in the chat template, such as {{ bos_token }}, if the model knows it")
+        problem = f"is rendered without {first!r}, with which the tokenizer begins a text"
+        warnings.add(place, problem, "write it in the chat template, such as {{ bos_token }}, if the model knows it")
     if ids[-1] in limits.stops and ids != start:
-        what = f"ends with {tokenizer.decode(ids[-1:])!r}, at which generation stops"
-        warnings.add(place, what, "remove it, or let the chat template begin the turn of the assistant")
+        problem = f"ends with {tokenizer.decode(ids[-1:])!r}, at which generation stops"
+        warnings.add(place, problem, "remove it, or let the chat template begin the turn of the assistant")
 
 
 def warn_of_unknown(
@@ -64,5 +64,5 @@ def warn_of_unknown(
         return
     unknown = tokenizer.decode([limits.unknown])
     if unknown not in record:
-        what = f"has characters under {key!r} that the tokenizer does not know, so that the policy reads {unknown!r}"
-        warnings.add(place, what, "remove them, or add them to the tokenizer and the model")
+        problem = f"has characters under {key!r} that the tokenizer does not know, so that the policy reads {unknown!r}"
+        warnings.add(place, problem, "remove them, or add them to the tokenizer and the model")

@@ -56,11 +56,11 @@ def read_prompts(
         before = result[-1].line if result else 0
         warn_of_turn_end(prompts, whole, tokenizer, limits, warnings)
         sizes = max_tokens, response_keys, max_response_tokens
-        kept = _SourcePrompts(prompts, source, before, *sizes, warnings, limits)
+        source_prompts = _SourcePrompts(prompts, source, before, *sizes, warnings, limits)
         for start in range(0, len(lines), _CHUNK):
-            kept.add(lines[start : start + _CHUNK], tokenizer)
-        result += kept.all(whole)
-        longest = max(longest, kept.longest, key=lambda known: known.tokens)
+            source_prompts.add(lines[start : start + _CHUNK], tokenizer)
+        result += source_prompts.all(whole)
+        longest = max(longest, source_prompts.longest, key=lambda candidate: candidate.tokens)
     if limits.generates and (problem := context_problem(max_tokens, max_response_tokens, limits.positions)):
         message = f"{problem}; the longest prompt, {longest.place}, has {longest.tokens} tokens"
         raise JobError("ContextTooShort", message, field=CONTEXT_FIELD, exit_code=ExitCode.USAGE)
@@ -92,13 +92,15 @@ class _SourcePrompts:
         """Tokenize some records. Raises JobError."""
         for line in lines:
             if any(map(has_half_pair, (line.text, *(response.written for response in line.responses)))):
-                raise line.place.bad("is rendered by the chat template with half a surrogate pair, which is no text")
+                raise line.place.bad("is rendered by the chat template with half a surrogate pair, which is not text")
         special = not self._prompts.chat_template  # a chat template writes the special tokens itself
         encoded = text_ids(tokenizer, [line.text for line in lines], special=special)
-        given: list[tuple[GivenResponse, ...]] = [()] * len(lines)
+        responses_by_line: list[tuple[GivenResponse, ...]] = [()] * len(lines)
         if self._keys:
-            given = tokenized_responses(lines, encoded, tokenizer, special=special, stops=self._limits.stops)
-        for line, ids, responses in zip(lines, encoded, given, strict=True):
+            responses_by_line = tokenized_responses(
+                lines, encoded, tokenizer, special=special, stops=self._limits.stops
+            )
+        for line, ids, responses in zip(lines, encoded, responses_by_line, strict=True):
             if not ids:
                 raise line.place.bad("is an empty prompt: it has no tokens, so there is nothing to continue")
             if self._is_left_out(line, ids, responses):
@@ -116,8 +118,8 @@ class _SourcePrompts:
     def all(self, whole: Place) -> list[Prompt]:
         """Return the prompts. Raises JobError when there are none."""
         if not self._result:
-            what = f"has no line that is short enough: all {self._filtered} are longer than spec.rollout allows"
-            raise whole.bad(what)
+            problem = f"has no line that is short enough: all {self._filtered} are longer than spec.rollout allows"
+            raise whole.bad(problem)
         last = self._result[-1]
         self._result[-1] = replace(last, filtered=last.filtered + self._filtered)
         return self._result
@@ -129,24 +131,24 @@ class _SourcePrompts:
 
         Warn about characters that the tokenizer does not have.
         """
-        given = [np.frombuffer(response.tokens, "<i4").tolist() for response in responses]
+        response_ids = [np.frombuffer(response.tokens, "<i4").tolist() for response in responses]
         vocabulary, positions = self._limits.vocabulary, self._limits.positions
-        for key, tokens in ((self._prompts.prompt_key, ids), *zip(self._keys, given, strict=True)):
+        for key, tokens in ((self._prompts.prompt_key, ids), *zip(self._keys, response_ids, strict=True)):
             warn_of_unknown(line.place, key, tokens, line.record, tokenizer, self._limits, self._warnings)
             if vocabulary is not None and (largest := max(tokens)) >= vocabulary:
-                what = f"has the token {tokenizer.decode([largest])!r} under {key!r}, whose id is {largest}"
+                problem = f"has the token {tokenizer.decode([largest])!r} under {key!r}, whose id is {largest}"
                 remedy = "resize the model's embeddings, or remove the token from the text"
-                raise line.place.bad(f"{what}, and the model of {FIELD} has {vocabulary} tokens: {remedy}")
-        for key, tokens in zip(self._keys, given, strict=True):
+                raise line.place.bad(f"{problem}, and the model of {FIELD} has {vocabulary} tokens: {remedy}")
+        for key, tokens in zip(self._keys, response_ids, strict=True):
             if positions is not None and (length := len(ids) + len(tokens)) > positions:
-                what = f"has {length} tokens of prompt and response under {key!r}"
-                raise line.place.bad(f"{what}, and the model of {FIELD} has {positions} positions; shorten them")
+                problem = f"has {length} tokens of prompt and response under {key!r}"
+                raise line.place.bad(f"{problem}, and the model of {FIELD} has {positions} positions; shorten them")
 
     def _is_left_out(self, line: PromptLine, ids: list[int], responses: Sequence[GivenResponse]) -> bool:
         long = [*_too_long("", len(ids), "maxPromptTokens", self._max_tokens)]
         for key, response in zip(self._keys, responses, strict=True):
-            what, tokens = f" under {key!r}", len(response.tokens) // 4
-            long += _too_long(what, tokens, "maxResponseTokens", self._max_response)
+            location, tokens = f" under {key!r}", len(response.tokens) // 4
+            long += _too_long(location, tokens, "maxResponseTokens", self._max_response)
         if long and self._prompts.overlong == "Fail":
             raise line.place.bad(f"has {long[0]}; shorten it, raise the limit, or {_FILTER}")
         return bool(long)
@@ -160,6 +162,6 @@ class _Longest:
     place: Place | None = None
 
 
-def _too_long(what: str, tokens: int, limit: str, most: int) -> Iterator[str]:
+def _too_long(location: str, tokens: int, limit: str, most: int) -> Iterator[str]:
     if tokens > most:
-        yield f"{tokens} tokens{what}, rollout.{limit} is {most}"
+        yield f"{tokens} tokens{location}, rollout.{limit} is {most}"

@@ -121,14 +121,14 @@ class CheckpointSaver:
 
     async def _finish(self) -> None:
         try:
-            made, kept = await asyncio.to_thread(self._complete)
+            saved, retained_versions = await asyncio.to_thread(self._complete)
         except JobError as error:
             self.failed(error.failure)
             return
         except OSError as error:
             self.failed(storage_error("a checkpoint", self._path, error, checkpoint.FIELD).failure)
             return
-        self._made(made, kept)
+        self._record_checkpoint(saved, retained_versions)
 
     def _complete(self) -> tuple[checkpoint.Checkpoint, list[int]]:
         """Complete the checkpoint. Runs in a thread and touches only files."""
@@ -148,25 +148,25 @@ class CheckpointSaver:
         sources: dict[str, str] = {model: run.context.folder(model) for model in run.context.graph.trained}
         if run.context.draft_model:
             sources[DRAFT_MODEL] = run.context.draft_model
-        made = checkpoint.finish(self._folder, self._path, self._version, self._results, sources, facts)
+        saved = checkpoint.finish(self._folder, self._path, self._version, self._results, sources, facts)
         spared = _spared(self._path, run.state.evaluation)
-        return made, checkpoint.prune(self._path, self._version, spec.checkpoints.keep, spared)
+        return saved, checkpoint.prune(self._path, self._version, spec.checkpoints.keep, spared)
 
-    def _made(self, made: checkpoint.Checkpoint, kept: list[int]) -> None:
+    def _record_checkpoint(self, saved: checkpoint.Checkpoint, retained_versions: list[int]) -> None:
         run, state = self._run, self._run.state.checkpoint
         self._folder = None
         state.stage, state.tries = "idle", 0
-        state.newest, state.folder = made.version, str(made.folder)
+        state.newest, state.folder = saved.version, str(saved.folder)
         # Segments that a remaining checkpoint needs for a replay stay, in case the newest one gets damaged. So does the
         # open one, which contains the position of the job.
-        run.journal.prune(min(*kept, run.state.iteration))
-        run.event("checkpoint", f"checkpoint {made.folder}", folder=str(made.folder))
+        run.journal.prune(min(*retained_versions, run.state.iteration))
+        run.event("checkpoint", f"checkpoint {saved.folder}", folder=str(saved.folder))
         state.made_ns = end_ns = time.time_ns()
         run.totals.checkpoint_bytes = sum(file.bytes for result in self._results for file in result.files)
         run.totals.progressed()
-        run.histograms.observe(storage.CHECKPOINT_SECONDS, (end_ns - self._start_ns) / 1e9, iteration=made.version - 1)
-        run.record_span("checkpoint", self._start_ns, end_ns, made.version - 1)
-        log.info("checkpoint %s", made.folder)
+        run.histograms.observe(storage.CHECKPOINT_SECONDS, (end_ns - self._start_ns) / 1e9, iteration=saved.version - 1)
+        run.record_span("checkpoint", self._start_ns, end_ns, saved.version - 1)
+        log.info("checkpoint %s", saved.folder)
         run.wake()
 
 

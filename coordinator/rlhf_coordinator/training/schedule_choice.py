@@ -114,8 +114,8 @@ def _question(run: JobRun) -> dict[str, Any]:
     transfers: dict[tuple[int, int], float] = {}
     for result in state.schedule.results.values():
         for time in result.stages:  # the slowest of several replicas counts: a mini-batch waits for it
-            known = stages.get((time.model, time.stage))
-            if known is None or time.forward + time.backward > known.forward + known.backward:
+            slowest = stages.get((time.model, time.stage))
+            if slowest is None or time.forward + time.backward > slowest.forward + slowest.backward:
                 stages[time.model, time.stage] = time
         for edge in result.transfers:
             transfers[edge.rank, edge.peer] = max(edge.seconds, transfers.get((edge.rank, edge.peer), 0.0))

@@ -83,12 +83,12 @@ class Alert:
             raise ValueError(f"{self.name!r}: names of alerts begin with RLHF and have letters only")
         if not DURATION.fullmatch(self.lasts):
             raise ValueError(f"{self.name}: lasts: {self.lasts!r} is no duration such as 30m")
-        known = {threshold.name for threshold in self.thresholds}
+        declared = {threshold.name for threshold in self.thresholds}
         read = set(PLACEHOLDER.findall(self.expression))
         shown = set(PLACEHOLDER.findall(self.summary + self.description))
-        if read != known or shown - known:
+        if read != declared or shown - declared:
             raise ValueError(
-                f"{self.name}: thresholds {sorted(known)}, expression reads {sorted(read)}, texts {sorted(shown)}"
+                f"{self.name}: thresholds {sorted(declared)}, expression reads {sorted(read)}, texts {sorted(shown)}"
             )
 
     @property

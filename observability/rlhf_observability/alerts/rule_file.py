@@ -18,16 +18,16 @@ HEADER: Final = """\
 """
 
 
-def rule_file(families: Iterable[Family], given: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
-    """Return the content of a rule file. `given`: alert -> overrides of its defaults, as under alerts.rules."""
-    given = given or {}
+def rule_file(families: Iterable[Family], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
+    """Return the content of a rule file. `overrides`: alert -> overrides of its defaults, as under alerts.rules."""
+    overrides = overrides or {}
     return {
         "groups": [
             {
                 "name": f"rlhf-{family.name}",
                 "rules": [
                     *({"record": each.name, "expr": each.expression} for each in family.recordings),
-                    *(_rule(family, alert, given.get(alert.name, {})) for alert in family.alerts),
+                    *(_rule(family, alert, overrides.get(alert.name, {})) for alert in family.alerts),
                 ],
             }
             for family in families
@@ -82,8 +82,8 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else f"{value:.12g}"
 
 
-def _rule(family: Family, alert: Alert, given: Mapping[str, Any]) -> dict[str, Any]:
-    values = alert.values() | {name: _text(value) for name, value in given.items()}
+def _rule(family: Family, alert: Alert, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    values = alert.values() | {name: _text(value) for name, value in overrides.items()}
     return {
         "alert": alert.name,
         "expr": filled(alert.expression, values),

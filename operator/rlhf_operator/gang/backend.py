@@ -161,14 +161,16 @@ class QueueApi(Protocol):
     def parse(self, body: Mapping[str, Any]) -> QueueObject:
         """Return the record of the queue's object. Raises UnreadableError."""
 
-    def references(self, version: str, stored: Mapping[str, Any], known: QueueObject | None) -> Sequence[Reference]:
+    def references(
+        self, version: str, stored: Mapping[str, Any], queue_object: QueueObject | None
+    ) -> Sequence[Reference]:
         """Return the further objects to read. `version` is the queue's apiVersion, `stored` the stored RLHFJob."""
 
     def parse_reference(self, kind: str, body: Mapping[str, Any]) -> object:
         """Return the record of such an object. Raises UnreadableError."""
 
     def state(
-        self, stored: Mapping[str, Any], known: QueueObject | None, records: Mapping[Reference, object]
+        self, stored: Mapping[str, Any], queue_object: QueueObject | None, records: Mapping[Reference, object]
     ) -> QueueState:
         """Return the queue's state for the job. `records` has None for an object that cannot be read."""
 

@@ -19,7 +19,7 @@ from rlhf_operator.gang.registry import BACKENDS, BackendKind
 _FIELD: Final = "spec.scheduling.gang.mode"
 _NONE: Final = NoGangBackend()
 _WAYS_ON: Final = (
-    ", or remove the label to start without quota. Whoever runs the operator can let jobs start in spite of such "
+    ", or remove the label to start without quota. The operator's administrator can let jobs start despite such "
     "labels: scheduling.ignoreQueueLabels: true in the values of its chart"
 )
 

@@ -47,9 +47,9 @@ async def first(client: KubernetesClient, modes: Iterable[str], *, ignores_label
         await asyncio.sleep(RETRY_SECONDS)
 
 
-async def changed(client: KubernetesClient, known: ServedApis, every: float = DISCOVERY_SECONDS) -> None:
+async def changed(client: KubernetesClient, discovered: ServedApis, every: float = DISCOVERY_SECONDS) -> None:
     """Raise ApisChangedError when the usable APIs change; never return."""
-    modes = [mode for mode in MODES if mode not in known.off]
+    modes = [mode for mode in MODES if mode not in discovered.off]
     while modes:
         await asyncio.sleep(every)
         try:
@@ -57,8 +57,8 @@ async def changed(client: KubernetesClient, known: ServedApis, every: float = DI
         except ApiError as error:
             log.warning("the APIs of schedulers and queues cannot be listed: %s", error)
             continue
-        if now.usable() != known.usable():
+        if now.usable() != discovered.usable():
             raise ApisChangedError(
-                f"the cluster serves {sorted(now.usable().values())}: the operator starts anew to use it"
+                f"the cluster serves {sorted(now.usable().values())}: the operator restarts to use it"
             )
     await asyncio.Event().wait()

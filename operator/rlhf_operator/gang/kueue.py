@@ -52,19 +52,19 @@ class KueueBackend:
 
     def admit(self, job: RLHFJob, requests_hash: str, state: QueueState | None) -> QueueAdmission:
         """Return whether the job's pods may exist, according to its Workload."""
-        known = state if isinstance(state, KueueState) else KueueState()
-        workload, priority = known.workload, known.priority
+        kueue_state = state if isinstance(state, KueueState) else KueueState()
+        workload, priority = kueue_state.workload, kueue_state.priority
         sizes = {group.value: count for group, count in counts(job).items()}
-        decided = gate(queue_of(job) or "", workload, sizes, requests_hash, elastic(job), slices=known.elastic)
+        decided = gate(queue_of(job) or "", workload, sizes, requests_hash, elastic(job), slices=kueue_state.elastic)
         backend = replace(self, priority=priority, requests_hash=requests_hash)
         if workload is not None:
-            asks = decided.open and (workload.replaced or (bool(decided.limits) and known.elastic))
+            asks = decided.open and (workload.replaced or (bool(decided.limits) and kueue_state.elastic))
             backend, decided = _with_slice(job, backend, decided, workload, asks=asks)
         if priority is not None and priority.value is None and not decided.open:
             return QueueAdmission(backend, decided, f"{priority.kind} {priority.name} cannot be read")
         if workload is None or not decided.open:
             return QueueAdmission(backend, decided)
-        admission = KueueAdmission(workload, known.flavors)
+        admission = KueueAdmission(workload, kueue_state.flavors)
         unknown, blocked = admission.unknown_flavors, ""
         if unknown:
             blocked = f"ResourceFlavor {', '.join(unknown)}, which Kueue assigned, cannot be read"
@@ -100,9 +100,9 @@ class KueueBackend:
         more: Json = {}
         if selector := {**placement.node_selector, **(spec.get("nodeSelector") or {})}:
             more["nodeSelector"] = selector
-        known = list(spec.get("tolerations") or [])
-        added = [dict(toleration) for toleration in placement.tolerations if dict(toleration) not in known]
-        if tolerations := [*known, *added]:
+        existing = list(spec.get("tolerations") or [])
+        added = [dict(toleration) for toleration in placement.tolerations if dict(toleration) not in existing]
+        if tolerations := [*existing, *added]:
             more["tolerations"] = tolerations
         merged = {**joined, "spec": {**spec, **more}}
         meta = merged["metadata"]

@@ -146,9 +146,15 @@ class KueueApi:
         """Return the record of a Workload. Raises UnreadableError."""
         return workload_of(body)
 
-    def references(self, version: str, stored: Mapping[str, Any], known: QueueObject | None) -> Sequence[Reference]:
+    def references(
+        self, version: str, stored: Mapping[str, Any], queue_object: QueueObject | None
+    ) -> Sequence[Reference]:
         """Return the flavors that the admission names, and the priority class of the job."""
-        named = {name for names in known.flavors.values() for name in names} if isinstance(known, KueueWorkload) else ()
+        named = (
+            {name for names in queue_object.flavors.values() for name in names}
+            if isinstance(queue_object, KueueWorkload)
+            else ()
+        )
         flavors = [(f"{version}/ResourceFlavor", name) for name in named]
         priority = _priority_of(stored)
         if priority is None:
@@ -161,7 +167,7 @@ class KueueApi:
         return flavor_of(body) if kind.endswith("/ResourceFlavor") else priority_value(body)
 
     def state(
-        self, stored: Mapping[str, Any], known: QueueObject | None, records: Mapping[Reference, object]
+        self, stored: Mapping[str, Any], queue_object: QueueObject | None, records: Mapping[Reference, object]
     ) -> KueueState:
         """Return Kueue's state for a job."""
         flavors = {name: record for (_, name), record in records.items() if isinstance(record, PodPlacement)}
@@ -174,7 +180,9 @@ class KueueApi:
         known_priority = QueuePriority(*priority, values[0]) if priority is not None and values else None
         annotations = stored["metadata"].get("annotations") or {}
         elastic = annotations.get(ELASTIC_ANNOTATION) == "true"
-        return KueueState(known if isinstance(known, KueueWorkload) else None, flavors, known_priority, elastic)
+        return KueueState(
+            queue_object if isinstance(queue_object, KueueWorkload) else None, flavors, known_priority, elastic
+        )
 
     def with_report(self, body: Json, report: WorkloadReport, now: str) -> Json:
         """Return the Workload with the report in its status; unchanged conditions keep their times.
@@ -183,11 +191,11 @@ class KueueApi:
         """
         bounded(body)
         meta, status = mapping(body.get("metadata"), "metadata"), dict(mapping(body.get("status"), "status"))
-        known = {str(entry.get("type")): entry for entry in listed(status.get("conditions"), "status.conditions")}
+        conditions = {str(entry.get("type")): entry for entry in listed(status.get("conditions"), "status.conditions")}
         for kind, (value, reason, message) in report.conditions.items():
-            before = known.get(kind, {})
+            before = conditions.get(kind, {})
             moved = before.get("status") != value
-            known[kind] = {
+            conditions[kind] = {
                 "type": kind,
                 "status": value,
                 "reason": reason,
@@ -195,7 +203,7 @@ class KueueApi:
                 "lastTransitionTime": now if moved else before.get("lastTransitionTime") or now,
                 "observedGeneration": meta.get("generation", 1),
             }
-        status["conditions"] = list(known.values())
+        status["conditions"] = list(conditions.values())
         if report.release:
             status.pop("admission", None)
         return {**body, "status": status}
@@ -222,19 +230,19 @@ def gate(
     if workload is None:
         return closed(AdmittedReason.WAITING, f"{asks}; Kueue has not looked at it yet")
     if workload.going:
-        return closed(AdmittedReason.WAITING, f"{asks} when its Workload of before is gone")
+        return closed(AdmittedReason.WAITING, f"{asks} when its earlier Workload is gone")
     reserved = bool(workload.cluster_queue)
     if workload.holds("Evicted") or not workload.active:
         return closed(AdmittedReason.EVICTED, _evicted(queue, workload), release=reserved)
     if workload.holds("Finished") and not (workload.replaced and workload.other is not None):
-        message = f"{asks} anew, as its Workload was marked as finished by somebody else"
+        message = f"{asks} anew, because somebody else marked its Workload as finished"
         return closed(AdmittedReason.WAITING, message, renew=True)
     if not reserved or not workload.holds("Admitted"):
         return closed(AdmittedReason.WAITING, f"{asks}: {_why_not(workload)}")
     if workload.requests_hash != requests_hash:
         message = f"{asks} anew, as its pods ask for something else now"
         return closed(AdmittedReason.WAITING, message, renew=True)
-    limits = {name: known for name, count in counts.items() if count > (known := workload.counts.get(name, 0))}
+    limits = {name: admitted for name, count in counts.items() if count > (admitted := workload.counts.get(name, 0))}
     if fixed := [name for name in limits if name not in elastic]:
         why = ", ".join(f"{name} is {counts[name]}, not {limits[name]}" for name in fixed)
         return closed(AdmittedReason.WAITING, f"{asks} anew: {why}", renew=True)
@@ -250,11 +258,11 @@ def _limited(
     queue: str, counts: Mapping[str, int], limits: Mapping[str, int], asking: KueueWorkload | None, *, slices: bool
 ) -> str:
     """Return why groups do not grow, with a remedy. `asking`: the slice that asks for all pods."""
-    stays = ", ".join(f"{name} at {known} of {counts[name]} pods" for name, known in limits.items())
+    stays = ", ".join(f"{name} at {admitted} of {counts[name]} pods" for name, admitted in limits.items())
     stays = stays.replace(" at ", " stays at ", 1)
     if slices:
         why = "Kueue has not looked at it yet" if asking is None else _why_not(asking)
-        return f"{stays}: the job has asked {queue} for all, and keeps what it has meanwhile: {why}"
+        return f"{stays}: the job has asked {queue} for all, and keeps its present pods meanwhile: {why}"
     return (
         f"{stays}: {queue} has admitted no more, and the job keeps what it has. "
         "Suspend the job and resume it to ask for all"

@@ -115,15 +115,15 @@ def is_workload(kind: str) -> bool:
 def workload_of(body: Mapping[str, Any]) -> KueueWorkload:
     """Return the record of the API server's object. Raises UnreadableError."""
     bounded(body)
-    known = identity_of(body.get("metadata"))
+    identity = identity_of(body.get("metadata"))
     meta, spec, status = body["metadata"], mapping(body.get("spec"), "spec"), mapping(body.get("status"), "status")
     admission = mapping(status.get("admission"), "status.admission")
     conditions = listed(status.get("conditions"), "status.conditions")
     return KueueWorkload(
-        version=known.version,
-        uid=known.uid,
-        name=known.name,
-        owner=known.owner,
+        version=identity.version,
+        uid=identity.uid,
+        name=identity.name,
+        owner=identity.owner,
         going=bool(meta.get("deletionTimestamp")),
         queue=text(spec.get("queueName"), "spec.queueName", NAME_MAX),
         active=spec.get("active") is not False,

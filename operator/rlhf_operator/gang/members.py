@@ -74,11 +74,11 @@ def quota_template(job: RLHFJob, group: Group, pod: Json) -> Json:
     again.
     """
     spec = pod["spec"]
-    kept = {key: spec[key] for key in _PLACED_BY if spec.get(key)}
+    quota_spec = {key: spec[key] for key in _PLACED_BY if spec.get(key)}
     for kind in ("initContainers", "containers"):
         if spec.get(kind):
             # The image is required and has no effect here.
-            kept[kind] = [
+            quota_spec[kind] = [
                 {"name": container["name"], "image": "unused"}
                 | ({"resources": container["resources"]} if container.get("resources") else {})
                 | ({"restartPolicy": "Always"} if kind == "initContainers" and is_sidecar(container) else {})
@@ -86,10 +86,10 @@ def quota_template(job: RLHFJob, group: Group, pod: Json) -> Json:
             ]
     if asked := pod_level_requests(spec):
         # A queue does not derive requests from the pod's own limits, as the API server does when it creates the pod.
-        kept["resources"] = {"requests": asked}
+        quota_spec["resources"] = {"requests": asked}
     if name := job.spec.scheduling.priority_class_name:
-        kept["priorityClassName"] = name
-    return {"metadata": {"labels": {LABEL_GROUP: group.value}}, "spec": kept}
+        quota_spec["priorityClassName"] = name
+    return {"metadata": {"labels": {LABEL_GROUP: group.value}}, "spec": quota_spec}
 
 
 def schedulers(job: RLHFJob) -> set[str]:

@@ -52,5 +52,5 @@ def problems_of_variable(variable: Json, path: str, devices: str) -> Iterator[Pr
 
 def without_gpus(resources: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the resources of a container without the extended resource `name`."""
-    kinds = {kind: {key: value for key, value in given.items() if key != name} for kind, given in resources.items()}
-    return {kind: given for kind, given in kinds.items() if given}
+    kinds = {kind: {key: value for key, value in amounts.items() if key != name} for kind, amounts in resources.items()}
+    return {kind: amounts for kind, amounts in kinds.items() if amounts}

@@ -21,16 +21,16 @@ def document(job: RLHFJob) -> dict[str, Any]:
     The status is omitted because it changes, while the configuration of a running job does not.
     """
     written: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude={"status"})
-    kept = ("name", "namespace", "uid", "labels", "annotations")
+    metadata_fields = ("name", "namespace", "uid", "labels", "annotations")
     models = written["spec"]["models"]
     several = {each["name"]: each for each in models["rewards"] or ()}
-    for given, _ in user_code_mounts.config_maps(job.spec.models):
-        file = f"{user_code_mounts.mount_path(given)}/{REWARD_KEY}"
-        reward = several[given.name] if given.name else models[given.role.manifest_name]
+    for entry, _ in user_code_mounts.config_maps(job.spec.models):
+        file = f"{user_code_mounts.mount_path(entry)}/{REWARD_KEY}"
+        reward = several[entry.name] if entry.name else models[entry.role.manifest_name]
         reward["function"].update(configMap=None, file=file)
     if file := user_code_mounts.environment_file(job.spec.rollout.environment):
         written["spec"]["rollout"]["environment"].update(configMap=None, file=file)
-    written["metadata"] = {key: job.metadata[key] for key in kept if key in job.metadata}
+    written["metadata"] = {key: job.metadata[key] for key in metadata_fields if key in job.metadata}
     return written
 
 

@@ -78,8 +78,8 @@ def shared_bytes(volumes: list[dict[str, Any]]) -> int:
 
 def _all_in_folders(job: RLHFJob) -> bool:
     models, draft = job.spec.models, job.spec.generation.speculation.draft_model
-    rewards = (given.reward.own_model for given in models.all_rewards)
-    sources = (*map(models.given, ModelRole), *rewards, draft)
+    rewards = (entry.reward.own_model for entry in models.all_rewards)
+    sources = (*map(models.explicit_source, ModelRole), *rewards, draft)
     adapter = job.spec.training.lora.adapter if job.spec.training.lora is not None else None
     paths = [source.path for source in sources if source is not None] + ([adapter] if adapter else [])
     return all(path.startswith("/") for path in paths)

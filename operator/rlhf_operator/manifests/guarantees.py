@@ -58,7 +58,7 @@ def problems_of(template: Json, path: str, gpus: int, shared: int = 0, devices: 
         if name.startswith(_OWN_LABELS):
             yield Problem(f"{path}.metadata.labels", name, "labels of this prefix are set by the operator")
     for name in metadata.keys() - _METADATA:
-        message = "is not taken from a template, of which pods have labels and annotations: remove it"
+        message = "is not read from a template; pods get only its labels and annotations: remove it"
         yield Problem(f"{path}.metadata.{name}", metadata[name], message)
     yield from _spec(spec, f"{path}.spec")
     for kind in ("initContainers", "containers"):
@@ -113,7 +113,9 @@ def _variables(container: Json, path: str, devices: str) -> Iterator[Problem]:
         name = str(variable.get("name", ""))
         where = f"{path}.env[{index}].name"
         if name == _DEVELOPERS_ROUTES:
-            yield Problem(where, name, "opens routes by which whoever reaches the port controls the engine: remove it")
+            yield Problem(
+                where, name, "opens routes that let everyone who reaches the port control the engine: remove it"
+            )
         elif name == claimed_devices.VARIABLE and devices and (container.get("resources") or {}).get("claims"):
             yield from claimed_devices.problems_of_variable(variable, f"{path}.env[{index}].value", devices)
         elif name.startswith(_OWN_VARIABLES) and name not in USERS_VARIABLES:
@@ -167,7 +169,7 @@ def _devices(container: Json, path: str, template: str, gpus: int) -> Iterator[P
                 message = f"the group's processes have {count}: remove it, {remedy}"
                 yield Problem(f"{path}.resources.{kind}.{name}", value, message)
     if ours and not gpus and resources.get("claims"):
-        message = f"what is claimed would idle, as the process computes on CPU: remove it, {remedy}"
+        message = f"the claimed devices would idle, because the process computes on CPU: remove it, {remedy}"
         if not coordinator:
             message += f", or set {claimed_devices.VARIABLE} to cuda:0 in env where the claim gives the GPU"
         yield Problem(f"{path}.resources.claims", resources["claims"], message)

@@ -15,7 +15,7 @@ _OWN: Final = {
     USER_CODE_PATH: "certificates and configuration",
     RUN_PATH: "the coordinator's run folder",
     CODE_PATH: "the code of the image; a folder of your own modules can be anywhere, named by PYTHONPATH",
-    TERMINATION_MESSAGE: "the last words of the process",
+    TERMINATION_MESSAGE: "the termination message of the process",
 }
 """Folder that must not be covered, not even in part -> its content."""
 _SYSTEM: Final = (

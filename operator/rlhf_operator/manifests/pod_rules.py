@@ -55,8 +55,8 @@ def _problems(template: Json, path: str, own_container: str, own_volumes: Set[st
             yield from _container(container, where, mountable, ours=kind == "containers" and name == own_container)
             for place, claim in enumerate((container.get("resources") or {}).get("claims") or []):
                 if claim.get("name") not in claimed:
-                    known = ", ".join(sorted(claimed)) or "none"
-                    message = f"no claim has this name: add it to spec.resourceClaims, or use one of {known}"
+                    claim_names = ", ".join(sorted(claimed)) or "none"
+                    message = f"no claim has this name: add it to spec.resourceClaims, or use one of {claim_names}"
                     yield Problem(f"{where}.resources.claims[{place}].name", claim.get("name"), message)
 
 
@@ -95,8 +95,8 @@ def _volumes(volumes: Sequence[Json], path: str) -> Iterator[Problem]:
         yield from _taken(f"{where}.name", volume.get("name"), names, "the name of a volume")
         sources = [name for name, value in volume.items() if name != "name" and value is not None]
         if len(sources) != 1:
-            given = " and ".join(sources) or "none"
-            yield Problem(where, volume, f"needs exactly one source, such as persistentVolumeClaim, and has {given}")
+            present = " and ".join(sources) or "none"
+            yield Problem(where, volume, f"needs exactly one source, such as persistentVolumeClaim, and has {present}")
         if volume.get("image") is not None and not volume["image"].get("reference"):
             yield Problem(f"{where}.image.reference", None, "is required: name an image, such as registry/model:v1")
         for source, field in (("configMap", "name"), ("secret", "secretName"), ("persistentVolumeClaim", "claimName")):
@@ -154,17 +154,19 @@ def _port(port: Json, path: str, names: set[str]) -> Iterator[Problem]:
     if name:
         if len(name) > 15 or not _PORT_NAME.fullmatch(name):
             yield Problem(f"{path}.name", name, "must be at most 15 of a-z, 0-9 and '-', with a letter")
-        yield from _again(f"{path}.name", name, names, "the name of a port")
+        yield from _duplicate(f"{path}.name", name, names, "the name of a port")
 
 
 def _mount(mount: Json, path: str, volumes: Set[str], mounted: set[str]) -> Iterator[Problem]:
     name, place = str(mount.get("name") or ""), str(mount.get("mountPath") or "")
     if name not in volumes:
-        known = ", ".join(sorted(volumes)) or "none"
-        yield Problem(f"{path}.name", name, f"no volume has this name: add it to spec.volumes, or use one of {known}")
+        volume_names = ", ".join(sorted(volumes)) or "none"
+        yield Problem(
+            f"{path}.name", name, f"no volume has this name: add it to spec.volumes, or use one of {volume_names}"
+        )
     if not place or ":" in place:
         yield Problem(f"{path}.mountPath", place, "must be a path without ':'")
-    yield from _again(f"{path}.mountPath", place, mounted, "the path of a mount")
+    yield from _duplicate(f"{path}.mountPath", place, mounted, "the path of a mount")
     for field in ("subPath", "subPathExpr"):
         below = mount.get(field) or ""
         if below.startswith("/") or ".." in below.split("/"):
@@ -203,16 +205,16 @@ def _is_extended(name: str) -> bool:
     return "/" in name and "kubernetes.io/" not in name
 
 
-def _taken(path: str, name: object, names: set[str], what: str) -> Iterator[Problem]:
+def _taken(path: str, name: object, names: set[str], subject: str) -> Iterator[Problem]:
     """Yield the problems of a name that must be a DNS label and unique among its kind."""
     text = str(name or "")
     yield from _said(path, text, name_problem(text, label=True))
-    yield from _again(path, text, names, what)
+    yield from _duplicate(path, text, names, subject)
 
 
-def _again(path: str, name: str, names: set[str], what: str) -> Iterator[Problem]:
+def _duplicate(path: str, name: str, names: set[str], subject: str) -> Iterator[Problem]:
     if name and name in names:
-        yield Problem(path, name, f"is {what} already: use another")
+        yield Problem(path, name, f"is {subject} already: use another")
     names.add(name)
 
 

@@ -122,19 +122,19 @@ def worker_pod(
     }
     if group is job.spec.rank_group:
         env[Env.RENDEZVOUS] = identity.pod_host(job, group, index)
-    held = workers_a_pod(job.spec, group)
-    env |= rank_ports.entries(held, identity.pod_host(job, group, index), gpus=fields.gpus_per_replica > 0)
+    worker_count = workers_a_pod(job.spec, group)
+    env |= rank_ports.entries(worker_count, identity.pod_host(job, group, index), gpus=fields.gpus_per_replica > 0)
     shared = engine_pods.shared_memory(job, group)
     container = _container(
         image,
-        rank_ports.LAUNCHER if held > 1 else "rlhf_workers",
+        rank_ports.LAUNCHER if worker_count > 1 else "rlhf_workers",
         env | engine_pods.environment(job, group),
         names.WORKER_PORT,
         threads=fields.cpu_threads,
         processes=engine_pods.processes(job, group),
-        gpus=fields.gpus_per_replica * held,
+        gpus=fields.gpus_per_replica * worker_count,
         # The content of /dev/shm counts as memory of the container.
-        memory=f"{1024 * held + shared}Mi" if shared else "1Gi",
+        memory=f"{1024 * worker_count + shared}Mi" if shared else "1Gi",
     )
     volumes: list[dict[str, Any]] = []
     # Generation workers become inference workers without a restart when the long tail migrates.
@@ -146,9 +146,9 @@ def worker_pod(
     container |= _probes(job)
     if group is not job.spec.rank_group:
         return _pod(job, group, index, container, volumes, WORKER_GRACE_SECONDS, user, shared)
-    made = _pod(job, group, index, container, volumes, RANK_GRACE_SECONDS, user, shared)
+    body = _pod(job, group, index, container, volumes, RANK_GRACE_SECONDS, user, shared)
     holds_rank = index != SPARE if isinstance(index, str) else index < job.spec.training.ranks
-    return _staying(made) if holds_rank else made
+    return _staying(body) if holds_rank else body
 
 
 def _staying(pod: dict[str, Any]) -> dict[str, Any]:

@@ -13,12 +13,12 @@ _SUFFIXES: Final[Mapping[str, Decimal]] = {**_BINARY, **_DECIMAL, **_SMALL}
 
 def amount(text: object) -> Decimal:
     """Return a Kubernetes quantity (500m, 1Gi, 2, 1e3) as a number. Raises ValueError."""
-    given = str(text).strip()
-    suffix = next((ending for ending in _SUFFIXES if given.endswith(ending)), "")
+    quantity = str(text).strip()
+    suffix = next((ending for ending in _SUFFIXES if quantity.endswith(ending)), "")
     try:
-        return Decimal(given.removesuffix(suffix)) * _SUFFIXES.get(suffix, Decimal(1))
+        return Decimal(quantity.removesuffix(suffix)) * _SUFFIXES.get(suffix, Decimal(1))
     except ArithmeticError as error:
-        raise ValueError(f"{given!r} is not a quantity such as 500m, 2 or 1Gi") from error
+        raise ValueError(f"{quantity!r} is not a quantity such as 500m, 2 or 1Gi") from error
 
 
 def written(value: Decimal) -> str:

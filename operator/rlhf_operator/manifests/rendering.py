@@ -178,7 +178,7 @@ def unused_template(job: RLHFJob) -> list[Problem]:
     template = job.spec.training.template
     if job.spec.rank_group is Group.TRAINING or not _said(template):
         return []
-    remedy = "no pod is made by it with spec.placement Colocated: put it into spec.generation.template"
+    remedy = "creates no pod with spec.placement Colocated: move it to spec.generation.template"
     return [Problem("spec.training.template", template, remedy)]
 
 
@@ -214,6 +214,6 @@ def _said(value: Any) -> Any:
 
 def _finished(job: RLHFJob, pod: Json, mark: str) -> Json:
     meta = identity.metadata(job, pod["metadata"]["name"], pod["metadata"]["labels"])
-    given = pod["metadata"].get("annotations") or {}
-    meta["annotations"] = {**given, ANNOTATION_TEMPLATE: mark}
+    annotations = pod["metadata"].get("annotations") or {}
+    meta["annotations"] = {**annotations, ANNOTATION_TEMPLATE: mark}
     return {**pod, "metadata": meta}

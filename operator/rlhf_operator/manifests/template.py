@@ -130,8 +130,10 @@ def _within_limits(ours: Json, theirs: Mapping[str, Any]) -> Json:
     if claimed_devices.gives_gpus(counterpart):
         resources = claimed_devices.without_gpus(resources, GPU_RESOURCE)
     requests = resources.get("requests", {})
-    kept = {name: value for name, value in requests.items() if amount(value) <= amount(limits.get(name, value))}
-    return {**ours, "containers": [{**container, "resources": resources | {"requests": kept}}]}
+    within_limits = {
+        name: value for name, value in requests.items() if amount(value) <= amount(limits.get(name, value))
+    }
+    return {**ours, "containers": [{**container, "resources": resources | {"requests": within_limits}}]}
 
 
 def _give_tmp(container: Json) -> None:
@@ -148,13 +150,13 @@ def _give_tmp(container: Json) -> None:
 def _merge(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Json:
     merged = dict(theirs)
     for key, value in ours.items():
-        given = merged.get(key)
-        if given is None:
+        existing = merged.get(key)
+        if existing is None:
             merged[key] = value
         elif key in _LIST_KEYS and isinstance(value, list):
-            merged[key] = _merge_list(given, value, _LIST_KEYS[key])
-        elif isinstance(value, Mapping) and isinstance(given, Mapping) and key not in _DEFAULTS:
-            merged[key] = _merge(given, value)
+            merged[key] = _merge_list(existing, value, _LIST_KEYS[key])
+        elif isinstance(value, Mapping) and isinstance(existing, Mapping) and key not in _DEFAULTS:
+            merged[key] = _merge(existing, value)
         elif key not in _DEFAULTS:
             merged[key] = value
     return merged

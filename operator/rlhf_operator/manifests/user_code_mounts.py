@@ -31,27 +31,27 @@ CONTENT: Final = f"{GROUP}/reward-content"
 """Annotation of a pod: digest of the reward functions and the environment that it was created with."""
 
 
-def volume_name(given: GivenReward) -> str:
+def volume_name(entry: GivenReward) -> str:
     """Return the name of the volume of a reward's ConfigMap."""
-    if given.role is not SCORE_REWARD.model:
-        return f"{VOLUME}--{given.role}"
-    return f"{VOLUME}-{given.name}" if given.name else VOLUME
+    if entry.role is not SCORE_REWARD.model:
+        return f"{VOLUME}--{entry.role}"
+    return f"{VOLUME}-{entry.name}" if entry.name else VOLUME
 
 
-def mount_path(given: GivenReward) -> str:
+def mount_path(entry: GivenReward) -> str:
     """Return the folder at which a reward's ConfigMap is mounted."""
-    return f"{USER_CODE_PATH}/{volume_name(given)}"
+    return f"{USER_CODE_PATH}/{volume_name(entry)}"
 
 
 def config_maps(models: Models) -> list[tuple[GivenReward, str]]:
     """Return the rewards whose function is in a ConfigMap, each with its name."""
-    functions = ((given, given.reward.function) for given in models.all_rewards)
-    return [(given, function.config_map) for given, function in functions if function and function.config_map]
+    functions = ((entry, entry.reward.function) for entry in models.all_rewards)
+    return [(entry, function.config_map) for entry, function in functions if function and function.config_map]
 
 
 def mounts_of(spec: RLHFJobSpec, group: Group) -> list[tuple[str, str, str]]:
     """Return (volume, folder, ConfigMap) of the code in ConfigMaps that workers of a group run; not for training."""
-    mounts = [(volume_name(given), mount_path(given), name) for given, name in config_maps(spec.models)]
+    mounts = [(volume_name(entry), mount_path(entry), name) for entry, name in config_maps(spec.models)]
     environment = spec.rollout.environment
     # The environment runs in generation workers.
     if group is Group.GENERATION and environment is not None and environment.config_map:
@@ -94,7 +94,7 @@ def problem(volume: str, name: str, namespace: str, stored: Mapping[str, Any] | 
         return f"{field}: {name!r}: no ConfigMap of this name in namespace {namespace}; create it: {remedy}"
     if _code(volume, stored) is None:
         keys = ", ".join(sorted([*(stored.get("data") or {}), *(stored.get("binaryData") or {})])) or "none"
-        return f"{field}: {name!r}: the ConfigMap has no key {key} (its keys: {keys}); make it anew: {remedy}"
+        return f"{field}: {name!r}: the ConfigMap has no key {key} (its keys: {keys}); create it again: {remedy}"
     return ""
 
 

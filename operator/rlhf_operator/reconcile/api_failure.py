@@ -58,7 +58,9 @@ def tell(plan: ReconcilePlan, stored: Mapping[str, Any], failure: str) -> Reconc
 
 def first_status(stored: Mapping[str, Any], now: datetime) -> Json:
     """Return the first status of a job."""
-    return {"conditions": written(merged(StoredConditions.of({}), [], now, stored["metadata"].get("generation")))}
+    return {
+        "conditions": written(merged(StoredConditions.from_status({}), [], now, stored["metadata"].get("generation")))
+    }
 
 
 def _message(failure: str, message: str) -> str:

@@ -77,7 +77,7 @@ class StoredConditions:
     """Type -> condition."""
 
     @classmethod
-    def of(cls, status: Mapping[str, Any]) -> Self:
+    def from_status(cls, status: Mapping[str, Any]) -> Self:
         """Return the conditions of a stored status."""
         return cls({str(entry["type"]): dict(entry) for entry in status.get("conditions") or []})
 
@@ -106,8 +106,8 @@ def merged(
     """
     conditions: dict[ConditionType, Json] = {}
     for kind, default in _DEFAULTS.items():
-        known = stored.entries.get(kind)
-        conditions[kind] = dict(known) if known is not None else _entry(stored, kind, *default, now, generation)
+        entry = stored.entries.get(kind)
+        conditions[kind] = dict(entry) if entry is not None else _entry(stored, kind, *default, now, generation)
     for update in updates:
         conditions[update.type] = _entry(
             stored, update.type, str(update.status), update.reason, update.message, now, generation
@@ -143,14 +143,14 @@ def _entry(
     now: datetime,
     generation: int | None,
 ) -> Json:
-    known, message = stored.entries.get(kind, {}), clean(message)
-    moved = known.get("status") != status
+    previous, message = stored.entries.get(kind, {}), clean(message)
+    moved = previous.get("status") != status
     entry = {
         "type": kind.value,
         "status": status,
         "reason": reason.value,
         "message": shortened(message),
-        "lastTransitionTime": rfc3339(now) if moved else known["lastTransitionTime"],
+        "lastTransitionTime": rfc3339(now) if moved else previous["lastTransitionTime"],
     }
     return entry if generation is None else {**entry, "observedGeneration": generation}
 

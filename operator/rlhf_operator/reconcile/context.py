@@ -40,7 +40,7 @@ class ReconcileContext:
     now: datetime
 
     @classmethod
-    def of(
+    def for_job(
         cls, stored: Mapping[str, Any], pinned: PinnedJob, gang: GangAdmission, observed: ObservedJob, now: datetime
     ) -> Self:
         """Return the context of a job whose manifest can be read."""
@@ -56,7 +56,7 @@ class ReconcileContext:
     @cached_property
     def conditions(self) -> StoredConditions:
         """Return the stored conditions."""
-        return StoredConditions.of(self.status)
+        return StoredConditions.from_status(self.status)
 
     @property
     def finished(self) -> bool:
@@ -111,10 +111,10 @@ class ReconcileContext:
     @cached_property
     def start_back_off(self) -> StartBackOff | None:
         """Return the back-off of a job that could not start, from the last failed attempt until it runs again."""
-        known, generation = start_back_off.known(self.status), int(self.generation or 0)
+        back_off, generation = start_back_off.stored_back_off(self.status), int(self.generation or 0)
         if not self.pinned.planned or self._stopped_by_others:
-            return known
-        return start_back_off.decided(self.job, self.observed.pods, self.reading, known, generation, self.now)
+            return back_off
+        return start_back_off.decided(self.job, self.observed.pods, self.reading, back_off, generation, self.now)
 
     @cached_property
     def backs_off(self) -> bool:

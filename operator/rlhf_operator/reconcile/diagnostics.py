@@ -102,7 +102,7 @@ def describe_gate(gate: str, pods: str = "it") -> str:
 
 def _unknown_owner(gate: str) -> str:
     domain, separator, _ = gate.rpartition("/")
-    who = f"the controller of {domain}" if separator else "whoever set it"
+    who = f"the controller of {domain}" if separator else "the tool that set it"
     return f"{who} removes it; see that it runs, or take the gate out of the pod template or the webhook that sets it"
 
 
@@ -271,11 +271,11 @@ def _initializing(pods: list[ObservedPod]) -> str:
 
 def _slow(job: RLHFJob, slow: list[ObservedPod]) -> str:
     mounted = _mounted(job, slow[0].group)
-    what = f"what it mounts is not there ({', '.join(mounted)})" if mounted else "what it mounts is not there"
+    cause = f"a mounted object does not exist ({', '.join(mounted)})" if mounted else "a mounted object does not exist"
     remedy = f"`kubectl describe pod {slow[0].name}` has the kubelet's words"
     return (
         f"{_named(slow)} got a node over {SLOW.total_seconds():.0f} s ago and cannot start: the image is large, or "
-        f"{what}; {remedy}"
+        f"{cause}; {remedy}"
     )
 
 

@@ -25,7 +25,7 @@ DEADLINE_MAX: Final = 300
 """Longest time in seconds for a last checkpoint, as for the field; applies even if the stored value is larger."""
 
 
-def held(stored: Mapping[str, Any]) -> bool:
+def has_finalizer(stored: Mapping[str, Any]) -> bool:
     """Return whether the job has our finalizer."""
     return names.FINALIZER in (stored["metadata"].get("finalizers") or [])
 
@@ -34,16 +34,16 @@ def finalizer_change(stored: Mapping[str, Any], job: RLHFJob, *, finished: bool)
     """Return whether to add (True) or remove (False) the finalizer; None if nothing changes."""
     checkpoints = job.spec.checkpoints
     wanted = not finished and checkpoints is not None and checkpoints.on_deletion == "Save"
-    return None if wanted == held(stored) else wanted
+    return None if wanted == has_finalizer(stored) else wanted
 
 
 def plan_of_deletion(stored: Mapping[str, Any], observed: ObservedJob, now: datetime) -> ReconcilePlan:
     """Return the plan for a job whose deletion is requested."""
-    if not held(stored):
+    if not has_finalizer(stored):
         return ReconcilePlan()  # the garbage collector deletes its objects
-    known = StoredConditions.of(stored.get("status") or {})
+    stored_conditions = StoredConditions.from_status(stored.get("status") or {})
     asked, seconds = time_of(stored["metadata"]["deletionTimestamp"]), _deadline_seconds(stored)
-    finished = known.holds(ConditionType.COMPLETE) or known.holds(ConditionType.FAILED)
+    finished = stored_conditions.holds(ConditionType.COMPLETE) or stored_conditions.holds(ConditionType.FAILED)
     pods = list(observed.pods.values())
     coordinators = [pod for pod in pods if pod.group == Group.COORDINATOR and not pod.over]
     gone = [time for pod in coordinators if (time := forced_deletion.farewell_time(pod, pods)) is not None]
@@ -57,12 +57,12 @@ def plan_of_deletion(stored: Mapping[str, Any], observed: ObservedJob, now: date
         return ReconcilePlan(finalizer=False, events=(JobEvent("CheckpointMissed", text, warning=True),))
     message = f"the job is being deleted; the coordinator saves a checkpoint, until {rfc3339(deadline)} at most"
     update = ConditionUpdate(ConditionType.RUNNING, False, RunningReason.CHECKPOINTING, message)
-    conditions = merged(known, [update], now, stored["metadata"].get("generation"))
+    conditions = merged(stored_conditions, [update], now, stored["metadata"].get("generation"))
     before: Mapping[str, Any] = stored.get("status") or {}
     status = dict(before) | {"conditions": written(conditions)}
     return ReconcilePlan(
         status=None if status == before else status,
-        events=() if status == before else tuple(transition_events(known, conditions)),
+        events=() if status == before else tuple(transition_events(stored_conditions, conditions)),
         delete=deletions(pod for pod in coordinators if pod.active),
         requeue_after=(min([deadline, *gone]) - now).total_seconds(),
     )

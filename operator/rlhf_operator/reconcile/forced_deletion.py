@@ -149,14 +149,14 @@ def unanswered_messages(
         if late is None or now <= late:
             continue
         lost = f"the node of {pod.name} does not carry out its deletion"
-        by_hand = f"when that node is gone for good, `kubectl delete node` or `kubectl delete pod {pod.name} --force`"
+        by_hand = f"if that node is gone permanently, `kubectl delete node` or `kubectl delete pod {pod.name} --force`"
         if job.spec.run_policy.force_coordinator_after_seconds is None:
             messages.append(f"{lost}: {by_hand}, or set {FIELD}")
         elif (time := force_time(pod, force_after(job, status))) is not None:
             messages.append(f"{lost}: it is deleted by force at {rfc3339(time)} ({FIELD})")
         else:
             doubt = (reading.lock_doubt if reading is not None else "") or "its coordinator never said that they do"
-            why = f"{FIELD} is not followed, as other nodes may not see its journal's lock ({doubt})"
+            why = f"{FIELD} is ignored, because other nodes may not see its journal's lock ({doubt})"
             messages.append(f"{lost}, and {why}: {by_hand}")
     return messages
 
@@ -166,24 +166,24 @@ def finalizer_messages(pods: Iterable[ObservedPod], others: Iterable[DeletedObje
 
     Objects with the same finalizers share a sentence.
     """
-    kept: dict[tuple[str, ...], list[str]] = {}
-    for name, finalizers, time in _kept(pods, others):
+    by_finalizers: dict[tuple[str, ...], list[str]] = {}
+    for name, finalizers, time in _delayed_objects(pods, others):
         if now >= time:
-            kept.setdefault(finalizers, []).append(name)
+            by_finalizers.setdefault(finalizers, []).append(name)
     return [
         f"{', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''} cannot go: "
         f"{describe_finalizers(finalizers)}"
-        for finalizers, names in kept.items()
+        for finalizers, names in by_finalizers.items()
     ]
 
 
 def next_kept(pods: Iterable[ObservedPod], others: Iterable[DeletedObject], now: datetime) -> float | None:
     """Return the seconds until a delaying finalizer is reported; None if none will be."""
-    times = [time for _, _, time in _kept(pods, others)]
+    times = [time for _, _, time in _delayed_objects(pods, others)]
     return min(((time - now).total_seconds() for time in times if now < time), default=None)
 
 
-def _kept(
+def _delayed_objects(
     pods: Iterable[ObservedPod], others: Iterable[DeletedObject]
 ) -> Iterator[tuple[str, tuple[str, ...], datetime]]:
     """Yield name, finalizers, and report time of deleted objects that only finalizers delay."""
@@ -207,4 +207,6 @@ def forced_events(deletions: Iterable[PodDeletion], pods: Iterable[ObservedPod])
 def _why_forced(pod: ObservedPod, pods: Iterable[ObservedPod]) -> str:
     if farewell_time(pod, pods) is None:
         return f"its node does not answer ({FIELD})"
-    return "its worker has let all others go and has ended, and a container beside it does not end when it is asked to"
+    return (
+        "its worker has released all others and has ended, but another container of the pod ignores its request to end"
+    )

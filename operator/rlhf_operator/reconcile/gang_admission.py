@@ -78,7 +78,7 @@ def admit_gang(pinned: PinnedJob, stored: Mapping[str, Any], observed: ObservedJ
     if choice.waits:
         return pinned, GangAdmission(note=f"the job has started without a queue: {choice.waits}")
     asked = observed.queue is not None and bool(observed.queue.requests_hash)
-    unqueued = StoredConditions.of(status).reason(ConditionType.ADMITTED) == AdmittedReason.NO_QUEUE
+    unqueued = StoredConditions.from_status(status).reason(ConditionType.ADMITTED) == AdmittedReason.NO_QUEUE
     if isinstance(choice.backend, QueueingBackend) and started and unqueued and not asked:
         return pinned, GangAdmission(note="the job has started without its queue, and asks for quota at its next start")
     backend, revision = choice.backend, pinned.revision if choice.backend.makes_objects else None
@@ -99,8 +99,8 @@ def gang_objects(job: RLHFJob, gang: GangAdmission, observed: ObservedJob) -> li
     changed = []
     for body, applied, wanted in _compared(job, gang.backend, gang.pods, observed):
         reserved = queue is not None and queue.reserves(str(body["metadata"]["name"]))
-        kept = applied is not None and (applied == "" or gang.backend.immutable or reserved)
-        if applied != wanted and not kept:
+        stays = applied is not None and (applied == "" or gang.backend.immutable or reserved)
+        if applied != wanted and not stays:
             changed.append(body)
     return changed
 
@@ -117,12 +117,12 @@ def withdrawn_objects(
         superseded = gang.gate.superseded if gang.gate is not None else ()
         return tuple(sorted(key for key in ours if key[1] in superseded))
     renewed = gang.gate is not None and gang.gate.renew
-    kept = {
+    current_objects = {
         (kind_of(body), str(body["metadata"]["name"]))
         for body, applied, wanted in _compared(job, gang.backend, gang.pods, observed)
         if not given_back and not renewed and (applied == wanted or not gang.backend.immutable)
     }
-    return tuple(sorted(ours - kept))
+    return tuple(sorted(ours - current_objects))
 
 
 def queue_report(
@@ -184,4 +184,4 @@ def _going(job: RLHFJob, backend: GangBackend, pods: Mapping[Group, Json], obser
         return ""
     compared = _compared(job, backend, pods, observed)
     gone = [body for body, applied, wanted in compared if applied is not None and applied != wanted]
-    return f"the {gone[0]['kind']} of another size has to be gone first" if gone else ""
+    return f"the {gone[0]['kind']} of another size must be deleted first" if gone else ""

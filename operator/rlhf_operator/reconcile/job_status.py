@@ -75,7 +75,7 @@ def groups_status(
     versions: DesiredVersions,
 ) -> list[Json]:
     """Return `status.groups`. `status`: the stored one; `failures`: with new ends of pods."""
-    known = {str(group["name"]): group for group in status.get("groups") or []}
+    stored_groups = {str(group["name"]): group for group in status.get("groups") or []}
     groups = []
     for group, size in sizes.items():
         ours = [pod for pod in pods if pod.group == group]
@@ -91,8 +91,9 @@ def groups_status(
                 "desired": size,
                 "ready": ready,
                 "failed": sum(pod.phase == "Failed" for pod in ours),
-                "restarts": int(known.get(group, {}).get("restarts") or 0) + failures.ends.get(group, 0),
-                "outOfMemory": int(known.get(group, {}).get("outOfMemory") or 0) + failures.out_of_memory.get(group, 0),
+                "restarts": int(stored_groups.get(group, {}).get("restarts") or 0) + failures.ends.get(group, 0),
+                "outOfMemory": int(stored_groups.get(group, {}).get("outOfMemory") or 0)
+                + failures.out_of_memory.get(group, 0),
                 "epoch": versions.epochs.get(group, 0),
                 "updated": sum(1 for _ in up_to_date),
             }
@@ -122,8 +123,8 @@ def coordinator_status(
         if (checkpoint := _checkpoint(last, status)) is not None:
             fields["lastCheckpoint"] = checkpoint
     if reading is not None and (plan := _plan(reading)) is not None:
-        known = {name: text for name, text in (status.get("plan") or {}).items() if name in _TOLD_ONCE}
-        fields["plan"] = known | plan  # a restarted coordinator has not reported these yet
+        stored_plan = {name: text for name, text in (status.get("plan") or {}).items() if name in _TOLD_ONCE}
+        fields["plan"] = stored_plan | plan  # a restarted coordinator has not reported these yet
     return fields
 
 
@@ -136,32 +137,32 @@ def last_reading(
     if not reports:
         return reading
     at, report = max(reports, key=lambda item: item[0])
-    known = reading or CoordinatorReading(at, "", 0, iterations)
+    latest = reading or CoordinatorReading(at, "", 0, iterations)
     return replace(
-        known,
-        at=max(at, known.at),
+        latest,
+        at=max(at, latest.at),
         phase="Stopped",
         iteration=report.iteration,
-        metrics={**known.metrics, **report.metrics},
+        metrics={**latest.metrics, **report.metrics},
         seconds_left=0.0,
-        last_checkpoint=report.checkpoint or known.last_checkpoint,
+        last_checkpoint=report.checkpoint or latest.last_checkpoint,
     )
 
 
 def completed_progress(progress: Json | None, iterations: int, now: datetime) -> Json:
     """Return `status.progress` of a completed job."""
-    kept = {key: value for key, value in (progress or {}).items() if key not in ("remainingSeconds", "stage")}
+    final = {key: value for key, value in (progress or {}).items() if key not in ("remainingSeconds", "stage")}
     summary = f"{iterations}/{iterations}"
     done = {"iteration": iterations, "iterations": iterations, "summary": summary, "lastUpdateTime": rfc3339(now)}
-    return kept | done
+    return final | done
 
 
 def skipped_steps_events(progress: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[JobEvent, ...]:
     """Return the event that more steps were skipped than the stored status has; `before` is its progress."""
-    now, known = int(progress.get("nonFiniteSteps") or 0), int(before.get("nonFiniteSteps") or 0)
-    if now <= known:
+    now, earlier = int(progress.get("nonFiniteSteps") or 0), int(before.get("nonFiniteSteps") or 0)
+    if now <= earlier:
         return ()
-    steps = "1 optimizer step was" if now - known == 1 else f"{now - known} optimizer steps were"
+    steps = "1 optimizer step was" if now - earlier == 1 else f"{now - earlier} optimizer steps were"
     text = (
         f"{steps} skipped, because a loss or gradient was infinite or NaN; {now} so far, "
         f"{progress.get('summary')} iterations are trained"
@@ -264,9 +265,9 @@ def engines_in_words(engines: Mapping[str, int]) -> str:
 
 def _checkpoint(reading: CoordinatorReading, status: Mapping[str, Any]) -> Json | None:
     """Return `status.lastCheckpoint`; its time is that of the first reading that named it."""
-    known = status.get("lastCheckpoint")
-    if not reading.last_checkpoint or (known and known.get("path") == reading.last_checkpoint):
-        return dict(known) if known else None
+    stored = status.get("lastCheckpoint")
+    if not reading.last_checkpoint or (stored and stored.get("path") == reading.last_checkpoint):
+        return dict(stored) if stored else None
     match = _CHECKPOINT.search(reading.last_checkpoint)
     return {
         "path": reading.last_checkpoint,
@@ -287,8 +288,8 @@ def _slow_part(status: Mapping[str, Any]) -> Json:
 
 
 def _without_times(status: Mapping[str, Any]) -> Json:
-    kept = dict(status)
-    if "progress" in kept:
+    timeless = dict(status)
+    if "progress" in timeless:
         hidden = ("lastUpdateTime", "remainingSeconds")
-        kept["progress"] = {key: value for key, value in kept["progress"].items() if key not in hidden}
-    return kept
+        timeless["progress"] = {key: value for key, value in timeless["progress"].items() if key not in hidden}
+    return timeless

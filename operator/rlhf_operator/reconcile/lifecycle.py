@@ -115,14 +115,14 @@ def failed(reason: FinishedReason, message: str, log: str = "") -> Updates:
 
 def suspended(job: RLHFJob, stopping: Stopping) -> Updates:
     """Return the conditions of a job that its user suspended."""
-    kept = (
-        "it goes on from its last checkpoint when spec.suspend is false again"
+    checkpoint_note = (
+        "it continues from its last checkpoint when spec.suspend is false again"
         if job.spec.checkpoints
-        else f"{_NOT_SAVED} will begin anew when spec.suspend is false again"
+        else f"{_NOT_SAVED} will start from the beginning when spec.suspend is false again"
     )
     at_rest = _at_rest("the job is suspended")
     if not stopping.pods_left:
-        rest = [kept, *stopping.stays]
+        rest = [checkpoint_note, *stopping.stays]
         suspended = ". ".join([f"no worker runs; {rest[0]}", *rest[1:]])
         running = ". ".join([f"spec.suspend is true; {rest[0]}", *rest[1:]])
         return (
@@ -130,7 +130,7 @@ def suspended(job: RLHFJob, stopping: Stopping) -> Updates:
             ConditionUpdate(ConditionType.SUSPENDED, True, SuspendedReason.SUSPENDED, suspended),
             ConditionUpdate(ConditionType.RUNNING, False, RunningReason.SUSPENDED, running),
         )
-    message = ". ".join([_SAVES if stopping.saves else f"the job's pods end; {kept}", *stopping.stays])
+    message = ". ".join([_SAVES if stopping.saves else f"the job's pods end; {checkpoint_note}", *stopping.stays])
     return (
         *at_rest,
         ConditionUpdate(ConditionType.SUSPENDED, False, SuspendedReason.STOPPING, message),
@@ -143,7 +143,11 @@ def queued(job: RLHFJob, gate: QueueGate, stopping: Stopping) -> Updates:
     if not stopping.pods_left:
         message = ". ".join([f"nothing is started: {gate.message}", *stopping.stays])
         return _NOT_SUSPENDED, ConditionUpdate(ConditionType.RUNNING, False, RunningReason.QUEUED, message)
-    ends = "the job's pods end" if job.spec.checkpoints else f"the job's pods end; {_NOT_SAVED} begins anew later"
+    ends = (
+        "the job's pods end"
+        if job.spec.checkpoints
+        else f"the job's pods end; {_NOT_SAVED} starts from the beginning later"
+    )
     message = ". ".join([f"{gate.message}; {_SAVES if stopping.saves else ends}", *stopping.stays])
     return _NOT_SUSPENDED, ConditionUpdate(ConditionType.RUNNING, False, _stopping_reason(job), message)
 
@@ -198,7 +202,7 @@ def _progress_message(reading: CoordinatorReading, problems: list[str], *, waits
 
 def _running_unheard(context: ReconcileContext, problems: list[str]) -> ConditionUpdate:
     """Return the condition Running while the coordinator cannot be read."""
-    observed, known = context.observed, context.conditions
+    observed, conditions = context.observed, context.conditions
     ready = sum(pod.ready for pod in context.pods)
     text = f"{ready} of {len(context.pods)} pods are ready" if context.pods else "its pods are being created"
     heard_before = bool(context.status.get("progress")) or context.reading is not None
@@ -206,9 +210,9 @@ def _running_unheard(context: ReconcileContext, problems: list[str]) -> Conditio
         reason = RunningReason.NAME_TAKEN
     elif any(pod.stuck(context.now) for pod in context.pods):
         reason = RunningReason.UNSCHEDULABLE
-    elif heard_before or known.holds(ConditionType.RUNNING):
+    elif heard_before or conditions.holds(ConditionType.RUNNING):
         reason, text = RunningReason.RECOVERING, f"the coordinator does not answer; {text}"
-    elif known.reason(ConditionType.RUNNING) == RunningReason.RECOVERING:
+    elif conditions.reason(ConditionType.RUNNING) == RunningReason.RECOVERING:
         reason = RunningReason.RECOVERING
     else:
         reason = RunningReason.STARTING

@@ -32,7 +32,7 @@ def pool_status(
 
     `generation`: number of workers of that group. `status`: the whole stored status.
     """
-    known = status.get("migrationPool") or {}
+    stored = status.get("migrationPool") or {}
     workers = sorted(reading.pool)
     pool: Json = {
         "replicas": len(workers),
@@ -42,9 +42,9 @@ def pool_status(
         "summary": f"{len(workers)}/{generation}",
         "workers": workers[:NAMED],
     }
-    last = known.get("lastEventTime")
+    last = stored.get("lastEventTime")
     last_event = time_of(last)
-    changed = bool(workers) != bool(known.get("replicas"))
+    changed = bool(workers) != bool(stored.get("replicas"))
     if not changed or (last_event is not None and now - last_event < EVENT_INTERVAL):
         return pool | ({"lastEventTime": last} if last else {}), ()
     return pool | {"lastEventTime": rfc3339(now)}, (_event(workers, reading),)
@@ -62,8 +62,8 @@ def pool_labels(job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorR
 
 def _event(workers: list[str], reading: CoordinatorReading) -> JobEvent:
     if not workers:
-        return JobEvent("PoolDissolved", f"iteration {reading.iteration}: no worker keeps the long tail any more")
+        return JobEvent("PoolDissolved", f"iteration {reading.iteration}: no worker decodes the long tail any more")
     more = f" and {len(workers) - SHOWN} more" if len(workers) > SHOWN else ""
     scoring = f"; {reading.released} released workers score" if reading.released else ""
-    text = f"iteration {reading.iteration}: the long tail is with {', '.join(workers[:SHOWN])}{more}{scoring}"
+    text = f"iteration {reading.iteration}: the long tail is decoded by {', '.join(workers[:SHOWN])}{more}{scoring}"
     return JobEvent("PoolFormed", text)

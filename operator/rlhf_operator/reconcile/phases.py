@@ -95,15 +95,15 @@ def clean_up(context: ReconcileContext) -> ReconcilePlan:
 
 def _finished_status(context: ReconcileContext) -> Json | None:
     """Return the status of a finished job with the pods that remain; None if it is up to date."""
-    known, stays = context.conditions, _staying(context)
-    complete = known.holds(ConditionType.COMPLETE)
-    outcome = known.message(ConditionType.COMPLETE if complete else ConditionType.FAILED).partition("\n")[0]
-    said = known.message(ConditionType.RUNNING)
+    conditions, stays = context.conditions, _staying(context)
+    complete = conditions.holds(ConditionType.COMPLETE)
+    outcome = conditions.message(ConditionType.COMPLETE if complete else ConditionType.FAILED).partition("\n")[0]
+    said = conditions.message(ConditionType.RUNNING)
     if not stays and not said.startswith(f"{outcome}. "):
         return None
     reason = RunningReason.COMPLETE if complete else RunningReason.FAILED
     update = ConditionUpdate(ConditionType.RUNNING, False, reason, ". ".join([outcome, *stays]))
-    entries = merged(known, [update], context.now, context.generation)
+    entries = merged(conditions, [update], context.now, context.generation)
     return (
         None
         if entries[ConditionType.RUNNING]["message"] == said
@@ -155,7 +155,7 @@ def _stop(context: ReconcileContext) -> PhaseActions:
     leaving = tuple(pod for pod in coordinators or context.pods if pod.deletion is None)
     started = context.started if context.pods or context.backs_off else None
     # A queue has its own back-off, and a job that its user suspended starts without one.
-    back_offs = {} if job.spec.suspend else pod_back_off.known(context.status)
+    back_offs = {} if job.spec.suspend else pod_back_off.stored_back_offs(context.status)
     return PhaseActions(conditions, context.versions(), plan, leaving, started, back_offs)
 
 

@@ -59,7 +59,7 @@ def _plan(stored: Mapping[str, Any], observed: ObservedJob, now: datetime) -> Re
         pinned = replace(pinned, problem=observed.dry_run_problem, reason=PlannedReason.REFUSED)
     if pinned.job is None:
         return _refuse_manifest(stored, pinned, now)
-    context = ReconcileContext.of(stored, pinned, gang, observed, now)
+    context = ReconcileContext.for_job(stored, pinned, gang, observed, now)
     plan = phases.clean_up(context) if context.finished else _advance(context)
     return replace(plan, finalizer=finalizer.finalizer_change(stored, context.job, finished=context.finished))
 
@@ -179,9 +179,9 @@ def _write_when_due(
         if labels and (left := job_status.PROGRESS_SECONDS - age) > 0:
             return replace(plan, requeue_after=soonest((plan.requeue_after, left)))
         return replace(plan, labels=labels)
-    held = job_status.seconds_to_hold(status, context.status, age)
-    if held is not None:
-        return replace(plan, requeue_after=soonest((plan.requeue_after, held)))
+    hold_seconds = job_status.seconds_to_hold(status, context.status, age)
+    if hold_seconds is not None:
+        return replace(plan, requeue_after=soonest((plan.requeue_after, hold_seconds)))
     return replace(plan, status=status, events=(*plan.events, *events), labels=_pool_labels(context, plan))
 
 
@@ -203,14 +203,14 @@ def _unreadable_events(context: ReconcileContext) -> list[JobEvent]:
 def _refuse_manifest(stored: Mapping[str, Any], pinned: PinnedJob, now: datetime) -> ReconcilePlan:
     """Return the plan of an unreadable manifest: running pods continue unchanged until it is corrected."""
     before: Mapping[str, Any] = stored.get("status") or {}
-    known, generation = StoredConditions.of(before), stored["metadata"].get("generation")
+    stored_conditions, generation = StoredConditions.from_status(before), stored["metadata"].get("generation")
     updates = [ConditionUpdate(ConditionType.PLANNED, False, pinned.reason, pinned.problem)]
-    if known.reason(ConditionType.RUNNING) == RunningReason.PENDING:
+    if stored_conditions.reason(ConditionType.RUNNING) == RunningReason.PENDING:
         updates.append(lifecycle.nothing_started(pinned.problem))
-    merged = conditions.merged(known, updates, now, generation)
+    merged = conditions.merged(stored_conditions, updates, now, generation)
     status = dict(before) | {"conditions": conditions.written(merged)}
     if generation is not None:
         status["observedGeneration"] = generation
     if status == before:
         return ReconcilePlan()
-    return ReconcilePlan(status=status, events=tuple(conditions.transition_events(known, merged)))
+    return ReconcilePlan(status=status, events=tuple(conditions.transition_events(stored_conditions, merged)))

@@ -18,16 +18,15 @@ _KINDS: Final[Mapping[str, str]] = {
     "failed quota: .*must specify": "give the containers that it names these resources in {template}, or let a "
     "LimitRange of namespace {namespace} give defaults",
     "insufficient quota to": "create a ResourceQuota in namespace {namespace} that covers this",
-    "status unknown for quota": "the quota is new: it is known in a moment",
-    "no PriorityClass with name": "create it (kubectl get priorityclass lists those that there are), or correct "
-    "{priority}",
+    "status unknown for quota": "the quota is new: it takes effect in a moment",
+    "no PriorityClass with name": "create it (kubectl get priorityclass lists them), or correct {priority}",
     "integer value of priority": "remove priority from {template}",
     " usage per [A-Za-z]+ is | limit to request ratio per ": "give resources in {template} that the LimitRange of the "
     "namespace allows",
     "error looking up service account": "create it in namespace {namespace}, or correct serviceAccountName in "
     "{template}",
     "does not reference that (secret|imagePullSecret)": "add it to that service account, or take it out of {template}",
-    'RuntimeClass "[^"]*" not found': "create it (kubectl get runtimeclass lists those that there are), or correct "
+    'RuntimeClass "[^"]*" not found': "create it (kubectl get runtimeclass lists them), or correct "
     "runtimeClassName in {template}",
     "Overhead doesn't match|Overhead set without": "remove overhead from {template}",
     "scheduling.nodeSelector|node label selector": "correct nodeSelector in {template}",
@@ -38,8 +37,8 @@ _KINDS: Final[Mapping[str, str]] = {
     "because it is being terminated": "the namespace is being deleted: create the job in another namespace",
     'namespaces "[^"]*" not found': "create namespace {namespace}, or the job in another namespace",
     'User "[^"]*" cannot ': "give the operator this right: upgrade its chart, or correct its roles",
-    "ValidatingAdmissionPolicy '": "change what it names in {template}, or ask whoever runs that policy",
-    'admission webhook "[^"]*" denied': "change what it names in {template}, or ask whoever runs that webhook",
+    "ValidatingAdmissionPolicy '": "change what it names in {template}, or ask the owner of that policy",
+    'admission webhook "[^"]*" denied': "change what it names in {template}, or ask the owner of that webhook",
 }
 """Pattern of an API server's message -> remedy; the first match counts. The texts are those of Kubernetes 1.36."""
 

@@ -31,8 +31,8 @@ ONE_BY_ONE: Final = frozenset({Group.GENERATION, Group.INFERENCE})
 """Groups without training ranks."""
 NONE_MESSAGE: Final = "no pod is being replaced on purpose"
 KEPT_MESSAGE: Final = (
-    "the coordinator goes on with the settings it started with: without spec.checkpoints it would begin anew. "
-    "Suspend the job and resume it if it shall"
+    "the coordinator keeps the settings of its start: without spec.checkpoints it would start from the beginning. "
+    "Suspend the job and resume it to apply the new settings"
 )
 
 
@@ -81,8 +81,8 @@ def desired_versions(
 
     `restarted`: groups that restart from now on. `hashes`: hashes of valid templates.
     """
-    known = {str(group["name"]): int(group.get("epoch") or 0) for group in status.get("groups") or []}
-    epochs = {group: known.get(group, 0) + (group in restarted) for group in sizes}
+    stored_epochs = {str(group["name"]): int(group.get("epoch") or 0) for group in status.get("groups") or []}
+    epochs = {group: stored_epochs.get(group, 0) + (group in restarted) for group in sizes}
     one_by_one = ONE_BY_ONE - {job.spec.rank_group}
     return DesiredVersions(epochs, hashes, one_by_one, keeps_coordinator=job.spec.checkpoints is None)
 
@@ -202,12 +202,10 @@ def _rollout_message(
             continue
         if group["name"] == Group.COORDINATOR:
             messages.append(
-                "the coordinator has settings or templates from before: it saves a checkpoint and starts again"
+                "the coordinator has previous settings or templates: it saves a checkpoint and starts again"
             )
             continue
         new = [pod.name for pod in ours if not versions.outdated(pod) and not (pod.active and pod.ready)]
         waits = f", and {new[0]} has to be up before the next" if new and group["name"] in versions.one_by_one else ""
-        messages.append(
-            f"{len(outdated)} of {group['desired']} {group['name']} pods have the template from before{waits}"
-        )
+        messages.append(f"{len(outdated)} of {group['desired']} {group['name']} pods have the previous template{waits}")
     return "; ".join(messages)

@@ -40,14 +40,14 @@ class DecodeCosts:
 def decode_costs(steps: Sequence[StepFacts]) -> DecodeCosts | None:
     """Return the costs fitted to the steps; None if too few were recorded."""
     enough = [row for row in steps if row.steps >= MIN_STEPS and row.seconds > 0 and row.rows > 0]
-    known = [row for row in enough if not row.verified] or enough
-    if not known:
+    usable = [row for row in enough if not row.verified] or enough
+    if not usable:
         return None
-    paces = worker_paces(known)
-    features = np.array([[1.0, row.rows, row.rows * row.keys] for row in known])
-    seconds = np.array([_token_seconds(row) / paces[row.worker] for row in known])
-    step, a_row, a_key = non_negative(features, seconds, np.array([row.steps for row in known]))
-    return DecodeCosts(step, a_row, a_key, paces, max(row.rows for row in known))
+    paces = worker_paces(usable)
+    features = np.array([[1.0, row.rows, row.rows * row.keys] for row in usable])
+    seconds = np.array([_token_seconds(row) / paces[row.worker] for row in usable])
+    step, a_row, a_key = non_negative(features, seconds, np.array([row.steps for row in usable]))
+    return DecodeCosts(step, a_row, a_key, paces, max(row.rows for row in usable))
 
 
 def worker_paces(steps: Sequence[StepFacts]) -> dict[str, float]:

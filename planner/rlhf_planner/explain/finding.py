@@ -94,9 +94,9 @@ def spent(
 
 def mean_total(facts: Sequence[IterationProfile]) -> float:
     """Return the mean seconds of an iteration."""
-    return sum(one.total for one in facts) / len(facts)
+    return sum(profile.total for profile in facts) / len(facts)
 
 
 def mean_seconds(facts: Sequence[IterationProfile], phase: str) -> float:
     """Return the mean seconds of a phase."""
-    return sum(one.seconds(phase) for one in facts) / len(facts)
+    return sum(profile.seconds(phase) for profile in facts) / len(facts)

@@ -35,10 +35,10 @@ def headline(facts: Sequence[IterationProfile]) -> str:
     seen = comparable(facts)
     if not seen:
         raise ValueError("no iteration is recorded")
-    seconds = sum(one.total for one in seen) / len(seen)
+    seconds = sum(profile.total for profile in seen) / len(seen)
     phases: dict[str, float] = {}
-    for one in seen:
-        for name, spent in one.phases.items():
+    for profile in seen:
+        for name, spent in profile.phases.items():
             phases[name] = phases.get(name, 0.0) + spent / len(seen)
     parts = ", ".join(f"{name} {spent:.3g} s ({spent / seconds:.0%})" for name, spent in phases.items() if spent > 0)
     which = (
@@ -51,6 +51,6 @@ def comparable(facts: Sequence[IterationProfile]) -> list[IterationProfile]:
     """Return the iterations that findings are based on."""
     if not facts:
         return []
-    alike = [one for one in facts if one.settings == facts[-1].settings and one.total > 0]
-    later = [one for one in alike if one.iteration > 0]
+    alike = [profile for profile in facts if profile.settings == facts[-1].settings and profile.total > 0]
+    later = [profile for profile in alike if profile.iteration > 0]
     return later or alike

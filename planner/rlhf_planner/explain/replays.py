@@ -48,9 +48,9 @@ class _Generation:
 
     def run(self) -> list[float]:
         """Return the time at which each sample is finished."""
-        held = self.limit + max(1, self.limit // PREFETCH_SHARE)
+        capacity = self.limit + max(1, self.limit // PREFETCH_SHARE)
         size = len(self.finish)
-        while self.next < min(size, held * len(self.workers)):
+        while self.next < min(size, capacity * len(self.workers)):
             self.workers[self.next % len(self.workers)].waiting.append(self.next)
             self.next += 1
         events: list[tuple[float, int]] = []

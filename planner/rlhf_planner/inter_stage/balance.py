@@ -92,7 +92,7 @@ class _Load:
 
 
 def balance(
-    held: Mapping[str, Sequence[TailSample]],
+    unfinished: Mapping[str, Sequence[TailSample]],
     costs: StageCosts,
     lengths: LengthModel,
     transfer: Transfer = "Auto",
@@ -103,9 +103,9 @@ def balance(
 ) -> tuple[Reallocation, ...]:
     """Return the moves to make now, when the queue is empty; none if no move is worth it.
 
-    `held` contains every live generation worker, idle ones too. `paces` contains the workers whose own pace is known.
+    `unfinished` contains every live generation worker, idle ones too; `paces` the workers with a measured pace.
     """
-    loads = [load for load in _loads(held, costs, lengths, paces or {}) if load.name not in resting]
+    loads = [load for load in _loads(unfinished, costs, lengths, paces or {}) if load.name not in resting]
     question = _Question(costs, lengths.max_tokens, transfer, lacking)
     answer: list[Reallocation] = []
     moved: set[int] = set()
@@ -123,15 +123,18 @@ def balance(
 
 
 def _loads(
-    held: Mapping[str, Sequence[TailSample]], costs: StageCosts, lengths: LengthModel, paces: Mapping[str, WorkerPace]
+    unfinished: Mapping[str, Sequence[TailSample]],
+    costs: StageCosts,
+    lengths: LengthModel,
+    paces: Mapping[str, WorkerPace],
 ) -> Iterator[_Load]:
-    everything = [sample for name in sorted(held) for sample in held[name]]
+    everything = [sample for name in sorted(unfinished) for sample in unfinished[name]]
     tokens = np.array([sample.tokens for sample in everything], dtype=np.int64)
     prompts = np.array([sample.prompt_tokens for sample in everything], dtype=np.int64)
     left = iter(lengths.remaining_each(tokens, prompts, [sample.line for sample in everything]).tolist())
     context = float((tokens + prompts).mean()) if len(everything) else 0.0
-    for name in sorted(held):
-        samples = held[name]
+    for name in sorted(unfinished):
+        samples = unfinished[name]
         mine = sum(s.prompt_tokens + s.tokens for s in samples) / len(samples) if samples else context
         curve = ThroughputCurve(costs, mine, len(samples) + MAX_MOVES, paces.get(name, EVEN_PACE))
         yield _Load(name, samples, [next(left) for _ in samples], curve)
@@ -147,15 +150,15 @@ def _best(source: _Load, destination: _Load, moved: Collection[int], question: _
     cost = 0.0
     free = source.movable(moved)
     while len(moves) < MAX_MOVES - len(moved):
-        free = [one for one in free if _fits(destination, chosen, one[0], question)]
+        free = [candidate for candidate in free if _fits(destination, chosen, candidate[0], question)]
         if not free:
             break
         step = -(-len(free) // CANDIDATES)
-        gains = [_gain(source, destination, [*chosen, one], before) for one in free[::step]]
-        one = free.pop(step * int(np.argmax(gains)))
-        kv, own = _cost(one[0], destination, len(chosen) + 1, question)
-        chosen.append(one)
-        moves.append(Move(one[0].sample, source.name, destination.name, kv))
+        gains = [_gain(source, destination, [*chosen, candidate], before) for candidate in free[::step]]
+        candidate = free.pop(step * int(np.argmax(gains)))
+        kv, own = _cost(candidate[0], destination, len(chosen) + 1, question)
+        chosen.append(candidate)
+        moves.append(Move(candidate[0].sample, source.name, destination.name, kv))
         cost += own
         won = max(gains) - cost
         if won > most:
@@ -176,10 +179,12 @@ def _rate_after(source: _Load, destination: _Load, count: int) -> float:
     return source.curve.tokens_per_second(stays) + destination.curve.tokens_per_second(comes)
 
 
-def _fits(destination: _Load, chosen: Sequence[tuple[TailSample, float]], one: TailSample, question: _Question) -> bool:
+def _fits(
+    destination: _Load, chosen: Sequence[tuple[TailSample, float]], added: TailSample, question: _Question
+) -> bool:
     """Return whether one more sample fits on the destination, in addition to the chosen ones."""
     there = [sample for sample, _ in (*destination.samples.values(), *chosen)]
-    longest = max(sample.prompt_tokens for sample in (*there, one)) + question.limit
+    longest = max(sample.prompt_tokens for sample in (*there, added)) + question.limit
     return len(there) < min(question.costs.max_batch_size, question.costs.kv_rows(longest))
 
 

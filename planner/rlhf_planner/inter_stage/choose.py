@@ -86,7 +86,7 @@ def choose(model: LengthModel, setup: IterationSetup, costs: StageCosts, seed: i
     if setup.mode == "Disabled":
         return trial.off("fusion is off")
     if setup.generation_workers == 1:
-        return trial.off("one generation worker has nobody to leave its tail to")
+        return trial.off("a single generation worker has no other worker for its tail")
     if not setup.overlap:
         return trial.off("nothing is scored before the whole batch is generated")
     if setup.mode == "Fixed":

@@ -323,8 +323,8 @@ class StageCosts:
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> StageCosts:
         """Return the costs that `document` wrote. Raises ValueError naming a missing or unknown field."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(document) - known)
+        names = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(document) - names)
         if unknown:
             raise ValueError(f"costs: unknown field {unknown[0]}")
         try:

@@ -148,10 +148,10 @@ def _never_falling(values: Sequence[float], weights: Sequence[float]) -> list[fl
     return [mean for mean, _, count in pools for _ in range(count)]
 
 
-def _extended(at: Floats, known: Sequence[int], values: Sequence[float]) -> Floats:
-    answer = np.interp(at, known, values)
-    if len(known) > 1:
-        rise = max(0.0, (values[-1] - values[-2]) / (known[-1] - known[-2]))
-        beyond = at > known[-1]
-        answer[beyond] = values[-1] + rise * (at[beyond] - known[-1])
+def _extended(at: Floats, points: Sequence[int], values: Sequence[float]) -> Floats:
+    answer = np.interp(at, points, values)
+    if len(points) > 1:
+        rise = max(0.0, (values[-1] - values[-2]) / (points[-1] - points[-2]))
+        beyond = at > points[-1]
+        answer[beyond] = values[-1] + rise * (at[beyond] - points[-1])
     return np.asarray(answer, dtype=np.float64)

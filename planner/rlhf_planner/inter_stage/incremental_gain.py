@@ -84,7 +84,7 @@ class Trace:
         if len(sizes) != 1 or 0 in sizes:
             raise ValueError(f"a trace needs the same number of samples in all its parts, got {sorted(sizes)}")
         if not self.joined:
-            raise ValueError("joined is empty: nobody scores")
+            raise ValueError("joined is empty: no worker scores")
 
 
 @dataclass(frozen=True)
@@ -149,12 +149,12 @@ def _thinned(trace: Trace) -> Trace:
     every = max(-(-len(trace.begun) // MAX_SAMPLES), -(-len(trace.joined) // MAX_WORKERS))
     if every == 1:
         return trace
-    kept = np.argsort(trace.finished, kind="stable")[::-1][::every]
+    chosen = np.argsort(trace.finished, kind="stable")[::-1][::every]
     return Trace(
-        trace.begun[kept],
-        trace.finished[kept],
-        trace.prompts[kept],
-        trace.responses[kept],
+        trace.begun[chosen],
+        trace.finished[chosen],
+        trace.prompts[chosen],
+        trace.responses[chosen],
         dict(sorted(trace.joined.items())[::every]),
     )
 
@@ -232,8 +232,8 @@ class _Queue:
     def _ready(self, moment: float) -> Ints:
         """Return [n] tokens of each unfinished sample in whole blocks."""
         grown = np.floor((moment - self._trace.begun) / np.maximum(self._pace, 1e-12) + 1e-6)
-        known = np.where(grown >= 0, self._trace.prompts + np.minimum(grown, self._trace.responses), 0)
-        answer: Ints = (np.maximum(known - 1, 0) // self._step * self._step).astype(np.int64)
+        lengths = np.where(grown >= 0, self._trace.prompts + np.minimum(grown, self._trace.responses), 0)
+        answer: Ints = (np.maximum(lengths - 1, 0) // self._step * self._step).astype(np.int64)
         return answer
 
     def _pass(self, worker: int, start: float, seconds: float, samples: int) -> float:

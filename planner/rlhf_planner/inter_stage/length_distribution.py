@@ -71,8 +71,8 @@ class LengthDistribution:
             probability[-1] += beyond
         elif beyond > 0:
             lengths, probability = np.append(lengths, limit), np.append(probability, beyond)
-        kept = probability > 0
-        return cls(lengths[kept], probability[kept] / probability.sum())
+        possible = probability > 0
+        return cls(lengths[possible], probability[possible] / probability.sum())
 
     def quantile(self, probability: Floats) -> Ints:
         """Return the lengths, int64 [n], below which these shares (0..1, float64 [n]) lie."""
@@ -90,8 +90,8 @@ class LengthDistribution:
         below = normal_share((edges - mean) / deviation)
         below[0], below[-1] = 0.0, 1.0
         probability = np.diff(below)
-        kept = probability > 0
-        return LengthDistribution(self.lengths[kept], probability[kept])
+        possible = probability > 0
+        return LengthDistribution(self.lengths[possible], probability[possible])
 
     def remaining(self, so_far: Ints, limit: int) -> Floats:
         """Return the expected length minus `so_far` (int64 [n]) of longer responses, float64 [n].
@@ -99,11 +99,11 @@ class LengthDistribution:
         Where no longer response was observed, it is half of the tokens up to the limit.
         """
         at = np.searchsorted(self.lengths, so_far, side="right")
-        known = at < len(self.lengths)
+        in_range = at < len(self.lengths)
         index = np.minimum(at, len(self.lengths) - 1)
         mean = self._mass_beyond[index] / self._beyond[index]
         guess = np.maximum(0.0, limit - so_far) / 2
-        return np.where(known, np.maximum(0.0, mean - so_far), guess)
+        return np.where(in_range, np.maximum(0.0, mean - so_far), guess)
 
     @cached_property
     def _total(self) -> Floats:

@@ -103,8 +103,8 @@ class LengthModel:
         step = -(-len(data) // MAX_SAMPLES)
         new = LengthBatch(data[::step, 0], np.maximum(1, data[::step, 1]), limit or self.max_tokens)
         distance, drifted = _drift(self.window, new)
-        kept = () if drifted else self.window[-(WINDOW - 1) :]
-        after = dataclasses.replace(self, window=_trimmed((*kept, new)), drift=distance, drifted=drifted)
+        earlier = () if drifted else self.window[-(WINDOW - 1) :]
+        after = dataclasses.replace(self, window=_trimmed((*earlier, new)), drift=distance, drifted=drifted)
         if not len(lines):
             return after
         by_prompt = self.by_prompt.with_batch(np.asarray(lines, dtype=np.int64), after._scores(data[:, 0], data[:, 1]))
@@ -255,13 +255,13 @@ def _drift(window: tuple[LengthBatch, ...], new: LengthBatch) -> tuple[float, bo
 
 def _trimmed(window: tuple[LengthBatch, ...]) -> tuple[LengthBatch, ...]:
     """Return the newest batches that fit into MAX_SAMPLES, always with the newest."""
-    total, kept = 0, 0
+    total, count = 0, 0
     for batch in reversed(window):
         total += len(batch.responses)
-        if kept and total > MAX_SAMPLES:
+        if count and total > MAX_SAMPLES:
             break
-        kept += 1
-    return window[-kept:]
+        count += 1
+    return window[-count:]
 
 
 def _ranks(values: Ints) -> Floats:

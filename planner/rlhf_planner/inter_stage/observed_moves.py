@@ -67,11 +67,11 @@ def assumed_lines(setup: float, step: float, sent: float, move_steps: float) -> 
 
 def kept_moves(moves: Iterable[ObservedMove]) -> tuple[ObservedMove, ...]:
     """Return at most MAX_MOVES of each kind of an iteration's moves."""
-    candidates, kept = list(moves), list[ObservedMove]()
+    candidates, retained = list(moves), list[ObservedMove]()
     for paused in (False, True):
         of_kind = [move for move in candidates if move.paused == paused and move.waits > 0 and move.seconds > 0]
-        kept += of_kind[:: max(1, -(-len(of_kind) // MAX_MOVES))]
-    return tuple(kept)
+        retained += of_kind[:: max(1, -(-len(of_kind) // MAX_MOVES))]
+    return tuple(retained)
 
 
 def fit_move_line(profile: MoveLine, observed: Sequence[ObservedMove]) -> MoveLine:

@@ -75,7 +75,7 @@ def group_steps(decoded: Iterable[DecodedSteps], profile: DecodeLines) -> tuple[
             continue
         if not tells(interval.steps, profile.seconds(interval.rows, interval.context)):
             continue
-        batch = min(profile.batches, key=lambda known: abs(math.log(known / interval.rows)))
+        batch = min(profile.batches, key=lambda measured: abs(math.log(measured / interval.rows)))
         context = max(1.0, interval.context)
         conversion = profile.seconds(batch, context) / max(1e-12, profile.seconds(interval.rows, context))
         kind = batch, int(math.log2(context)), interval.contended >= CONTENDED_SHARE

@@ -52,8 +52,10 @@ class PromptEffects:
         """
         after = dataclasses.replace(self._with(lines, scores), batches=self.batches + 1)
         if len(after.lines) > MAX_PROMPTS:
-            kept = np.sort(np.argsort(-after.seen, kind="stable")[:MAX_PROMPTS])
-            after = dataclasses.replace(after, lines=after.lines[kept], sums=after.sums[kept], seen=after.seen[kept])
+            most_seen = np.sort(np.argsort(-after.seen, kind="stable")[:MAX_PROMPTS])
+            after = dataclasses.replace(
+                after, lines=after.lines[most_seen], sums=after.sums[most_seen], seen=after.seen[most_seen]
+            )
         return dataclasses.replace(after, share=_share(after.sums))
 
     def _with(self, lines: Ints, scores: Floats) -> PromptEffects:
@@ -61,9 +63,9 @@ class PromptEffects:
         names, where = np.unique(lines, return_inverse=True)
         columns = [np.bincount(where, weights=power, minlength=len(names)) for power in (scores**0, scores, scores**2)]
         sums = np.stack(columns, axis=1)
-        known = self._rows(names)
-        before = known >= 0
-        sums[before] = sums[before] + KEPT * self.sums[known[before]]
+        rows = self._rows(names)
+        before = rows >= 0
+        sums[before] = sums[before] + KEPT * self.sums[rows[before]]
         others = np.isin(self.lines, names, invert=True)
         merged = np.concatenate([self.lines[others], names])
         order = np.argsort(merged)
@@ -77,8 +79,8 @@ class PromptEffects:
         rows = self._rows(lines)
         weight = np.where(rows >= 0, self.sums[rows, 0] if len(self.sums) else 0.0, 0.0)
         total = np.where(rows >= 0, self.sums[rows, 1] if len(self.sums) else 0.0, 0.0)
-        known = self.share * weight + 1 - self.share
-        return self.share * total / known, self.share * (1 - self.share) / known
+        divisor = self.share * weight + 1 - self.share
+        return self.share * total / divisor, self.share * (1 - self.share) / divisor
 
     def _rows(self, lines: Ints) -> Ints:
         """Return [n] rows of these prompts, -1 where unknown."""

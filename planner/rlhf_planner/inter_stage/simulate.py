@@ -41,12 +41,12 @@ def simulate(
     `place_tail` predicts with `model`; None means that it knows no lengths. Raises ValueError for lengths that do not
     match the setup, or are below 1.
     """
-    known = np.asarray(lengths, dtype=np.int64)
-    if len(known) != setup.batch:
-        raise ValueError(f"lengths has {len(known)} samples, the setup {setup.batch}")
-    if (known < 1).any():
-        raise ValueError(f"a response of {int(known.min())} tokens: every response has at least 1")
-    generation = generate(known, setup, costs)
+    tokens = np.asarray(lengths, dtype=np.int64)
+    if len(tokens) != setup.batch:
+        raise ValueError(f"lengths has {len(tokens)} samples, the setup {setup.batch}")
+    if (tokens < 1).any():
+        raise ValueError(f"a response of {int(tokens.min())} tokens: every response has at least 1")
+    generation = generate(tokens, setup, costs)
     state = threshold_state(generation, threshold, model, setup.lines) if fuses(threshold, pool, setup) else None
     iteration = simulated_iteration(generation, setup, costs, state, pool or setup.generation_workers, transfer)
     answer = _forecast(generation, setup, iteration, threshold)

@@ -94,9 +94,9 @@ class WorkerTimeline:
         return self.times[-1] if self.times else 0.0
 
 
-def _between(value: float, known: Sequence[float], values: Sequence[float], at: int) -> float:
+def _between(value: float, points: Sequence[float], values: Sequence[float], at: int) -> float:
     """Interpolate linearly between the points at - 1 and at."""
-    share = (value - known[at - 1]) / (known[at] - known[at - 1])
+    share = (value - points[at - 1]) / (points[at] - points[at - 1])
     return values[at - 1] + share * (values[at] - values[at - 1])
 
 

@@ -34,7 +34,7 @@ def score(arrivals: Floats, tokens: Floats, available: Mapping[int, float], cost
     prompt. `available` maps each worker to the time at which it joins. Raises ValueError without workers.
     """
     if not available:
-        raise ValueError("nobody scores: no dedicated inference worker and none that is released")
+        raise ValueError("no worker scores: there is no dedicated inference worker and no released worker")
     order = np.argsort(arrivals, kind="stable")
     when = arrivals[order].tolist()
     total = np.concatenate([[0.0], tokens[order].cumsum()]).tolist()

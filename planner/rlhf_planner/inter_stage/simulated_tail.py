@@ -29,7 +29,7 @@ class ThresholdState(NamedTuple):
     start: float
     samples: Ints
     """[k] sample numbers."""
-    held: UnfinishedColumns
+    unfinished: UnfinishedColumns
     limit: int
     """Maximum tokens of a response."""
 
@@ -71,8 +71,8 @@ def threshold_state(
     worker = generation.worker[samples]
     tokens = _decoded(generation, samples, steps[worker])
     prompt = generation.prompts[samples].astype(np.int64)
-    known = np.asarray(lines, dtype=np.int64)[samples] if len(lines) else lines
-    remaining = np.ones(len(samples)) if model is None else model.remaining_each(tokens, prompt, known)
+    sample_lines = np.asarray(lines, dtype=np.int64)[samples] if len(lines) else lines
+    remaining = np.ones(len(samples)) if model is None else model.remaining_each(tokens, prompt, sample_lines)
     limit = int(generation.lengths.max()) if model is None else model.max_tokens
     return ThresholdState(start, samples, UnfinishedColumns(worker, prompt, tokens, remaining), limit)
 
@@ -82,8 +82,8 @@ def consolidate(
 ) -> ConsolidatedTail:
     """Simulate the tail on `pool` workers, or on more if they cannot hold it."""
     workers = len(generation.timelines)
-    held, start = state.held, state.start
-    stays, moving, destination, kv = assign(held, workers, pool, costs, state.limit, transfer)
+    unfinished, start = state.unfinished, state.start
+    stays, moving, destination, kv = assign(unfinished, workers, pool, costs, state.limit, transfer)
     transits = _transits(state, moving, destination, kv, costs)
     finish = generation.finish.copy()
     free = [max(start, timeline.busy) for timeline in generation.timelines]
@@ -100,7 +100,7 @@ def consolidate(
         free[worker] = piece.end
         busy[worker] = min(busy[worker], piece.join) + piece.end - piece.join
         pieces.append(piece)
-    moved_bytes = costs.kv_bytes_per_token * float((held.prompt + held.tokens)[moving][kv].sum())
+    moved_bytes = costs.kv_bytes_per_token * float((unfinished.prompt + unfinished.tokens)[moving][kv].sum())
     return ConsolidatedTail(start, stays, finish, free, busy, transits, moved_bytes, pieces)
 
 
@@ -140,8 +140,8 @@ def _grouped(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, list[int]]]:
 
 def _transits(state: ThresholdState, moving: Ints, destination: Ints, kv: Flags, costs: StageCosts) -> list[Transit]:
     acknowledged = state.start + costs.acknowledged_seconds
-    keys = (state.held.prompt + state.held.tokens)[moving].tolist()
-    sources, samples = state.held.worker[moving].tolist(), state.samples[moving].tolist()
+    keys = (state.unfinished.prompt + state.unfinished.tokens)[moving].tolist()
+    sources, samples = state.unfinished.worker[moving].tolist(), state.samples[moving].tolist()
     sending: dict[int, float] = {}
     receiving: dict[int, float] = {}
     begun: dict[int, int] = {}
@@ -178,7 +178,7 @@ def _join(
         index: generation.timelines[index].steps_at(moment) for index in set(generation.worker[came].tolist())
     }
     there = np.array([source_steps[index] for index in generation.worker[came].tolist()])
-    bare_tokens = state.held.tokens[moving[~kv]]
+    bare_tokens = state.unfinished.tokens[moving[~kv]]
     join = moment
     if len(bare):
         built = generation.prompts[bare] + (0 if costs.replays else bare_tokens)

@@ -64,7 +64,7 @@ class UnfinishedColumns(NamedTuple):
 
 
 def place_tail(
-    held: Mapping[str, Sequence[TailSample]],
+    unfinished: Mapping[str, Sequence[TailSample]],
     pool: int,
     costs: StageCosts,
     lengths: LengthModel,
@@ -72,17 +72,17 @@ def place_tail(
 ) -> TailPlacement:
     """Return the pool and the moves when the threshold is reached.
 
-    `held` contains every live generation worker, idle ones too. The pool is larger than `pool` if so few workers
+    `unfinished` contains every live generation worker, idle ones too. The pool is larger than `pool` if so few workers
     cannot hold the samples. With `transfer` KV every cache moves, even that of a sample without known tokens, because
     known tokens lag behind its worker. Raises ValueError without a worker, for a pool below 1, or for a sample on two
     workers.
     """
-    names = sorted(held)
+    names = sorted(unfinished)
     if not names:
-        raise ValueError("held is empty: a tail needs at least one generation worker")
+        raise ValueError("no generation workers: a tail needs at least one")
     if pool < 1:
         raise ValueError(f"pool is {pool}, must be at least 1")
-    rows = [(index, sample) for index, name in enumerate(names) for sample in held[name]]
+    rows = [(index, sample) for index, name in enumerate(names) for sample in unfinished[name]]
     _require_once([sample.sample for _, sample in rows])
     columns = _columns(rows, lengths)
     stays, moving, destination, kv = assign(columns, len(names), pool, costs, lengths.max_tokens, transfer)
@@ -103,31 +103,31 @@ def _columns(rows: Sequence[tuple[int, TailSample]], lengths: LengthModel) -> Un
 def _require_once(samples: Sequence[int]) -> None:
     if len(set(samples)) < len(samples):
         twice = next(sample for sample in samples if samples.count(sample) > 1)
-        raise ValueError(f"sample {twice} is held twice")
+        raise ValueError(f"sample {twice} is listed twice")
 
 
 def assign(
-    held: UnfinishedColumns, workers: int, pool: int, costs: StageCosts, limit: int, transfer: Transfer
+    unfinished: UnfinishedColumns, workers: int, pool: int, costs: StageCosts, limit: int, transfer: Transfer
 ) -> tuple[list[int], Ints, Ints, Flags]:
     """Return the placement as columns.
 
-    The result is (workers that stay, rows of `held` that move, destination of each, whether with its KV cache); the
-    last three are [moved].
+    The result is (workers that stay, rows of `unfinished` that move, destination of each, whether with its KV cache);
+    the last three are [moved].
     """
-    work = np.bincount(held.worker, weights=held.remaining, minlength=workers)
-    count = np.bincount(held.worker, minlength=workers)
+    work = np.bincount(unfinished.worker, weights=unfinished.remaining, minlength=workers)
+    count = np.bincount(unfinished.worker, minlength=workers)
     order = np.lexsort((np.arange(workers), -count, -work)).tolist()
-    longest = int((held.prompt + limit).max(initial=1))
+    longest = int((unfinished.prompt + limit).max(initial=1))
     rows = min(costs.max_batch_size, costs.kv_rows(longest))
     pool = _enough(count[order], min(pool, workers), rows)
     stays = sorted(order[:pool])
     staying = np.zeros(workers, dtype=np.bool_)
     staying[stays] = True
-    moving = np.flatnonzero(~staying[held.worker])
-    moving = moving[np.argsort(-held.remaining[moving], kind="stable")]
-    destination = _destinations(held, moving, stays, rows, costs)
-    batch = max(1, min(costs.max_batch_size, -(-len(held.worker) // pool)))
-    prompt, tokens = held.prompt[moving].astype(np.float64), held.tokens[moving].astype(np.float64)
+    moving = np.flatnonzero(~staying[unfinished.worker])
+    moving = moving[np.argsort(-unfinished.remaining[moving], kind="stable")]
+    destination = _destinations(unfinished, moving, stays, rows, costs)
+    batch = max(1, min(costs.max_batch_size, -(-len(unfinished.worker) // pool)))
+    prompt, tokens = unfinished.prompt[moving].astype(np.float64), unfinished.tokens[moving].astype(np.float64)
     return stays, moving, destination, costs.takes_cache(prompt, tokens, batch, 1 / workers, transfer)
 
 
@@ -140,18 +140,20 @@ def _enough(count: Ints, pool: int, rows: int) -> int:
     return int(np.argmax(fits)) + 1  # all workers together always fit: no sample has to move
 
 
-def _destinations(held: UnfinishedColumns, moving: Ints, stays: Sequence[int], rows: int, costs: StageCosts) -> Ints:
+def _destinations(
+    unfinished: UnfinishedColumns, moving: Ints, stays: Sequence[int], rows: int, costs: StageCosts
+) -> Ints:
     """Return, for each moving row (longest first), the worker that is predicted to finish first with it.
 
     With `b` rows a token of each takes about alpha + beta * b seconds. So a worker finishes after alpha * (its longest
     remaining) + beta * (the sum of all remaining).
     """
-    alpha, beta = _affine_step(held, len(stays), costs)
+    alpha, beta = _affine_step(unfinished, len(stays), costs)
     position = {worker: at for at, worker in enumerate(stays)}
     longest = np.zeros(len(stays))
     total = np.zeros(len(stays))
     count = np.zeros(len(stays), dtype=np.int64)
-    for worker, remaining in zip(held.worker.tolist(), held.remaining.tolist(), strict=True):
+    for worker, remaining in zip(unfinished.worker.tolist(), unfinished.remaining.tolist(), strict=True):
         at = position.get(worker)
         if at is not None:
             longest[at] = max(longest[at], remaining)
@@ -159,7 +161,7 @@ def _destinations(held: UnfinishedColumns, moving: Ints, stays: Sequence[int], r
             count[at] += 1
     total[count >= rows] = np.inf
     answer = np.empty(len(moving), dtype=np.int64)
-    for index, remaining in enumerate(held.remaining[moving].tolist()):
+    for index, remaining in enumerate(unfinished.remaining[moving].tolist()):
         at = int(np.argmin(alpha * np.maximum(longest, remaining) + beta * total))
         answer[index] = stays[at]
         longest[at] = max(longest[at], remaining)
@@ -168,11 +170,11 @@ def _destinations(held: UnfinishedColumns, moving: Ints, stays: Sequence[int], r
     return answer
 
 
-def _affine_step(held: UnfinishedColumns, pool: int, costs: StageCosts) -> tuple[float, float]:
+def _affine_step(unfinished: UnfinishedColumns, pool: int, costs: StageCosts) -> tuple[float, float]:
     """Return (alpha, beta): a token of each of b rows takes about alpha + beta * b, near the pool's later batch
     size."""
-    batch = min(costs.max_batch_size, max(2, -(-len(held.worker) // pool)))
-    context = float((held.prompt + held.tokens).mean()) if len(held.worker) else 0.0
-    one, many = costs.token_seconds(1, context), costs.token_seconds(batch, context)
-    beta = max(0.0, many - one) / max(1, batch - 1)
-    return max(one - beta, 0.0), max(beta, MIN_BETA * one)
+    batch = min(costs.max_batch_size, max(2, -(-len(unfinished.worker) // pool)))
+    context = float((unfinished.prompt + unfinished.tokens).mean()) if len(unfinished.worker) else 0.0
+    single, many = costs.token_seconds(1, context), costs.token_seconds(batch, context)
+    beta = max(0.0, many - single) / max(1, batch - 1)
+    return max(single - beta, 0.0), max(beta, MIN_BETA * single)

@@ -47,10 +47,10 @@ class WorkerPace:
         if rows <= 0 or not 0 < ratio < math.inf:
             return self
         octave, log_ratio = max(0, round(math.log2(rows))), math.log(min(MAX_RATIO, max(MIN_RATIO, ratio)))
-        known = {at.octave: at for at in self.seen}
-        _, weight, total = known.get(octave, PaceAt(octave, 0.0, 0.0))
-        known[octave] = PaceAt(octave, weight * MEMORY + 1, total * MEMORY + log_ratio)
-        return WorkerPace(tuple(known[key] for key in sorted(known)))
+        by_octave = {at.octave: at for at in self.seen}
+        _, weight, total = by_octave.get(octave, PaceAt(octave, 0.0, 0.0))
+        by_octave[octave] = PaceAt(octave, weight * MEMORY + 1, total * MEMORY + log_ratio)
+        return WorkerPace(tuple(by_octave[key] for key in sorted(by_octave)))
 
     @property
     def level(self) -> float:

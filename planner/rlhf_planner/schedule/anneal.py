@@ -46,7 +46,7 @@ class MemoryUnits:
     scale: float  # memory units per activation unit
     mean: float  # memory units of an average micro-batch
 
-    def of(self, activation: float) -> int:
+    def from_activation(self, activation: float) -> int:
         """Return `activation`, in activation units of the instance, rounded down to memory units."""
         return int(np.floor(activation * self.scale + 1e-6))
 
@@ -122,10 +122,10 @@ def _graph(arrays: InstanceArrays, units: MemoryUnits) -> tuple[Ints, Floats]:
 
     for k in range(arrays.stages):
         forward, backward, weight = (KINDS * k + kind for kind in range(KINDS))
-        held = round(float(arrays.activation[k]) * units.scale)
+        amount = round(float(arrays.activation[k]) * units.scale)
         freeing = weight if arrays.weight[k] else backward
-        links[arrays.base[forward] : arrays.base[forward + 1], HELD] = held
-        links[arrays.base[freeing] : arrays.base[freeing + 1], HELD] = -held
+        links[arrays.base[forward] : arrays.base[forward + 1], HELD] = amount
+        links[arrays.base[freeing] : arrays.base[freeing + 1], HELD] = -amount
         if arrays.after[k] >= 0:
             join(forward, forward + KINDS, float(arrays.lag_after[k]))
             join(backward + KINDS, backward, float(arrays.lag_after[k]))
@@ -160,11 +160,11 @@ def fill_state(links: Ints, times: Floats, order: Ints, length: Ints, holds: Int
     waits = np.zeros(count, np.int64)
     also = np.full(count, -1)  # the weight-gradient step that waits for a step, in addition to its successor
     for d in range(len(length)):
-        held = 0
+        in_use = 0
         for i in range(length[d]):
             n = order[d, i]
-            held += links[n, HELD]
-            links[n, POSITION], holds[d, i] = i, held
+            in_use += links[n, HELD]
+            links[n, POSITION], holds[d, i] = i, in_use
             p = links[n, PREVIOUS]
             waits[n] = (1 if i > 0 else 0) + (1 if p >= 0 else 0)
             if p >= 0 and links[p, FOLLOWING] != n:
@@ -350,10 +350,10 @@ def anneal(
             above += 1 if holds[d, i] > targets[d] else 0
     temperature = hot
     factor = (cold / hot) ** (1024.0 / max(tries, 1024))
-    for made in range(tries):
+    for done in range(tries):
         if above == 0:
-            return above, made
-        if made % 1024 == 1023:
+            return above, done
+        if done % 1024 == 1023:
             temperature *= factor
         u = next_random(random) % count
         d, i = links[u, DEVICE], links[u, POSITION]

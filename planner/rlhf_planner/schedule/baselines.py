@@ -68,9 +68,11 @@ def check_cap_possible(instance: Instance) -> None:
     if cap is None:
         return
     for index, pipe in enumerate(instance.pipelines):
-        held = np.bincount(pipe.stage_devices, weights=pipe.activation)
-        if held.max() > cap + 1e-9:
-            where = f"one micro-batch of pipelines[{index}] holds {held.max():g} on device {int(held.argmax())}"
+        per_device = np.bincount(pipe.stage_devices, weights=pipe.activation)
+        if per_device.max() > cap + 1e-9:
+            where = (
+                f"one micro-batch of pipelines[{index}] holds {per_device.max():g} on device {int(per_device.argmax())}"
+            )
             raise InstanceError("memoryCap", cap, f"it is below one micro-batch ({where}), so nothing can run")
 
 

@@ -81,13 +81,13 @@ def peak_bound(arrays: InstanceArrays, makespan: float) -> float:
         last = arrays.operations(k)[-1]
         forward, freed = _steps(arrays, KINDS * k), _steps(arrays, last)
         ends = head[freed] + arrays.duration[last]
-        held = float(arrays.activation[k])
-        energy[arrays.device[k]] += held * float((ends - head[forward]).min()) * int(arrays.microbatches[k])
-        windows[arrays.device[k]] = max(windows[arrays.device[k]], held)
+        amount = float(arrays.activation[k])
+        energy[arrays.device[k]] += amount * float((ends - head[forward]).min()) * int(arrays.microbatches[k])
+        windows[arrays.device[k]] = max(windows[arrays.device[k]], amount)
         row = changes[int(arrays.device[k])]
         for must, may in zip(makespan - tail[forward], ends, strict=True):
             if must < may - 2 * hair:
-                row += [(float(must) + hair, held), (float(may) - hair, -held)]
+                row += [(float(must) + hair, amount), (float(may) - hair, -amount)]
     for device, row in enumerate(changes):
         holds = 0.0
         for _, change in sorted(row):

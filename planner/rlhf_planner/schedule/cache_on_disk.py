@@ -38,9 +38,9 @@ def solve_cached(
 ) -> tuple[dict[str, Any], bool]:
     """Return the answer as `solution_json`, and whether it came from the directory; `search` computes a missing one."""
     path = entry_path(directory, instance, options)
-    kept = _read(path, instance)
-    if kept is not None:
-        return kept, True
+    cached = _read(path, instance)
+    if cached is not None:
+        return cached, True
     answer = search()
     _write(path, answer)
     return answer, False

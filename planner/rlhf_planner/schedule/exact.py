@@ -154,14 +154,14 @@ class CpSatModel:
         for device in range(arrays.instance.devices):
             intervals, demands = [], []
             for k in np.flatnonzero(arrays.device == device):
-                held = round(float(arrays.activation[k]) * units.scale)
+                amount = round(float(arrays.activation[k]) * units.scale)
                 last = KINDS * int(k) + (WEIGHT if arrays.weight[k] else BACKWARD)
-                for m in range(int(arrays.microbatches[k]) if held else 0):
+                for m in range(int(arrays.microbatches[k]) if amount else 0):
                     start, end = self.steps[int(arrays.base[KINDS * k]) + m], self.end(int(arrays.base[last]) + m, last)
                     size = self.model.new_int_var(0, self.horizon, "")
                     intervals.append(self.model.new_interval_var(start, size, end, ""))
-                    demands.append(held)
-            self.model.add_cumulative(intervals, demands, units.of(cap))
+                    demands.append(amount)
+            self.model.add_cumulative(intervals, demands, units.from_activation(cap))
 
     def makespan(self, low: float) -> Any:
         """Return a variable for the makespan, at least `low`, and set it as the objective."""
@@ -257,11 +257,11 @@ def device_peak_bound(arrays: InstanceArrays, device: int, horizon: float, effor
     model = cp_model.CpModel()
     if (head > latest + 1e-6).any():
         return least
-    held = [round(float(arrays.activation[k]) * units.scale) for k in stages]
-    most = sum(h * int(arrays.microbatches[k]) for h, k in zip(held, stages, strict=True))
-    capacity = model.new_int_var(units.of(least), most, "")
-    machine, kept, demands = [], [], []
-    for k, amount in zip(stages, held, strict=True):
+    amounts = [round(float(arrays.activation[k]) * units.scale) for k in stages]
+    most = sum(h * int(arrays.microbatches[k]) for h, k in zip(amounts, stages, strict=True))
+    capacity = model.new_int_var(units.from_activation(least), most, "")
+    machine, intervals, demands = [], [], []
+    for k, amount in zip(stages, amounts, strict=True):
         previous: dict[int, Any] = {}
         for m in range(int(arrays.microbatches[k])):
             start = {}
@@ -279,10 +279,10 @@ def device_peak_bound(arrays: InstanceArrays, device: int, horizon: float, effor
             previous = start
             freed = start[chain[-1]] + int(grid.up(arrays.duration[chain[-1]]))
             size = model.new_int_var(0, grid.down(horizon), "")
-            kept.append(model.new_interval_var(start[chain[0]], size, freed, ""))
+            intervals.append(model.new_interval_var(start[chain[0]], size, freed, ""))
             demands.append(amount)
     model.add_no_overlap(machine)
-    model.add_cumulative(kept, demands, capacity)
+    model.add_cumulative(intervals, demands, capacity)
     model.minimize(capacity)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1

@@ -10,6 +10,6 @@ from rlhf_common.schedule import ScheduleTable
 
 def without_model(table: ScheduleTable, model: str) -> ScheduleTable:
     """Return the table without the actions of a model's pipelines; all pipelines keep their numbers and ranks."""
-    held = {index for index, pipeline in enumerate(table.pipelines) if pipeline.model == model}
-    rows = tuple(tuple(action for action in row if action.pipeline not in held) for row in table.rows)
+    frozen = {index for index, pipeline in enumerate(table.pipelines) if pipeline.model == model}
+    rows = tuple(tuple(action for action in row if action.pipeline not in frozen) for row in table.rows)
     return table.model_copy(update={"rows": rows})

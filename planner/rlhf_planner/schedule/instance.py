@@ -203,13 +203,13 @@ def to_json(instance: Instance) -> dict[str, Any]:
     }
 
 
-def _fields(at: str, data: object, known: set[str], required: set[str]) -> Mapping[str, Any]:
+def _fields(at: str, data: object, fields: set[str], required: set[str]) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
         raise InstanceError(at, data, "give an object")
     prefix = "" if at == "instance" else f"{at}."
     for name in data:
-        if name not in known:
-            raise InstanceError(f"{prefix}{name}", data[name], f"unknown field; known are {', '.join(sorted(known))}")
+        if name not in fields:
+            raise InstanceError(f"{prefix}{name}", data[name], f"unknown field; known are {', '.join(sorted(fields))}")
     for name in sorted(required):
         if name not in data:
             raise InstanceError(f"{prefix}{name}", None, "the field is required")

@@ -64,8 +64,8 @@ def rules() -> Iterator[PriorityRule]:
 
 def fits_together(arrays: InstanceArrays, cap: float | None) -> bool:
     """Return whether one micro-batch of all stages of every device fits under the cap."""
-    held = np.bincount(arrays.device, weights=arrays.activation)
-    return cap is None or float(held.max()) <= cap + 1e-9
+    per_device = np.bincount(arrays.device, weights=arrays.activation)
+    return cap is None or float(per_device.max()) <= cap + 1e-9
 
 
 def list_schedule(
@@ -123,7 +123,7 @@ def tuned(
     width = np.concatenate([[0.005], np.repeat([0.05, 0.02, 0.1, 0.05], pipelines)])
     best: Timeline | None = None
     at = np.zeros(len(width))
-    for made in range(evaluations):
+    for evaluation in range(evaluations):
         if best is None or random.random() < 0.3:
             draw = random.normal(0.0, 1.0, len(width)) * np.concatenate(
                 [[0.02], np.repeat([0.2, 0.05], pipelines), np.zeros(2 * pipelines)]
@@ -138,7 +138,7 @@ def tuned(
         if best is None or schedule.rank <= best.rank:
             best, at = schedule, draw
         if best.makespan <= enough * (1 + 1e-9):
-            return best, made + 1
+            return best, evaluation + 1
     return best, evaluations
 
 
@@ -181,7 +181,7 @@ def fill(
     `limits` int64 [stages], micro-batches in flight; `table` is `operations_by_device`.
     """
     devices = table.shape[0]
-    idle, held = np.zeros(devices), np.zeros(devices)
+    idle, in_use = np.zeros(devices), np.zeros(devices)
     count = np.zeros(len(duration), np.int64)
     start = np.zeros(base[-1])
     ready = np.full(len(duration), np.inf)
@@ -192,7 +192,7 @@ def fill(
             if stale[d]:
                 _ready_times(
                     table[d], duration, microbatches, base, before, after, lag_before, lag_after, weight, activation,
-                    limits, cap - held[d], count, start, ready,
+                    limits, cap - in_use[d], count, start, ready,
                 )  # fmt: skip
                 pick[d], when[d] = _choose(table[d], base, count, ready, priority, idle[d], patience[d])
                 stale[d] = False
@@ -203,9 +203,9 @@ def fill(
         idle[d] = when[d] + duration[op]
         count[op] += 1
         if kind == 0:
-            held[d] += activation[k]
+            in_use[d] += activation[k]
         elif kind == 2 or not weight[k]:
-            held[d] -= activation[k]
+            in_use[d] -= activation[k]
         stale[d] = True
         if kind == 0 and after[k] >= 0:
             stale[device[after[k]]] = True

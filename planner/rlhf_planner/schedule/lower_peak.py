@@ -55,9 +55,9 @@ def _anneal_down(search: Search, fast: Timeline, limit: float) -> None:
     units, small = memory_units(search.arrays), search.arrays.steps <= EXACT_STEPS // 4
     if small:
         _exact_peak(search, limit, search.floor, 0.15, dynamic=False)
-    low, total = units.of(search.floor), search.tries_left * 2 // 3 if small else search.tries_left
+    low, total = units.from_activation(search.floor), search.tries_left * 2 // 3 if small else search.tries_left
     for round_ in range(_PROBES + len(_ROUNDS)):
-        best = units.of(search.best.peak)
+        best = units.from_activation(search.best.peak)
         if search.peak_at_floor or search.stopped() or search.tries_left <= 0:
             return
         if round_ < _PROBES:  # short walks bracket the reachable peak
@@ -66,18 +66,18 @@ def _anneal_down(search: Search, fast: Timeline, limit: float) -> None:
             share, under = _ROUNDS[round_ - _PROBES]
             target = min(best - 1, int(best * (1 - under)))
         walk = Walk(fast, limit, search.options.seed + round_)
-        met = _descend(search, walk, max(target, units.of(search.floor)), int(total * share))
+        met = _descend(search, walk, max(target, units.from_activation(search.floor)), int(total * share))
         if not met and round_ < _PROBES:
             low = max(low, target)
     if small:
-        _bisect_peak(search, limit, units.of(search.floor))
+        _bisect_peak(search, limit, units.from_activation(search.floor))
 
 
 def _bisect_peak(search: Search, limit: float, low: int) -> None:
     """Ask the exact solver for peaks between `low` (memory units, not reached so far) and the best."""
     units = memory_units(search.arrays)
-    while low < units.of(search.best.peak) - 1 and not search.peak_at_floor:
-        target = (low + units.of(search.best.peak)) // 2
+    while low < units.from_activation(search.best.peak) - 1 and not search.peak_at_floor:
+        target = (low + units.from_activation(search.best.peak)) // 2
         if _exact_peak(search, limit, target / units.scale, 0.4 * search.share_left, dynamic=True):
             low = max(low, target)
         if search.share_left < 0.02 or search.stopped():
@@ -89,13 +89,13 @@ def _descend(search: Search, walk: Walk, target: int, tries: int) -> bool:
 
     Return whether the first was met.
     """
-    made, met, floor = 0, False, walk.units.of(search.floor)
+    spent, met, floor = 0, False, walk.units.from_activation(search.floor)
     devices = search.arrays.instance.devices
-    while made < tries and not search.stopped() and search.tries_left > 0:
+    while spent < tries and not search.stopped() and search.tries_left > 0:
         before = search.tries_left
-        hot = HOT * (COLD / HOT) ** (made / tries)
-        reached = anneal_in_chunks(search, walk, np.full(devices, target, dtype=np.int64), hot, COLD, tries - made)
-        made += max(before - search.tries_left, 1)
+        hot = HOT * (COLD / HOT) ** (spent / tries)
+        reached = anneal_in_chunks(search, walk, np.full(devices, target, dtype=np.int64), hot, COLD, tries - spent)
+        spent += max(before - search.tries_left, 1)
         search.take(walk.timeline(), "annealing")
         met = met or reached
         peak = int(walk.peaks().max())

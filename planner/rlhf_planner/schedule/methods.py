@@ -32,8 +32,8 @@ def placed(
     for index, (model, tensor) in enumerate(tensors.items()):
         firsts = tuple(range(0, ranks // row, tensor // row))
         places = firsts[::-1] if alternate and index % 2 else firsts
-        one = Pipeline(name=model, model=model, stage_ranks=places, microbatches=microbatches, width=tensor // row)
-        pipelines.append(one)
+        pipeline = Pipeline(name=model, model=model, stage_ranks=places, microbatches=microbatches, width=tensor // row)
+        pipelines.append(pipeline)
     return tuple(pipelines)
 
 

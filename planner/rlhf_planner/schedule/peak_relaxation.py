@@ -65,8 +65,8 @@ def relaxed_peak_bound(
     program = _program(arrays, horizon, most, unit)
     if program is None:
         return RelaxedBound()
-    bound, made = program.solve(iterations, seconds)
-    used = BUILDING * variables + ITERATION * ENTRIES * variables * made
+    bound, iterations_done = program.solve(iterations, seconds)
+    used = BUILDING * variables + ITERATION * ENTRIES * variables * iterations_done
     return RelaxedBound(attainable(arrays, bound, most), used)
 
 
@@ -86,7 +86,7 @@ def _variables(arrays: InstanceArrays, horizon: float, unit: float) -> int:
 def attainable(arrays: InstanceArrays, bound: float, most: float) -> float:
     """Return the least peak between `bound` and `most` that is a sum of micro-batches of one device."""
     units = memory_units(arrays)
-    low, high = int(np.ceil(bound * units.scale - 1e-3)), units.of(most)
+    low, high = int(np.ceil(bound * units.scale - 1e-3)), units.from_activation(most)
     if not 0 < low < high <= _WIDEST:
         return min(bound, most)
     least = high
@@ -94,9 +94,9 @@ def attainable(arrays: InstanceArrays, bound: float, most: float) -> float:
         sums = np.zeros(high + 1, dtype=bool)
         sums[0] = True
         for k in np.flatnonzero(arrays.device == device):
-            held = round(float(arrays.activation[k]) * units.scale)
-            for _ in range(min(int(arrays.microbatches[k]), high // held) if held else 0):
-                sums[held:] |= sums[:-held].copy()
+            amount = round(float(arrays.activation[k]) * units.scale)
+            for _ in range(min(int(arrays.microbatches[k]), high // amount) if amount else 0):
+                sums[amount:] |= sums[:-amount].copy()
         above = np.flatnonzero(sums[low:])
         least = min(least, low + int(above[0])) if len(above) else least
     return least / units.scale
@@ -190,15 +190,15 @@ def _program(arrays: InstanceArrays, horizon: float, most: float, unit: float) -
     for device in range(arrays.instance.devices):
         stages = [int(k) for k in np.flatnonzero(arrays.device == device)]
         for moment in range(end + 1 if stages else 0):
-            busy, held = [], [(-1.0, 0, 0.0)]
+            busy, memory = [], [(-1.0, 0, 0.0)]
             for k in stages:
                 for op in arrays.operations(k):
                     busy += [started.by(op, moment, 1.0), started.by(op, moment - length[op], -1.0)]
                 amount, freeing = float(arrays.activation[k]), arrays.operations(k)[-1]
-                held.append(started.by(KINDS * k, moment, amount))
-                held.append(started.by(freeing, moment - length[freeing], -amount))
+                memory.append(started.by(KINDS * k, moment, amount))
+                memory.append(started.by(freeing, moment - length[freeing], -amount))
             program.at_most(busy, 1.0)
-            program.at_most(held, 0.0)
+            program.at_most(memory, 0.0)
     return program
 
 
@@ -215,10 +215,10 @@ class _Started:
                 steps = slice(int(arrays.base[op]), int(arrays.base[op + 1]))
                 for moment in range(end + 1):
                     low, high = int((late[steps] <= moment).sum()), int((early[steps] <= moment).sum())
-                    one = (-1, float(low)) if low == high else (program.variable(low, high), 0.0)
-                    self.terms[op, moment] = one
+                    term = (-1, float(low)) if low == high else (program.variable(low, high), 0.0)
+                    self.terms[op, moment] = term
                     if moment:
-                        program.at_most([(1.0, *self.terms[op, moment - 1]), (-1.0, *one)], 0.0)
+                        program.at_most([(1.0, *self.terms[op, moment - 1]), (-1.0, *term)], 0.0)
 
     def by(self, op: int, moment: int, factor: float) -> Term:
         """Return the count of one operation by a moment, times a factor."""

@@ -109,22 +109,22 @@ def _waiting(
     """Return the next steps of a stage, with or without available input."""
     back: StepKind = "I" if split else "B"
     forwards, backwards, weights = (done.get((kind, p, s), 0) for kind in ("F", back, "W"))
-    held = forwards - (weights if split else backwards)
+    in_flight = forwards - (weights if split else backwards)
     found: list[RowStep] = [(back, p, s, backwards)] if backwards < forwards else []
-    if forwards < pipeline.microbatches and held < len(pipeline.stage_ranks) - s + spare:
+    if forwards < pipeline.microbatches and in_flight < len(pipeline.stage_ranks) - s + spare:
         found.append(("F", p, s, forwards))
     return [*found, ("W", p, s, weights)] if split and weights < backwards else found
 
 
 def _peak(order: Order, activation: Callable[[int, int], float], split: bool) -> float:
     """Return the maximum memory that a rank of a row needs at a time."""
-    held = peak = 0.0
+    in_use = peak = 0.0
     for kind, pipeline, stage, _ in order:
         if kind == "F":
-            held += activation(pipeline, stage)
-            peak = max(peak, held)
+            in_use += activation(pipeline, stage)
+            peak = max(peak, in_use)
         elif kind == ("W" if split else "B"):
-            held -= activation(pipeline, stage)
+            in_use -= activation(pipeline, stage)
     return peak
 
 

@@ -43,20 +43,20 @@ def simulate_rows(
                 kind, pipeline, stage, _ = step
                 first = pipelines[pipeline].stage_ranks[stage]
                 rows = range(first, first + pipelines[pipeline].width)
-                there = all(at[one] < len(orders[one]) and orders[one][at[one]] == step for one in rows)
+                there = all(at[number] < len(orders[number]) and orders[number][at[number]] == step for number in rows)
                 came = input_came(pipelines, step, found, transfer) if there else None
                 if came is None:
                     break
-                start = max([came, *(idle[one] for one in rows)])
+                start = max([came, *(idle[number] for number in rows)])
                 found[step] = start, start + duration(kind, pipeline, stage)
-                for one in rows:
-                    at[one], idle[one] = at[one] + 1, found[step][1]
+                for number in rows:
+                    at[number], idle[number] = at[number] + 1, found[step][1]
                 moved = True
     for row, order in enumerate(orders):
         if at[row] < len(order):
             kind, pipeline, stage, microbatch = order[at[row]]
-            what = f"{kind} of micro-batch {microbatch} on stage {stage} of pipeline {pipeline}"
-            raise DeadlockError(f"row {row} waits for ever before {what}")
+            description = f"{kind} of micro-batch {microbatch} on stage {stage} of pipeline {pipeline}"
+            raise DeadlockError(f"row {row} waits for ever before {description}")
     return found
 
 
@@ -70,12 +70,12 @@ def input_came(
     kind, pipeline, stage, microbatch = step
     places = pipelines[pipeline].stage_ranks
     if kind == "W":
-        made = found.get(("I", pipeline, stage, microbatch))
-        return None if made is None else made[1]
+        producer = found.get(("I", pipeline, stage, microbatch))
+        return None if producer is None else producer[1]
     source = stage - 1 if kind == "F" else stage + 1
     if not 0 <= source < len(places):
         return 0.0
-    made = found.get((kind, pipeline, source, microbatch))
-    if made is None:
+    producer = found.get((kind, pipeline, source, microbatch))
+    if producer is None:
         return None
-    return made[1] + (0.0 if places[source] == places[stage] else transfer(places[source], places[stage]))
+    return producer[1] + (0.0 if places[source] == places[stage] else transfer(places[source], places[stage]))

@@ -142,11 +142,11 @@ def _peak(instance: Instance, device: int, row: Sequence[Step]) -> float:
     """Return the largest activation sum: allocated at the start of a forward step, freed at the end of B or W."""
     changes: dict[float, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for step in row:
-        held = instance.pipelines[step.pipeline].activation[step.stage]
+        amount = instance.pipelines[step.pipeline].activation[step.stage]
         if step.kind == "F":
-            changes[step.start][1] += held
+            changes[step.start][1] += amount
         elif step.kind in ("B", "W"):
-            changes[step.end][0] -= held
+            changes[step.end][0] -= amount
     holds = peak = 0.0
     for moment in sorted(changes):
         freed, taken = changes[moment]

@@ -93,10 +93,10 @@ def _memory(axes: Axes, instance: Instance, devices: Sequence[Sequence[Step]], l
     peaks = [_peak(instance, row) for row in devices]
     worst = peaks.index(max(peaks))
     for device, row in enumerate(devices):
-        moments, held = _held(instance, row)
+        moments, memory = _memory_over_time(instance, row)
         bold = device == worst
         colour, width = ("black", 1.2) if bold else ("#bbbbbb", 0.6)
-        axes.step(moments, held, where="post", color=colour, linewidth=width, zorder=2 if bold else 1)
+        axes.step(moments, memory, where="post", color=colour, linewidth=width, zorder=2 if bold else 1)
     axes.axhline(max(peaks), color="#cb181d", linewidth=0.8, linestyle="--")
     note = f"peak {max(peaks):g} (device {worst}) "
     axes.text(longest, max(peaks), note, ha="right", va="bottom", fontsize=8, color="#cb181d")
@@ -112,21 +112,21 @@ def _shades(pipeline: int) -> tuple[str, str, str]:
     return _SHADES[pipeline] if pipeline < len(_SHADES) else _SHADES[1 + (pipeline - 1) % (len(_SHADES) - 1)]
 
 
-def _held(instance: Instance, row: Sequence[Step]) -> tuple[list[float], list[float]]:
-    moments, held = [0.0], [0.0]
+def _memory_over_time(instance: Instance, row: Sequence[Step]) -> tuple[list[float], list[float]]:
+    moments, memory = [0.0], [0.0]
     for step in row:
         amount = instance.pipelines[step.pipeline].activation[step.stage]
         if step.kind == "F":
             moments.append(step.start)
-            held.append(held[-1] + amount)
+            memory.append(memory[-1] + amount)
         elif step.kind in ("B", "W"):
             moments.append(step.end)
-            held.append(held[-1] - amount)
-    return moments, held
+            memory.append(memory[-1] - amount)
+    return moments, memory
 
 
 def _peak(instance: Instance, row: Sequence[Step]) -> float:
-    return round(max(_held(instance, row)[1]), 9)
+    return round(max(_memory_over_time(instance, row)[1]), 9)
 
 
 def _legend(figure: Any, instance: Instance, split: bool) -> None:

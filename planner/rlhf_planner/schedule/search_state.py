@@ -82,15 +82,15 @@ class Search:
         """Share of the budget that is left, counted in tries."""
         return max(0.0, self.tries_left / (self.options.seconds * TRIES_A_SECOND))
 
-    def stopped(self, kept: float = 0.0) -> bool:
-        """Return whether the clock leaves at most `kept`, a share of the budget, and record it."""
-        late = self.left <= kept * self.options.seconds
+    def stopped(self, reserve: float = 0.0) -> bool:
+        """Return whether the clock leaves at most `reserve`, a share of the budget, and record it."""
+        late = self.left <= reserve * self.options.seconds
         self.by_clock = self.by_clock or late
         return late
 
-    def out_of(self, kept: float) -> bool:
-        """Return whether at most `kept`, a share of the budget, is left, by tries or by the clock."""
-        return self.share_left <= kept + _LEAST_SHARE or self.stopped(kept)
+    def out_of(self, reserve: float) -> bool:
+        """Return whether at most `reserve`, a share of the budget, is left, by tries or by the clock."""
+        return self.share_left <= reserve + _LEAST_SHARE or self.stopped(reserve)
 
     def seconds(self, share: float) -> float:
         """Return the nominal seconds of a share of the whole budget, at most what is left."""
@@ -139,8 +139,8 @@ def tune(search: Search, cap: float, enough: float, share: float) -> bool:
         if search.stopped():
             return False
         evaluations = max(1, int(seconds / parts / (EVALUATION * arrays.steps + OVERHEAD)))
-        result, made = tuned(arrays, cap, enough, evaluations, search.options.seed + part)
-        search.spend(made * (EVALUATION * arrays.steps + OVERHEAD))
+        result, evaluated = tuned(arrays, cap, enough, evaluations, search.options.seed + part)
+        search.spend(evaluated * (EVALUATION * arrays.steps + OVERHEAD))
         if result is not None:
             search.take(result, "tuned list scheduling")
             if result.makespan <= enough * (1 + 1e-9):
@@ -153,14 +153,14 @@ def anneal_in_chunks(search: Search, walk: Walk, targets: Ints, hot: float, cold
 
     `targets` int64 [devices] are in memory units. Return whether every device meets its target.
     """
-    made, tries = 0, min(tries, search.tries_left)
-    while made < tries:
+    done, tries = 0, min(tries, search.tries_left)
+    while done < tries:
         if search.stopped():
             return False
-        part = min(CHUNK, tries - made)
-        a, b = (hot * (cold / hot) ** (at / tries) for at in (made, made + part))
+        part = min(CHUNK, tries - done)
+        a, b = (hot * (cold / hot) ** (at / tries) for at in (done, done + part))
         above, used = walk.run(targets, a, b, part)
-        made += part if above else used
+        done += part if above else used
         search.tries_left -= used
         if above == 0:
             return True

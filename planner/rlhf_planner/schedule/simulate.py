@@ -279,15 +279,15 @@ def activation_peaks(orders: Ints, activation: Floats, weight: Bools) -> Floats:
     devices, longest = orders.shape
     peaks = np.zeros(devices)
     for d in range(devices):
-        held = 0.0
+        in_use = 0.0
         for i in range(longest):
             op = orders[d, i]
             if op < 0:
                 break
             k, kind = op // 3, op % 3
             if kind == 0:
-                held += activation[k]
-                peaks[d] = max(peaks[d], held)
+                in_use += activation[k]
+                peaks[d] = max(peaks[d], in_use)
             elif kind == 2 or not weight[k]:
-                held -= activation[k]
+                in_use -= activation[k]
     return peaks

@@ -125,24 +125,24 @@ def _fastest(search: Search) -> Timeline:
     fast = listed(search.arrays, None)[0]
     if search.arrays.steps > EXACT_STEPS:
         return fast
-    kept = _KEPT_FOR_PEAK if search.cap is None else _KEPT_FOR_CAP
+    reserve = _KEPT_FOR_PEAK if search.cap is None else _KEPT_FOR_CAP
     share = _FIRST_SHARE
     for round_ in range(_ROUNDS):
-        if fast.makespan <= search.bound * (1 + 1e-9) or search.out_of(kept):
+        if fast.makespan <= search.bound * (1 + 1e-9) or search.out_of(reserve):
             break
-        fast = _bisected(search, fast, share, kept, search.options.seed + round_)
+        fast = _bisected(search, fast, share, reserve, search.options.seed + round_)
         share *= 2
     return fast
 
 
-def _bisected(search: Search, fast: Timeline, share: float, kept: float, seed: int) -> Timeline:
-    """Bisect makespans between the bound and `fast`, each with up to `share` of the budget; reserve `kept` of it."""
+def _bisected(search: Search, fast: Timeline, share: float, reserve: float, seed: int) -> Timeline:
+    """Bisect makespans between the bound and `fast`, each with up to `share` of the budget; keep `reserve` of it."""
     arrays = search.arrays
     low = ask = search.bound  # at or below `low` no schedule exists, or none was found
     for _ in range(_DECISIONS):
         effort, seconds = (
-            search.effort(min(share, search.share_left - kept)),
-            search.left - kept * search.options.seconds,
+            search.effort(min(share, search.share_left - reserve)),
+            search.left - reserve * search.options.seconds,
         )
         answer = decide(arrays, ask, None, effort, seconds, seed)
         search.spend_effort(answer.effort)
@@ -153,7 +153,7 @@ def _bisected(search: Search, fast: Timeline, share: float, kept: float, seed: i
             low = max(low, next_time(arrays, ask))
         if answer.infeasible:
             search.bound = low = max(search.bound, next_time(arrays, ask))
-        if low >= fast.makespan * (1 - 1e-9) or search.out_of(kept):
+        if low >= fast.makespan * (1 - 1e-9) or search.out_of(reserve):
             break
         ask = low if answer.infeasible else (low + fast.makespan) / 2
     return fast
@@ -181,7 +181,7 @@ def _fit_under_cap(search: Search, fast: Timeline) -> None:
         if rank < failed or limit >= search.best.makespan or search.stopped():
             continue
         walk = Walk(fast, limit, options.seed + rank)
-        targets = np.full(arrays.instance.devices, walk.units.of(cap), dtype=np.int64)
+        targets = np.full(arrays.instance.devices, walk.units.from_activation(cap), dtype=np.int64)
         if anneal_in_chunks(search, walk, targets, HOT, COLD, budget // 4):
             search.offer(walk.timeline(), "annealing under the cap")
         else:

@@ -46,14 +46,14 @@ def _advance(table: ScheduleTable, rank: int, at: list[int], done: set[_Done]) -
     if action.peer is None:
         first = pipe.stage_ranks[action.stage]
         together = range(first, first + pipe.width)
-        if any(table.rows[one][at[one] : at[one] + 1] != (action,) for one in together):
+        if any(table.rows[peer][at[peer] : at[peer] + 1] != (action,) for peer in together):
             return False
         if not all(_ready(table, action, place, done) for place in range(pipe.width)):
             return False
         kinds = ("I", "W") if action.kind == "B" else (action.kind,)
-        for one in together:
-            done.update((kind, action.pipeline, action.stage, action.microbatch, one - first) for kind in kinds)
-            at[one] += 1
+        for peer in together:
+            done.update((kind, action.pipeline, action.stage, action.microbatch, peer - first) for kind in kinds)
+            at[peer] += 1
         return True
     other = table.rows[action.peer]
     place = at[action.peer]
@@ -128,8 +128,8 @@ def _check_action(table: ScheduleTable, rank: int, action: Action, at: str) -> N
     if not 0 <= action.pipeline < len(table.pipelines):
         raise TableError(f"{at}.pipeline: {action.pipeline} is not one of {len(table.pipelines)} pipelines")
     pipe = table.pipelines[action.pipeline]
-    known = 0 <= action.stage < len(pipe.stage_ranks)
-    if not known or not 0 <= rank - pipe.stage_ranks[action.stage] < pipe.width:
+    valid = 0 <= action.stage < len(pipe.stage_ranks)
+    if not valid or not 0 <= rank - pipe.stage_ranks[action.stage] < pipe.width:
         raise TableError(f"{at}: {_name(action)} is not a stage of rank {rank}")
     if not 0 <= action.microbatch < pipe.microbatches:
         raise TableError(f"{at}.microbatch: {action.microbatch} is not one of {pipe.microbatches}")

@@ -53,9 +53,9 @@ class Acceptance:
         over = np.maximum(judged / WINDOW, 1.0)
         return Acceptance(judged / over, right / over)
 
-    def aged(self, kept: float = KEPT_AT_UPDATE) -> "Acceptance":
-        """Return counts weighted by `kept` (0 .. 1), because the policy changed."""
-        return replace(self, judged=self.judged * kept, accepted=self.accepted * kept)
+    def aged(self, share: float = KEPT_AT_UPDATE) -> "Acceptance":
+        """Return counts weighted by `share` (0 .. 1), because the policy changed."""
+        return replace(self, judged=self.judged * share, accepted=self.accepted * share)
 
     @cached_property
     def rates(self) -> Floats:

@@ -341,12 +341,12 @@ class DraftController:
         seen[index] += count
 
 
-def _overhead(known: float, beside: float, pass_seconds: float) -> float:
-    """Return the updated seconds of choosing after one more step; `known` 0 means no observation."""
-    if not known:
+def _overhead(earlier: float, beside: float, pass_seconds: float) -> float:
+    """Return the updated seconds of choosing after one more step; `earlier` 0 means no observation."""
+    if not earlier:
         return min(beside, FIRST_OVERHEAD * pass_seconds)
-    share = OVERHEAD_FALLS if beside < known else OVERHEAD_SHARE
-    return known + share * (min(beside, 4 * known) - known)
+    share = OVERHEAD_FALLS if beside < earlier else OVERHEAD_SHARE
+    return earlier + share * (min(beside, 4 * earlier) - earlier)
 
 
 def _won(offers: tuple[Offered, ...], winner: Ints) -> tuple[Ints, Ints, Ints]:

@@ -70,10 +70,10 @@ class SpeculationForecast:
         at = np.asarray(batches, dtype=np.float64)
         if not self.points:
             return np.ones(len(at)), np.ones(len(at))
-        known = np.log([point.batch for point in self.points])
+        log_batches = np.log([point.batch for point in self.points])
         place = np.log(np.maximum(at, 1e-9))
-        tokens = np.interp(place, known, [point.tokens for point in self.points])
-        cost = np.interp(place, known, [point.cost for point in self.points])
+        tokens = np.interp(place, log_batches, [point.tokens for point in self.points])
+        cost = np.interp(place, log_batches, [point.cost for point in self.points])
         if self.zero_allowed:
             slower = cost >= tokens
             tokens, cost = np.where(slower, 1.0, tokens), np.where(slower, 1.0, cost)

@@ -64,26 +64,26 @@ class LearnedDrafts:
 
     def observed(self, counts: Mapping[Cell, Counted], passes: Iterable[MeanPass]) -> "LearnedDrafts":
         """Return the statistics with counts and passes of a worker. Raises ValueError for impossible values."""
-        known = dict(self.counts)
+        merged = dict(self.counts)
         for cell, counted in counts.items():
             check_counted(cell, counted)
-            before = known.get(cell, Counted(0.0, 0.0))
+            before = merged.get(cell, Counted(0.0, 0.0))
             judged, accepted = before.judged + counted.judged, before.accepted + counted.accepted
             over = max(1.0, judged / WINDOW)
-            known[cell] = Counted(judged / over, accepted / over)
-        if len({drafter for drafter, _, _ in known}) > MAX_DRAFTERS:
+            merged[cell] = Counted(judged / over, accepted / over)
+        if len({drafter for drafter, _, _ in merged}) > MAX_DRAFTERS:
             raise ValueError(f"drafts of more than {MAX_DRAFTERS} drafters")
         means = dict(self.passes)
         for item in passes:
             check_pass(item)
             key = pass_class(item)
-            means[key] = _together(means.get(key), item)
-        return LearnedDrafts(known, means)
+            means[key] = _merged(means.get(key), item)
+        return LearnedDrafts(merged, means)
 
-    def aged(self, kept: float = KEPT_AT_UPDATE) -> "LearnedDrafts":
+    def aged(self, share: float = KEPT_AT_UPDATE) -> "LearnedDrafts":
         """Return the statistics after an update of the policy's weights: acceptance counts less, passes do not."""
         counts = {
-            cell: Counted(counted.judged * kept, counted.accepted * kept) for cell, counted in self.counts.items()
+            cell: Counted(counted.judged * share, counted.accepted * share) for cell, counted in self.counts.items()
         }
         return replace(self, counts=counts)
 
@@ -124,7 +124,7 @@ class LearnedDrafts:
             }
             passes = [MeanPass(*map(float, item)) for item in document["passes"]]
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"what was learned of drafts cannot be read: {error!r}") from None
+            raise ValueError(f"the learned draft statistics cannot be read: {error!r}") from None
         return cls().observed(counts, passes)
 
 
@@ -154,7 +154,7 @@ def check_pass(item: MeanPass) -> None:
         raise ValueError(f"{item}: must be of one pass and one sample at least, in at most {MAX_SECONDS:g} s")
 
 
-def _together(before: MeanPass | None, item: MeanPass) -> MeanPass:
+def _merged(before: MeanPass | None, item: MeanPass) -> MeanPass:
     if before is None:
         return item._replace(passes=min(item.passes, PASSES))
     share = item.passes / (before.passes + item.passes)

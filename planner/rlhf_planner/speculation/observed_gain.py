@@ -86,9 +86,9 @@ def observed_forecast(
         if plain > 0 and tells(stretch.steps, plain):
             sums.setdefault(_octave(stretch.rows), _Sums()).add(stretch, plain)
     points = {_octave(point.batch): point for point in before.points}
-    if not points and not any(one.verified for one in sums.values()):
+    if not points and not any(observed.verified for observed in sums.values()):
         return NO_SPECULATION
-    points |= {octave: one.point(points.get(octave)) for octave, one in sums.items()}
+    points |= {octave: observed.point(points.get(octave)) for octave, observed in sums.items()}
     return SpeculationForecast(tuple(points[octave] for octave in sorted(points)), zero_allowed)
 
 

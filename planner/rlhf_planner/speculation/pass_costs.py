@@ -79,14 +79,14 @@ class PassCosts:
         return cls(widths, knots, np.zeros((size, size)), np.zeros(size), 0, np.zeros(size), 0, (0.0, 0.0))
 
     @property
-    def known(self) -> bool:
+    def measured(self) -> bool:
         """Whether a step was observed."""
         return self.steps > 0
 
     def observed(self, rows: int, keys: int, verifying: bool, seconds: float) -> "PassCosts":
         """Return the costs with a step of `rows` rows that read `keys` keys in total and took `seconds` above 0."""
         width = int(self.widths[min(rows, len(self.widths) - 1)])
-        if self.known:
+        if self.measured:
             # Other work on the machine may have slowed it down. A pass that really takes longer shows it again.
             seconds = min(seconds, SURPRISE * self.predicted(rows, keys, verifying))
         terms = [*self._terms(width), (KEYS, keys / KEYS_UNIT), (VERIFYING, float(verifying))]
@@ -167,10 +167,10 @@ class PassCosts:
             products[extra, extra] += RELUCTANCE * max(products[extra, extra], unit)
         fitted: Floats = np.linalg.solve(products, targets).astype(np.float64)
         if fitted[KEYS] < 0 or fitted[VERIFYING] < 0:
-            kept = np.ones(len(targets), bool)
-            kept[[KEYS, VERIFYING]] = fitted[[KEYS, VERIFYING]] >= 0
+            retained = np.ones(len(targets), bool)
+            retained[[KEYS, VERIFYING]] = fitted[[KEYS, VERIFYING]] >= 0
             fitted = np.zeros(len(targets))
-            fitted[kept] = np.linalg.solve(products[np.ix_(kept, kept)], targets[kept])
+            fitted[retained] = np.linalg.solve(products[np.ix_(retained, retained)], targets[retained])
             fitted[[KEYS, VERIFYING]] = np.maximum(fitted[[KEYS, VERIFYING]], 0.0)
         fitted[:KEYS] = _never_falling(fitted[:KEYS], np.diag(self.products)[:KEYS] + ANCHOR * unit)
         return PassCosts(

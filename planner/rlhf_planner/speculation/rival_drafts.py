@@ -59,9 +59,9 @@ class RivalDrafts:
         over = np.maximum(places / WINDOW, 1.0)
         return RivalDrafts(ahead / over, places / over)
 
-    def aged(self, kept: float = KEPT_AT_UPDATE) -> "RivalDrafts":
-        """Return sums weighted by `kept` (0 .. 1), because the policy changed."""
-        return replace(self, ahead=self.ahead * kept, places=self.places * kept)
+    def aged(self, share: float = KEPT_AT_UPDATE) -> "RivalDrafts":
+        """Return sums weighted by `share` (0 .. 1), because the policy changed."""
+        return replace(self, ahead=self.ahead * share, places=self.places * share)
 
     def winner(self, drafters: Ints, matches: Ints, lengths: Ints, expected: Floats) -> Ints:
         """Return int64 [n]: which of k drafts to follow for each of n requests.

@@ -78,10 +78,10 @@ class StepRecords:
     def regret(self, rows: int, tokens: int, seconds: float) -> float:
         """Return the seconds by which a step took longer than the best recorded class would for as many tokens."""
         batch = batch_class(rows)
-        known = self.steps[batch] >= min(ENOUGH, 1.0 / (1.0 - KEPT))
-        if not known.any():
+        recorded = self.steps[batch] >= min(ENOUGH, 1.0 / (1.0 - KEPT))
+        if not recorded.any():
             return 0.0
-        best = float((self.tokens[batch][known] / self.seconds[batch][known]).max())
+        best = float((self.tokens[batch][recorded] / self.seconds[batch][recorded]).max())
         return max(0.0, seconds - tokens / best)
 
     def correction(self, rows: int) -> float:

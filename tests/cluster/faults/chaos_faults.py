@@ -56,9 +56,9 @@ class Faults:
         """
         self._by[fault.kind](fault)
 
-    def until(self, what: str, holds: Callable[[], object]) -> None:
+    def until(self, event: str, holds: Callable[[], object]) -> None:
         """Wait for a fact while restarting operators; raises AssertionError if the job has failed."""
-        wait_until(what, holds, PATIENCE, check=self._check, every=LOOK_SECONDS)
+        wait_until(event, holds, PATIENCE, check=self._check, every=LOOK_SECONDS)
 
     def iteration(self) -> None:
         """Wait until another iteration is trained."""

@@ -108,7 +108,7 @@ def run_faults(
                 if time.monotonic() - start > within:
                     break
                 time.sleep(fault.calm)
-                _one(start, job, happening, operators, chosen[: number + 1], outcome)
+                _inject_fault(start, job, happening, operators, chosen[: number + 1], outcome)
             job.allow(OPEN)
             happening.until("Complete", lambda: job.condition("Complete").get("status") == "True")
         finally:
@@ -121,7 +121,7 @@ def run_faults(
         _delete(job, happening, outcome)
 
 
-def _one(
+def _inject_fault(
     start: float,
     job: GatedJob,
     happening: Faults,

@@ -133,33 +133,33 @@ class Tenant:
             raise client.ApiException(status=answer.status, reason=content[:200])
         return dict(json.loads(content))
 
-    def post(self, given: Post) -> None:
+    def post(self, posted: Post) -> None:
         """Post an object; a refusal is only counted."""
-        name = str(given.body["metadata"]["name"])
-        place = PATHS[given.kind].format(self._namespace)
+        name = str(posted.body["metadata"]["name"])
+        place = PATHS[posted.kind].format(self._namespace)
         try:
-            if given.edit and name in self._kept["RLHFJob"]:
-                spec = {"spec": {"generation": given.body["spec"]["generation"]}}
+            if posted.edit and name in self._kept["RLHFJob"]:
+                spec = {"spec": {"generation": posted.body["spec"]["generation"]}}
                 self.ask("PATCH", f"{place}/{name}", spec, "application/merge-patch+json")
             else:
-                self._created(given, self.ask("POST", place, given.body))
-            if given.status is not None:
-                patch = {"status": given.status}
+                self._created(posted, self.ask("POST", place, posted.body))
+            if posted.status is not None:
+                patch = {"status": posted.status}
                 self.ask("PATCH", f"{place}/{name}/status", patch, "application/strategic-merge-patch+json")
         except client.ApiException:
             self._outcome.refused += 1
         self._outcome.posted = dict(self._posted)
 
-    def _created(self, given: Post, answer: Json) -> None:
-        self._posted[given.kind] += 1
-        name = str(given.body["metadata"]["name"])
-        if given.foreign:
-            self.foreign[self._namespace, given.kind, name] = answer
-        if given.kind in self._kept:
-            kept = self._kept[given.kind]
-            kept.append(name)
-            if len(kept) > KEPT[given.kind]:
-                self._delete(given.kind, kept.popleft())
+    def _created(self, posted: Post, answer: Json) -> None:
+        self._posted[posted.kind] += 1
+        name = str(posted.body["metadata"]["name"])
+        if posted.foreign:
+            self.foreign[self._namespace, posted.kind, name] = answer
+        if posted.kind in self._kept:
+            names = self._kept[posted.kind]
+            names.append(name)
+            if len(names) > KEPT[posted.kind]:
+                self._delete(posted.kind, names.popleft())
 
     def _delete(self, kind: str, name: str) -> None:
         options = {"propagationPolicy": "Background"} | ({"gracePeriodSeconds": 0} if kind == "Pod" else {})

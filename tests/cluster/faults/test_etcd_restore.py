@@ -88,7 +88,7 @@ def test_jobs_become_what_they_were_and_go_on_from_there(cluster: Cluster) -> No
 
         restored(cluster, data, backup)
         wait_until("the operator to find out", lambda: not operator.runs(), PATIENCE)
-        assert "etcd was restored, and the operator starts anew" in operator.log.read_text()
+        assert "etcd was restored, and the operator restarts" in operator.log.read_text()
         operator.start()  # as a Deployment does
         seen.until("the pods of before", lambda: seen.running() == sorted(ALL))
         assert seen.uids() == before
@@ -98,9 +98,9 @@ def test_jobs_become_what_they_were_and_go_on_from_there(cluster: Cluster) -> No
         cluster.kubectl("delete", "pod/deleted-later-inference-0", seen.where)
         seen.until("it comes back", lambda: "inference-0" in seen.pods("deleted-later"))
         assert before.items() <= seen.uids().items(), "by now the operator would have ended what it takes for another's"
-        known = {"namespace": NAMESPACE, "condition": "Planned", "status": "True"}
+        planned = {"namespace": NAMESPACE, "condition": "Planned", "status": "True"}
         seen.until(
             "two jobs to be counted: that of after the backup is not there any more",
-            lambda: operator.metric("rlhf_job_condition", **known) == 2,
+            lambda: operator.metric("rlhf_job_condition", **planned) == 2,
         )
         seen.until("the operator to be healthy", operator.healthy)

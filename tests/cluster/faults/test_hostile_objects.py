@@ -47,7 +47,7 @@ def test_objects_that_cannot_be_read_cost_nobody_else_anything(cluster: Cluster,
         pod("imposter", namespace, **{"job-uid": uid, "group": "coordinator", "index": "0"}),
     ]
     cluster.apply(strangers)
-    kept = {item["metadata"]["name"]: item for item in cluster.get("pods", seen.where)["items"]}
+    pods_before = {item["metadata"]["name"]: item for item in cluster.get("pods", seen.where)["items"]}
     deep = manifest(namespace, "deep")
     deep["spec"]["generation"]["template"] = nested(LEVELS)
     cluster.apply(deep)
@@ -64,7 +64,10 @@ def test_objects_that_cannot_be_read_cost_nobody_else_anything(cluster: Cluster,
     seen.until("another job", lambda: len(seen.pods("other")) == len(ALL))
     for name in ("abc", "digits", "imposter"):
         now = cluster.get("pod", name, seen.where)["metadata"]
-        assert (now["uid"], now["labels"]) == (kept[name]["metadata"]["uid"], kept[name]["metadata"]["labels"])
+        assert (now["uid"], now["labels"]) == (
+            pods_before[name]["metadata"]["uid"],
+            pods_before[name]["metadata"]["labels"],
+        )
     assert seen.operator.pid == pid
     seen.until(
         "Complete=False: an imposter's end is not the job's", lambda: seen.condition("Complete")["status"] == "False"

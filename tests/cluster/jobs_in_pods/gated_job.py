@@ -133,9 +133,9 @@ class GatedJob:
         """Change the spec like `kubectl edit`."""
         self.kubectl("patch", "rlhfjob", NAME, "--type=merge", f"--patch={json.dumps({'spec': spec})}")
 
-    def get(self, *what: str) -> dict[str, Any]:
+    def get(self, *resource: str) -> dict[str, Any]:
         """Return one object; empty if it is missing or the API server does not answer."""
-        text = self.answer("get", *what, "--ignore-not-found", "--output=json", self.where)
+        text = self.answer("get", *resource, "--ignore-not-found", "--output=json", self.where)
         return dict(json.loads(text)) if text else {}
 
     def answer(self, *arguments: str) -> str | None:

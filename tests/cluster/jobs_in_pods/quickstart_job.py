@@ -43,8 +43,8 @@ def install(cluster: Cluster, vllm_worker: str = images.MOUNTED, coordinator: st
         repository, _, tag = image.removeprefix("localhost/").partition(":")
         values["image"][name] = {"repository": repository, "tag": tag}
     values["networkPolicy"] = {"enabled": True, "apiServerPorts": [int(cluster.server.rpartition(":")[2])]}
-    given = [f"--set-json={name}={json.dumps(value)}" for name, value in values.items()]
-    cluster.helm("install", RELEASE, str(CHART), f"--namespace={HOME}", *given)
+    flags = [f"--set-json={name}={json.dumps(value)}" for name, value in values.items()]
+    cluster.helm("install", RELEASE, str(CHART), f"--namespace={HOME}", *flags)
     cluster.wait_defined("rlhfjobs.rlhf.dev")
 
 

@@ -73,9 +73,9 @@ class Elastic:
         """Return its run folder."""
         return self.job.folder / "checkpoints" / "run"
 
-    def until(self, what: str, holds: Callable[[], object], every: float = 0.5) -> None:
+    def until(self, event: str, holds: Callable[[], object], every: float = 0.5) -> None:
         """Wait for a fact; raise if the job has failed."""
-        wait_until(what, holds, PATIENCE, check=self._check, every=every)
+        wait_until(event, holds, PATIENCE, check=self._check, every=every)
 
     def limit(self, percent: int, *workers: str) -> None:
         """Limit containers to a percentage of a core, as on a busy node."""

@@ -70,9 +70,9 @@ def test_an_environment_in_a_config_map_trains_in_pods_as_from_a_file_on_one_mac
     run = run_job(manifest, tmp_path / "here")
     assert run.code == 0, run.output[-3000:]
 
-    given = job["spec"]["rollout"]["environment"]
-    given |= {"configMap": "my-calculator"}
-    del given["file"]
+    environment = job["spec"]["rollout"]["environment"]
+    environment |= {"configMap": "my-calculator"}
+    del environment["file"]
     in_pods(node_cluster, job, tmp_path)
     secret = {"name": "license", "namespace": NAMESPACE}
     node_cluster.apply(

@@ -34,8 +34,8 @@ def test_a_suspended_job_goes_on_by_another_backend_and_other_ranks(
     job = GatedJob(node_cluster, "other-layout", tmp_path / "job", forgiven=0, iterations=ITERATIONS, every=2)
     job.apply()
 
-    def until(what: str, holds: object) -> None:
-        wait_until(what, holds, PATIENCE, check=operator.check, every=0.5)  # type: ignore[arg-type]
+    def until(event: str, holds: object) -> None:
+        wait_until(event, holds, PATIENCE, check=operator.check, every=0.5)  # type: ignore[arg-type]
 
     job.allow(2)
     until("two iterations to be trained", lambda: job.trained() >= 2)

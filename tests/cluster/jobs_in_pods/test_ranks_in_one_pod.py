@@ -41,8 +41,8 @@ def test_a_killed_rank_restarts_its_pod_and_the_job_goes_on(
     job.manifest["spec"]["training"]["ranksPerPod"] = 2
     job.apply()
 
-    def until(what: str, holds: object) -> None:
-        wait_until(what, holds, PATIENCE, check=operator.check, every=0.5)  # type: ignore[arg-type]
+    def until(event: str, holds: object) -> None:
+        wait_until(event, holds, PATIENCE, check=operator.check, every=0.5)  # type: ignore[arg-type]
 
     job.allow(2)
     until("two iterations to be trained", lambda: job.trained() >= 2)

@@ -72,16 +72,16 @@ def objects(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[
     """Return kind -> object of the quickstart, with generation workers that use vLLM; apply all but the job."""
     shared = tmp_path_factory.mktemp("shared")
     shared.chmod(0o777)
-    made: dict[str, Any] = adapted(shared)
-    spec = made["RLHFJob"]["spec"]
+    resources: dict[str, Any] = adapted(shared)
+    spec = resources["RLHFJob"]["spec"]
     spec["deterministic"] = False
     spec["generation"]["engine"] = "vllm"
     template = spec["generation"]["template"] = json.loads(json.dumps(spec["generation"]["template"]))
     [container] = template["spec"]["containers"]
     quickstart = [mount for mount in container["volumeMounts"] if mount["name"] == "quickstart"]
     container["volumeMounts"] = [*quickstart, environment.base_packages()]
-    cluster.apply(body for kind, body in made.items() if kind != "RLHFJob")
-    return {**made, "shared": shared}
+    cluster.apply(body for kind, body in resources.items() if kind != "RLHFJob")
+    return {**resources, "shared": shared}
 
 
 def variant(objects: dict[str, Any], name: str, **spec: Any) -> dict[str, Any]:

@@ -42,13 +42,13 @@ class FiringAlerts:
         self,
         cluster: Cluster,
         folder: Path,
-        given: dict[str, dict[str, Any]],
+        overrides: dict[str, dict[str, Any]],
         scrape: Sequence[dict[str, Any]],
         check: Callable[[], None] = lambda: None,
     ) -> None:
         """`check` raises if the watched processes have ended, so that no alert can come."""
         self._check = check
-        self._given, self._rules = given, folder / "rules.yaml"
+        self._given, self._rules = overrides, folder / "rules.yaml"
         self._write()
         self.monitoring = Monitoring(cluster, scrape=scrape, rules=[self._rules], interval="1s")
         self.fired: set[str] = set()
@@ -62,8 +62,8 @@ class FiringAlerts:
 
     def firing(self, name: str, **labels: str) -> bool:
         """Return whether Alertmanager lists an alert with these labels."""
-        held = self.monitoring.alertmanager.alerts(name)
-        return any(labels.items() <= alert["labels"].items() for alert in held)
+        active = self.monitoring.alertmanager.alerts(name)
+        return any(labels.items() <= alert["labels"].items() for alert in active)
 
     def until_firing(self, *names: str, **labels: str) -> None:
         """Wait until each of these has fired, at the same time or one after the other."""
@@ -99,9 +99,9 @@ class FiringAlerts:
     def _write(self) -> None:
         self._rules.write_text(yaml.safe_dump(rule_file(FAMILIES, self._given)))
 
-    def _wait(self, what: str, holds: Callable[[], object]) -> None:
+    def _wait(self, event: str, holds: Callable[[], object]) -> None:
         try:
-            wait_until(what, holds, PATIENCE, every=0.5, check=self._check)
+            wait_until(event, holds, PATIENCE, every=0.5, check=self._check)
         except TimeoutError as error:
-            held = sorted({alert["labels"]["alertname"] for alert in self.monitoring.alertmanager.alerts()})
-            raise TimeoutError(f"{error}; fire now: {held}") from error
+            active = sorted({alert["labels"]["alertname"] for alert in self.monitoring.alertmanager.alerts()})
+            raise TimeoutError(f"{error}; fire now: {active}") from error

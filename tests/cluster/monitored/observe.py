@@ -43,8 +43,8 @@ def main() -> None:
         observed.change()
         observed.lose("generation-1")
         observed.until_trained(ITERATIONS)
-        given = {"from": SINCE, "scrape": arguments.interval.removesuffix("s")}
-        for seen in observed.server.draw(observed.dashboards, arguments.pictures, given):
+        parameters = {"from": SINCE, "scrape": arguments.interval.removesuffix("s")}
+        for seen in observed.server.draw(observed.dashboards, arguments.pictures, parameters):
             print(seen.picture, *(f"{panel.title}: {panel.state}" for panel in seen.panels if panel.state != "data"))
 
 

@@ -85,9 +85,9 @@ class Observed:
         for name, image in named.items():
             repository, _, tag = image.removeprefix("localhost/").partition(":")
             values["image"][name] = {"repository": repository, "tag": tag}
-        given = self.folder / "values.json"
-        given.write_text(json.dumps(values))
-        self.cluster.helm("install", RELEASE, str(CHART), f"--namespace={HOME}", f"--values={given}")
+        values_file = self.folder / "values.json"
+        values_file.write_text(json.dumps(values))
+        self.cluster.helm("install", RELEASE, str(CHART), f"--namespace={HOME}", f"--values={values_file}")
         self.cluster.wait_defined("rlhfjobs.rlhf.dev")
 
     def _dashboards(self) -> list[str]:

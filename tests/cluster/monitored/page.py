@@ -142,13 +142,13 @@ class DashboardServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def address(self, dashboard: str, **given: str) -> str:
+    def address(self, dashboard: str, **parameters: str) -> str:
         """Return the URL of one dashboard; `given`: from, to, theme, width, scrape and var-NAME, as the page documents
         them.
         """
-        return f"{self.url}/index.html?{urlencode({'dashboard': dashboard, **given})}"
+        return f"{self.url}/index.html?{urlencode({'dashboard': dashboard, **parameters})}"
 
-    def draw(self, dashboards: Sequence[str], pictures: Path, given: Mapping[str, str]) -> list[PageSeen]:
+    def draw(self, dashboards: Sequence[str], pictures: Path, parameters: Mapping[str, str]) -> list[PageSeen]:
         """Open dashboards in a browser, one after the other; save pictures to a folder, as NAME.png.
 
         Raises ToolchainError if the browser cannot be started or fails.
@@ -156,7 +156,7 @@ class DashboardServer:
         require("nodes")
         pictures = pictures.resolve()  # the browser's driver runs in another folder
         pictures.mkdir(parents=True, exist_ok=True)
-        addresses = [self.address(name, **given) for name in dashboards]
+        addresses = [self.address(name, **parameters) for name in dashboards]
         browser = shutil.which("chromium")
         done = _node(bundle(), "draw.mjs", str(browser), str(pictures), *addresses, timeout=DRAW_TIMEOUT)
         return [_seen(name, json.loads(line)) for name, line in zip(dashboards, done.splitlines(), strict=True)]

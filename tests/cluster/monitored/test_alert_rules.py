@@ -84,8 +84,8 @@ def rules_of(values: dict[str, Any]) -> dict[str, Any]:
 def test_the_charts_rules_are_those_of_the_file_unless_values_say_otherwise() -> None:
     assert ("PrometheusRule", RELEASE) not in render()
     assert rules_of({}) == rule_file(FAMILIES)
-    given: dict[str, dict[str, Any]] = {
+    overrides: dict[str, dict[str, Any]] = {
         "RLHFJobStuck": {"trainingSeconds": 7200, "for": "1m"},
         "RLHFKLRunaway": {"natsPerToken": 0.25},
     }
-    assert rules_of({"rules": given}) == rule_file(FAMILIES, given)
+    assert rules_of({"rules": overrides}) == rule_file(FAMILIES, overrides)

@@ -59,8 +59,10 @@ def test_an_api_server_takes_what_the_chart_makes_for_the_prometheus_operator(cl
         cluster.kubectl("apply", "--server-side", f"--filename={path}")
         cluster.wait_defined(path.stem.partition("_")[2] + ".monitoring.coreos.com")
     cluster.add_namespace(chart.HOME)
-    made = [item for item in chart.render(OBJECTS).values() if item["apiVersion"].startswith("monitoring.coreos.com/")]
-    assert {item["kind"] for item in made} == {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
-    for item in made:
+    rendered = [
+        item for item in chart.render(OBJECTS).values() if item["apiVersion"].startswith("monitoring.coreos.com/")
+    ]
+    assert {item["kind"] for item in rendered} == {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
+    for item in rendered:
         strict = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "--filename=-")
         cluster.kubectl(*strict, stdin=json.dumps(item))

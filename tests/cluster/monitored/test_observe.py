@@ -166,8 +166,8 @@ def test_the_rules_are_evaluated_and_only_what_is_wrong_fires(observed: Observed
 
 
 def test_grafanas_libraries_draw_every_panel(observed: Observed, tmp_path: Path) -> None:
-    given = {"from": f"now-{WHOLE_SECONDS}s", "scrape": str(INTERVAL)}
-    pages: list[PageSeen] = observed.server.draw(observed.dashboards, tmp_path, given)
+    parameters = {"from": f"now-{WHOLE_SECONDS}s", "scrape": str(INTERVAL)}
+    pages: list[PageSeen] = observed.server.draw(observed.dashboards, tmp_path, parameters)
     assert [page.problems for page in pages if page.problems] == []
     rare = {(dashboard, panel) for dashboard, panel, _ in RARE}
     wrong = [

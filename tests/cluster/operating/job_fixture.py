@@ -104,9 +104,9 @@ class Seen:
         """Return the names of the job's pods that are Running, sorted."""
         return sorted(name for name, pod in self.pods().items() if pod["status"].get("phase") == "Running")
 
-    def until(self, what: str, holds: Any, timeout: float = TIMEOUT) -> None:
+    def until(self, event: str, holds: Any, timeout: float = TIMEOUT) -> None:
         """Wait for a fact; raise if the operator has ended."""
-        wait_until(what, holds, timeout, every=0.3, check=self.operator.check)
+        wait_until(event, holds, timeout, every=0.3, check=self.operator.check)
 
     def until_pods(self, *expected: str) -> None:
         """Wait until exactly these pods run and the status is that of the present manifest."""
@@ -120,9 +120,9 @@ class Seen:
 
     def until_restarts(self, failures: int, disruptions: int) -> None:
         """Wait until the status has exactly these counts."""
-        what = f"{failures} failures and {disruptions} disruptions to be counted"
+        event = f"{failures} failures and {disruptions} disruptions to be counted"
         try:
-            self.until(what, lambda: self.restarts() == (failures, disruptions))
+            self.until(event, lambda: self.restarts() == (failures, disruptions))
         except TimeoutError as error:
             raise TimeoutError(f"{error}; the status counts {self.job()['status'].get('restarts')}") from None
 
@@ -146,13 +146,13 @@ class Seen:
 
     def patch(self, **spec: Any) -> None:
         """Change the spec like `kubectl edit`."""
-        given = json.dumps({"spec": spec})
-        self.cluster.kubectl("patch", "rlhfjob", "job", self.where, "--type=merge", f"--patch={given}")
+        patch = json.dumps({"spec": spec})
+        self.cluster.kubectl("patch", "rlhfjob", "job", self.where, "--type=merge", f"--patch={patch}")
 
     def report(self, worker: str, status: dict[str, Any]) -> None:
         """Write a pod's status as a kubelet would."""
-        given = json.dumps({"status": status})
-        arguments = (self.where, "--subresource=status", "--type=merge", f"--patch={given}")
+        patch = json.dumps({"status": status})
+        arguments = (self.where, "--subresource=status", "--type=merge", f"--patch={patch}")
         self.cluster.kubectl("patch", "pod", f"job-{worker}", *arguments)
 
 

@@ -114,7 +114,7 @@ def test_a_job_from_its_creation_to_its_suspension(
     wait_until(f"{described} in a description", whole, TIMEOUT, every=1)
     assert out.startswith("Starting: ")
     assert f"{job}  0 of " in rlhf("top", job, *where)[1]
-    assert "has said nothing of losses" in " ".join(rlhf("explain", job, *where)[1].split())
+    assert "has logged no losses" in " ".join(rlhf("explain", job, *where)[1].split())
 
     assert rlhf("scale", job, *where, "generation=3", "--dry-run")[1].endswith("(dry run: nothing was changed)\n")
     assert cluster.get("rlhfjob", job, f"-n={NAMESPACE}")["spec"]["generation"]["replicas"] == 2

@@ -47,10 +47,10 @@ def cluster(audit: Audit) -> Iterator[Cluster]:
         feature_gates=GATES,
         runtime_config=["scheduling.k8s.io/v1alpha2=true"],
         component_args={"kube-apiserver": audit.arguments},
-    ) as made:
+    ) as started:
         for item in (ROOT / "crds" / "rlhfjobs.yaml", *sorted(CRDS.glob("*.yaml"))):
-            made.define(item)
-        yield made
+            started.define(item)
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -195,14 +195,14 @@ class Kueue:
     def write(self, conditions: dict[str, tuple[str, str]], admission: dict[str, Any] | None = None) -> None:
         """Write conditions, type -> (status, reason), and an admission if one is given."""
         status = self.workload().get("status", {})
-        kept = [condition for condition in status.get("conditions", []) if condition["type"] not in conditions]
+        unchanged = [condition for condition in status.get("conditions", []) if condition["type"] not in conditions]
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         fresh = [
             {"type": kind, "status": value, "reason": reason, "message": f"{reason}.", "lastTransitionTime": now}
             for kind, (value, reason) in conditions.items()
         ]
-        given = {"status": {"conditions": [*kept, *fresh]} | ({"admission": admission} if admission else {})}
-        arguments = (self.seen.where, "--subresource=status", "--type=merge", f"--patch={json.dumps(given)}")
+        patch = {"status": {"conditions": [*unchanged, *fresh]} | ({"admission": admission} if admission else {})}
+        arguments = (self.seen.where, "--subresource=status", "--type=merge", f"--patch={json.dumps(patch)}")
         self.cluster.kubectl("patch", "workloads.kueue.x-k8s.io", "rlhfjob-job", *arguments)
 
     def admit(self) -> None:

@@ -70,12 +70,12 @@ def test_what_is_deleted_comes_back(cluster: Cluster, seen: Seen, namespace: str
     cluster.kubectl("delete", "pod/job-generation-1", "service/job", "configmap/job-job", seen.where)
     seen.until_pods(*ALL)
     seen.until("another generation-1", lambda: seen.uids().get("generation-1", "") not in ("", before["generation-1"]))
-    for made in ("service/job", "configmap/job-job"):
-        named = ("get", made, seen.where, "--ignore-not-found", "--output=name")
-        seen.until(made, lambda named=named: cluster.kubectl(*named))
+    for resource in ("service/job", "configmap/job-job"):
+        named = ("get", resource, seen.where, "--ignore-not-found", "--output=name")
+        seen.until(resource, lambda named=named: cluster.kubectl(*named))
     seen.until_restarts(0, 1)
-    kept = {name: each["metadata"]["uid"] for name, each in seen.pods().items() if name != "generation-1"}
-    assert kept == {name: uid for name, uid in before.items() if name != "generation-1"}
+    remaining = {name: each["metadata"]["uid"] for name, each in seen.pods().items() if name != "generation-1"}
+    assert remaining == {name: uid for name, uid in before.items() if name != "generation-1"}
 
 
 def test_an_exceeded_quota_is_told_and_the_job_starts_when_there_is_room(

@@ -26,7 +26,7 @@ def test_each_operator_reconciles_the_jobs_of_its_class_alone(
         seen.until("both to lead: they are no rivals", lambda: operator.leads() and blue.leads())
         classes: dict[str, dict[str, Any]] = {"plain": {}, "blue": {"operatorClass": "blue"}}
         classes["green"] = {"operatorClass": "green"}
-        cluster.apply([manifest(namespace, name, **given) for name, given in classes.items()])
+        cluster.apply([manifest(namespace, name, **spec) for name, spec in classes.items()])
         seen.until("pods of both", lambda: pods("plain") == pods("blue") == sorted(ALL))
         seen.until("each to count its job", lambda: (jobs(operator), jobs(blue)) == (1, 1))
         assert "status" not in seen.job("green"), "no operator of this class runs"

@@ -91,7 +91,7 @@ def test_a_place_whose_pods_are_refused_at_once_gets_few_of_them_and_the_kubelet
     refused = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}
     cluster.apply(manifest(namespace))
     seen.until_pods(*ALL)
-    again = "before job-generation-0 is made again, because it ended"
+    again = "before it creates job-generation-0 again, because job-generation-0 ended"
     words = ("waits until", again, f"disrupted (UnexpectedAdmissionError: {message})")
     names: set[str] = set()
     since = time.monotonic()

@@ -99,12 +99,12 @@ def test_the_schema_knows_every_value_and_takes_no_other() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
 
-    def compare(node: dict[str, Any], given: dict[str, Any], path: str) -> None:
-        known = set(node["properties"]) - {"global"}
+    def compare(node: dict[str, Any], values: dict[str, Any], path: str) -> None:
+        documented = set(node["properties"]) - {"global"}
         assert node["additionalProperties"] is False, path
         optional = {"claims"} if path.endswith(".resources") else set()
-        assert known - optional == set(given), path
-        for key, value in given.items():
+        assert documented - optional == set(values), path
+        for key, value in values.items():
             if isinstance(value, dict) and "properties" in node["properties"][key]:
                 compare(node["properties"][key], value, f"{path}.{key}")
 
@@ -114,11 +114,11 @@ def test_the_schema_knows_every_value_and_takes_no_other() -> None:
 def test_the_definition_is_that_of_the_contract_and_is_kept() -> None:
     stale = f"cp {DEFINITION.relative_to(ROOT)} {CHART.relative_to(ROOT)}/definition/"
     assert (CHART / "definition" / "rlhfjobs.yaml").read_text() == DEFINITION.read_text(), f"stale; {stale}"
-    made = render()["CustomResourceDefinition", "rlhfjobs.rlhf.dev"]
-    metadata = made["metadata"]
+    definition = render()["CustomResourceDefinition", "rlhfjobs.rlhf.dev"]
+    metadata = definition["metadata"]
     assert metadata.pop("annotations") == {"helm.sh/resource-policy": "keep"}
     assert metadata.pop("labels")
-    assert made == yaml.safe_load(DEFINITION.read_text())
+    assert definition == yaml.safe_load(DEFINITION.read_text())
     assert ("CustomResourceDefinition", "rlhfjobs.rlhf.dev") not in render({"crds": {"enabled": False}})
 
 
@@ -135,16 +135,16 @@ def test_the_table_of_rights_is_what_the_code_can_ask_for() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_backend_brings_its_rights_and_its_flag_and_nothing_else(mode: str) -> None:
     name = mode.lower()
-    made = render({"scheduling": {name: True}})
+    rendered = render({"scheduling": {name: True}})
     used = USED | SCHEDULING[name]
-    assert flat(made["ClusterRole", RELEASE]["rules"]) == triples(used)
-    assert f"--scheduling={mode}" in pod(made)["containers"][0]["args"]
+    assert flat(rendered["ClusterRole", RELEASE]["rules"]) == triples(used)
+    assert f"--scheduling={mode}" in pod(rendered)["containers"][0]["args"]
     watched = {(group, plural) for versions in APIS[mode] for group, plural in _places(versions[0])}
     assert {each for each, verbs in SCHEDULING[name].items() if "watch" in verbs.split()} == watched
     flavors = ("ClusterRole", f"{RELEASE}-flavors")
-    assert (flavors in made) == (mode == KUEUE)
+    assert (flavors in rendered) == (mode == KUEUE)
     if mode == KUEUE:
-        assert flat(made[flavors]["rules"]) == triples(FLAVORS)
+        assert flat(rendered[flavors]["rules"]) == triples(FLAVORS)
 
 
 @pytest.mark.parametrize("version", [version for version, _ in APIS[KUEUE]])
@@ -153,9 +153,13 @@ def test_kueue_is_used_where_the_cluster_serves_it_unless_a_value_says_otherwise
     assert "--scheduling=Kueue" in pod(found)["containers"][0]["args"]
     assert flat(found["ClusterRole", RELEASE]["rules"]) == triples(USED | SCHEDULING["kueue"])
     assert ("ClusterRole", f"{RELEASE}-flavors") in found
-    for made in (render(), render({"scheduling": {"kueue": False}}, version), render({"scheduling": None}, version)):
-        assert "--scheduling=" in pod(made)["containers"][0]["args"]
-        assert flat(made["ClusterRole", RELEASE]["rules"]) == triples(USED)
+    for rendered in (
+        render(),
+        render({"scheduling": {"kueue": False}}, version),
+        render({"scheduling": None}, version),
+    ):
+        assert "--scheduling=" in pod(rendered)["containers"][0]["args"]
+        assert flat(rendered["ClusterRole", RELEASE]["rules"]) == triples(USED)
 
 
 def test_queue_labels_are_ignored_only_where_a_value_says_so() -> None:
@@ -165,9 +169,9 @@ def test_queue_labels_are_ignored_only_where_a_value_says_so() -> None:
 
 
 def test_values_of_a_chart_before_gangs_still_render() -> None:
-    made = render({"scheduling": None})
-    assert "--scheduling=" in pod(made)["containers"][0]["args"]
-    assert flat(made["ClusterRole", RELEASE]["rules"]) == triples(USED)
+    rendered = render({"scheduling": None})
+    assert "--scheduling=" in pod(rendered)["containers"][0]["args"]
+    assert flat(rendered["ClusterRole", RELEASE]["rules"]) == triples(USED)
 
 
 def _places(version: str) -> set[tuple[str, str]]:
@@ -175,42 +179,44 @@ def _places(version: str) -> set[tuple[str, str]]:
 
 
 def test_every_grant_is_used_and_every_use_is_granted() -> None:
-    made = render()
-    assert flat(made["ClusterRole", RELEASE]["rules"]) == triples(USED)
-    lease = made["Role", f"{RELEASE}-leader"]["rules"]
+    rendered = render()
+    assert flat(rendered["ClusterRole", RELEASE]["rules"]) == triples(USED)
+    lease = rendered["Role", f"{RELEASE}-leader"]["rules"]
     assert flat(lease) == triples(LEASE)
     assert all(rule.get("resourceNames") == ["rlhf-operator"] for rule in lease if rule["verbs"] != ["create"])
-    bound = {key: each for key, each in made.items() if key[0] in ("ClusterRoleBinding", "RoleBinding")}
+    bound = {key: each for key, each in rendered.items() if key[0] in ("ClusterRoleBinding", "RoleBinding")}
     account = [{"kind": "ServiceAccount", "name": RELEASE, "namespace": HOME}]
     assert len(bound) == 2
     assert all(item["subjects"] == account for item in bound.values())
 
 
 def test_a_class_of_jobs_goes_to_the_operator_and_to_the_name_of_its_lease() -> None:
-    made = render({"operatorClass": "blue"})
-    assert "--operator-class=blue" in pod(made)["containers"][0]["args"]
-    [lease] = [rule for rule in made["Role", f"{RELEASE}-leader"]["rules"] if rule["verbs"] != ["create"]]
+    rendered = render({"operatorClass": "blue"})
+    assert "--operator-class=blue" in pod(rendered)["containers"][0]["args"]
+    [lease] = [rule for rule in rendered["Role", f"{RELEASE}-leader"]["rules"] if rule["verbs"] != ["create"]]
     assert lease["resourceNames"] == ["rlhf-operator-blue"]
     assert not any("--operator-class" in argument for argument in pod(render())["containers"][0]["args"])
 
 
 def test_watched_namespaces_get_a_role_each_and_the_cluster_none() -> None:
-    made = render({"watchNamespaces": ["team-a"], "rbac": {"userRoles": False}})
-    assert made["Role", RELEASE]["metadata"]["namespace"] == "team-a"
-    assert flat(made["Role", RELEASE]["rules"]) == triples(USED)
-    assert not [key for key in made if key[0].startswith("ClusterRole")]
-    assert "--namespace=team-a" in pod(made)["containers"][0]["args"]
+    rendered = render({"watchNamespaces": ["team-a"], "rbac": {"userRoles": False}})
+    assert rendered["Role", RELEASE]["metadata"]["namespace"] == "team-a"
+    assert flat(rendered["Role", RELEASE]["rules"]) == triples(USED)
+    assert not [key for key in rendered if key[0].startswith("ClusterRole")]
+    assert "--namespace=team-a" in pod(rendered)["containers"][0]["args"]
 
 
 def test_rights_can_be_left_to_the_cluster_administrator() -> None:
-    made = render({"rbac": {"create": False, "userRoles": False}, "serviceAccount": {"create": False, "name": "ours"}})
-    assert not [kind for kind, _ in made if "Role" in kind or kind == "ServiceAccount"]
-    assert pod(made)["serviceAccountName"] == "ours"
+    rendered = render(
+        {"rbac": {"create": False, "userRoles": False}, "serviceAccount": {"create": False, "name": "ours"}}
+    )
+    assert not [kind for kind, _ in rendered if "Role" in kind or kind == "ServiceAccount"]
+    assert pod(rendered)["serviceAccountName"] == "ours"
 
 
 def test_users_roles_add_jobs_and_no_status_writes() -> None:
-    made = render()
-    view, edit = made["ClusterRole", f"{RELEASE}-view"], made["ClusterRole", f"{RELEASE}-edit"]
+    rendered = render()
+    view, edit = rendered["ClusterRole", f"{RELEASE}-view"], rendered["ClusterRole", f"{RELEASE}-edit"]
     to = "rbac.authorization.k8s.io/aggregate-to-"
     assert {label for label in view["metadata"]["labels"] if label.startswith(to)} == {
         to + item for item in ("view", "edit", "admin")
@@ -221,9 +227,9 @@ def test_users_roles_add_jobs_and_no_status_writes() -> None:
 
 
 def test_replicas_bring_a_budget_and_a_spread() -> None:
-    one, two = render(), render({"controller": {"replicas": 2}})
-    assert ("PodDisruptionBudget", RELEASE) not in one
-    assert "topologySpreadConstraints" not in pod(one)
+    single, two = render(), render({"controller": {"replicas": 2}})
+    assert ("PodDisruptionBudget", RELEASE) not in single
+    assert "topologySpreadConstraints" not in pod(single)
     assert two["PodDisruptionBudget", RELEASE]["spec"]["minAvailable"] == 1
     assert two["PodDisruptionBudget", RELEASE]["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
     selector = two["Deployment", RELEASE]["spec"]["selector"]
@@ -236,10 +242,10 @@ def test_replicas_bring_a_budget_and_a_spread() -> None:
 
 
 def test_without_election_there_is_no_lease_and_never_a_second_pod() -> None:
-    made = render({"controller": {"leaderElection": {"enabled": False}}})
-    assert "--no-leader-election" in pod(made)["containers"][0]["args"]
-    assert made["Deployment", RELEASE]["spec"]["strategy"] == {"type": "Recreate"}
-    assert ("Role", f"{RELEASE}-leader") not in made
+    rendered = render({"controller": {"leaderElection": {"enabled": False}}})
+    assert "--no-leader-election" in pod(rendered)["containers"][0]["args"]
+    assert rendered["Deployment", RELEASE]["spec"]["strategy"] == {"type": "Recreate"}
+    assert ("Role", f"{RELEASE}-leader") not in rendered
 
 
 def test_images_by_tag_and_by_digest_reach_the_pod_and_the_flags() -> None:
@@ -288,10 +294,10 @@ def test_labels_that_objects_are_found_by_are_refused(field: str, name: str) -> 
 
 
 def test_labels_of_any_other_name_are_taken() -> None:
-    given = {"app.kubernetes.io/part-of": "training", "team.example.com/cost_center": "", "x": "A-1_b.c"}
-    made = render({"controller": {"podLabels": given}, "commonLabels": {"example.com/x": "y"}})
-    labels = made["Deployment", RELEASE]["spec"]["template"]["metadata"]["labels"]
-    assert labels.items() >= {**given, "example.com/x": "y"}.items()
+    pod_labels = {"app.kubernetes.io/part-of": "training", "team.example.com/cost_center": "", "x": "A-1_b.c"}
+    rendered = render({"controller": {"podLabels": pod_labels}, "commonLabels": {"example.com/x": "y"}})
+    labels = rendered["Deployment", RELEASE]["spec"]["template"]["metadata"]["labels"]
+    assert labels.items() >= {**pod_labels, "example.com/x": "y"}.items()
 
 
 def test_metrics_and_network_toggles() -> None:
@@ -300,21 +306,21 @@ def test_metrics_and_network_toggles() -> None:
     assert plain["Service", f"{RELEASE}-metrics"]["spec"]["ports"][0]["port"] == 9090
     assert "--metrics-address=[::]:9090" in pod(plain)["containers"][0]["args"]
     assert not {kind for kind, _ in plain} & {"ServiceMonitor", "PodMonitor", "NetworkPolicy"}
-    made = render(EVERYTHING)
-    assert made["ServiceMonitor", "everything"]["metadata"]["labels"]["release"] == "prometheus"
-    policy = made["NetworkPolicy", "everything"]["spec"]
+    rendered = render(EVERYTHING)
+    assert rendered["ServiceMonitor", "everything"]["metadata"]["labels"]["release"] == "prometheus"
+    policy = rendered["NetworkPolicy", "everything"]["spec"]
     assert policy["ingress"][0]["from"] == [{"namespaceSelector": {}}]
     assert names.COORDINATOR_PORT in [port["port"] for rule in policy["egress"] for port in rule["ports"]]
 
 
 def test_both_ways_to_scrape_give_the_same_labels() -> None:
-    made = render(EVERYTHING)
-    monitor = made["PodMonitor", "everything-jobs"]
+    rendered = render(EVERYTHING)
+    monitor = rendered["PodMonitor", "everything-jobs"]
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     assert monitor["spec"]["namespaceSelector"] == {"any": True}
     assert monitor["spec"]["selector"]["matchExpressions"] == [{"key": names.LABEL_JOB_NAME, "operator": "Exists"}]
     [jobs] = monitor["spec"]["podMetricsEndpoints"]
-    [operator] = made["ServiceMonitor", "everything"]["spec"]["endpoints"]
+    [operator] = rendered["ServiceMonitor", "everything"]["spec"]["endpoints"]
     assert (jobs["port"], jobs["honorLabels"], operator["honorLabels"]) == ("metrics", False, True)
     documented = yaml.safe_load((ROOT / "examples/prometheus/scrape.yaml").read_text())["scrape_configs"]
     plain_jobs, plain_operator = documented
@@ -337,29 +343,33 @@ def test_dashboards_are_config_maps_that_the_sidecar_of_grafana_finds() -> None:
     assert files
     assert "ConfigMap" not in {kind for kind, _ in render()}
     assert "ConfigMap" not in {kind for kind, _ in render({"dashboards": None})}, "helm upgrade --reuse-values"
-    given = {"namespace": "monitoring", "labels": {"grafana_dashboard": "yes"}, "annotations": {"k8s-sidecar": "/RL"}}
+    settings = {
+        "namespace": "monitoring",
+        "labels": {"grafana_dashboard": "yes"},
+        "annotations": {"k8s-sidecar": "/RL"},
+    }
     for values, namespace, label, note in (
         ({}, HOME, "1", {"grafana_folder": "RLHF"}),
-        (given, "monitoring", "yes", {"k8s-sidecar": "/RL", "grafana_folder": "RLHF"}),
+        (settings, "monitoring", "yes", {"k8s-sidecar": "/RL", "grafana_folder": "RLHF"}),
     ):
         objects = render({"dashboards": {"enabled": True, **values}})
-        made = [item for (kind, _), item in objects.items() if kind == "ConfigMap"]
-        assert {item["metadata"]["namespace"] for item in made} == {namespace}
-        assert {item["metadata"]["labels"]["grafana_dashboard"] for item in made} == {label}
-        assert all(item["metadata"]["annotations"] == note for item in made)
-        assert {name: json.loads(text) for item in made for name, text in item["data"].items()} == files
-        assert all(len(item["data"]) == 1 for item in made)
+        dashboards = [item for (kind, _), item in objects.items() if kind == "ConfigMap"]
+        assert {item["metadata"]["namespace"] for item in dashboards} == {namespace}
+        assert {item["metadata"]["labels"]["grafana_dashboard"] for item in dashboards} == {label}
+        assert all(item["metadata"]["annotations"] == note for item in dashboards)
+        assert {name: json.loads(text) for item in dashboards for name, text in item["data"].items()} == files
+        assert all(len(item["data"]) == 1 for item in dashboards)
 
 
 def test_what_is_asked_for_pods_reaches_them() -> None:
-    made = render(EVERYTHING | {"controller": EVERYTHING["controller"] | {"podLabels": {"cost": "shared"}}})
-    assert all(item["metadata"]["labels"]["team"] == "rl" for item in made.values())
-    template, given = made["Deployment", "everything"]["spec"]["template"], EVERYTHING["controller"]
+    rendered = render(EVERYTHING | {"controller": EVERYTHING["controller"] | {"podLabels": {"cost": "shared"}}})
+    assert all(item["metadata"]["labels"]["team"] == "rl" for item in rendered.values())
+    template, controller = rendered["Deployment", "everything"]["spec"]["template"], EVERYTHING["controller"]
     assert template["metadata"]["labels"]["cost"] == "shared"
     assert template["metadata"]["annotations"]["note"] == "kept"
     for entry in ("priorityClassName", "nodeSelector", "tolerations", "affinity"):
-        assert template["spec"][entry] == given[entry]
-    assert given["env"][0] in template["spec"]["containers"][0]["env"]
+        assert template["spec"][entry] == controller[entry]
+    assert controller["env"][0] in template["spec"]["containers"][0]["env"]
 
 
 def egress(objects: Objects) -> list[dict[str, Any]]:

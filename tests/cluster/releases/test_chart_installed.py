@@ -98,11 +98,11 @@ def installed(cluster: Cluster) -> Iterator[Cluster]:
 
 def job(name: str, namespace: str) -> dict[str, Any]:
     """Return a job of the examples."""
-    made: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "grpo.yaml").read_text())
-    made["metadata"] = {"name": name, "namespace": namespace}
+    body: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "grpo.yaml").read_text())
+    body["metadata"] = {"name": name, "namespace": namespace}
     for group in ("generation", "inference", "training"):
-        made["spec"][group]["template"] = SHARED_FILES
-    return made
+        body["spec"][group]["template"] = SHARED_FILES
+    return body
 
 
 def test_the_server_accepts_everything_rendered_and_its_pods_are_restricted(cluster: Cluster) -> None:
@@ -112,13 +112,13 @@ def test_the_server_accepts_everything_rendered_and_its_pods_are_restricted(clus
         cluster.kubectl("apply", "--server-side", f"--filename={path}")
         cluster.wait_defined(path.stem.partition("_")[2] + ".monitoring.coreos.com")
     for values in ({}, EVERYTHING, {"watchNamespaces": [HOME]}):
-        made = render(values)
-        reported = cluster.apply(made.values(), "--server-side", "--dry-run=server", "--validate=strict")
-        assert reported.count("serverside-applied (server dry run)") == len(made)
+        rendered = render(values)
+        reported = cluster.apply(rendered.values(), "--server-side", "--dry-run=server", "--validate=strict")
+        assert reported.count("serverside-applied (server dry run)") == len(rendered)
         name = str(values.get("fullnameOverride", RELEASE))
         metadata = {"name": "operator", "namespace": HOME}
-        one = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod(made, name)}
-        assert "created" in cluster.apply(one, "--dry-run=server")
+        candidate = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod(rendered, name)}
+        assert "created" in cluster.apply(candidate, "--dry-run=server")
 
 
 def range_of_users(namespace: str) -> list[dict[str, Any]]:
@@ -147,9 +147,9 @@ def test_a_cluster_that_chooses_the_user_takes_pods_of_operator_and_jobs_that_na
 
     def pods(user: int | None) -> list[dict[str, Any]]:
         metadata = {"name": "operator", "namespace": namespace}
-        made = render({"podSecurity": {"runAsUser": user}})
+        rendered = render({"podSecurity": {"runAsUser": user}})
         trained = manifests.render(load_job(namespace), {}, manifests.Images(user=user)).pods
-        return [{"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod(made)}, *trained]
+        return [{"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod(rendered)}, *trained]
 
     def refused(body: dict[str, Any]) -> bool:
         try:
@@ -206,9 +206,9 @@ def rights(kubeconfig: Path, namespace: str) -> set[tuple[str, str, str]]:
     }
 
 
-def listed(cluster: Cluster, *what: str) -> bool:
+def listed(cluster: Cluster, *resource: str) -> bool:
     """Return whether any of these objects exist."""
-    return bool(cluster.get(*what)["items"])
+    return bool(cluster.get(*resource)["items"])
 
 
 def until_rights(account: Path, namespace: str, expected: set[tuple[str, str, str]]) -> None:
@@ -269,9 +269,9 @@ def test_the_operator_works_with_the_rights_of_the_chart(installed: Cluster, wat
         return bool(lease["renewTime"] > lease["acquireTime"])
 
     with OperatorProcess(installed, f"--lease-namespace={HOME}", *chosen, kubeconfig=account) as operator:
-        held = job("granted", namespace)
-        held["spec"]["checkpoints"]["onDeletion"] = "Save"
-        installed.apply(held)
+        granted = job("granted", namespace)
+        granted["spec"]["checkpoints"]["onDeletion"] = "Save"
+        installed.apply(granted)
         wait_until("the pods of the job", lambda: pods() > 3, PATIENCE, check=operator.check)
         for item in ("services", "configmaps", "secrets", "networkpolicies"):
             of_the_job = (item, place, "--selector=rlhf.dev/job-name=granted")

@@ -68,8 +68,10 @@ async def test_a_rank_that_is_lost_with_its_samples_restarts_the_group_and_nothi
         next(victims).kill()
     assert (await ended).phase == "Complete"
     await workers.end()
-    held = {worker.weights for worker in workers.workers if worker.weights}  # one lost after the last training has none
-    assert held == {expected_weights(coordinated.job)}
+    weights = {
+        worker.weights for worker in workers.workers if worker.weights
+    }  # one lost after the last training has none
+    assert weights == {expected_weights(coordinated.job)}
     assert clashes(workers) == []
 
 

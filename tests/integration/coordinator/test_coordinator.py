@@ -41,10 +41,10 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "GRACE_SECONDS", 60.0)
 
 
-async def until(condition: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
+async def until(condition: Callable[[], bool], event: str, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        assert time.monotonic() < deadline, f"waited {seconds} s for {event}"
         await asyncio.sleep(0.005)
 
 
@@ -92,12 +92,12 @@ async def test_a_job_trains_every_sample_once(
     assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
     assert all(line["reward"] > 0 for line in lines)
     facts = read_facts(tmp_path / "run" / "facts.jsonl")
-    assert [one.iteration for one in facts] == [0, 1, 2, 3]
-    for one in facts:
-        assert one.samples is not None
-        assert len(one.samples.scored) == len(one.samples.finished)
-        assert all(end >= begun for begun, end in zip(one.samples.begun, one.samples.scored, strict=True))
-        assert 0 < sum(one.phases.values()) <= one.total * 1.01 + 0.01
+    assert [profile.iteration for profile in facts] == [0, 1, 2, 3]
+    for profile in facts:
+        assert profile.samples is not None
+        assert len(profile.samples.scored) == len(profile.samples.finished)
+        assert all(end >= begun for begun, end in zip(profile.samples.begun, profile.samples.scored, strict=True))
+        assert 0 < sum(profile.phases.values()) <= profile.total * 1.01 + 0.01
     histories = [
         SampleHistories.model_validate_json(line)
         for line in (tmp_path / "run" / "sample-histories.jsonl").read_text().splitlines()
@@ -264,13 +264,13 @@ async def test_a_full_disk_at_checkpoint_time_is_retried_then_ends_the_job(
     jobs: list[Coordinated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     monkeypatch.setattr("rlhf_coordinator.training.checkpoint_saver.RETRY_SECONDS", 0.1)
-    given: list[pb.Failure] = []
+    sent: list[pb.Failure] = []
 
     def full() -> pb.Failure | None:
-        if len(given) >= failures:
+        if len(sent) >= failures:
             return None
-        given.append(pb.Failure(reason="StorageFull", message="actor/model-stage-00000: No space left on device"))
-        return given[-1]
+        sent.append(pb.Failure(reason="StorageFull", message="actor/model-stage-00000: No space left on device"))
+        return sent[-1]
 
     coordinated, workers = begin(jobs, tmp_path, iterations=2, pace=Pace(fail_checkpoint=full))
     outcome = await coordinated.outcome()
@@ -315,12 +315,12 @@ async def test_metrics_are_served(jobs: list[Coordinated], tmp_path: Path) -> No
     text = (await asyncio.to_thread(urllib.request.urlopen, f"http://{address}/metrics")).read().decode()
     endpoint.close()
     pace.tokens_per_tick = 8
-    assert 'rlhf_iteration 1.0' in text
+    assert "rlhf_iteration 1.0" in text
     assert 'rlhf_phase{phase="Training"}' in text
     assert 'rlhf_iteration_metric{name="reward"}' in text
     assert 'rlhf_phase_seconds_total{phase="Generating"}' in text
-    assert 'rlhf_unfinished_samples' in text
-    assert 'rlhf_fusion_threshold 0.0' in text
+    assert "rlhf_unfinished_samples" in text
+    assert "rlhf_fusion_threshold 0.0" in text
     assert 'rlhf_migrated_samples_total{by="kv"} 0.0' in text
     await coordinated.outcome()
     await workers.end()

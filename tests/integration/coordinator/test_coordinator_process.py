@@ -117,11 +117,11 @@ async def test_sigterm_checkpoints_and_resume_must_be_asked_for(process: Coordin
     assert checkpoint.name in process.last_line
     assert "--resume" in process.last_line
     assert "spec.checkpoints.path" in process.last_line
-    kept = tmp_path / "termination-message"
-    process.start({Env.RUN_DIR: str(tmp_path / "other"), Env.RESUME: "1", Env.TERMINATION_MESSAGE: str(kept)})
+    message_file = tmp_path / "termination-message"
+    process.start({Env.RUN_DIR: str(tmp_path / "other"), Env.RESUME: "1", Env.TERMINATION_MESSAGE: str(message_file)})
     workers = crew(COUNTS, process.address)
     assert await process.code() == ExitCode.OK
-    said = last_report(kept.read_text())
+    said = last_report(message_file.read_text())
     assert said is not None
     assert (said.iteration, said.checkpoint) == (4, str(checkpoint.with_name("iteration-000004")))
     assert "reward" in said.metrics

@@ -31,8 +31,8 @@ async def started() -> AsyncIterator[list[Coordinated]]:
 
 
 def begin(started: list[Coordinated], folder: Path, pace: Pace | None = None, **spec: Any) -> tuple[Coordinated, Crew]:
-    given: dict[str, Any] = {"algorithm": "grpo", "iterations": 3, "evaluation": EVALUATION, **spec}
-    coordinated = Coordinated(make_job(folder, **given), folder / "run")
+    settings: dict[str, Any] = {"algorithm": "grpo", "iterations": 3, "evaluation": EVALUATION, **spec}
+    coordinated = Coordinated(make_job(folder, **settings), folder / "run")
     started.append(coordinated)
     coordinated.start()
     return coordinated, crew(dict(coordinated.counts()), coordinated.address, pace=pace)
@@ -46,7 +46,7 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
 def figures(run: JobRun | None) -> list[dict[str, float]]:
     assert run is not None
     results = run.state.evaluation.results
-    return [{name: value for name, value in one.metrics.items() if name not in TIMES} for one in results]
+    return [{name: value for name, value in result.metrics.items() if name not in TIMES} for result in results]
 
 
 async def test_versions_that_are_due_are_evaluated_and_the_last_one(started: list[Coordinated], tmp_path: Path) -> None:
@@ -54,8 +54,8 @@ async def test_versions_that_are_due_are_evaluated_and_the_last_one(started: lis
     assert (await coordinated.outcome()).phase == "Complete"
     await workers.end()
     found = figures(coordinated.run)
-    assert [one["version"] for one in found] == [0, 2, 3]
-    assert all(one["samples"] == 10 and 0 <= one["pass_at_1"] <= one["pass_at_2"] <= 1 for one in found)
+    assert [metrics["version"] for metrics in found] == [0, 2, 3]
+    assert all(metrics["samples"] == 10 and 0 <= metrics["pass_at_1"] <= metrics["pass_at_2"] <= 1 for metrics in found)
     assert workers["training-0"].weights == expected_weights(coordinated.job), "what it is trained on is the same"
     best = (tmp_path / "checkpoints" / "best.json").read_text()
     assert any(f'"version": {version}' in best for version in (2, 3))
@@ -87,7 +87,7 @@ async def test_who_dies_changes_no_number(
     assert (await undisturbed.outcome()).phase == "Complete"
     await workers.end()
     wanted = figures(undisturbed.run)
-    assert [one["version"] for one in wanted] == [0, 1, 2, 3]
+    assert [metrics["version"] for metrics in wanted] == [0, 1, 2, 3]
 
     monkeypatch.setattr(fleet, "GRACE_SECONDS", 0.2)
     slow = replace(Pace(), tokens_per_tick=1, train_seconds=0.05)
@@ -99,9 +99,9 @@ async def test_who_dies_changes_no_number(
     disturbed.start()
     assert (await disturbed.outcome()).phase == "Complete"
     await workers.end()
-    again = {one["version"]: one for one in figures(disturbed.run)}
+    again = {metrics["version"]: metrics for metrics in figures(disturbed.run)}
     assert {version: again[version] for version in again} == {
-        one["version"]: one for one in wanted if one["version"] in again
+        metrics["version"]: metrics for metrics in wanted if metrics["version"] in again
     }
     assert {0.0, 2.0, 3.0} <= again.keys()
     assert workers["generation-0" if placement == "Colocated" else "training-0"].weights == expected_weights(

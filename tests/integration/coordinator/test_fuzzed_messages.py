@@ -160,13 +160,13 @@ async def process(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
         coordinator.kill()
 
 
-async def many(count: int, at_once: int, one: Callable[[int], Any]) -> list[Any]:
+async def many(count: int, at_once: int, call: Callable[[int], Any]) -> list[Any]:
     """Return the results of `one` for 0 .. count-1, with at most `at_once` in flight."""
     slots = asyncio.Semaphore(at_once)
 
     async def slotted(number: int) -> Any:
         async with slots:
-            return await one(number)
+            return await call(number)
 
     return await asyncio.gather(*(slotted(number) for number in range(count)))
 
@@ -181,7 +181,7 @@ async def strangers(process: CoordinatorProcess, tmp_path: Path) -> None:
         ("GetStatus", b""),
     ]
 
-    async def one(channel: grpc.aio.Channel, number: int) -> grpc.StatusCode:
+    async def attempt(channel: grpc.aio.Channel, number: int) -> grpc.StatusCode:
         if number % 4 == 3:
             return (await session(channel, messages_of(rng, number)))[0]
         return await unary(channel, *calls[number % 4])
@@ -192,7 +192,7 @@ async def strangers(process: CoordinatorProcess, tmp_path: Path) -> None:
         bare_channel(process.address, None),
     ):
         async with channel:
-            codes = await many(STRANGERS, 32, partial(one, channel))
+            codes = await many(STRANGERS, 32, partial(attempt, channel))
         assert set(codes) == {grpc.StatusCode.UNAVAILABLE}
 
 
@@ -245,7 +245,7 @@ async def test_a_coordinator_and_ten_thousand_messages(process: CoordinatorProce
     assert await process.code() == ExitCode.OK, process.last_line
     assert await finish(workers) == expected_weights(job, prompts=prompts_of(job))
     log = (tmp_path / "log").read_text()
-    assert "could not be taken in" not in log, "every refusal is one that somebody thought of"
+    assert "could not be processed" not in log, "every refusal is one that somebody thought of"
 
 
 async def call_of(channel: grpc.aio.Channel, rng: random.Random, number: int) -> grpc.StatusCode:
@@ -323,10 +323,10 @@ def parts_of(rng: random.Random, good: list[pb.KvPart], number: int) -> list[byt
     wrong = rng.randrange(len(result))
     data = []
     for place, part in enumerate(result):
-        one = pb.KvPart.FromString(part.SerializeToString())
-        if one.HasField("offer"):
-            one.offer.sample.key.sample = 1000 + number
-        data.append(bytes_of(rng, one) if place == wrong else one.SerializeToString())
+        damaged = pb.KvPart.FromString(part.SerializeToString())
+        if damaged.HasField("offer"):
+            damaged.offer.sample.key.sample = 1000 + number
+        data.append(bytes_of(rng, damaged) if place == wrong else damaged.SerializeToString())
     return data
 
 
@@ -341,8 +341,8 @@ async def read(channel: grpc.aio.Channel, rng: random.Random, number: int) -> gr
 async def test_workers_and_what_their_peers_send(tmp_path: Path) -> None:
     async with set_up(tmp_path) as stage:
         (moving, good), rng = await recorded(stage), random.Random(3)
-        address, whole = stage.one.address, [part.SerializeToString() for part in good]
-        await stage.one.generate(sample(0), sample(1))
+        address, whole = stage.first.address, [part.SerializeToString() for part in good]
+        await stage.first.generate(sample(0), sample(1))
         theirs = certified(tmp_path / "theirs")
         for stranger in (
             aio_channel(address, theirs),
@@ -361,10 +361,10 @@ async def test_workers_and_what_their_peers_send(tmp_path: Path) -> None:
         assert not any(receipt.accepted for receipt in receipts)
         assert all(receipt.why for receipt in receipts), "a refusal says why"
         for number in (0, 1):
-            stage.check(await stage.one.finished(number, 1))
+            stage.check(await stage.first.finished(number, 1))
         stage.check(await stage.other.finished(moving, 1))
         await idle_at_last(stage)
-        assert stage.one.process.returncode is None
+        assert stage.first.process.returncode is None
 
 
 async def idle_at_last(stage: MigrationStage) -> None:
@@ -372,4 +372,4 @@ async def idle_at_last(stage: MigrationStage) -> None:
     beats: list[pb.Heartbeat] = []
     async with asyncio.timeout(ANSWER_SECONDS):
         while not beats or beats[-1].active_samples:
-            beats = await stage.one.session.all("heartbeat", len(beats) + 1)
+            beats = await stage.first.session.all("heartbeat", len(beats) + 1)

@@ -30,8 +30,8 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("calculator")
     prepare = [sys.executable, str(EXAMPLE / "prepare.py"), "--folder", str(folder / "assets")]
     subprocess.run(prepare, check=True, capture_output=True, timeout=600)
-    held = f"{HELD}\n{(EXAMPLE / 'environment.py').read_text()}\nCalculator.step = held(Calculator.step)\n"
-    (folder / "environment.py").write_text(held)
+    source = f"{HELD}\n{(EXAMPLE / 'environment.py').read_text()}\nCalculator.step = held(Calculator.step)\n"
+    (folder / "environment.py").write_text(source)
     job: dict[str, Any] = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
     job["spec"] |= {"iterations": ITERATIONS, "deterministic": True, "runPolicy": {"backoffLimit": 1000}}
     job["spec"]["rollout"]["environment"]["timeoutSeconds"] = HELD_SECONDS

@@ -35,8 +35,8 @@ def options(mode: str, **others: object) -> list[str]:
 
 def fixed(transfer: str, replicas: int) -> list[str]:
     settings = {"threshold": THRESHOLD, "pool": 1, "transfer": transfer}
-    given = {f"spec.fusion.interStage.{name}": value for name, value in settings.items()}
-    return options("Fixed", **given, **{"spec.inference.replicas": replicas})
+    fields = {f"spec.fusion.interStage.{name}": value for name, value in settings.items()}
+    return options("Fixed", **fields, **{"spec.inference.replicas": replicas})
 
 
 def said(*runs: Ended) -> str:

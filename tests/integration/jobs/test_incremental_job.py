@@ -37,8 +37,8 @@ def test_prefixes_and_the_death_of_who_holds_them_change_no_bit(tmp_path: Path) 
     assert len(killed.kills) == len(victims), said
     assert killed.weights == off.weights != "", said
     with_prefixes, without = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("on", "off"))
-    for one, other in zip(with_prefixes, without, strict=True):
-        assert {name: one.get(name) for name in SAME} == {name: other.get(name) for name in SAME}
+    for line, other in zip(with_prefixes, without, strict=True):
+        assert {name: line.get(name) for name in SAME} == {name: other.get(name) for name in SAME}
     assert all(line["incremental/on"] == 1 for line in with_prefixes)
     assert any(line["incremental/early_share"] > 0 for line in with_prefixes), with_prefixes
     assert not any("incremental/on" in line for line in without)

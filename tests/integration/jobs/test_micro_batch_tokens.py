@@ -28,7 +28,7 @@ def test_pipelines_whose_ranks_are_killed_end_in_the_same_weights(tmp_path: Path
     options = ["--set", "spec.training.parallelism.pipeline=2", "--set", f"{TOKENS}=40"]
     assert_killed_ranks_change_no_weight(manifest, tmp_path, options, SEED)
     iterations = metrics_of(tmp_path / "undisturbed")
-    assert {one["training/train/largest_micro_batch_tokens"] <= 40 for one in iterations} == {True}
+    assert {line["training/train/largest_micro_batch_tokens"] <= 40 for line in iterations} == {True}
 
 
 @pytest.mark.timeout(900)
@@ -38,5 +38,5 @@ def test_a_bound_above_all_lengths_is_none(tmp_path: Path) -> None:
         run_job(manifest, tmp_path / name, options=["--set", "spec.fusion.intraStage.mode=Disabled", *bound])
         for name, bound in (("without", []), ("bounded", ["--set", f"{TOKENS}=1000000"]))
     ]
-    assert [one.code for one in ended] == [0, 0], ended[-1].output[-4000:]
+    assert [run.code for run in ended] == [0, 0], ended[-1].output[-4000:]
     assert ended[0].weights == ended[1].weights != ""

@@ -67,7 +67,9 @@ def test_groups_that_teach_nothing_are_replaced_and_deaths_and_moves_change_no_b
         for row in map(json.loads, rows):
             rewards[row["group"]].add(row["reward"])
             trained |= {row["group"]} if row["advantage"] is not None else set()
-        assert trained == {group for group, given in rewards.items() if len(given) > 1}, "what was trained on differs"
+        assert trained == {group for group, members in rewards.items() if len(members) > 1}, (
+            "what was trained on differs"
+        )
         assert len(trained) == 4
     events = (tmp_path / "calm" / "events.jsonl").read_text()
     assert "prompt groups are dropped, as their rewards are all equal" in events

@@ -29,7 +29,7 @@ def run(manifest: Path, folder: Path, speculation: dict[str, Any]) -> Ended:
     )
 
 
-def made(folder: Path) -> list[dict[str, Any]]:
+def iteration_results(folder: Path) -> list[dict[str, Any]]:
     """Return the results of every iteration, independent of the way of decoding."""
     names = ("iteration", "reward", "tokens", "response_tokens_max", "training/actor/loss")
     return [{name: line.get(name) for name in names} for line in read_metrics(folder / "metrics.jsonl")]
@@ -45,7 +45,7 @@ def test_siblings_on_different_workers_give_drafts_to_each_other(tmp_path: Path)
     drafted = run(manifest, tmp_path / "drafted", DRAFTED)
     assert plain.code == drafted.code == 0, plain.output[-2000:] + drafted.output[-2000:]
     assert plain.weights == drafted.weights
-    assert made(tmp_path / "plain") == made(tmp_path / "drafted")
+    assert iteration_results(tmp_path / "plain") == iteration_results(tmp_path / "drafted")
     assert total(tmp_path / "plain", "siblings/sent") == 0
     assert total(tmp_path / "drafted", "siblings/sent") > 0
     assert total(tmp_path / "drafted", "speculation/accepted") > 0

@@ -41,9 +41,9 @@ def test_ranks_with_moments_in_host_memory_killed_once_end_with_the_weights_of_m
     options = options_of("torch", {"pipeline": 1, "data": 2, "shardOptimizer": "true"})
     host = ["--set", "spec.training.parallelism.offloadOptimizer=true"]
     assert_killed_ranks_change_no_weight(manifest, tmp_path, options, SEED, otherwise=host)
-    held = [line[HELD] for line in lines(tmp_path / "killed")]
-    assert len(held) == 3
-    assert held[0] == held[1] == held[2] > 0
+    bytes_on_host = [line[HELD] for line in lines(tmp_path / "killed")]
+    assert len(bytes_on_host) == 3
+    assert bytes_on_host[0] == bytes_on_host[1] == bytes_on_host[2] > 0
     assert not any(HELD in line for line in lines(tmp_path / "undisturbed"))
 
 

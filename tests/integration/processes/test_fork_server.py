@@ -45,10 +45,10 @@ def title(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
-async def until(condition: Callable[[], bool], what: str, seconds: float = 180) -> None:
+async def until(condition: Callable[[], bool], event: str, seconds: float = 180) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        assert time.monotonic() < deadline, f"waited {seconds} s for {event}"
         await asyncio.sleep(0.05)
 
 

@@ -65,7 +65,7 @@ async def test_a_worker_is_heard_while_it_builds_and_ends_by_itself_when_a_step_
     finally:
         await scripted.stop()
     lines = (tmp_path / "log").read_text()
-    assert "a decode step hangs; where it is:" in lines
+    assert "a decode step hangs at:" in lines
     assert "threading.Event().wait()" in lines, "the line that it hangs in"
     assert "exit 1: StepHangs" in lines.splitlines()[-1]
     tokens = [len(unpack(message.tokens)) for message in await session.all("progress", 0)]

@@ -60,10 +60,10 @@ async def until(address: str, status: int) -> None:
 
 @pytest.fixture
 async def coordinator(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
-    made = CoordinatorProcess(tmp_path)
-    yield made
-    if made.process is not None and made.process.poll() is None:
-        made.kill()
+    process = CoordinatorProcess(tmp_path)
+    yield process
+    if process.process is not None and process.process.poll() is None:
+        process.kill()
 
 
 async def test_a_coordinator_answers_while_it_waits_for_its_journal_and_not_when_it_is_stopped(

@@ -69,7 +69,7 @@ def test_ranks_that_hang_in_a_step_start_anew_and_train_the_weights_of_an_undist
     assert hung.code == 0, hung.output[-3000:]
     logs = "".join(path.read_text() for path in (tmp_path / "hung" / "logs").glob("training-*.log"))
     assert re.search(r"exit 75: waited \d+ s for training-\d to train on iteration \d", logs), logs[-3000:]
-    assert f"spec.runPolicy.hangTimeoutSeconds allows {LIMIT_SECONDS} s, as ranks always got on much sooner" in logs
+    assert f"spec.runPolicy.hangTimeoutSeconds allows {LIMIT_SECONDS} s, as ranks always progressed much faster" in logs
     assert "threading.Event().wait()" in logs, "the line that it hangs in"
     (hangs,) = {Path(name).stem for name in _logs_with(tmp_path / "hung" / "logs", "threading.Event().wait()")}
     assert f"of its ranks {hangs} waits for none of the others" in logs, logs[-3000:]

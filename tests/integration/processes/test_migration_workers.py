@@ -27,8 +27,8 @@ async def stage(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[MigrationStage]:
     """Yield two workers of one engine."""
-    async with set_up(tmp_path_factory.mktemp("moves"), request.param) as made:
-        yield made
+    async with set_up(tmp_path_factory.mktemp("moves"), request.param) as migration_stage:
+        yield migration_stage
 
 
 TORCH_ALONE = pytest.mark.parametrize("stage", ["torch"], indirect=True)
@@ -40,8 +40,8 @@ TORCH_ALONE = pytest.mark.parametrize("stage", ["torch"], indirect=True)
 
 async def test_a_sample_moves_while_it_is_decoded_and_its_source_forgets_it(stage: MigrationStage) -> None:
     for number in range(0, 10, 2):
-        await stage.one.generate(sample(number), sample(number + 1))
-        done = await stage.one.session.done(stage.one.migrate(stage.other.address, (number, 1, 2), (77, 1, 2)))
+        await stage.first.generate(sample(number), sample(number + 1))
+        done = await stage.first.session.done(stage.first.migrate(stage.other.address, (number, 1, 2), (77, 1, 2)))
         moved, unknown = done.migrate.samples
         if moved.why != "it was finished meanwhile":
             break
@@ -58,16 +58,16 @@ async def test_a_sample_moves_while_it_is_decoded_and_its_source_forgets_it(stag
     first = await stage.other.session.first("progress", lambda message: message.key == moved.progress.key)
     assert first == moved.progress
     stage.check(await stage.other.finished(number, 2))
-    stage.check(await stage.one.finished(number + 1, 1))
-    await stage.one.idle()
+    stage.check(await stage.first.finished(number + 1, 1))
+    await stage.first.idle()
     assert not [
         message
-        for message in stage.one.session.received
+        for message in stage.first.session.received
         if message.finished.key.sample == number and message.HasField("finished")
     ]
     spans = [
         await session.first("span", lambda span: (span.name, span.attributes["sample"]) == ("migrate", str(number)))
-        for session in (stage.one.session, stage.other.session)
+        for session in (stage.first.session, stage.other.session)
     ]
     assert [span.attributes["direction"] for span in spans] == ["out", "in"]
     assert {span.attributes["bytes"] for span in spans} == {str(moved.bytes)}
@@ -77,23 +77,25 @@ async def test_samples_move_there_and_back_and_one_that_waits_for_a_slot_moves_b
     stage: MigrationStage,
 ) -> None:
     numbers = range(10, 16)  # more than there are slots: the last waits while the first are decoded
-    done = await stage.one.ask(generate=pb.Generate(samples=[sample(number) for number in numbers]))
+    done = await stage.first.ask(generate=pb.Generate(samples=[sample(number) for number in numbers]))
     assert not done.HasField("failure")
-    await stage.one.session.first("progress", lambda message: message.key.sample == 13)
-    answer = await stage.one.session.done(stage.one.migrate(stage.other.address, (10, 1, 2), (15, 1, 2), (11, 1, 2)))
+    await stage.first.session.first("progress", lambda message: message.key.sample == 13)
+    answer = await stage.first.session.done(
+        stage.first.migrate(stage.other.address, (10, 1, 2), (15, 1, 2), (11, 1, 2))
+    )
     assert [moved.moved for moved in answer.migrate.samples] == [True] * 3
     waited = answer.migrate.samples[1]
     assert bool(waited.bytes) == bool(len(unpack(waited.progress.tokens))), "it has no cache before it is decoded"
-    answer = await stage.other.session.done(stage.other.migrate(stage.one.address, (10, 2, 3)))
+    answer = await stage.other.session.done(stage.other.migrate(stage.first.address, (10, 2, 3)))
     back = answer.migrate.samples[0]
     if not back.moved:  # its former slots were taken meanwhile
         assert "no slot, or no room" in back.why
     for number in (12, 13, 14):
-        stage.check(await stage.one.finished(number, 1))
-    stage.check(await (stage.one if back.moved else stage.other).finished(10, 3 if back.moved else 2))
+        stage.check(await stage.first.finished(number, 1))
+    stage.check(await (stage.first if back.moved else stage.other).finished(10, 3 if back.moved else 2))
     for number in (11, 15):
         stage.check(await stage.other.finished(number, 2))
-    await stage.one.idle()
+    await stage.first.idle()
     await stage.other.idle()
 
 
@@ -115,43 +117,43 @@ FAULTS = [
 async def test_a_destination_that_fails_at_any_phase_leaves_the_sample_where_it_was(stage: MigrationStage) -> None:
     """This includes the hand-over: a lost receipt means not moved."""
 
-    async def one(number: int, fault: str, how: str, why: str) -> None:
+    async def move(number: int, fault: str, how: str, why: str) -> None:
         sink = PlayedSink(fault, how)
         async with serving(sink, stage.certificates) as address:
-            await stage.one.generate(sample(number))
+            await stage.first.generate(sample(number))
             seconds = 2.0 if how == "hang" else 60.0
-            answer = await stage.one.session.done(stage.one.migrate(address, (number, 1, 2), seconds=seconds))
+            answer = await stage.first.session.done(stage.first.migrate(address, (number, 1, 2), seconds=seconds))
             (result,) = answer.migrate.samples
             assert not result.moved
             assert why in result.why or "finished meanwhile" in result.why, (fault, how, result.why)
             assert not result.HasField("progress")
-            stage.check(await stage.one.finished(number, 1))
+            stage.check(await stage.first.finished(number, 1))
             sink.go_on.set()
 
     for group in range(0, len(FAULTS), SLOTS):
         faults = FAULTS[group : group + SLOTS]
-        await asyncio.gather(*(one(100 + group + n, *fault) for n, fault in enumerate(faults)))
-    samples = [message.finished.key.sample for message in stage.one.session.received if message.HasField("finished")]
+        await asyncio.gather(*(move(100 + group + n, *fault) for n, fault in enumerate(faults)))
+    samples = [message.finished.key.sample for message in stage.first.session.received if message.HasField("finished")]
     assert [samples.count(100 + number) for number in range(len(FAULTS))] == [1] * len(FAULTS)
-    await stage.one.idle()
+    await stage.first.idle()
 
 
 @TORCH_ALONE
 async def test_a_destination_that_is_not_there_or_is_cut_off(stage: MigrationStage) -> None:
-    await stage.one.generate(sample(120), sample(121), sample(122))
+    await stage.first.generate(sample(120), sample(121), sample(122))
     # Less than the cache of a sample of few tokens, which a fast machine moves as a whole before the link is cut.
     links = [Link(stage.other.address, 6_000), Link(stage.other.address, 6_000, breaks=False)]
     async with links[0].open() as breaking, links[1].open() as silent:
         identifiers = [
-            stage.one.migrate(address, (number, 1, 2), seconds=3.0)
+            stage.first.migrate(address, (number, 1, 2), seconds=3.0)
             for address, number in (("127.0.0.1:9", 120), (breaking, 121), (silent, 122))
         ]
-        answers = [await stage.one.session.done(identifier) for identifier in identifiers]
+        answers = [await stage.first.session.done(identifier) for identifier in identifiers]
         assert [answer.migrate.samples[0].moved for answer in answers] == [False] * 3
         why = answers[0].migrate.samples[0].why
         assert "unavailable" in why or "finished meanwhile" in why
     for number in (120, 121, 122):
-        stage.check(await stage.one.finished(number, 1))
+        stage.check(await stage.first.finished(number, 1))
     await stage.other.idle()
     assert not [message for message in stage.other.session.received if message.progress.key.sample in (120, 121, 122)]
 
@@ -161,23 +163,23 @@ async def test_a_sample_that_is_withdrawn_or_finished_while_it_moves(stage: Migr
     async with serving(sink, stage.certificates) as address:
         number, identifier = await caught(stage, 130, sink.reached, address)
         key = pb.SampleKey(sample=number, attempt=1)
-        given = (await stage.one.ask(withdraw=pb.Withdraw(keys=[key]))).withdraw.samples
-        (result,) = (await stage.one.session.done(identifier)).migrate.samples
+        withdrawn = (await stage.first.ask(withdraw=pb.Withdraw(keys=[key]))).withdraw.samples
+        (result,) = (await stage.first.session.done(identifier)).migrate.samples
         assert (result.moved, result.why) == (False, "it was withdrawn")
         await asyncio.wait_for(sink.ended.wait(), 60)
         sink.go_on.set()
     handed_over = next(part.hand_over for part in reversed(sink.parts) if part.HasField("hand_over"))
-    assert unpack(given[0].tokens).tolist() == unpack(handed_over.sample.tokens).tolist()
-    assert given[0].key == key
+    assert unpack(withdrawn[0].tokens).tolist() == unpack(handed_over.sample.tokens).tolist()
+    assert withdrawn[0].key == key
     wanted = stage.undisturbed(sample(number)).tokens
-    assert unpack(given[0].tokens).tolist() == wanted[: len(unpack(given[0].tokens))].tolist()
-    await stage.one.generate(sample(136))
+    assert unpack(withdrawn[0].tokens).tolist() == wanted[: len(unpack(withdrawn[0].tokens))].tolist()
+    await stage.first.generate(sample(136))
     sink = PlayedSink("offer", "hang")
     async with serving(sink, stage.certificates) as address:
-        (result,) = (await stage.one.session.done(stage.one.migrate(address, (136, 1, 2)))).migrate.samples
+        (result,) = (await stage.first.session.done(stage.first.migrate(address, (136, 1, 2)))).migrate.samples
         assert (result.moved, result.why) == (False, "it was finished meanwhile")
         sink.go_on.set()
-    stage.check(await stage.one.finished(136, 1))
+    stage.check(await stage.first.finished(136, 1))
 
 
 # ---------------------------------------------------------------- a source that fails
@@ -189,8 +191,8 @@ async def recorded(stage: MigrationStage, number: int, attempt: int) -> list[pb.
     async with serving(sink, stage.certificates) as address:
         for own in (1, 101, 102, 103):  # one that ends before it has moved is decoded again
             sink.parts.clear()
-            await stage.one.generate(sample(number, attempt=own))
-            answer = await stage.one.session.done(stage.one.migrate(address, (number, own, attempt)))
+            await stage.first.generate(sample(number, attempt=own))
+            answer = await stage.first.session.done(stage.first.migrate(address, (number, own, attempt)))
             if answer.migrate.samples[0].moved:
                 return sink.parts
     raise AssertionError(answer.migrate.samples[0].why)
@@ -211,14 +213,14 @@ async def test_what_is_damaged_incomplete_or_of_another_layout_is_refused_and_le
 ) -> None:
     parts = await recorded(stage, 140, attempt=2)
     assert [part.WhichOneof("part") for part in (parts[0], parts[1], parts[-1])] == ["offer", "chunk", "hand_over"]
-    known = parts[-1].hand_over.positions
+    positions = parts[-1].hand_over.positions
     faults = [
         (changed(parts, 1, crc32=1), "checksum is"),
         (changed(parts, 1, position=1), "came where position 0 was due"),
         (changed(parts, 1, layer=9), "the model has 4 layers"),
         (changed(parts, 0, layout="another"), "its cache has layout another"),
         (changed(parts, 0, version=3), "of weight version 3, this worker holds 0"),
-        (changed(parts, -1 % len(parts), positions=known + 1), "were handed over"),
+        (changed(parts, -1 % len(parts), positions=positions + 1), "were handed over"),
         (parts[:-2] + parts[-1:], "were handed over"),
         (parts[:5], "ended the call before the hand-over"),
         (parts[1:], "a message of kind chunk came where offer was due"),
@@ -238,26 +240,26 @@ async def test_what_is_damaged_incomplete_or_of_another_layout_is_refused_and_le
     receipt = await replay(stage.other.address, stage.certificates, messages)
     assert receipt.accepted, receipt.why
     receipt = await replay(stage.other.address, stage.certificates, messages)
-    assert receipt.why == "attempt 20 of it is over here: attempt 20 is known"
+    assert receipt.why == "attempt 20 has ended on this worker; its current attempt is 20"
     stage.check(await stage.other.finished(140, 20))
 
 
 async def test_a_full_destination_refuses_before_bytes_are_sent_and_one_that_was_withdrawn_does_not_come(
     stage: MigrationStage,
 ) -> None:
-    await stage.one.generate(sample(160))
-    held = [sample(150 + number) for number in range(SLOTS)]
-    assert not (await stage.other.ask(generate=pb.Generate(samples=held))).HasField("failure")
-    answer = await stage.one.session.done(stage.one.migrate(stage.other.address, (160, 1, 2)))
+    await stage.first.generate(sample(160))
+    samples = [sample(150 + number) for number in range(SLOTS)]
+    assert not (await stage.other.ask(generate=pb.Generate(samples=samples))).HasField("failure")
+    answer = await stage.first.session.done(stage.first.migrate(stage.other.address, (160, 1, 2)))
     (result,) = answer.migrate.samples
     assert (result.moved, result.bytes) == (False, 0)
     assert result.why == "no slot, or no room for a cache, is free: 4 samples are held, others may be coming"
-    await stage.one.withdraw(160)
+    await stage.first.withdraw(160)
     await stage.other.withdraw(*(150 + number for number in range(SLOTS)))
     parts = await recorded(stage, 161, attempt=5)
     await stage.other.ask(withdraw=pb.Withdraw(keys=[parts[0].offer.sample.key]))
     receipt = await replay(stage.other.address, stage.certificates, parts)
-    assert receipt.why == "attempt 5 of it is over here: attempt 5 is known"
+    assert receipt.why == "attempt 5 has ended on this worker; its current attempt is 5"
 
 
 # ---------------------------------------------------------------- two roles in one process
@@ -266,7 +268,7 @@ async def test_a_full_destination_refuses_before_bytes_are_sent_and_one_that_was
 @TORCH_ALONE
 async def test_a_worker_generates_and_scores_and_says_what_both_cost(stage: MigrationStage) -> None:
     (stage.folder / "reward.py").write_text("def score(prompt, response, record):\n    raise SystemExit('called')\n")
-    worker = stage.one
+    worker = stage.first
     tasks = ["reference", "reward"]
     done = await worker.ask(become_inference=pb.BecomeInference(tasks=tasks, offloaded=True))
     assert not done.HasField("failure"), done.failure
@@ -309,7 +311,7 @@ async def test_a_worker_generates_and_scores_and_says_what_both_cost(stage: Migr
         roles=[pb.WORKER_ROLE_GENERATION, pb.WORKER_ROLE_INFERENCE],
         versions={"actor": 0},
     )
-    assert [held.key.sample for held in worker.session.register.held] == [201]
+    assert [progress.key.sample for progress in worker.session.register.held] == [201]
     worker.session.welcome(worker.job)
     await worker.idle()
 
@@ -321,16 +323,16 @@ async def test_a_session_that_breaks_during_a_transfer_ends_it_on_either_side(st
     sink = PlayedSink("hand-over", "hang")
     async with serving(sink, stage.certificates) as address:
         number, _ = await caught(stage, 180, sink.reached, address)
-        stage.one.session.end()
-        await stage.one.next_session()
+        stage.first.session.end()
+        await stage.first.next_session()
         await asyncio.wait_for(sink.ended.wait(), 60)
         sink.go_on.set()
-    (held,) = stage.one.session.register.held
-    assert unpack(held.tokens).tolist() == unpack(sink.parts[-1].hand_over.sample.tokens).tolist()
-    assert (held.key.sample, held.key.attempt, held.offset) == (number, 1, 0)
+    (progress,) = stage.first.session.register.held
+    assert unpack(progress.tokens).tolist() == unpack(sink.parts[-1].hand_over.sample.tokens).tolist()
+    assert (progress.key.sample, progress.key.attempt, progress.offset) == (number, 1, 0)
 
     # A destination without a session accepts nothing; in a new one it does.
-    stage.one.session.welcome(stage.one.job)
+    stage.first.session.welcome(stage.first.job)
     parts = await recorded(stage, 165, attempt=2)
     go_on = asyncio.Event()
 
@@ -366,14 +368,14 @@ async def test_a_process_that_dies_during_a_transfer(stage: MigrationStage) -> N
         third.process.kill()
         await third.process.wait()
         link.cut()
-        (result,) = (await stage.one.session.done(identifier)).migrate.samples
+        (result,) = (await stage.first.session.done(identifier)).migrate.samples
         assert not result.moved
-    stage.check(await stage.one.finished(number, 1))
+    stage.check(await stage.first.finished(number, 1))
     link = Link(stage.other.address, 20_000, breaks=False)
     async with link.open() as address:
         number, _ = await caught(stage, 175, link.reached, address)
-        stage.one.process.kill()
-        await stage.one.process.wait()
+        stage.first.process.kill()
+        await stage.first.process.wait()
         link.cut()
     await stage.other.idle()
     assert not [message for message in stage.other.session.received if message.progress.key.sample == number]

@@ -69,10 +69,10 @@ def same(weights: FetchedWeights, version: int) -> bool:
     )
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
+def until(condition: Callable[[], bool], event: str) -> None:
     end = time.monotonic() + WAIT_SECONDS
     while not condition():
-        assert time.monotonic() < end, f"{what} within {WAIT_SECONDS:g} s"
+        assert time.monotonic() < end, f"{event} within {WAIT_SECONDS:g} s"
         time.sleep(0.01)
 
 
@@ -139,8 +139,8 @@ class Spoiling(WeightSourceService):
     """Lends weights that differ from their description."""
 
     def __init__(self, fault: str, copies: WeightCopies | None) -> None:
-        held = VersionedWeights(1)
-        super().__init__(lambda: held, copies)
+        provider = VersionedWeights(1)
+        super().__init__(lambda: provider, copies)
         self.fault = fault
 
     async def Lend(self, request_iterator, context):  # type: ignore[no-untyped-def]  # noqa: N802
@@ -193,8 +193,8 @@ async def test_a_loan_that_is_not_what_it_says_is_streamed_instead(fault: str) -
 
 
 async def test_a_worker_borrows_from_itself() -> None:
-    held = VersionedWeights(1)
-    server = await start_server("127.0.0.1:0", None, WeightSourceService(lambda: held, WeightCopies(lent_by(HOST))))
+    provider = VersionedWeights(1)
+    server = await start_server("127.0.0.1:0", None, WeightSourceService(lambda: provider, WeightCopies(lent_by(HOST))))
     location = pb.WeightLocation(address=f"127.0.0.1:{server.port}")
 
     def read() -> None:

@@ -31,11 +31,11 @@ def exchange(rank: int, folder: str, results: Connection) -> None:
         for dtype in (torch.float32, torch.bfloat16):
             group.communicator, counts = communicator, COUNTS[rank]
             rows = torch.arange(3.0 * sum(counts), dtype=dtype).view(-1, 3).requires_grad_()
-            made = group.spread(rows, counts, compute)
-            made.sum().backward()
+            outputs = group.spread(rows, counts, compute)
+            outputs.sum().backward()
             factors = torch.tensor([2] * sum(counts[:2]) + [3] * sum(counts[2:]), dtype=dtype)[:, None]
             assert rows.grad is not None
-            came = came and bool(made.equal(rows * factors) and rows.grad.equal(factors.expand_as(rows)))
+            came = came and bool(outputs.equal(rows * factors) and rows.grad.equal(factors.expand_as(rows)))
     lost = ""
     if rank == 0:
         try:

@@ -54,9 +54,9 @@ def test_measuring_changes_nothing_that_training_reads(job: RLHFJob) -> None:
     assert_bitwise([trained for trained, _ in ranks], train(job, serial(job, 2, 1), 1, range(2)))
     for rank, (_, (stages, timed, *_)) in enumerate(ranks):
         assert (stages.measurement_id, timed.measurement_id) == (7, 8)
-        assert {(one.model, one.stage) for one in stages.stages} == {("actor", rank), ("critic", 1 - rank)}
-        for one in stages.stages:
-            assert min(one.forward, one.backward, one.input_gradient, one.weight_gradient) > 0
-            assert one.activation_bytes > 0
+        assert {(stage.model, stage.stage) for stage in stages.stages} == {("actor", rank), ("critic", 1 - rank)}
+        for stage in stages.stages:
+            assert min(stage.forward, stage.backward, stage.input_gradient, stage.weight_gradient) > 0
+            assert stage.activation_bytes > 0
         assert [(edge.rank, edge.peer) for edge in stages.transfers] == [(0, 1)]
         assert [len(table.seconds) for table in timed.tables] == [2, 2, 2]

@@ -107,7 +107,7 @@ def ranks(
         order("first", trained, after=1, save=str(root / "checkpoint")),
         order("restored", trained, first=1, after=1, restore=str(saved), save=str(root / "again")),
         order("resumed", trained, first=1, after=2, restore=str(root / "checkpoint")),
-        order("begun", trained, after=1, held=True),
+        order("begun", trained, after=1, waits=True),
         order("on", trained, after=100_000, silence=10.0),
     ]
     with launched(root, shard, orders) as group:
@@ -248,21 +248,21 @@ def test_a_checkpoint_goes_from_tensor_groups_to_parts_and_back_bit_by_bit(
 
 
 def test_a_group_that_comes_back_trains_the_bits_of_one_that_was_not_lost(ranks: ShardedRanks) -> None:
-    for what in ("published", "moments"):
+    for part in ("published", "moments"):
         for straight, resumed in zip(ranks.reports("trained"), ranks.reports("resumed"), strict=True):
-            assert_same_bits(resumed[what], straight[what])
+            assert_same_bits(resumed[part], straight[part])
     assert ranks.reports("resumed")[0]["metrics"] == ranks.reports("trained")[0]["metrics"][1:]
 
 
 def test_moments_in_host_memory_train_the_bits_of_moments_on_the_device(ranks: ShardedRanks) -> None:
-    for what in ("published", "moments"):
-        for kept, offloaded in zip(ranks.reports("trained"), ranks.reports("offloaded"), strict=True):
-            assert_same_bits(offloaded[what], kept[what])
-    for kept, offloaded in zip(
+    for part in ("published", "moments"):
+        for resident, offloaded in zip(ranks.reports("trained"), ranks.reports("offloaded"), strict=True):
+            assert_same_bits(offloaded[part], resident[part])
+    for resident, offloaded in zip(
         ranks.reports("trained")[0]["metrics"], ranks.reports("offloaded")[0]["metrics"], strict=True
     ):
         assert offloaded.pop("train/host_optimizer_bytes") > 0
-        assert offloaded == kept
+        assert offloaded == resident
 
 
 def test_rows_of_moments_that_are_missing_are_named(

@@ -83,11 +83,11 @@ def executors(pid: int) -> list[int]:
     return named
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
+async def until(condition: Callable[[], bool], event: str) -> None:
     def look() -> None:
         deadline = time.monotonic() + PATIENCE
         while not condition():
-            assert time.monotonic() < deadline, what
+            assert time.monotonic() < deadline, event
             time.sleep(0.1)
 
     await asyncio.to_thread(look)
@@ -139,7 +139,7 @@ async def test_two_processes_draw_the_tokens_of_one_and_a_killed_one_ends_the_wo
     engine.load_weights(read_folder("actor", trained), 1)
     engine.submit([SampleRequest(SampleKey(0, n, 1), prompt(n), n + 11, TOKENS) for n in range(SAMPLES)])
     expected: dict[int, list[int]] = {}
-    while engine.held:
+    while engine.in_flight:
         expected |= {part.key.sample: part.tokens.tolist() for part in engine.step().finished}
 
     scripted = ScriptedCoordinator()

@@ -131,10 +131,10 @@ def forget_prefixes(*engines: VllmEngine) -> None:
         assert engine._core._core.reset_prefix_cache()
 
 
-def check(one: ResponsePart, other: ResponsePart) -> None:
-    assert one.tokens.tolist() == other.tokens.tolist()
-    assert np.abs(one.log_probabilities - other.log_probabilities).max() < TOLERANCE
-    assert one.finish_reason == other.finish_reason
+def check(part: ResponsePart, other: ResponsePart) -> None:
+    assert part.tokens.tolist() == other.tokens.tolist()
+    assert np.abs(part.log_probabilities - other.log_probabilities).max() < TOLERANCE
+    assert part.finish_reason == other.finish_reason
 
 
 def of_length(number: int, prompt: int, response: int) -> SampleRequest:
@@ -143,9 +143,9 @@ def of_length(number: int, prompt: int, response: int) -> SampleRequest:
 
 
 LENGTHS = [
-    (prompt, known)
+    (prompt, tokens)
     for prompt, positions in itertools.product((1, 32, 33), (31, 32, 33, 64))
-    if 1 <= (known := positions - prompt + 1) <= LONGEST
+    if 1 <= (tokens := positions - prompt + 1) <= LONGEST
 ]
 """(prompt, generated) tokens whose positions end before, on and after a block's edge."""
 
@@ -154,25 +154,25 @@ def test_a_cache_of_any_length_is_read_back_and_not_one_token_is_computed_again(
     pair: tuple[VllmEngine, VllmEngine],
 ) -> None:
     home, away = pair
-    for number, (prompt, known) in enumerate(LENGTHS):
-        sample = of_length(number, prompt, known + 6)
+    for number, (prompt, tokens) in enumerate(LENGTHS):
+        sample = of_length(number, prompt, tokens + 6)
         undisturbed = finish(home, [sample])[number]
         forget_prefixes(home, away)
         home.submit([sample])
-        for _ in range(known):
+        for _ in range(tokens):
             home.step()
-        assert moves_of(home).cached(sample.key) == prompt + known - 1
+        assert moves_of(home).cached(sample.key) == prompt + tokens - 1
         before = exported(home, sample.key, [])
         moved = move(home, sample.key, away, cuts=[7, 40])
         with scheduled(away) as counts:
             report = away.step()
             assert (report.prefilled, report.rows, report.decoded) == (0, 1, 1)
-            after = moves_of(away).export(moved, 0, prompt + known - 1)
+            after = moves_of(away).export(moved, 0, prompt + tokens - 1)
             assert before is not None
             assert all(
-                torch.equal(one, other)
+                torch.equal(array, other)
                 for layer, same in zip(before.layers, after.layers, strict=True)
-                for one, other in zip(layer, same, strict=True)
+                for array, other in zip(layer, same, strict=True)
             )
             check(finish(away)[number], undisturbed)
         assert counts == [1] * 6
@@ -187,12 +187,12 @@ def test_any_moment_any_batch_and_any_number_of_moves_give_the_same_tokens(pair:
     away.submit(samples[5:])
     done: dict[int, ResponsePart] = {}
     moved, turn = 0, 0
-    while home.held or away.held:
+    while home.in_flight or away.in_flight:
         for engine in pair:
             done |= steps(engine, 1)
         turn += 1
         source, destination = moments.sample(pair, 2)
-        if turn % 4 == 0 and source.held and destination.held < SLOTS:
+        if turn % 4 == 0 and source.in_flight and destination.in_flight < SLOTS:
             key = moments.choice(sorted(source._by_key))
             move(source, key, destination, cuts=[moments.randrange(1, 170), BLOCK])
             moved += 1
@@ -278,11 +278,11 @@ def test_new_weights_leave_a_cache_that_waits_and_one_that_is_in_blocks(
     for _ in range(21):
         home.step()
     cache = exported(home, sample.key, [])
-    known = moves_of(home).carried(sample.key)
+    request = moves_of(home).carried(sample.key)
     tensors = load_file(policy / "model.safetensors")
     changed = {name: tensor * 1.01 for name, tensor in tensors.items()}
     assert moves_of(away).reserve()
-    moves_of(away).admit(known, cache)
+    moves_of(away).admit(request, cache)
     for engine in pair:
         engine.load_weights(changed, 1)
     assert moves_of(home).cached(sample.key) == moves_of(away).cached(sample.key) == 60
@@ -312,7 +312,7 @@ def test_what_does_not_fit_is_refused_and_the_place_is_free_again(pair: tuple[Vl
         assert moves_of(away).reserve()
         with pytest.raises(EngineError, match="sample 79 of iteration 0"):
             moves_of(away).admit(bad, cache)
-        assert away.held == 0
+        assert away.in_flight == 0
     assert [moves_of(away).reserve() for _ in range(SLOTS + 1)] == [True] * SLOTS + [False]
     moves_of(away).release()
     assert moves_of(away).reserve()
@@ -343,12 +343,12 @@ def test_a_cache_of_the_torch_engine_has_the_same_numbers_and_is_refused_all_the
             engine.step()
     ours, theirs = moves_of(home).export(sample.key, 0, 49), torch_moves.export(sample.key, 0, 49)
     for layer, same in zip(ours.layers, theirs.layers, strict=True):
-        for one, other in zip(layer, same, strict=True):
-            assert torch.allclose(one, other, atol=TOLERANCE)
+        for array, other in zip(layer, same, strict=True):
+            assert torch.allclose(array, other, atol=TOLERANCE)
     # It can move between both by its tokens.
-    (known,) = torch_engine.withdraw([sample.key])
+    (part,) = torch_engine.withdraw([sample.key])
     undisturbed = finish(home)[81]
-    check(finish(home, [resumed(sample, known)])[81], undisturbed)
+    check(finish(home, [resumed(sample, part)])[81], undisturbed)
 
 
 def test_a_cache_goes_to_a_worker_of_two_executor_processes_and_back(

@@ -39,7 +39,7 @@ def test_drafts_of_vllms_own_model_are_verified_by_key_and_the_model_takes_new_w
     def accepted() -> float:
         engine.submit(samples)
         reports: list[StepReport] = []
-        while engine.held:
+        while engine.in_flight:
             reports.append(engine.step())
         for part in (part for report in reports for part in report.finished):
             assert part.tokens.tolist() == wanted[part.key.sample].tokens.tolist()

@@ -124,7 +124,7 @@ def test_measuring_leaves_the_samples_and_their_caches_as_they_are(engine: VllmE
     engine.submit(samples)
     done = {response.key.sample: response for response in engine.step().finished}
     prefilled = 0
-    while not done and engine.held == len(samples) and prefilled < 2:
+    while not done and engine.in_flight == len(samples) and prefilled < 2:
         engine.step()
         prefilled += 1
     before = engine.load
@@ -134,7 +134,7 @@ def test_measuring_leaves_the_samples_and_their_caches_as_they_are(engine: VllmE
     done |= finish(engine)
     assert tokens_of(done) == undisturbed
     assert engine.load.preemptions == before.preemptions, "nobody lost a cache to made-up work"
-    assert (engine.held, engine.load.running) == (0, 0)
+    assert (engine.in_flight, engine.load.running) == (0, 0)
 
 
 def test_the_grid_covers_what_a_planner_asks_for(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:

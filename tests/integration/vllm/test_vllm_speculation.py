@@ -57,11 +57,11 @@ def same(got: dict[int, ResponsePart], wanted: dict[int, ResponsePart]) -> None:
 
 def until_decoded(policy: Policy, tokens: int) -> int:
     """Step until the one sample has at least this number of tokens; return the number."""
-    known = 0
-    while known < tokens:
+    decoded = 0
+    while decoded < tokens:
         assert not policy.engine.step().finished
-        known += sum(len(part.tokens) for part in policy.engine.progress())
-    return known
+        decoded += sum(len(part.tokens) for part in policy.engine.progress())
+    return decoded
 
 
 def test_weights_are_replaced_in_the_middle_of_a_drafted_response(policy: Policy) -> None:
@@ -106,7 +106,7 @@ def test_a_kept_prefix_holds_what_was_accepted_and_nothing_of_what_was_not(polic
 def decode(policy: Policy, sample: SampleRequest) -> tuple[int, dict[int, ResponsePart]]:
     policy.engine.submit([sample])
     reports: list[StepReport] = []
-    while policy.engine.held:
+    while policy.engine.in_flight:
         reports.append(policy.engine.step())
     done = {part.key.sample: part for report in reports for part in report.finished}
     return sum(report.prefilled for report in reports), done
@@ -120,7 +120,7 @@ def test_an_engine_that_slept_drafts_on_and_reports_what_it_did(policy: Policy) 
     policy.engine.wake()
     policy.engine.submit(samples)
     reports: list[StepReport] = []
-    while policy.engine.held:
+    while policy.engine.in_flight:
         reports.append(policy.engine.step())
     same({part.key.sample: part for report in reports for part in report.finished}, wanted)
     assert sum(report.decoded for report in reports) == sum(len(part.tokens) for part in wanted.values())

@@ -191,7 +191,10 @@ def test_drafts_change_no_token(name: str, trios: dict[str, EngineTrio], preempt
         speculators += drafting
     for engine in trio.cramped:
         engine.draft_by(None)
-    drafted, accepted = sum(one.drafted for one in speculators), sum(one.accepted for one in speculators)
+    drafted, accepted = (
+        sum(speculator.drafted for speculator in speculators),
+        sum(speculator.accepted for speculator in speculators),
+    )
     said = f"{happened}, {len(preempted)} pushed out, {accepted} of {drafted} drafted tokens accepted"
     print(said)
     assert accepted > 5 * SEEDS, said
@@ -225,7 +228,7 @@ def test_a_group_of_one_prompt_shares_its_prefill_and_draws_by_key(trios: dict[s
     engine.submit(group)
     together: dict[int, ResponsePart] = {}
     prefilled = 0
-    while engine.held:
+    while engine.in_flight:
         report = engine.step()
         prefilled += report.prefilled
         together |= {response.key.sample: response for response in report.finished}

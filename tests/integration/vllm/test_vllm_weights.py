@@ -73,7 +73,7 @@ def decode(policy: Policy, request: SampleRequest) -> tuple[ResponsePart, int]:
     """Return the response, and the number of its tokens that were computed before the first new one."""
     policy.engine.submit([request])
     prefilled = 0
-    while policy.engine.held:
+    while policy.engine.in_flight:
         report = policy.engine.step()
         prefilled += report.prefilled
         for response in report.finished:
@@ -158,10 +158,10 @@ def test_nor_those_of_a_sample_that_goes_on_through_an_update(policy: Policy) ->
     assert policy.is_right(response, sample(2))
     for _ in range(12):
         policy.engine.step()  # the old sample fills a block of the prefix with older keys and values
-    [given] = policy.engine.withdraw()
-    assert len(LONG_PROMPT) + len(given.tokens) > 64
-    _, prefilled = decode(policy, resumed(old, given))
-    assert prefilled == len(LONG_PROMPT) + len(given.tokens) - 32, "only the block that sample 2 computed is read"
+    [part] = policy.engine.withdraw()
+    assert len(LONG_PROMPT) + len(part.tokens) > 64
+    _, prefilled = decode(policy, resumed(old, part))
+    assert prefilled == len(LONG_PROMPT) + len(part.tokens) - 32, "only the block that sample 2 computed is read"
 
 
 def test_a_running_sample_keeps_its_cache_as_in_the_torch_engine(policy: Policy) -> None:
@@ -278,7 +278,7 @@ def test_a_rank_killed_in_the_middle_of_a_fetch_changes_no_token_and_the_update_
     role.handle(generate(3, identifier=4, iteration=1, response=RESPONSE), outbox)
     run(role, outbox)
     asked = {request.key.sample: request for request in requests(3)}
-    responses = [part_of(message) for message in outbox.of("finished")]
+    responses = [part_of(message) for message in outbox.reports("finished")]
     assert [len(response.versions) for response in responses if response.key.iteration == 0] == [2, 2, 2]
     new = [response for response in responses if response.key.iteration == 1]
     assert len(new) == 3
@@ -303,6 +303,6 @@ def test_a_rank_killed_while_its_memory_is_read_leaves_the_version_readable_to_i
     with ranks(tmp_path, policy.train(2), 2, 2) as lenders:
         with during_load(policy, 9, lambda: list(map(Lender.kill, lenders))):
             role.handle(load_from(lenders, 2, 2), outbox)
-        assert [what for what, _ in outbox.moves] == ["weights_host_memory"]
+        assert [kind for kind, _ in outbox.moves] == ["weights_host_memory"]
     assert role.versions() == {"actor": 2}
     assert policy.decodes_right()

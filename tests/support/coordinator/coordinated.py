@@ -120,7 +120,10 @@ def expected_weights(job: RLHFJob, prompts: PromptSet | None = None, failed: Con
         per_prompt = samples_per_prompt(spec)
         for index in range(samples_of_batch(spec)):
             greedy = has_greedy_baseline(spec) and index % per_prompt == per_prompt - 1
-            prompt, drawing = prompts.of(iteration, index).tokens, pb.DRAWING_GREEDY if greedy else pb.DRAWING_ROLLOUT
+            prompt, drawing = (
+                prompts.prompt(iteration, index).tokens,
+                pb.DRAWING_GREEDY if greedy else pb.DRAWING_ROLLOUT,
+            )
             key = simulated_results.seed_of(random_key(spec.seed, iteration, index), prompt, drawing)
             length = simulated_results.response_length(key, spec.rollout.max_response_tokens)
             tokens, log_probabilities = simulated_results.response(key, 0, length)

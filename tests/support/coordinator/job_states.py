@@ -31,8 +31,8 @@ def ready_state(
         if worker.name in absent:
             continue
         has = at if version is None else version
-        held = dict.fromkeys(KINDS[worker.group.value], has)
-        reported = pb.WorkerState(roles=[WIRE[worker.group]], versions=held, trained_version=has, group_epoch=1)
+        versions = dict.fromkeys(KINDS[worker.group.value], has)
+        reported = pb.WorkerState(roles=[WIRE[worker.group]], versions=versions, trained_version=has, group_epoch=1)
         register = pb.Register(
             worker=worker.name,
             group=worker.group.value,

@@ -60,12 +60,12 @@ class SimulatedSamples:
         for sample in order.samples:
             seed = seed_of(sample.random_key, sample.prompt.data, sample.drawing)
             length = response_length(seed, sample.max_response_tokens)
-            known = len(sample.tokens.data) // 4
-            self._take(_Decoding(sample, length, known, known))
+            tokens = len(sample.tokens.data) // 4
+            self._take(_Decoding(sample, length, tokens, tokens))
 
     def _on_withdraw(self, order: pb.Withdraw, done: pb.CommandDone) -> None:
         for key in order.keys:
-            item = self._held(key)
+            item = self._decoding_sample(key)
             if item is not None:
                 done.withdraw.samples.append(self._progress(item, 0))
                 del self._decoding[key.iteration, key.sample]
@@ -75,7 +75,7 @@ class SimulatedSamples:
         self._decoding[place] = item
         self.decoded.setdefault(place, []).append(item.position)
 
-    def _held(self, key: pb.SampleKey) -> _Decoding | None:
+    def _decoding_sample(self, key: pb.SampleKey) -> _Decoding | None:
         item = self._decoding.get((key.iteration, key.sample))
         return item if item is not None and item.message.key == key else None
 
@@ -130,7 +130,10 @@ class SimulatedSamples:
         done = pb.CommandDone(command_id=command_id)
         for sample in order.samples:
             reported = done.migrate.samples.add(key=sample.key, seconds=self.pace.transfer_seconds)
-            item, destination = self._held(sample.key), self._peers.get(f"{self.coordinator}/{order.destination}")
+            item, destination = (
+                self._decoding_sample(sample.key),
+                self._peers.get(f"{self.coordinator}/{order.destination}"),
+            )
             fault = self.pace.fail_migrate(self.name, sample) if self.pace.fail_migrate is not None else None
             if item is None or destination is None or "generation" not in destination.roles or fault == "refused":
                 reported.why = "finished" if item is None else "refused"
@@ -144,7 +147,7 @@ class SimulatedSamples:
                 item.paused = True
                 if self.pace.receipt_seconds:
                     await asyncio.sleep(self.pace.receipt_seconds)
-                if self._held(sample.key) is not item:
+                if self._decoding_sample(sample.key) is not item:
                     reported.why = "it was withdrawn"
                     continue
                 del self._decoding[sample.key.iteration, sample.key.sample]
@@ -161,9 +164,11 @@ class SimulatedSamples:
             place, tokens = (sample.key.iteration, sample.key.sample), sample.response.data
             assert set(sample.tasks) <= {"reference", "values"}
             assert tokens.startswith(self._begun.get(place, b"")), "a response went on with other tokens"
-            known = len(sample.prompt.data + tokens) // 4
+            positions = len(sample.prompt.data + tokens) // 4
             self._begun[place] = tokens
-            scored_prefix = pb.ScoredPrefix(key=sample.key, tokens=whole_blocks(known) * BLOCK, cache_bytes=100 * known)
+            scored_prefix = pb.ScoredPrefix(
+                key=sample.key, tokens=whole_blocks(positions) * BLOCK, cache_bytes=100 * positions
+            )
             if len(self._begun) > self.pace.most_prefixes:
                 other = next(iter(self._begun))
                 del self._begun[other]

@@ -187,7 +187,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
             last_train=self.last_train,
         )
         write_roles(state, self.roles)
-        held = [self._progress(item, 0) for item in self._decoding.values()]
+        progress = [self._progress(item, 0) for item in self._decoding.values()]
         return pb.Register(
             worker=self.name,
             group=self.group.value,
@@ -198,7 +198,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
             device=self.device,
             device_memory_bytes=self.device_memory,
             state=state,
-            held=held,
+            held=progress,
             protocol=self.protocol,
             draws_by_request=True,
         )

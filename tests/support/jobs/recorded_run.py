@@ -88,10 +88,15 @@ def _training(iteration: int, start: int, ranks: int) -> Iterable[pb.Span]:
             begun = start + 6 * second + step * second
             for place, name in enumerate(STEPS):
                 at = begun + (place + rank % 2) * 150_000_000
-                given = {"predicted_start_ms": f"{place * 140}", "predicted_ms": "130", "stage": "0", "microbatch": "1"}
-                yield _span(f"training-{rank}", name, at, at + 140_000_000, iteration, **given)
-            given = {"number": str(step), "schedule": "fused", "predicted_ms": "700.000"}
-            yield _span(f"training-{rank}", "train/step", begun, begun + 900_000_000, iteration, **given)
+                attributes = {
+                    "predicted_start_ms": f"{place * 140}",
+                    "predicted_ms": "130",
+                    "stage": "0",
+                    "microbatch": "1",
+                }
+                yield _span(f"training-{rank}", name, at, at + 140_000_000, iteration, **attributes)
+            attributes = {"number": str(step), "schedule": "fused", "predicted_ms": "700.000"}
+            yield _span(f"training-{rank}", "train/step", begun, begun + 900_000_000, iteration, **attributes)
 
 
 def _histories(iteration: int, start: int, samples: int, workers: int) -> SampleHistories:

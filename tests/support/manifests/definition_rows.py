@@ -225,7 +225,7 @@ def whole(path: str) -> Json:
     """Return a valid manifest with the parents of a field."""
     several = path.startswith(("spec.models.rewards", "spec.rewardShaping"))
     if path.startswith("spec.evaluation"):
-        return _of(SHOWN, MIXED_EVALUATION if ".sources" in path else EVALUATED)
+        return _example(SHOWN, MIXED_EVALUATION if ".sources" in path else EVALUATED)
     more = JUDGE if ".reward.judge" in path else SEVERAL if several else ENDPOINT if ".reward.endpoint" in path else {}
     if path.startswith("spec.prompts.sources"):
         more = MIXED
@@ -235,10 +235,10 @@ def whole(path: str) -> Json:
         of_reward = whole(path.replace(".cost.", ".reward."))["spec"]["models"]["reward"]
         more = {"spec.models.cost": of_reward}
     algorithm = next((name for name in ALGORITHMS if path.startswith(f"spec.algorithm.{name}.")), SHOWN)
-    return _of(algorithm, more)
+    return _example(algorithm, more)
 
 
-def _of(algorithm: str, more: Json) -> Json:
+def _example(algorithm: str, more: Json) -> Json:
     """Return an example with another algorithm, and with the values that the examples omit."""
     chosen: Json = {} if algorithm == SHOWN else {"spec.algorithm": algorithms.member(algorithm)}
     if len(algorithms.judges(algorithms.member(algorithm), {})) > 1:
@@ -247,10 +247,10 @@ def _of(algorithm: str, more: Json) -> Json:
     unset = ["spec.models.reward"] if absent or SEVERAL.keys() <= more.keys() else []
     if MIXED.keys() <= more.keys():
         unset.append("spec.prompts.path")
-    given = {field: value for field, value in {**ALL, **more}.items() if not field.startswith(absent or "-")}
+    values = {field: value for field, value in {**ALL, **more}.items() if not field.startswith(absent or "-")}
     if absent:
-        given.pop("spec.models.reward", None)
-    return changed_data(SHOWN, {**chosen, **given}, [*unset, *absent])
+        values.pop("spec.models.reward", None)
+    return changed_data(SHOWN, {**chosen, **values}, [*unset, *absent])
 
 
 def placed(data: Json, path: str, value: Any) -> str:
@@ -297,15 +297,15 @@ def with_value(field: Field, value: Any) -> tuple[Json, str]:
 def bare() -> list[Json]:
     """Return valid manifests without fields that have a default, and the same with the parents of such fields."""
     result = []
-    made = [_of(algorithm, {} if algorithm == SHOWN else ENDPOINT) for algorithm in ALGORITHMS]
+    examples = [_example(algorithm, {} if algorithm == SHOWN else ENDPOINT) for algorithm in ALGORITHMS]
     for data in (
-        *made,
-        _of(SHOWN, SEVERAL),
-        _of(SHOWN, MIXED),
-        _of(SHOWN, MIXED_EVALUATION),
-        _of(SHOWN, JUDGE),
-        _of(SHOWN, EVALUATED),
-        _of(SHOWN, TURNS),
+        *examples,
+        _example(SHOWN, SEVERAL),
+        _example(SHOWN, MIXED),
+        _example(SHOWN, MIXED_EVALUATION),
+        _example(SHOWN, JUDGE),
+        _example(SHOWN, EVALUATED),
+        _example(SHOWN, TURNS),
         whole("spec.models.cost.endpoint"),
         whole("spec.models.cost.judge"),
     ):
@@ -318,12 +318,12 @@ def _without(value: Any, schema: Json, *, keep: bool) -> Any:
         return [_without(item, schema["items"], keep=keep) for item in value]
     if not isinstance(value, dict):
         return value
-    known = schema.get("properties", {})
+    properties = schema.get("properties", {})
     around = {name for name, each in value.items() if keep and each and isinstance(each, dict | list)}
     return {
-        name: _without(each, known.get(name, {}), keep=keep)
+        name: _without(each, properties.get(name, {}), keep=keep)
         for name, each in value.items()
-        if "default" not in known.get(name, {}) or name in around
+        if "default" not in properties.get(name, {}) or name in around
     }
 
 

@@ -91,10 +91,10 @@ class FolderLayout:
                                                  range(1, self.files + 1)]  # fmt: skip
         places = {name: names[number % len(names)] for number, name in enumerate(sorted(tensors))}
         for file in names:
-            held = {name: value for name, value in tensors.items() if places[name] == file}
+            stored = {name: value for name, value in tensors.items() if places[name] == file}
             if self.damage == "twice":
-                held["model.norm.weight"] = tensors["model.norm.weight"] + names.index(file)
-            save_file(held, folder / file, metadata={"format": "pt"})
+                stored["model.norm.weight"] = tensors["model.norm.weight"] + names.index(file)
+            save_file(stored, folder / file, metadata={"format": "pt"})
         if self.damage == "missing tensor":
             places["model.layers.7.mlp.up_proj.weight"] = names[0]
         elif self.damage == "outside":
@@ -122,7 +122,7 @@ def layouts() -> st.SearchStrategy[FolderLayout]:
     odd: list[dict[str, tuple[str, ...]]] = [{}, {"stale": STALE}, {"damage": DAMAGE}, {"quantised": QUANTISED}]
     return st.one_of(
         [
-            st.builds(FolderLayout, **sound, **{key: st.sampled_from(given) for key, given in each.items()})
+            st.builds(FolderLayout, **sound, **{key: st.sampled_from(choices) for key, choices in each.items()})
             for each in odd
         ]
     )

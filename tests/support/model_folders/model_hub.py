@@ -103,8 +103,8 @@ class HubHandler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        known = self.headers.get("Authorization") == f"Bearer {TOKEN}"
-        self._send(200, self._hub.answer(self.path, body)) if known else self._send(401, {"error": "who are you?"})
+        authorized = self.headers.get("Authorization") == f"Bearer {TOKEN}"
+        self._send(200, self._hub.answer(self.path, body)) if authorized else self._send(401, {"error": "who are you?"})
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]

@@ -44,14 +44,14 @@ class Browser:
             self._process.wait()
         self._folder.cleanup()
 
-    def do(self, order: str, **given: Any) -> Any:
+    def do(self, order: str, **parameters: Any) -> Any:
         """Send a command to browser.mjs and return its answer; raise AssertionError with the browser's message."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"do": order, **given}) + "\n")
+        self._process.stdin.write(json.dumps({"do": order, **parameters}) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         assert line, f"the browser ended with {self._process.poll()} at {order}"
         answer = json.loads(line)
-        assert "error" not in answer, f"{order} {given}: {answer['error']}"
+        assert "error" not in answer, f"{order} {parameters}: {answer['error']}"
         return answer["value"]

@@ -59,10 +59,10 @@ class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
             self._came.notify_all()
         return trace_service_pb2.ExportTraceServiceResponse()
 
-    def until(self, condition: Callable[[list[CollectedSpan]], bool], what: str) -> list[CollectedSpan]:
+    def until(self, condition: Callable[[list[CollectedSpan]], bool], event: str) -> list[CollectedSpan]:
         """Return the spans once they satisfy a condition."""
         with self._came:
-            assert self._came.wait_for(lambda: condition(self.spans), WAIT_SECONDS), f"waited for {what}: {self.spans}"
+            assert self._came.wait_for(lambda: condition(self.spans), WAIT_SECONDS), f"waited for {event}: {self.spans}"
             return list(self.spans)
 
 

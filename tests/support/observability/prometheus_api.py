@@ -105,8 +105,8 @@ class PrometheusApi:
             time.sleep(EVERY)
         return found
 
-    def _get(self, path: str, **given: str) -> Any:
-        url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(given)}"
+    def _get(self, path: str, **parameters: str) -> Any:
+        url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         return _parsed(url)["data"]
 
 

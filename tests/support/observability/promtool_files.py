@@ -64,11 +64,11 @@ def phase(values: str, name: str = "Running") -> dict[str, str]:
 
 
 def fires(
-    alert: str, story: str, given: Mapping[str, str], moment: str, figure: str = "", before: str = "", **labels: str
+    alert: str, story: str, series: Mapping[str, str], moment: str, figure: str = "", before: str = "", **labels: str
 ) -> AlertScenario:
     """Return a scenario in which the job's alert fires at a moment, with further labels, and not yet `before`."""
     seen = {before: ()} if before else {}
-    return AlertScenario(alert, story, given, seen | {moment: (Firing(figure, JOB | labels),)})
+    return AlertScenario(alert, story, series, seen | {moment: (Firing(figure, JOB | labels),)})
 
 
 def silent(alert: str, story: str, series: Mapping[str, str], *moments: str) -> AlertScenario:

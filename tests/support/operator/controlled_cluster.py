@@ -70,7 +70,7 @@ class ControlledCluster:
             if kind in WATCHED and key is not None:
                 self.index.put(kind, key, body)
         for kind in WATCHED:
-            for uid, (key, name, _) in self.index.known(kind).items():
+            for uid, (key, name, _) in self.index.stored_versions(kind).items():
                 if uid not in uids:
                     self.index.drop(kind, key, name, uid)
 
@@ -106,7 +106,7 @@ class ControlledCluster:
         return next((condition for condition in listed if condition["type"] == kind), {})
 
 
-def made(server: FakeApiServer) -> dict[str, list[str]]:
+def object_names(server: FakeApiServer) -> dict[str, list[str]]:
     """Return the names of a job's objects by kind."""
     kinds = ("Pod", "Service", "ConfigMap", "Secret", "NetworkPolicy")
     return {kind: server.names(kind) for kind in kinds}

@@ -130,17 +130,17 @@ class FakeApiServer:
         """Store an object under the next resourceVersion; return the stored object."""
         resource, meta = RESOURCES[kind], body["metadata"]
         place = _place(resource, meta.get("namespace", ""), meta["name"])
-        known = self.objects.get(place)
+        previous = self.objects.get(place)
         self.version += 1
         stored = copy.deepcopy(body)
         stored["metadata"] |= {"resourceVersion": str(self.version)}
-        stored["metadata"].setdefault("uid", known["metadata"]["uid"] if known else f"uid-{self.version}")
+        stored["metadata"].setdefault("uid", previous["metadata"]["uid"] if previous else f"uid-{self.version}")
         stored["metadata"].setdefault("creationTimestamp", "2026-08-22T10:00:00Z")
         stored["metadata"].setdefault("generation", 1)
         if kind == "Pod":
             stored.setdefault("status", {"phase": "Pending"})
         self.objects[place] = stored
-        self._tell("MODIFIED" if known else "ADDED", resource, stored)
+        self._tell("MODIFIED" if previous else "ADDED", resource, stored)
         return stored
 
     def drop(self, kind: str, namespace: str, name: str) -> None:
@@ -218,35 +218,37 @@ class FakeApiServer:
         body = json.loads(await request.read() or b"null")
         if request.method == "POST":
             return self._create(resource, body, dry="dryRun" in request.query)
-        return self._one(request.method, resource, _place(resource, namespace, name), subresource, body)
+        return self._answer_object(request.method, resource, _place(resource, namespace, name), subresource, body)
 
-    def _one(self, method: str, resource: Resource, place: Place, subresource: str, body: Any) -> web.StreamResponse:
-        known = self.objects.get(place)
+    def _answer_object(
+        self, method: str, resource: Resource, place: Place, subresource: str, body: Any
+    ) -> web.StreamResponse:
+        stored = self.objects.get(place)
         if method == "GET":
-            return web.json_response(known) if known else _not_found(resource, place)
+            return web.json_response(stored) if stored else _not_found(resource, place)
         applies = method == "PATCH" and isinstance(body, dict)
-        if known is None and not (applies and "uid" not in body["metadata"] and not subresource):
+        if stored is None and not (applies and "uid" not in body["metadata"] and not subresource):
             conflict = applies and "uid" in body["metadata"]
             return _status(409, "Conflict", "it is gone") if conflict else _not_found(resource, place)
-        meta = known["metadata"] if known else {}
+        meta = stored["metadata"] if stored else {}
         sent = (body.get("preconditions") or body.get("metadata") or {}) if isinstance(body, dict) else {}
         for identity in ("uid", "resourceVersion"):
-            if known and sent.get(identity) not in (None, meta[identity]):
+            if stored and sent.get(identity) not in (None, meta[identity]):
                 return _status(409, "Conflict", f"the object has been modified: another {identity}")
         kind = next(kind for kind, found in RESOURCES.items() if found == resource)
         if method == "DELETE":
             if meta.get("finalizers"):
                 grace = body.get("gracePeriodSeconds", 30)
                 asked = {"deletionTimestamp": "2026-08-22T10:00:00Z", "deletionGracePeriodSeconds": grace}
-                self.put(kind, {**(known or {}), "metadata": meta | asked})
+                self.put(kind, {**(stored or {}), "metadata": meta | asked})
             else:
                 self._drop(resource, place)
             return web.json_response({"metadata": meta})
         if isinstance(body, list):
-            return web.json_response(self.put(kind, known or {}))
-        merged = copy.deepcopy(known or {}) | {key: body[key] for key in body if key != "metadata"}
+            return web.json_response(self.put(kind, stored or {}))
+        merged = copy.deepcopy(stored or {}) | {key: body[key] for key in body if key != "metadata"}
         if subresource == "status":
-            merged = copy.deepcopy(known or {}) | {"status": body["status"]}
+            merged = copy.deepcopy(stored or {}) | {"status": body["status"]}
         merged["metadata"] = meta | (body["metadata"] if not subresource else {})
         return web.json_response(self.put(kind, merged))
 

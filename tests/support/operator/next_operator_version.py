@@ -28,7 +28,7 @@ def forget() -> None:
     structural_schema.job_schema.cache_clear()
     parsed_job._parse.cache_clear()
     pinning._started.cache_clear()
-    pinning._held.cache_clear()
+    pinning._from_stored.cache_clear()
 
 
 def rebuild(*models: type[BaseModel]) -> None:
@@ -68,7 +68,7 @@ def next_version() -> Iterator[Images]:
 def _changed(make: Any) -> Any:
     """Return pods with larger requests, another command and one more variable."""
 
-    def made(*arguments: Any) -> dict[str, Any]:
+    def changed_pod(*arguments: Any) -> dict[str, Any]:
         pod: dict[str, Any] = make(*arguments)
         [container] = pod["spec"]["containers"]
         container["command"] = ["next"]
@@ -76,4 +76,4 @@ def _changed(make: Any) -> Any:
         container["resources"]["requests"]["memory"] = "2Gi"
         return pod
 
-    return made
+    return changed_pod

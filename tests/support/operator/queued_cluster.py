@@ -69,11 +69,11 @@ class QueuedCluster(SimulatedCluster):
     def condition_of_workload(
         self, kind: str, status: str, reason: str, message: str = "", name: str = WORKLOAD_KEY[1]
     ) -> None:
-        known = self.statuses.setdefault(name, {})
-        kept = [condition for condition in known.get("conditions", []) if condition["type"] != kind]
+        workload_status = self.statuses.setdefault(name, {})
+        others = [condition for condition in workload_status.get("conditions", []) if condition["type"] != kind]
         moment = {"lastTransitionTime": rfc3339(self.now)}
-        known["conditions"] = [
-            *kept,
+        workload_status["conditions"] = [
+            *others,
             {"type": kind, "status": status, "reason": reason, "message": message, **moment},
         ]
         self.see()

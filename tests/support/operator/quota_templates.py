@@ -34,10 +34,10 @@ def _resources(draw: st.DrawFn, names: tuple[str, ...]) -> Json:
     limits: dict[str, str] = {}
     for name in draw(st.lists(st.sampled_from(names), unique=True, max_size=4)):
         low, high = sorted((draw(st.sampled_from(AMOUNTS[name])), draw(st.sampled_from(AMOUNTS[name]))), key=amount)
-        given = draw(st.sampled_from(["both", "limits"] + (["requests"] if name in OVERCOMMITTED else [])))
-        if given in ("both", "limits"):
+        sides = draw(st.sampled_from(["both", "limits"] + (["requests"] if name in OVERCOMMITTED else [])))
+        if sides in ("both", "limits"):
             limits[name] = high
-        if given in ("both", "requests"):
+        if sides in ("both", "requests"):
             requests[name] = low if name in OVERCOMMITTED else high
     if "hugepages-2Mi" in limits and not {"cpu", "memory"} & (requests.keys() | limits.keys()):
         requests["memory"] = "1Gi"  # huge pages need cpu or memory

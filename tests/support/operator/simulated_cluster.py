@@ -131,7 +131,7 @@ class SimulatedCluster:
     def stored_revision(self) -> StoredRevision:
         """Return the stored revision in the ConfigMap."""
         body = self.bodies.get(("ConfigMap", "job-job"), {})
-        return StoredRevision.of(body.get("data", {}))
+        return StoredRevision.from_data(body.get("data", {}))
 
     def carry_out(self, plan: ReconcilePlan, *, only_status: bool = False) -> None:
         """Carry out a plan in the controller's order; `only_status`: the operator dies after the status."""
@@ -325,8 +325,8 @@ class SimulatedCluster:
         """Let the coordinator answer."""
         working = {"generation": 2, "inference": 1, "training": 2}
         replicas = self.reading.replicas if self.reading else {"generation": 2, "inference": 1, "training": 2}
-        given = {"working": working, "replicas": replicas} | more
-        self.reading = CoordinatorReading(self.now, phase, iteration, 100, **given)
+        fields = {"working": working, "replicas": replicas} | more
+        self.reading = CoordinatorReading(self.now, phase, iteration, 100, **fields)
 
     # -- the user's view
 

@@ -56,7 +56,7 @@ class Order:
     abstained: tuple[int, ...] = ()
     gradients: bool = False
     """Whether to take no step and report the gradients of the first mini-batch instead."""
-    held: bool = False
+    waits: bool = False
     """Whether to wait until the test calls `go_on`."""
     silence: float = WAIT
     """Seconds that a collective waits for a silent rank."""
@@ -65,9 +65,9 @@ class Order:
 def parallel(job: RLHFJob, shard: int) -> RLHFJob:
     """Return the same job with this number of sharded ranks; 1: with one rank."""
     body = job.model_dump(by_alias=True, exclude_unset=True)
-    given = body["spec"].setdefault("training", {}).get("parallelism", {})
-    body["spec"]["training"]["parallelism"] = {**given, "pipeline": 1, "shard": shard}
-    body["spec"]["training"]["parallelism"]["data"] = shard // given.get("context", 1)
+    sizes = body["spec"].setdefault("training", {}).get("parallelism", {})
+    body["spec"]["training"]["parallelism"] = {**sizes, "pipeline": 1, "shard": shard}
+    body["spec"]["training"]["parallelism"]["data"] = shard // sizes.get("context", 1)
     return RLHFJob.model_validate(body)
 
 
@@ -121,17 +121,17 @@ def launched(folder: Path, world: int, orders: Sequence[Order]) -> Iterator[Shar
         launcher.wait(WAIT)
 
 
-def whole(reports: Sequence[Mapping[str, Any]], what: str) -> dict[str, torch.Tensor]:
+def whole(reports: Sequence[Mapping[str, Any]], kind: str) -> dict[str, torch.Tensor]:
     """Return tensors of which every rank reports some rows, concatenated in the order of ranks."""
-    return {name: torch.cat([report[what][name] for report in reports]) for name in reports[0][what]}
+    return {name: torch.cat([report[kind][name] for report in reports]) for name in reports[0][kind]}
 
 
-def united(reports: Sequence[Mapping[str, Any]], what: str) -> dict[str, torch.Tensor]:
+def united(reports: Sequence[Mapping[str, Any]], kind: str) -> dict[str, torch.Tensor]:
     """Return tensors that are reported by one rank each."""
     result: dict[str, torch.Tensor] = {}
     for report in reports:
-        assert not result.keys() & report[what].keys()
-        result |= report[what]
+        assert not result.keys() & report[kind].keys()
+        result |= report[kind]
     return result
 
 
@@ -193,7 +193,7 @@ def _rank_main(folder: Path, rank: int, world: int, address: str) -> None:
     communicator = join(become, CPU, WAIT, layout)
     for order in orders:
         deadline = time.monotonic() + 3 * WAIT
-        while order.held and not (folder / GO_ON).exists():
+        while order.waits and not (folder / GO_ON).exists():
             assert time.monotonic() < deadline, f"waited {3 * WAIT} s to go on with {order.name}"
             time.sleep(0.05)
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=order.silence))

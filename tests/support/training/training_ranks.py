@@ -103,9 +103,9 @@ class ThreadCommunicator:
 
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, rows: RowCounts, ranks: tuple[int, ...]) -> None:
         assert len(received) == sum(rows.received)
-        given = zip(self._meet(sent, ranks), self._meet(torch.tensor(rows.sent), ranks), strict=True)
+        exchanged = zip(self._meet(sent, ranks), self._meet(torch.tensor(rows.sent), ranks), strict=True)
         own = ranks.index(self.rank)
-        parts = [theirs.split(counts.tolist())[own] for theirs, counts in given]
+        parts = [theirs.split(counts.tolist())[own] for theirs, counts in exchanged]
         assert [len(part) for part in parts] == list(rows.received)
         received.copy_(torch.cat(parts))
 
@@ -304,8 +304,8 @@ def parts_of(trainer: Trainer, gradients: bool = False) -> Parts:
     result: Parts = {}
     for (model, stage), optimizer in trainer.optimizers.items():
         for own, parameter in optimizer.parameters.items():
-            held = optimizer.gradient(own) if gradients else parameter.detach()
-            for name, value in trainer.stages[model, stage].in_folder(own, held):
+            tensor = optimizer.gradient(own) if gradients else parameter.detach()
+            for name, value in trainer.stages[model, stage].in_folder(own, tensor):
                 part = trainer.stages[model, stage].part_of(name)
                 place = (0, value) if part is None else (part.dimension, value)
                 result.setdefault(f"{model}:{name}", {})[0 if part is None else part.first] = place
@@ -318,11 +318,11 @@ def united(ranks: Sequence[Parts]) -> dict[str, torch.Tensor]:
     for on_rank in ranks:
         for name, parts in on_rank.items():
             for first, (dimension, value) in parts.items():
-                known = merged.setdefault(name, {}).setdefault(first, (dimension, value))[1]
-                if len(known) != len(value):  # a part without rows may follow the last row
-                    merged[name][first] = (dimension, max(known, value, key=len))
+                copy = merged.setdefault(name, {}).setdefault(first, (dimension, value))[1]
+                if len(copy) != len(value):  # a part without rows may follow the last row
+                    merged[name][first] = (dimension, max(copy, value, key=len))
                     continue
-                assert torch.equal(known, value), f"copies of {name} differ"
+                assert torch.equal(copy, value), f"copies of {name} differ"
     return {
         name: next(iter(parts.values()))[1]
         if len(parts) == 1

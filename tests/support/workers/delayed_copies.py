@@ -68,8 +68,8 @@ class DelayedMark:
 
     def _run(self) -> None:
         while self.copies.copied < self.until:
-            one = self.copies.queued.pop(0)
-            assert torch.equal(raw(one.source), raw(one.expected)), "a source changed before it was copied"
+            queued = self.copies.queued.pop(0)
+            assert torch.equal(raw(queued.source), raw(queued.expected)), "a source changed before it was copied"
             with torch.no_grad():
-                one.target.copy_(one.source)
+                queued.target.copy_(queued.source)
             self.copies.copied += 1

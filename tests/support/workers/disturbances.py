@@ -38,7 +38,7 @@ class Happened:
 
     def __add__(self, other: "Happened") -> "Happened":
         """Return the counts of both runs."""
-        return Happened(*(one + more for one, more in zip(astuple(self), astuple(other), strict=True)))
+        return Happened(*(count + more for count, more in zip(astuple(self), astuple(other), strict=True)))
 
 
 def sharing_prompts(count: int, *, seed: int, longest: int, response: int) -> list[SampleRequest]:
@@ -71,7 +71,7 @@ class _Held:
     """A sample in an engine."""
 
     engine: int
-    known: list[int]
+    tokens: list[int]
     """Tokens with which it was submitted, and those that `progress` has reported since."""
     moving_to: int = -1
     copied: KvSlice | None = None
@@ -105,7 +105,7 @@ class Disturbed:
                 if self.random.random() < share:
                     act()
         assert sorted(self._done) == sorted(self._requests), "a sample was lost"
-        assert not any(engine.held for engine in self.engines)
+        assert not any(engine.in_flight for engine in self.engines)
         return self._done
 
     def _hand_out(self) -> None:
@@ -125,29 +125,29 @@ class Disturbed:
 
     def _step(self) -> None:
         for engine in self.engines:
-            if not engine.held or self.random.random() < 0.2:
+            if not engine.in_flight or self.random.random() < 0.2:
                 continue
             report = engine.step()
             self.happened.steps += 1
             for response in report.finished:
-                held = self._held.pop(response.key)  # a KeyError: finished twice, or withdrawn before
-                self._check_known(held, response)
-                self._give_up_move(held)
+                sample = self._held.pop(response.key)  # a KeyError: finished twice, or withdrawn before
+                self._check_known(sample, response)
+                self._give_up_move(sample)
                 self._done[response.key.sample] = response
 
     def _report(self) -> None:
         for engine in self.engines:
             for part in engine.progress():
-                held, tokens = self._held[part.key], part.tokens.tolist()
-                again = len(held.known) - part.offset
+                sample, tokens = self._held[part.key], part.tokens.tolist()
+                again = len(sample.tokens) - part.offset
                 assert 0 <= again <= len(tokens), f"{part.key}: a gap, or tokens that were taken back"
-                assert held.known[part.offset :] == tokens[:again]
-                held.known += tokens[again:]
+                assert sample.tokens[part.offset :] == tokens[:again]
+                sample.tokens += tokens[again:]
 
     def _withdraw(self) -> None:
         """Withdraw some samples, or all, from an engine, including moving ones."""
         source = int(self.random.integers(len(self.engines)))
-        keys = [key for key, held in self._held.items() if held.engine == source]
+        keys = [key for key, sample in self._held.items() if sample.engine == source]
         if not keys:
             return
         count = int(self.random.integers(1, len(keys) + 1))
@@ -156,58 +156,58 @@ class Disturbed:
         assert {part.key for part in parts} == set(chosen), "what an engine holds can be withdrawn"
         self.happened.withdrawn += len(parts)
         for part in parts:
-            held = self._held.pop(part.key)
-            self._check_known(held, part)
-            self._give_up_move(held)
+            sample = self._held.pop(part.key)
+            self._check_known(sample, part)
+            self._give_up_move(sample)
             self._waiting.append((resumed(self._requests[part.key.sample], part), source))
 
     def _begin_move(self) -> None:
         """Copy the present cache of a sample to another engine that accepts it and has room; decoding continues."""
-        keys = [key for key, held in self._held.items() if held.moving_to < 0]
+        keys = [key for key, sample in self._held.items() if sample.moving_to < 0]
         if len(self.engines) < 2 or not keys:
             return
         key = keys[self.random.integers(len(keys))]
-        held = self._held[key]
-        others = [number for number in range(len(self.engines)) if number != held.engine]
+        sample = self._held[key]
+        others = [number for number in range(len(self.engines)) if number != sample.engine]
         destination = others[self.random.integers(len(others))]
-        source, other = (kv_moves_of(self.engines[number]) for number in (held.engine, destination))
+        source, other = (kv_moves_of(self.engines[number]) for number in (sample.engine, destination))
         if source is None or other is None or source.layout != other.layout or not other.reserve():
             return
         cached = source.cached(key)
         assert cached is not None
-        held.moving_to = destination
-        held.copied = source.export(key, 0, cached) if cached else None
+        sample.moving_to = destination
+        sample.copied = source.export(key, 0, cached) if cached else None
 
     def _finish_moves(self) -> None:
         """Pause samples whose prefix was copied, send the additions to their caches, and resume them elsewhere."""
-        for key, held in list(self._held.items()):
-            if held.moving_to < 0 or self.random.random() < 0.6:
+        for key, sample in list(self._held.items()):
+            if sample.moving_to < 0 or self.random.random() < 0.6:
                 continue
-            source, other = (kv_moves_of(self.engines[number]) for number in (held.engine, held.moving_to))
+            source, other = (kv_moves_of(self.engines[number]) for number in (sample.engine, sample.moving_to))
             assert source is not None
             assert other is not None
             source.pause(key, True)
             cached = source.cached(key)
             assert cached is not None
-            copied = held.copied.stop if held.copied else 0
-            parts = [held.copied] if held.copied else []
+            copied = sample.copied.stop if sample.copied else 0
+            parts = [sample.copied] if sample.copied else []
             parts += [source.export(key, copied, cached)] if cached > copied else []
             moved = replace(source.carried(key), key=key._replace(attempt=key.attempt + 1))
             other.admit(moved, joined(parts) if parts else None)
-            (left,) = self.engines[held.engine].withdraw([key])
+            (left,) = self.engines[sample.engine].withdraw([key])
             assert left.tokens.tolist() == moved.tokens.tolist()
-            self._held[moved.key] = _Held(held.moving_to, moved.tokens.tolist())
+            self._held[moved.key] = _Held(sample.moving_to, moved.tokens.tolist())
             del self._held[key]
             self.happened.moved += 1
 
-    def _give_up_move(self, held: _Held) -> None:
-        if held.moving_to >= 0:
-            moves = kv_moves_of(self.engines[held.moving_to])
+    def _give_up_move(self, sample: _Held) -> None:
+        if sample.moving_to >= 0:
+            moves = kv_moves_of(self.engines[sample.moving_to])
             assert moves is not None
             moves.release()
 
-    def _check_known(self, held: _Held, part: ResponsePart) -> None:
-        assert part.tokens.tolist()[: len(held.known)] == held.known, f"{part.key}: reported tokens were changed"
+    def _check_known(self, sample: _Held, part: ResponsePart) -> None:
+        assert part.tokens.tolist()[: len(sample.tokens)] == sample.tokens, f"{part.key}: reported tokens were changed"
         assert sum(span.tokens for span in part.versions) == len(part.tokens) == len(part.log_probabilities)
 
 

@@ -35,30 +35,30 @@ def finish(engine: Engine, samples: Sequence[SampleRequest] = ()) -> dict[int, R
     """Submit `samples` and step until the engine is empty; return responses by sample number, each exactly once."""
     engine.submit(samples)
     done: dict[int, ResponsePart] = {}
-    while engine.held:
+    while engine.in_flight:
         for response in engine.step().finished:
             assert response.key.sample not in done
             done[response.key.sample] = response
     return done
 
 
-def resumed(request: SampleRequest, given: ResponsePart) -> SampleRequest:
+def resumed(request: SampleRequest, part: ResponsePart) -> SampleRequest:
     """Return the request that continues from withdrawn tokens, with the next attempt."""
     return replace(
         request,
-        key=request.key._replace(attempt=given.key.attempt + 1),
-        tokens=given.tokens,
-        log_probabilities=given.log_probabilities,
-        versions=given.versions,
+        key=request.key._replace(attempt=part.key.attempt + 1),
+        tokens=part.tokens,
+        log_probabilities=part.log_probabilities,
+        versions=part.versions,
     )
 
 
-def same_bits(one: ResponsePart, other: ResponsePart) -> bool:
+def same_bits(part: ResponsePart, other: ResponsePart) -> bool:
     """Return whether tokens, log-probabilities to the last bit, and reason are equal."""
     return (
-        one.tokens.tobytes() == other.tokens.tobytes()
-        and one.log_probabilities.tobytes() == other.log_probabilities.tobytes()
-        and one.finish_reason == other.finish_reason
+        part.tokens.tobytes() == other.tokens.tobytes()
+        and part.log_probabilities.tobytes() == other.log_probabilities.tobytes()
+        and part.finish_reason == other.finish_reason
     )
 
 
@@ -81,7 +81,7 @@ def disturb(
     done: dict[int, ResponsePart],
 ) -> None:
     """Pause one sample of an engine for a step, or move it to the other engine, by its tokens or with its cache."""
-    key = moves.choice(sorted(engine._state.held))
+    key = moves.choice(sorted(engine._state.in_flight))
     match moves.randrange(3):
         case 0:
             engine.moves.pause(key, True)
@@ -89,7 +89,7 @@ def disturb(
                 done[response.key.sample] = response
             engine.moves.pause(key, False)
         case 1:
-            other.submit([resumed(by_number[given.key.sample], given) for given in engine.withdraw([key])])
+            other.submit([resumed(by_number[part.key.sample], part) for part in engine.withdraw([key])])
         case 2 if (stop := engine.moves.cached(key)) and other.moves.reserve():
             request = engine.moves.carried(key)
             moved = replace(request, key=key._replace(attempt=key.attempt + 1))

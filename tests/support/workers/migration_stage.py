@@ -88,14 +88,14 @@ def rounding_decides(policy: Path, asked: pb.GenerateSample, drawn: np.ndarray[A
     Kernels of some processors sum differently in a batch than alone, which vLLM does not prevent (docs/determinism.md).
     """
     model = transformers.AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float64)
-    known = torch.from_numpy(np.concatenate([unpack(asked.prompt), drawn]).astype(np.int64))[None]
+    sequence = torch.from_numpy(np.concatenate([unpack(asked.prompt), drawn]).astype(np.int64))[None]
     with torch.no_grad():
-        scores = model(known).logits[0, -1].log_softmax(dim=-1)
+        scores = model(sequence).logits[0, -1].log_softmax(dim=-1)
     ordered, tokens = scores.sort(descending=True, stable=True)
-    kept = torch.zeros_like(scores).index_copy(0, tokens[:TOP_K], ordered[:TOP_K].exp())
+    weights = torch.zeros_like(scores).index_copy(0, tokens[:TOP_K], ordered[:TOP_K].exp())
     place = len(drawn)
     uniform = uniforms(asked.random_key, place - place % WORDS_PER_BLOCK, WORDS_PER_BLOCK)[place % WORDS_PER_BLOCK]
-    to_boundary = float((kept.cumsum(dim=0) / kept.sum() - float(uniform)).abs().min())
+    to_boundary = float((weights.cumsum(dim=0) / weights.sum() - float(uniform)).abs().min())
     return min(to_boundary, float(ordered[TOP_K - 1] - ordered[TOP_K])) < NOISE
 
 
@@ -160,7 +160,7 @@ class MigrationStage:
 
     folder: Path
     certificates: Path
-    one: StageWorker
+    first: StageWorker
     other: StageWorker
     undisturbed: Callable[[pb.GenerateSample], ResponsePart]
     start: Callable[[int], Any]
@@ -205,8 +205,10 @@ async def set_up(folder: Path, engine: str = "torch") -> AsyncIterator[Migration
             assert not done.HasField("failure"), done
             return worker
 
-        one, other = await asyncio.gather(start(0), start(1))
-        yield MigrationStage(folder, certificates, one, other, oracle(folder / "policy"), start, engine == "torch")
+        first_worker, other = await asyncio.gather(start(0), start(1))
+        yield MigrationStage(
+            folder, certificates, first_worker, other, oracle(folder / "policy"), start, engine == "torch"
+        )
 
 
 def oracle(policy: Path) -> Callable[[pb.GenerateSample], ResponsePart]:
@@ -220,15 +222,15 @@ def oracle(policy: Path) -> Callable[[pb.GenerateSample], ResponsePart]:
         EngineLimits(TILE, 32, RESPONSE),
         deterministic=True,
     )
-    known: dict[tuple[int, int], ResponsePart] = {}
+    cached: dict[tuple[int, int], ResponsePart] = {}
 
-    def undisturbed(one: pb.GenerateSample) -> ResponsePart:
-        first, tokens = one.key.sample, one.max_response_tokens
-        if (first, tokens) not in known:  # the later ones cost nothing, because a pass has that many rows
+    def undisturbed(request: pb.GenerateSample) -> ResponsePart:
+        first, tokens = request.key.sample, request.max_response_tokens
+        if (first, tokens) not in cached:  # the later ones cost nothing, because a pass has that many rows
             engine.submit([request_of(sample(first + more, tokens=tokens)) for more in range(TILE)])
-            while engine.held:
-                known.update({(message.key.sample, tokens): message for message in engine.step().finished})
-        return known[first, tokens]
+            while engine.in_flight:
+                cached.update({(message.key.sample, tokens): message for message in engine.step().finished})
+        return cached[first, tokens]
 
     return undisturbed
 
@@ -236,9 +238,9 @@ def oracle(policy: Path) -> Callable[[pb.GenerateSample], ResponsePart]:
 async def caught(stage: MigrationStage, first: int, reached: asyncio.Event, address: str) -> tuple[int, int]:
     """Move samples one after the other until one reaches `reached` before its end; return (sample, command)."""
     for number in range(first, first + 5):
-        await stage.one.generate(sample(number))
-        identifier = stage.one.migrate(address, (number, 1, 2))
-        ends = [asyncio.ensure_future(reached.wait()), asyncio.ensure_future(stage.one.session.done(identifier))]
+        await stage.first.generate(sample(number))
+        identifier = stage.first.migrate(address, (number, 1, 2))
+        ends = [asyncio.ensure_future(reached.wait()), asyncio.ensure_future(stage.first.session.done(identifier))]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for end in ends:
             end.cancel()

@@ -46,16 +46,16 @@ class RecordedOutbox:
     def count(self, tokens: int) -> None:
         self.tokens += tokens
 
-    def moved(self, what: str, size: int, seconds: float) -> None:
+    def moved(self, kind: str, size: int, seconds: float) -> None:
         assert size >= 0
         assert seconds >= 0
-        self.moves.append((what, size))
+        self.moves.append((kind, size))
 
-    def of(self, kind: str) -> list[Any]:
+    def reports(self, kind: str) -> list[Any]:
         """Return the reports of a kind, in order."""
         return [report for said, report in self.said if said == kind]
 
     @property
     def spans(self) -> list[str]:
         """Return the names of the spans, in order."""
-        return [span[0] for span in self.of("span")]
+        return [span[0] for span in self.reports("span")]

@@ -29,15 +29,15 @@ class CudaRules(TorchDispatchMode):
         """Operation -> number of times the host read from the device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = list(_tensors((args, kwargs or {})))
-        on_device = [tensor for tensor in given if tensor.device == PRETENDED]
-        on_host = [tensor for tensor in given if tensor.device != PRETENDED]
+        tensors = list(_tensors((args, kwargs or {})))
+        on_device = [tensor for tensor in tensors if tensor.device == PRETENDED]
+        on_host = [tensor for tensor in tensors if tensor.device != PRETENDED]
         name = func._schema.name
         if on_device and (name == "aten::_local_scalar_dense" or _reads(name, args, kwargs or {})):
             self.read_back[name] += 1
             return 1.0 if name == "aten::_local_scalar_dense" else _ones(args, kwargs or {})
         if on_device and any(tensor.dim() for tensor in on_host) and name not in COPIES:
-            shapes = [f"{tensor.device.type} {list(tensor.shape)}" for tensor in given]
+            shapes = [f"{tensor.device.type} {list(tensor.shape)}" for tensor in tensors]
             raise WrongDeviceError(f"{name} of tensors on two devices: {', '.join(shapes)}")
         return func(*args, **(kwargs or {}))
 
@@ -61,5 +61,5 @@ def _tensors(item: Any) -> Iterator[torch.Tensor]:
     elif isinstance(item, Mapping):
         yield from _tensors(list(item.values()))
     elif isinstance(item, list | tuple):
-        for one in item:
-            yield from _tensors(one)
+        for member in item:
+            yield from _tensors(member)

@@ -69,9 +69,9 @@ class RandomDrafts:
         assert request.longest >= 1
         if not self._longest or self._random.random() < 0.2:
             return np.empty(0, np.int32)
-        known = len(request.tokens) - request.prompt_length
+        position = len(request.tokens) - request.prompt_length
         most = self._random.integers(1, self._longest + 1)
-        draft = self.responses[request.key.sample].tokens[known : known + most].copy()
+        draft = self.responses[request.key.sample].tokens[position : position + most].copy()
         if self._random.random() < 0.2:  # longer than requested, and outside the vocabulary
             draft = np.concatenate([draft, self._random.integers(-2, self._vocabulary + 2, 20).astype(np.int32)])
         wrong = self._random.random(len(draft)) > self._right

@@ -97,9 +97,9 @@ class StandInDriver:
     def _cuIpcGetMemHandle(self, handle: Any, pointer: Any) -> int:  # noqa: N802
         if pointer.value not in self.gpu.blocks:
             return 1
-        made = secrets.token_bytes(HANDLE_BYTES)
-        self.gpu.handles[made] = pointer.value
-        ctypes.memmove(ctypes.addressof(handle._obj), made, HANDLE_BYTES)
+        handle_bytes = secrets.token_bytes(HANDLE_BYTES)
+        self.gpu.handles[handle_bytes] = pointer.value
+        ctypes.memmove(ctypes.addressof(handle._obj), handle_bytes, HANDLE_BYTES)
         return 0
 
     def _cuIpcOpenMemHandle_v2(self, pointer: Any, handle: Any, flags: Any) -> int:  # noqa: N802

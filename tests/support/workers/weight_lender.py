@@ -167,8 +167,8 @@ async def serve(weights: VersionedProvider, device: torch.device) -> None:
     server = await start_server("127.0.0.1:0", None, service)
     print(server.port, flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
-        what, number = line.split()
-        if what == "version":
+        order, number = line.split()
+        if order == "version":
             weights.version = int(number)
             print("held", flush=True)
         else:

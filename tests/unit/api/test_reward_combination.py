@@ -13,7 +13,7 @@ WEIGHTS = st.tuples(*[st.floats(0.1, 10)] * len(NAMES))
 
 
 def of(method: Combine, weights: tuple[float, ...], rewards: dict[str, float], factor: float = 1.0) -> float | None:
-    return Combination(tuple(zip(NAMES, weights, strict=True)), method, factor).of(rewards)
+    return Combination(tuple(zip(NAMES, weights, strict=True)), method, factor).combine(rewards)
 
 
 @given(REWARDS, WEIGHTS, st.floats(0, 4))

@@ -54,7 +54,7 @@ def test_a_size_against_the_rules_is_refused_in_their_words_and_old_problems_are
         (["generation=-1"], "such as generation=4"),
         (["training=2"], "spec.training.parallelism"),
         (["coordinator=2"], "generation and inference can be scaled"),
-        (["generation=1", "generation=2"], "given twice"),
+        (["generation=1", "generation=2"], "occurs twice"),
     ],
 )
 def test_what_is_no_size_is_refused_by_name(texts: list[str], message: str) -> None:
@@ -78,9 +78,13 @@ def test_a_job_without_checkpoints_is_told_to_begin_anew_before_and_after() -> N
     for each in (running, suspended):
         each.body["spec"].pop("checkpoints")
     assert (
-        "checkpoints is not set, so it will begin anew when it is resumed" in spec_change.suspend(running).announcement
+        "checkpoints is not set, so it will start from the beginning when it is resumed"
+        in spec_change.suspend(running).announcement
     )
-    assert spec_change.resume(suspended).announcement == "will begin anew, because spec.checkpoints is not set"
+    assert (
+        spec_change.resume(suspended).announcement
+        == "will start from the beginning, because spec.checkpoints is not set"
+    )
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,10 @@ def first_summarize(seen: dict[str, Any]) -> str:
     [
         ("running", ["Running iteration 157 of 100000: generating", "left"]),
         ("stopping", ["Stopping, because spec.suspend is true", "saves a checkpoint"]),
-        ("suspended", ["Suspended at 167/100000 iterations", "goes on from its last checkpoint", "`rlhf resume tiny`"]),
+        (
+            "suspended",
+            ["Suspended at 167/100000 iterations", "continues from its last checkpoint", "`rlhf resume tiny`"],
+        ),
         ("image", ["cannot get the image", "correct the image, or give imagePullSecrets"]),
         ("unschedulable", ["no node can take stuck-generation-0", "didn't match", "lower spec.generation.replicas"]),
         ("mount", ["FailedMount", 'configmap "tokens" not found', "create the volume, Secret or ConfigMap"]),
@@ -58,7 +61,7 @@ def test_what_the_coordinator_said_last_of_losses_is_described_and_explained() -
     seen = load("running")
     assert "Largest losses" not in text_of(seen)
     details, _ = details_of(seen)
-    assert "has said nothing of losses" in explanation(details, None)[0].plain
+    assert "has logged no losses" in explanation(details, None)[0].plain
     seen["log"] += [loss_line(1, 7, "old: gone"), loss_line(2, 7, "older: gone")]
     seen["log"] += [loss_line(1, 9, "long tail: 38% waits"), loss_line(2, 9, "checkpoints: 5%")]
     text = text_of(seen)
@@ -120,7 +123,7 @@ def test_a_manifest_that_cannot_be_run_says_why() -> None:
     planned = seen["job"]["status"]["conditions"][0]
     planned |= {"status": "False", "reason": "InvalidManifest", "message": "spec.x = 1: must be 2"}
     assert first_summarize(seen).startswith(
-        "The manifest cannot be run: spec.x = 1: must be 2. What runs goes on. Correct it"
+        "The manifest cannot be run: spec.x = 1: must be 2. Running pods continue. Correct it"
     )
 
 

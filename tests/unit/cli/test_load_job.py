@@ -98,7 +98,7 @@ def test_a_broken_file_is_reported_as_itself(manifest: Path) -> None:
     with pytest.raises(ManifestError, match="not valid YAML"):
         load(manifest, ["spec.iterations=3"])
     manifest.write_text(MANIFEST + "kind: RLHFJob\n")
-    with pytest.raises(ManifestError, match="is given twice") as refused:
+    with pytest.raises(ManifestError, match="occurs twice") as refused:
         load(manifest, ["spec.iterations=3"])
     assert refused.value.source == str(manifest)
 
@@ -169,7 +169,7 @@ def test_a_character_beyond_the_first_plane_survives_an_override(tmp_path: Path)
 def test_half_a_surrogate_pair_in_a_manifest_is_refused_by_field_and_line(written: str) -> None:
     [loaded] = load_documents(MANIFEST + f"  tags: [a, {written}]\n", Target.LOCAL)
     assert [(problem.field, problem.line) for problem in loaded.errors] == [("spec.tags[1]", 9)]
-    assert "has half a surrogate pair, which is no text" in loaded.errors[0].message
+    assert "has half a surrogate pair, which is not text" in loaded.errors[0].message
 
 
 def test_half_a_surrogate_pair_of_the_command_line_is_refused() -> None:

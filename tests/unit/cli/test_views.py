@@ -84,11 +84,11 @@ def test_the_live_view_says_what_drafts_do() -> None:
     assert "drafts" not in shown(status, [])
     status.speculation.CopyFrom(
         pb.SpeculationStatus(
-            summary="Auto: 2.10 tokens a step", tokens_per_step=2.1, switches=["it is on", "it is off"]
+            summary="Auto: 2.10 tokens per step", tokens_per_step=2.1, switches=["it is on", "it is off"]
         )
     )
     text = shown(status, [])
-    assert "drafts Auto: 2.10 tokens a step" in text
+    assert "drafts Auto: 2.10 tokens per step" in text
     assert "it is on" in text
     assert "it is off" not in text, "the newest says how it is"
 

@@ -11,8 +11,11 @@ from rlhf_coordinator.__main__ import failed
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        ("spec.deterministic: true cannot be kept", "NotReproducible: spec.deterministic: true cannot be kept"),
-        ("true cannot be kept", "NotReproducible: spec.deterministic: true cannot be kept"),
+        (
+            "spec.deterministic: true cannot be guaranteed",
+            "NotReproducible: spec.deterministic: true cannot be guaranteed",
+        ),
+        ("true cannot be guaranteed", "NotReproducible: spec.deterministic: true cannot be guaranteed"),
     ],
 )
 def test_a_field_is_named_once(message: str, says: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -58,7 +58,7 @@ def test_the_coordinator_mounts_what_ranks_mount_and_a_template_of_no_pod_is_ref
     result = parse_job(colocated(training=training))
     assert not result.planned
     assert result.problem.startswith("spec.training.template = ")
-    assert result.problem.endswith("spec.placement Colocated: put it into spec.generation.template")
+    assert result.problem.endswith("spec.placement Colocated: move it to spec.generation.template")
 
 
 def test_generation_cannot_be_scaled_below_its_ranks_nor_placement_changed() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.support.operator.controlled_cluster import KEY, ControlledCluster, made
+from tests.support.operator.controlled_cluster import KEY, ControlledCluster, object_names
 from tests.support.operator.fake_api_server import FakeApiServer
 from tests.support.operator.simulated_cluster import stored_job
 
@@ -55,20 +55,20 @@ async def undisturbed() -> tuple[dict[str, list[str]], list[tuple[str, str]]]:
         server.put(names.KIND, small_job())
         async with ControlledCluster(server) as operator:
             await operator.settle()
-        return made(server), writes(server)
+        return object_names(server), writes(server)
 
 
 async def test_a_job_gets_its_objects_and_a_settled_one_costs_no_write(server: FakeApiServer) -> None:
     async with ControlledCluster(server) as operator:
         await operator.settle()
-        assert made(server)["Pod"] == PODS
+        assert object_names(server)["Pod"] == PODS
         assert operator.errors == []
         before = len(server.writes())
         await operator.reconcile()
         assert len(server.writes()) == before
     async with ControlledCluster(server) as successor:
         await successor.settle()
-        assert made(server)["Pod"] == PODS
+        assert object_names(server)["Pod"] == PODS
         assert writes(server)[-1][1].endswith("/status") or len(server.writes()) == before
 
 
@@ -97,12 +97,12 @@ async def test_whichever_write_fails_once_the_job_gets_the_same_objects_once(
             server.before_answer = fail_one
             async with ControlledCluster(server) as operator:
                 await operator.settle()
-                if code == 403 and made(server) != expected:
+                if code == 403 and object_names(server) != expected:
                     # What was refused is told first, and tried again when its time has come.
                     monkeypatch.setattr(job_objects, "clock", lambda: time.monotonic() + REFUSED_RETRY_SECONDS)
                     await operator.settle()
                     monkeypatch.setattr(job_objects, "clock", time.monotonic)
-            assert made(server) == expected, f"write {failing}: {undisturbed_writes[failing]}"
+            assert object_names(server) == expected, f"write {failing}: {undisturbed_writes[failing]}"
 
 
 async def test_an_operator_that_is_killed_between_any_two_writes_is_gone_on_for_by_the_next() -> None:
@@ -127,7 +127,7 @@ async def test_an_operator_that_is_killed_between_any_two_writes_is_gone_on_for_
             uids = {place: body["metadata"]["uid"] for place, body in server.objects.items()}
             async with ControlledCluster(server) as successor:
                 await successor.settle()
-            assert made(server) == expected, f"killed at write {last}: {undisturbed_writes[last]}"
+            assert object_names(server) == expected, f"killed at write {last}: {undisturbed_writes[last]}"
             assert {place: server.objects[place]["metadata"]["uid"] for place in uids} == uids, "nothing is made twice"
 
 
@@ -147,11 +147,11 @@ async def test_an_object_that_is_not_the_jobs_is_left_as_it_is_and_no_pod_is_mad
     async with ControlledCluster(server) as operator:
         await operator.settle()
         assert server.get("Service", "team", "job") == before
-        assert made(server)["Pod"] == []
+        assert object_names(server)["Pod"] == []
         assert "Service job" in operator.condition("Running")["message"]
         server.drop("Service", "team", "job")
         await operator.settle()
-        assert made(server)["Pod"] == PODS
+        assert object_names(server)["Pod"] == PODS
 
 
 async def test_a_pod_with_the_jobs_labels_and_another_owner_is_neither_taken_nor_deleted(server: FakeApiServer) -> None:
@@ -176,7 +176,7 @@ async def test_a_job_that_was_replaced_meanwhile_is_not_written_to(server: FakeA
         server.put(names.KIND, later)
         assert await operator.controller.reconcile(KEY) == controller_module.CONFLICT_RETRY_SECONDS
         assert (server.get(names.KIND, "team", "job") or {}).get("status") is None
-        assert made(server)["Pod"] == []
+        assert object_names(server)["Pod"] == []
 
 
 async def test_nothing_follows_a_status_that_could_not_be_written(server: FakeApiServer) -> None:
@@ -186,9 +186,9 @@ async def test_nothing_follows_a_status_that_could_not_be_written(server: FakeAp
             await operator.reconcile()
         paths = [path for method, path in writes(server) if "/pods" not in path]
         assert [path.rpartition("/")[2] for path in paths] == ["status"], "pods are only tried, and nothing is stored"
-        assert made(server)["ConfigMap"] == []
+        assert object_names(server)["ConfigMap"] == []
         await operator.settle()
-        assert made(server)["Pod"] == PODS
+        assert object_names(server)["Pod"] == PODS
 
 
 async def test_a_job_that_is_gone_costs_no_request_and_is_forgotten(server: FakeApiServer) -> None:
@@ -269,13 +269,15 @@ async def test_an_object_that_a_finalizer_keeps_is_not_written_again_and_again_a
         assert "cannot go: finalizer example.org/audit of somebody else keeps" in message
         server.drop("Pod", "team", "job-generation-0")
         await operator.settle()
-        assert made(server)["Pod"] == (PODS if kind != "Secret" else [pod for pod in PODS if "generation" not in pod])
+        assert object_names(server)["Pod"] == (
+            PODS if kind != "Secret" else [pod for pod in PODS if "generation" not in pod]
+        )
         server.drop(kind, "team", name)
         operator.controller._certificates.forget(KEY)
         for _ in range(3):
             await operator.settle()
-        assert name in made(server)[kind]
-        assert made(server)["Pod"] == PODS
+        assert name in object_names(server)[kind]
+        assert object_names(server)["Pod"] == PODS
 
 
 def label(server: FakeApiServer, **labels: str) -> None:
@@ -301,7 +303,7 @@ async def test_a_status_is_written_while_somebody_else_labels_the_job_again_and_
         assert operator.condition("Planned")["status"] == "True"
         assert (server.get(names.KIND, "team", "job") or {})["metadata"]["labels"]["color"] == "5"
         await operator.settle()
-        assert made(server)["Pod"] == PODS
+        assert object_names(server)["Pod"] == PODS
 
 
 @pytest.mark.parametrize("change", ["generation", "queue", "status", "finalizer", "deletion"])
@@ -359,7 +361,7 @@ async def test_a_pod_webhook_that_is_down_is_told_after_three_attempts_and_no_lo
         server.failures.clear()
         for _ in range(3):
             await operator.settle()
-        assert made(server)["Pod"] == PODS
+        assert object_names(server)["Pod"] == PODS
         assert "does not do what the operator asks" not in operator.condition("Running")["message"]
 
 
@@ -415,7 +417,7 @@ async def test_a_definition_that_is_older_than_the_operator_is_told_by_an_event_
         assert event["regarding"]["name"] == "job"
         server.failures.clear()
         await operator.settle()
-        assert made(server)["Pod"] == PODS
+        assert object_names(server)["Pod"] == PODS
 
 
 async def test_a_status_that_cannot_be_written_for_another_reason_is_told_by_an_event(server: FakeApiServer) -> None:

@@ -91,9 +91,9 @@ def test_everything_of_a_kind_is_listed_and_dropped_for_a_comparison(kind: str) 
     body = job(5) if kind == "RLHFJob" else pod(5)
     index.put(kind, KEY, body)
     meta = body["metadata"]
-    assert index.known(kind) == {meta["uid"]: (KEY, meta["name"], 5)}
+    assert index.stored_versions(kind) == {meta["uid"]: (KEY, meta["name"], 5)}
     index.drop(kind, KEY, meta["name"], meta["uid"])
-    assert index.known(kind) == {}
+    assert index.stored_versions(kind) == {}
 
 
 def test_only_what_a_decision_reads_is_news() -> None:
@@ -126,7 +126,7 @@ def test_a_pod_seen_again_after_other_news_keeps_its_newest_version() -> None:
     index = Index()
     index.put_pod(KEY, pod(5))
     index.put_pod(KEY, pod(9))
-    assert {version for _, _, version in index.known("Pod").values()} == {9}
+    assert {version for _, _, version in index.stored_versions("Pod").values()} == {9}
 
 
 def test_a_pod_whose_deletion_no_turn_saw_stays_to_be_accounted_for_once() -> None:
@@ -160,7 +160,7 @@ def test_a_job_of_another_class_is_not_there_and_not_missed() -> None:
     assert not index.put_job(of_class(5, None))
     assert index.job(KEY) is None
     assert list(index.jobs()) == []
-    assert index.known("RLHFJob") == {"u1": (KEY, "job", 5)}, "the backstop finds it as it is"
+    assert index.stored_versions("RLHFJob") == {"u1": (KEY, "job", 5)}, "the backstop finds it as it is"
     index.drop_job(KEY, "u1")
     assert index.put_job(of_class(6, "blue", uid="u2"))
     assert index.job(KEY) is not None

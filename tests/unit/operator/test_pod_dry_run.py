@@ -127,7 +127,7 @@ async def test_templates_that_are_refused_for_one_reason_are_told_together_with_
     assert words == (
         "spec.coordinator.template, spec.generation.template, spec.inference.template, spec.training.template: the API "
         "server refuses its pods: pods \"job-coordinator\" is forbidden: ValidatingAdmissionPolicy 'images' denied "
-        "request: use our registry: change what it names in the pod template, or ask whoever runs that policy"
+        "request: use our registry: change what it names in the pod template, or ask the owner of that policy"
     )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 from tests.support.observability.kept_spans import KeptSpans
-from tests.support.operator.controlled_cluster import KEY, ControlledCluster, made
+from tests.support.operator.controlled_cluster import KEY, ControlledCluster, object_names
 from tests.support.operator.fake_api_server import FakeApiServer
 from tests.support.operator.simulated_cluster import stored_job
 
@@ -21,7 +21,7 @@ async def reconciled(traces: ReconcileTraces) -> dict[str, list[str]]:
         server.put(names.KIND, stored_job())
         async with ControlledCluster(server, traces) as operator:
             await operator.settle()
-        return made(server)
+        return object_names(server)
 
 
 async def test_a_reconcile_is_a_trace_of_its_steps_and_changes_nothing() -> None:

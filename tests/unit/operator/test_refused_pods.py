@@ -103,7 +103,9 @@ async def test_what_goes_with_an_earlier_job_is_tried_again_within_seconds(
 
     async def refusing(client: KubernetesClient, manifest: dict[str, Any]) -> dict[str, Any]:
         if manifest["kind"] == "Pod" and leaving:
-            raise job_objects.LeavingError("Pod job-coordinator is of an earlier job of this name, and goes with it")
+            raise job_objects.LeavingError(
+                "Pod job-coordinator belongs to an earlier job of this name and is deleted with it"
+            )
         return await create(client, manifest)
 
     monkeypatch.setattr(KubernetesClient, "create", refusing)

@@ -59,7 +59,7 @@ def held(job_at: int = 90, pod_at: int = 80) -> dict[str, Any]:
 
 
 def test_a_listing_that_is_older_than_what_is_known_is_of_another_history() -> None:
-    with pytest.raises(RestoredError, match="rlhfjobs are older than they were: etcd was restored"):
+    with pytest.raises(RestoredError, match="rlhfjobs are older than before: etcd was restored"):
         asyncio.run(comparing(known(), Listing(50)).compare())
 
 

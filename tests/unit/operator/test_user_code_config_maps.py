@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rlhf_operator.manifests import user_code_mounts
-from rlhf_operator.user_code_config_maps import given
+from rlhf_operator.user_code_config_maps import creatable_pods
 
 Json = dict[str, Any]
 
@@ -38,7 +38,7 @@ class StoredObjects:
 
 
 async def made(cluster: StoredObjects, *pods: Json) -> tuple[list[Json], dict[str, str]]:
-    return await given(cluster, pods)  # type: ignore[arg-type]
+    return await creatable_pods(cluster, pods)  # type: ignore[arg-type]
 
 
 async def test_a_pod_says_which_function_it_was_made_with_and_only_a_change_changes_that() -> None:

@@ -91,7 +91,7 @@ def test_a_version_without_news_is_known_as_the_newest(index: Index, queue: Reco
     handler = event_handler(index, queue)
     for version in (1, 5):
         handler.take("Pod", {"type": "MODIFIED", "object": pod(version)})
-    assert index.known("Pod")["p"][2] == 5
+    assert index.stored_versions("Pod")["p"][2] == 5
 
 
 def test_a_listing_that_names_a_job_again_was_begun_anew(index: Index, queue: RecordingQueue) -> None:

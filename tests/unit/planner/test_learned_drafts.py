@@ -83,5 +83,5 @@ def test_what_cannot_be_is_refused(counts: dict[tuple[str, int, int], Counted], 
 
 @pytest.mark.parametrize("document", [None, [], {}, {"counts": [[1]], "passes": []}, {"counts": [], "passes": [["a"]]}])
 def test_a_document_that_nobody_wrote_is_refused(document: object) -> None:
-    with pytest.raises(ValueError, match="learned of drafts"):
+    with pytest.raises(ValueError, match="learned draft statistics"):
         LearnedDrafts.from_document(document)

@@ -94,7 +94,7 @@ def test_an_engine_decodes_moves_and_measures(architecture: str, arguments: dict
     engine.submit(samples[3:])
     engine.step()
     assert engine.kv_bytes()
-    key = min(engine._state.held)
+    key = min(engine._state.in_flight)
     stop = engine.moves.cached(key)
     assert stop
     cache = engine.moves.export(key, 0, stop)
@@ -103,13 +103,13 @@ def test_an_engine_decodes_moves_and_measures(architecture: str, arguments: dict
     engine.withdraw([key])
     assert engine.moves.reserve()
     engine.moves.admit(replace(request, key=key._replace(attempt=1)), cache)
-    engine.withdraw(sorted(engine._state.held)[3:5])  # rows in the middle: the rest is gathered
+    engine.withdraw(sorted(engine._state.in_flight)[3:5])  # rows in the middle: the rest is gathered
     engine.step()
     pool, _ = engine._state.pools.row(engine._state.slot(key._replace(attempt=1)) or 0)
     assert is_there(pool.storage)
     host = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in model.named_parameters()}
     engine.load_weights(host, 3)
-    while engine.held:
+    while engine.in_flight:
         engine.step()
     assert decode_costs._decode_seconds(engine, 20, 30) > 0
     assert decode_costs._prefill_seconds(engine, 4, 70) > 0

@@ -158,7 +158,7 @@ def test_a_turn_says_how_much_memory_it_freed() -> None:
     role: Any = SleepingRole()
     arbiter = DeviceArbiter({"generation": role}, unused=lambda: next(unused))
     arbiter.begin("training", "train", outbox)
-    name, *_, attributes = outbox.of("span")[0]
+    name, *_, attributes = outbox.reports("span")[0]
     assert (name, attributes) == ("offload/generation", {"freed": "4000", "unused": "5000"})
     assert FREED == ["generation"]
 

@@ -97,7 +97,9 @@ def test_a_coarser_engine_needs_that_no_ratio_is_against_it(folder: Path) -> Non
         generation.build(
             make_job(folder, folder, algorithm=algorithm, rollout=rollout, **settings), pb.Command(), CPU, None
         ).close()
-    with pytest.raises(WorkError, match=r"must be one of float32.*mismatchCorrection covers what older weights drew"):
+    with pytest.raises(
+        WorkError, match=r"must be one of float32.*mismatchCorrection covers the tokens of older weights"
+    ):
         generation.build(make_job(folder, folder, algorithm=own, rollout=carried, **settings), pb.Command(), CPU, None)
 
 

@@ -166,7 +166,7 @@ def test_sigterm_is_passed_on_and_ends_well(tmp_path: Path, ports: list[int]) ->
         made.process.send_signal(signal.SIGTERM)
         code, last = made.ended()
     assert code == 0
-    assert "every rank of this pod was let go" in last
+    assert "every rank of this pod was released" in last
     assert all(f"{name} closes" in made.log.read_text() for name in made.names)
 
 

@@ -15,8 +15,8 @@ class OnlineDirectPreferenceOptimization(DirectPreferenceOptimization):
     """See `rlhf_api.algorithms.online_dpo` for its fields."""
 
     def prepare(self, batch: TrainingBatch) -> TrainingBatch:
-        known = batch.valid.view(-1, 2).all(dim=1).repeat_interleave(2)
-        return super().prepare(replace(batch, mask=batch.mask & known[:, None]))
+        valid_pairs = batch.valid.view(-1, 2).all(dim=1).repeat_interleave(2)
+        return super().prepare(replace(batch, mask=batch.mask & valid_pairs[:, None]))
 
     def first_is_better(self, batch: TrainingBatch) -> torch.Tensor:
         first, second = batch.rewards.view(-1, 2).unbind(dim=1)
@@ -24,6 +24,6 @@ class OnlineDirectPreferenceOptimization(DirectPreferenceOptimization):
 
     def batch_metrics(self, batch: TrainingBatch) -> dict[str, float]:
         first, second = batch.rewards.view(-1, 2).unbind(dim=1)
-        known = batch.valid.view(-1, 2).all(dim=1)
-        ties = float(((first == second) & known).sum()) / max(1, int(known.sum()))
+        valid_pairs = batch.valid.view(-1, 2).all(dim=1)
+        ties = float(((first == second) & valid_pairs).sum()) / max(1, int(valid_pairs.sum()))
         return super().batch_metrics(batch) | {"reward/tied_pairs": ties}

@@ -52,13 +52,13 @@ class _PairSums:
         }
 
     @staticmethod
-    def metrics(role: str, what: str, sums: dict[str, float]) -> dict[str, float]:
+    def metrics(role: str, quantity: str, sums: dict[str, float]) -> dict[str, float]:
         pairs = max(sums["pairs"], 1.0)
         return {
             f"{role}/accuracy": sums["accurate"] / pairs,
-            f"{role}/{what}_chosen": sums["chosen"] / pairs,
-            f"{role}/{what}_rejected": sums["rejected"] / pairs,
-            f"{role}/{what}_margin": (sums["chosen"] - sums["rejected"]) / pairs,
+            f"{role}/{quantity}_chosen": sums["chosen"] / pairs,
+            f"{role}/{quantity}_rejected": sums["rejected"] / pairs,
+            f"{role}/{quantity}_margin": (sums["chosen"] - sums["rejected"]) / pairs,
         }
 
 

@@ -104,8 +104,8 @@ class PluginAlgorithm(Algorithm):
         except (TypeError, ValueError, RecursionError) as error:
             raise self._wrong("state", f"is no JSON: {error}", "return numbers, texts, lists and objects") from error
         if not 0 <= size <= MAX_STATE_BYTES:
-            given = f"is {size} bytes of JSON" if size > 0 else f"returned a {type(state).__name__}"
-            raise self._wrong("state", given, f"return a dict of at most {MAX_STATE_BYTES} bytes of JSON")
+            problem = f"is {size} bytes of JSON" if size > 0 else f"returned a {type(state).__name__}"
+            raise self._wrong("state", problem, f"return a dict of at most {MAX_STATE_BYTES} bytes of JSON")
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -123,23 +123,25 @@ class PluginAlgorithm(Algorithm):
         except Exception as error:
             raise self._wrong(method, described(error, self._place), "correct the code") from error
 
-    def _wrong(self, method: str, given: str, remedy: str) -> WorkError:
-        return failure("name", f"{self._name}.{method} in {self._place}: {given}; {remedy}")
+    def _wrong(self, method: str, problem: str, remedy: str) -> WorkError:
+        return failure("name", f"{self._name}.{method} in {self._place}: {problem}; {remedy}")
 
-    def _check(self, method: str, what: str, value: object, shape: torch.Size) -> None:
+    def _check(self, method: str, subject: str, value: object, shape: torch.Size) -> None:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.shape != shape:
-            given = f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-            raise self._wrong(method, f"{what} is {given}", f"give floating numbers {list(shape)}")
+            description = (
+                f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            )
+            raise self._wrong(method, f"{subject} is {description}", f"give floating numbers {list(shape)}")
         if not bool(torch.isfinite(value).all()):
-            raise self._wrong(method, f"{what} holds a number that is not finite", "give finite numbers")
+            raise self._wrong(method, f"{subject} holds a number that is not finite", "give finite numbers")
 
     def _losses(self, method: str, losses: object, like: torch.Tensor) -> TokenLosses:
         if not isinstance(losses, tuple) or len(losses) != 2:
             raise self._wrong(method, f"returned a {type(losses).__name__}", "return (loss per token, clipped or None)")
         loss, clipped = losses
         if not isinstance(loss, torch.Tensor) or not loss.is_floating_point() or loss.shape != like.shape:
-            given = f"{loss.dtype} {list(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise self._wrong(method, f"the loss is {given}", f"give one number per token, {list(like.shape)}")
+            description = f"{loss.dtype} {list(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise self._wrong(method, f"the loss is {description}", f"give one number per token, {list(like.shape)}")
         if like.requires_grad and not loss.requires_grad:
             raise self._wrong(method, "the loss has no gradient", "compute it from the arguments, without detach()")
         if clipped is not None and (not isinstance(clipped, torch.Tensor) or clipped.shape != like.shape):

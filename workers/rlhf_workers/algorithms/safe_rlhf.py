@@ -50,8 +50,8 @@ class SafeReinforcementLearning(ClippedPolicyGradient[SafeRLHF]):
         fields, kl, costs = self.fields, self.reward_kl(batch), batch.judged[SampleField.COST]
         self._move_multiplier(costs[batch.valid].tolist())
         (of_rewards, returns), (of_costs, cost_returns) = (
-            advantages_and_returns(given, batch.fields[values], batch.mask, fields.gamma, fields.gae_lambda)
-            for given, values in (
+            advantages_and_returns(rewards, batch.fields[values], batch.mask, fields.gamma, fields.gae_lambda)
+            for rewards, values in (
                 (token_rewards(batch.rewards, kl, batch.mask, self.kl_coefficient), SampleField.VALUES),
                 (token_rewards(costs, -kl, batch.mask, self.kl_coefficient), SampleField.COST_VALUES),
             )

@@ -56,7 +56,7 @@ class DeviceArbiter:
         start_ns, before = self._clock_ns(), self._unused()
         dropped = role.give_back()
         if dropped:
-            log.warning("%d samples that nobody waits for are dropped: training begins", len(dropped))
+            log.warning("%d samples that no command waits for are dropped: training begins", len(dropped))
         role.offload()
         end_ns, after = self._clock_ns(), self._unused()
         measured = {} if before is None or after is None else {"freed": str(after - before), "unused": str(after)}

@@ -102,7 +102,7 @@ class StepReport:
     """Nanoseconds of prefill."""
     prefills: list[Prefill] = field(default_factory=list)
     """Prefill passes of the step."""
-    kept: int = 0
+    reused: int = 0
     """Tokens of samples that continued with the cache of their last turn."""
     replayed: int = 0
     """Rows of decode passes that decoded a known token again."""
@@ -221,7 +221,7 @@ class Engine(Protocol):
         """
 
     @property
-    def held(self) -> int:
+    def in_flight(self) -> int:
         """Number of samples submitted, and neither reported as finished nor withdrawn."""
 
 

@@ -54,7 +54,9 @@ def choose_engine(spec: RLHFJobSpec, means: WorkerMeans) -> EngineChoice:
     if generation.engine != AUTO:
         return EngineChoice(generation.engine, "Named", "spec.generation.engine names it")
     if spec.rollout.environment is not None:
-        return EngineChoice(TORCH, "Environment", "spec.rollout.environment writes tokens that torch goes on after")
+        return EngineChoice(
+            TORCH, "Environment", "spec.rollout.environment writes tokens after which only torch continues"
+        )
     foreign = [name for name in generation.engine_args if name not in TORCH_ARGUMENTS]
     if generation.parallelism.tensor > 1:
         return EngineChoice(VLLM, "TensorParallel", "spec.generation.parallelism.tensor splits the model over GPUs")

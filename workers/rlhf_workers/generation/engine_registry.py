@@ -80,13 +80,13 @@ def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Eng
             raise
         raise _unusable("EngineUnavailable", f"{NOT_INSTALLED}: {INSTALLED}") from None
     if not isinstance(engine, Engine):
-        message = f"what build_engine of {module} returns, a {type(engine).__name__}, is no Engine: {_missing(engine)}"
+        message = f"build_engine of {module} returned a {type(engine).__name__}, not an Engine: {_missing(engine)}"
         raise _unusable("EngineInvalid", message)
     return engine
 
 
 def _missing(engine: object) -> str:
-    members = ("version", "submit", "step", "progress", "withdraw", "load_weights", "held")
+    members = ("version", "submit", "step", "progress", "withdraw", "load_weights", "in_flight")
     return "it lacks " + ", ".join(name for name in members if not hasattr(engine, name))
 
 

@@ -28,7 +28,7 @@ class EngineTotals:
     """Samples in these steps, added up."""
     decoded: int = 0
     prefilled: int = 0
-    kept: int = 0
+    reused: int = 0
     decode_ns: int = 0
     prefill_ns: int = 0
     passes: int = 0
@@ -55,7 +55,7 @@ class EngineTotals:
         self.rows += report.rows
         self.decoded += report.decoded
         self.prefilled += report.prefilled
-        self.kept += report.kept
+        self.reused += report.reused
         self.prefill_ns += report.prefill_ns
         self.decode_ns += max(0, duration_ns - report.prefill_ns)
         self.passes += report.passes

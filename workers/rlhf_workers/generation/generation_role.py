@@ -121,11 +121,11 @@ class GenerationRole:
                 case "load_weights":
                     done.load.CopyFrom(self.load(command.load_weights, outbox))
                 case "offload":
-                    if not self._engine.held:
+                    if not self._engine.in_flight:
                         self._sleep()
                 case "measure":
                     if not isinstance(self._engine, MeasuresCosts):
-                        raise WorkError("NotMeasurable", "this worker's engine does not say what its work costs")
+                        raise WorkError("NotMeasurable", "this worker's engine does not measure its costs")
                     self._measuring = self._measure(self._engine, command)
                     return
                 case "migrate":
@@ -146,7 +146,7 @@ class GenerationRole:
                 self._measuring = None
                 outbox.done(done)
             return True
-        if not self._engine.held or self._engine.version == NO_VERSION:  # NO_VERSION: samples wait for weights
+        if not self._engine.in_flight or self._engine.version == NO_VERSION:  # NO_VERSION: samples wait for weights
             self._activity.flush(outbox)
             self._drafting.report(self._iteration, self._clock_ns(), outbox, idle=True)
             return moved
@@ -212,7 +212,7 @@ class GenerationRole:
 
     def active(self) -> int:
         """See WorkerRole."""
-        return self._engine.held
+        return self._engine.in_flight
 
     @property
     def loads_while_offloaded(self) -> bool:

@@ -20,27 +20,27 @@ def check_request(request: SampleRequest, limits: EngineLimits, vocabulary: int)
 
     `vocabulary` is the width of the logits.
     """
-    name, prompt, known = sample_name(request.key), len(request.prompt), len(request.tokens)
+    name, prompt, known_tokens = sample_name(request.key), len(request.prompt), len(request.tokens)
     if not 1 <= prompt <= limits.max_prompt_tokens:
         raise EngineError(
             "PromptLength",
             f"{name}: the prompt has {prompt} tokens, must have 1 to {limits.max_prompt_tokens}",
             "spec.rollout.maxPromptTokens",
         )
-    if not max(known, 1) <= request.max_response_tokens <= limits.max_response_tokens:
+    if not max(known_tokens, 1) <= request.max_response_tokens <= limits.max_response_tokens:
         raise EngineError(
             "ResponseLength",
-            f"{name}: asked for {request.max_response_tokens} response tokens in total with {known} known, "
-            f"must be {max(known, 1)} to {limits.max_response_tokens}",
+            f"{name}: asked for {request.max_response_tokens} response tokens in total with {known_tokens} known, "
+            f"must be {max(known_tokens, 1)} to {limits.max_response_tokens}",
             "spec.rollout.maxResponseTokens",
         )
-    for what, ids in (("prompt", request.prompt), ("response", request.tokens)):
+    for part, ids in (("prompt", request.prompt), ("response", request.tokens)):
         wrong = ids[(ids < 0) | (ids >= vocabulary)]
         if wrong.size:
-            message = f"{name}: {what} token {wrong[0]} is outside the vocabulary of {vocabulary}"
+            message = f"{name}: {part} token {wrong[0]} is outside the vocabulary of {vocabulary}"
             raise EngineError("TokenOutsideVocabulary", message)
-    if len(request.log_probabilities) != known or sum(span.tokens for span in request.versions) != known:
-        message = f"{name}: log-probabilities and weight versions do not match its {known} known tokens"
+    if len(request.log_probabilities) != known_tokens or sum(span.tokens for span in request.versions) != known_tokens:
+        message = f"{name}: log-probabilities and weight versions do not match its {known_tokens} known tokens"
         raise EngineError("TokensInconsistent", message)
 
 

@@ -61,7 +61,7 @@ def sample(
         tokens = log_probabilities.argmax(dim=-1)
     else:
         draw = _draw if logits.device.type == "cpu" else _draw_by_parts
-        weights = _kept(log_probabilities.double().exp(), parameters)
+        weights = _truncate(log_probabilities.double().exp(), parameters)
         tokens = _by_request(log_probabilities, weights, uniform, parameters, draw)
     return tokens, log_probabilities.gather(1, tokens[:, None])[:, 0]
 
@@ -92,7 +92,7 @@ def _by_request(
     return torch.where(greedy, log_probabilities.argmax(dim=-1), tokens)
 
 
-def _kept(probabilities: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor:
+def _truncate(probabilities: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor:
     """Return [n, vocabulary] with zeros for tokens removed by top-k, then by top-p; ties go to the lower id."""
     size = probabilities.shape[-1]
     top_k = parameters.top_k if 0 < parameters.top_k < size else size

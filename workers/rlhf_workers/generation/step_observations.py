@@ -45,11 +45,11 @@ class _Rebuilding:
             self.tokens += sum(prefill.tokens for prefill in report.prefills)
         if report.replayed:
             # Per sample: a plan counts tokens.
-            known = max(1, round(report.replayed / max(1, report.replayed_samples)))
+            passes = max(1, round(report.replayed / max(1, report.replayed_samples)))
             self.ns += step_ns - report.prefill_ns
-            self.passes += known
-            self.rows += report.rows * known
-            self.tokens += _keys_of_samples(report) * known
+            self.passes += passes
+            self.rows += report.rows * passes
+            self.tokens += _keys_of_samples(report) * passes
 
     def attributes(self) -> dict[str, str]:
         """Return the attributes of the span; empty if no cache was rebuilt."""

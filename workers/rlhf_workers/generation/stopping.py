@@ -63,10 +63,10 @@ class StopRule:
         if not self._strings:
             return table
         last = {string[-1] for string in self._strings} | {UNFINISHED}
-        known = min(vocabulary, len(self._tokenizer))
-        texts = self._tokenizer.batch_decode([[token] for token in range(known)], skip_special_tokens=False)
+        size = min(vocabulary, len(self._tokenizer))
+        texts = self._tokenizer.batch_decode([[token] for token in range(size)], skip_special_tokens=False)
         # SentencePiece drops a leading space when a token is decoded alone.
-        table[:known] = [not last.isdisjoint(text) or (" " in last and text[:1] != " ") for text in texts]
+        table[:size] = [not last.isdisjoint(text) or (" " in last and text[:1] != " ") for text in texts]
         return table
 
 

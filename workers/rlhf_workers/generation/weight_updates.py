@@ -88,7 +88,7 @@ class WeightUpdates:
         return size
 
     def _load_draft(self, name: str, draft: FetchedWeights, version: int) -> int:
-        assert self._drafts is not None, "it is fetched for who drafts by it"
+        assert self._drafts is not None, "workers that draft with it fetch it"
         size = self._drafts.load_weights(draft.tensors)
         draft.confirm()
         self.draft_versions[name] = version

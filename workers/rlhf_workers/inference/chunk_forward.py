@@ -69,9 +69,9 @@ class _Pass(Cache):  # type: ignore[misc]
             return new if old[0] is None else torch.cat([old[0], new], dim=2)
         joined = new.new_zeros(new.shape[0], new.shape[1], self.length, new.shape[3])
         for row, (before, end) in enumerate(zip(self._before, self._ends, strict=True)):
-            known = old[row]
-            if known is not None:
-                joined[row, :, : before.positions] = known[0]
+            previous = old[row]
+            if previous is not None:
+                joined[row, :, : before.positions] = previous[0]
             joined[row, :, before.positions : end] = new[row, :, : end - before.positions]
         return joined
 

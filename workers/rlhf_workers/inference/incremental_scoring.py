@@ -58,7 +58,7 @@ class IncrementalScoring:
         for task in self._able(message):
             check_ids(tokens, self._scorers[task].vocabulary)
         if self._store.enter(message.key.iteration):
-            self._store.known(message.key.sample, len(prompt), tokens)
+            self._store.update(message.key.sample, len(prompt), tokens)
             self._asked[message.key.sample] = message
 
     def step(self, outbox: Outbox) -> bool:

@@ -127,8 +127,8 @@ class InferenceRole:
     def _score_all(self, command: pb.Command, outbox: Outbox) -> None:
         unknown = {task for sample in command.score.samples for task in sample.tasks} - self._tasks.keys()
         if unknown:
-            known = ", ".join(self._tasks)
-            message = f"asked for task {', '.join(sorted(unknown))} on a worker that runs {known}"
+            tasks = ", ".join(self._tasks)
+            message = f"asked for task {', '.join(sorted(unknown))} on a worker that runs {tasks}"
             raise WorkError("WrongRole", message, retryable=True)
         self._onload()
         for sample in command.score.samples:
@@ -145,8 +145,8 @@ class InferenceRole:
 
     def load(self, weights: pb.LoadWeights, outbox: Outbox | None) -> pb.LoadResult:
         """Fetch a version of a trained model and replace its weights, all or nothing."""
-        held = [task.scorer for task in self._tasks.values() if task.model == weights.model]
-        if not held or not isinstance(held[0], ValueScorer):
+        scorers = [task.scorer for task in self._tasks.values() if task.model == weights.model]
+        if not scorers or not isinstance(scorers[0], ValueScorer):
             message = f"asked to load {weights.model}, but this worker scores with {', '.join(self._models())}"
             raise WorkError("WrongRole", message, retryable=True)
         if weights.version == 0 == self._versions[weights.model]:
@@ -154,7 +154,9 @@ class InferenceRole:
         start_ns, started = time.time_ns(), time.monotonic()
         with self._weight_fetcher(weights.model, weights.version, weights.sources, self._certificates) as source:
             came = time.monotonic()
-            size = replace_weights(held[0].model, source.tensors, what=f"{weights.model} version {weights.version}")
+            size = replace_weights(
+                scorers[0].model, source.tensors, subject=f"{weights.model} version {weights.version}"
+            )
             source.confirm()
         ended = time.monotonic()
         seconds = ended - started
@@ -231,8 +233,8 @@ class InferenceRole:
     @property
     def loads_while_offloaded(self) -> bool:
         """Whether all models are in host memory; see LoadsWhileOffloaded."""
-        held = [task.weights for task in self._tasks.values() if task.weights is not None]
-        return bool(held) and all(weights.offloaded for weights in held)
+        offloadable = [task.weights for task in self._tasks.values() if task.weights is not None]
+        return bool(offloadable) and all(weights.offloaded for weights in offloadable)
 
     def offload(self) -> None:
         """See WorkerRole; reward processes continue."""

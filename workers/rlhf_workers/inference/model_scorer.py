@@ -69,15 +69,15 @@ def check_ids(ids: npt.NDArray[Any], vocabulary: int) -> None:
     """Raise WorkError when a token id is outside the model's vocabulary, as with a wrong tokenizer."""
     largest = int(ids.max())
     if largest >= vocabulary:
-        what = f"token id {largest} is outside the model's vocabulary of {vocabulary}: is its tokenizer another one?"
-        raise WorkError("SampleInvalid", what)
+        problem = f"token id {largest} is outside the model's vocabulary of {vocabulary}: is its tokenizer another one?"
+        raise WorkError("SampleInvalid", problem)
 
 
 class TokenScorer(ABC):
-    """Scores tokens of whole or unfinished samples; `what` names a number in messages."""
+    """Scores tokens of whole or unfinished samples; `quantity` names a number in messages."""
 
     frozen = True
-    what = ""
+    quantity = ""
 
     def __init__(self, model: Any, device: torch.device) -> None:
         """`device` is the device that scores."""
@@ -95,20 +95,20 @@ class TokenScorer(ABC):
         ids = padded_ids(samples)
         check_ids(ids, self.vocabulary)
         numbers = self._whole(to_device(ids, self._device), samples)
-        return finite_each(numbers, self.what, samples)
+        return finite_each(numbers, self.quantity, samples)
 
     @torch.inference_mode()
     def finish(self, samples: Sequence[ScoringSample], prefixes: Sequence[PartialScore]) -> list[FloatArray]:
         """Return the same as `score` for samples with a computed prefix each; the prefixes are consumed."""
         chunks, tokens = self.chunks, [sample.tokens for sample in samples]
         assert chunks is not None
-        for known in tokens:
-            check_ids(known, self.vocabulary)
+        for ids in tokens:
+            check_ids(ids, self.vocabulary)
         rows = list(range(len(samples)))
         while rows := [row for row in rows if chunks.next_chunk(prefixes[row], tokens[row], True)]:
             together = rows[:1] if chunks.blocks else rows
             chunks.advance([prefixes[row] for row in together], [tokens[row] for row in together], ended=True)
-        return finite_each([torch.cat(prefix.scores) for prefix in prefixes], self.what, samples)
+        return finite_each([torch.cat(prefix.scores) for prefix in prefixes], self.quantity, samples)
 
     @abstractmethod
     def _whole(self, ids: torch.Tensor, samples: Sequence[ScoringSample]) -> list[torch.Tensor]:
@@ -127,7 +127,7 @@ class TokenScorer(ABC):
 class LogProbabilityScorer(TokenScorer):
     """Log-probabilities of response tokens under a frozen model: log p(token | all tokens before it)."""
 
-    what = "log-probability"
+    quantity = "log-probability"
 
     def __init__(self, model: Any, temperature: float, device: torch.device, *, blocks: bool = False) -> None:
         """`temperature` of the sampling distribution; 0 counts as 1. `blocks`: required in deterministic jobs."""
@@ -182,7 +182,7 @@ class ValueScorer(TokenScorer):
     """Critic values along the response: V of the state in which each token is sampled."""
 
     frozen = False
-    what = "value"
+    quantity = "value"
 
     def __init__(self, model: ValueModel, device: torch.device, *, blocks: bool = False) -> None:
         super().__init__(model, device)
@@ -197,19 +197,19 @@ class ValueScorer(TokenScorer):
         return values.squeeze(-1).float()
 
 
-def finite_each(scores: Sequence[torch.Tensor], what: str, samples: Sequence[ScoringSample]) -> list[FloatArray]:
+def finite_each(scores: Sequence[torch.Tensor], quantity: str, samples: Sequence[ScoringSample]) -> list[FloatArray]:
     """Check several samples as `finite` does, with one copy to the host."""
     if not scores:
         return []
     together = torch.cat([numbers.float() for numbers in scores]).cpu().numpy()
     ends = np.cumsum([len(numbers) for numbers in scores])[:-1]
-    return [finite(part, what, sample) for part, sample in zip(np.split(together, ends), samples, strict=True)]
+    return [finite(part, quantity, sample) for part, sample in zip(np.split(together, ends), samples, strict=True)]
 
 
-def finite(array: FloatArray, what: str, sample: ScoringSample) -> FloatArray:
+def finite(array: FloatArray, quantity: str, sample: ScoringSample) -> FloatArray:
     """Return the scores of a sample if all are finite; else WorkError ModelNotFinite names the position."""
     bad = np.flatnonzero(~np.isfinite(array))
     if len(bad):
         where = f"sample {sample.key.sample} of iteration {sample.key.iteration}, token {bad[0]}"
-        raise WorkError("ModelNotFinite", f"{what} is {array[bad[0]]} at {where}: the model's weights or precision")
+        raise WorkError("ModelNotFinite", f"{quantity} is {array[bad[0]]} at {where}: the model's weights or precision")
     return array

@@ -68,7 +68,7 @@ class PartialScoreStore:
             self._iteration = iteration
         return iteration == self._iteration
 
-    def known(self, sample: int, prompt: int, tokens: TokenArray) -> UnfinishedSample:
+    def update(self, sample: int, prompt: int, tokens: TokenArray) -> UnfinishedSample:
         """Store a sample's tokens and return the sample; prefixes of other tokens are dropped."""
         growing = self._samples.setdefault(sample, UnfinishedSample(prompt, tokens))
         self._samples.move_to_end(sample)
@@ -97,10 +97,10 @@ class PartialScoreStore:
 
     def make_room(self) -> None:
         """Drop the least recently used samples until the rest fits into the budget."""
-        held = self.bytes
-        while held > self._budget:
+        used = self.bytes
+        while used > self._budget:
             sample, growing = self._samples.popitem(last=False)
-            held -= growing.bytes
+            used -= growing.bytes
             self._dropped.append(sample)
 
     def drop(self, sample: int) -> None:

@@ -38,18 +38,23 @@ class TokenScores:
         With `blocks`, advance one prefix at a time, and by whole blocks until `ended`. Each prefix must have tokens
         left.
         """
-        counts = [self.next_chunk(prefix, known, ended) for prefix, known in zip(prefixes, tokens, strict=True)]
+        counts = [
+            self.next_chunk(prefix, sample_tokens, ended)
+            for prefix, sample_tokens in zip(prefixes, tokens, strict=True)
+        ]
         width = BLOCK if self.blocks else max(counts)
         ids = np.zeros((len(prefixes), width + 1), dtype=np.int64)
-        for row, prefix, known, count in zip(ids, prefixes, tokens, counts, strict=True):
-            row[: count + 1] = known[prefix.positions : prefix.positions + count + 1]
+        for row, prefix, sample_tokens, count in zip(ids, prefixes, tokens, counts, strict=True):
+            row[: count + 1] = sample_tokens[prefix.positions : prefix.positions + count + 1]
         placed = to_device(ids, self._device)
         starts = [prefix.positions for prefix in prefixes]
         said = self._forward(prefixes, placed[:, :-1], [BLOCK] if self.blocks else counts)
-        for index, (prefix, known, start, count) in enumerate(zip(prefixes, tokens, starts, counts, strict=True)):
+        for index, (prefix, sample_tokens, start, count) in enumerate(
+            zip(prefixes, tokens, starts, counts, strict=True)
+        ):
             end = start + count
             first = max(0, prefix.prompt - 1 - start)
-            prefix.tokens = known[: end + 1]
+            prefix.tokens = sample_tokens[: end + 1]
             if first >= count:
                 continue
             if self.blocks:

@@ -48,8 +48,8 @@ def correction(
     outside = ~((ratio >= low) & (ratio <= high))
     if fields.mode == "Truncate":
         return Correction(ratio.clamp(low, high), outside)
-    kept = torch.ones_like(ratio) if fields.mode == "GeometricMask" else ratio
-    return Correction(kept.masked_fill(outside, 0.0), outside)
+    factors = torch.ones_like(ratio) if fields.mode == "GeometricMask" else ratio
+    return Correction(factors.masked_fill(outside, 0.0), outside)
 
 
 def _of_responses(

@@ -75,11 +75,11 @@ def _mixed(module: Any, hidden: torch.Tensor, choices: torch.Tensor, weights: to
         return torch.cat([feed(own, gate_up, down) for own, gate_up, down in experts])
 
     spread: Spread | None = getattr(module, "spread", None)
-    made = compute(taken, counts) if spread is None else spread(taken, counts, compute)
-    made = made.index_select(0, order.argsort()).view(*choices.shape, hidden.shape[1]) * weights[..., None]
-    result = made[:, 0]
+    outputs = compute(taken, counts) if spread is None else spread(taken, counts, compute)
+    outputs = outputs.index_select(0, order.argsort()).view(*choices.shape, hidden.shape[1]) * weights[..., None]
+    result = outputs[:, 0]
     for choice in range(1, choices.shape[1]):
-        result = result + made[:, choice]
+        result = result + outputs[:, choice]
     return result.to(hidden.dtype)
 
 
@@ -94,12 +94,12 @@ def _whole(module: Any, hidden: torch.Tensor, choices: torch.Tensor, weights: to
 def _tiled(module: Any, hidden: torch.Tensor, choices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     def feed(rows: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
         filled = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % EXPERT_ROWS))
-        made = [
+        outputs = [
             torch.nn.functional.linear(module._apply_gate(torch.nn.functional.linear(tile, gate_up)), down)
             for tile in filled.split(EXPERT_ROWS)
             if len(tile)
         ]
-        return torch.cat(made)[: len(rows)] if made else rows
+        return torch.cat(outputs)[: len(rows)] if outputs else rows
 
     return _mixed(module, hidden, choices, weights, feed)
 

@@ -63,7 +63,7 @@ class KvReservation:
 
     key: SampleKey
     shapes: tuple[KvShape, ...]
-    known: int
+    expected: int
     """Approximate positions at the offer."""
     longest: int
     """Maximum positions."""

@@ -194,12 +194,12 @@ def generation_config(folder: Path) -> transformers.GenerationConfig:
         return transformers.GenerationConfig.from_model_config(config)
 
 
-def replace_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, what: str) -> int:
+def replace_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, subject: str) -> int:
     """Copy a complete set of named weights into `model`, all or nothing; return the bytes copied.
 
     `matched_weights` checks names and shapes before the first copy.
     """
-    copies = matched_weights(model, tensors, what=what)
+    copies = matched_weights(model, tensors, subject=subject)
     with torch.no_grad():
         for target, source in copies:
             target.copy_(source)
@@ -207,12 +207,12 @@ def replace_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, wh
 
 
 def matched_weights(
-    model: nn.Module, tensors: Mapping[str, torch.Tensor], *, what: str
+    model: nn.Module, tensors: Mapping[str, torch.Tensor], *, subject: str
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return (tensor of the model, new tensor) for a complete set of named weights.
 
-    For tied weights one name is enough; two must be equal. `what` (such as "actor version 7") starts the error message.
-    Raises WorkError WeightsMismatch.
+    For tied weights one name is enough; two must be equal. `subject` (such as "actor version 7") starts the error
+    message. Raises WorkError WeightsMismatch.
     """
     targets: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     for name in getattr(model, "apart", ()):
@@ -224,19 +224,19 @@ def matched_weights(
     wrong = [f"{name} is not a parameter of the model" for name in tensors if name not in targets]
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     for names in by_storage.values():
-        given = [name for name in names if name in tensors]
+        present = [name for name in names if name in tensors]
         target = targets[names[0]]
-        if not given:
+        if not present:
             wrong.append(f"{names[0]} is missing")
             continue
-        for name in given:
+        for name in present:
             if tensors[name].shape != target.shape:
                 wrong.append(f"{name} has shape {list(tensors[name].shape)}, the model needs {list(target.shape)}")
-            elif name != given[0] and not torch.equal(tensors[name], tensors[given[0]]):
-                wrong.append(f"{name} differs from {given[0]}, to which the model ties it")
-        copies.append((target, tensors[given[0]]))
+            elif name != present[0] and not torch.equal(tensors[name], tensors[present[0]]):
+                wrong.append(f"{name} differs from {present[0]}, to which the model ties it")
+        copies.append((target, tensors[present[0]]))
     if wrong:
-        raise WorkError("WeightsMismatch", f"{what}: {_some(wrong)}", exit_code=ExitCode.BAD_MODEL)
+        raise WorkError("WeightsMismatch", f"{subject}: {_some(wrong)}", exit_code=ExitCode.BAD_MODEL)
     return copies
 
 

@@ -34,7 +34,7 @@ def pod_end(ends: Sequence[RankEnd]) -> tuple[int, str]:
     own = [end for end in ends if not end.by_launcher]
     causes = [end for end in own if end.code not in _FOLLOWS] or [end for end in own if end.code]
     if not causes:
-        return ExitCode.OK, "every rank of this pod was let go"
+        return ExitCode.OK, "every rank of this pod was released"
     cause = causes[0]
     code = cause.code if cause.code >= 0 else _SIGNAL_BASE - cause.code
     words = f": {cause.last_words}" if cause.code > 0 and cause.last_words else ""

@@ -38,13 +38,13 @@ def rank_environments(environ: Mapping[str, str]) -> list[RankEnvironment]:
     for address in entries[Env.RANK_METRICS]:
         split_address(Env.RANK_METRICS, address)
     shared = {name: value for name, value in environ.items() if name not in {Env.RANKS, Env.RANK_METRICS}}
-    made = []
+    environments = []
     for rank in range(ranks):
         own = {name.value: entries[name][rank] for name in OF_RANKS if name is not Env.RANK_METRICS}
         index, endpoint = pod * ranks + rank, entries[Env.RANK_METRICS][rank]
         environment = shared | own | {Env.INDEX.value: str(index), Env.METRICS.value: endpoint}
-        made.append(RankEnvironment(worker_name(group, index), environment, endpoint))
-    return made
+        environments.append(RankEnvironment(worker_name(group, index), environment, endpoint))
+    return environments
 
 
 def _entries(environ: Mapping[str, str], name: str, ranks: int) -> list[str]:

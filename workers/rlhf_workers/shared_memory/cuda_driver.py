@@ -134,5 +134,5 @@ class CudaDriver:
         result = getattr(self._library, name)(*arguments)
         if result:
             text = ctypes.c_char_p()
-            known = self._library.cuGetErrorName(ctypes.c_int(result), ctypes.byref(text)) == 0
-            raise CudaDriverError(name, (text.value or b"").decode() if known else f"error {result}")
+            named = self._library.cuGetErrorName(ctypes.c_int(result), ctypes.byref(text)) == 0
+            raise CudaDriverError(name, (text.value or b"").decode() if named else f"error {result}")

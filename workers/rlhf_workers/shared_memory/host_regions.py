@@ -222,9 +222,9 @@ class HostSharing:
             return _Own(own)
         key = lent.pid, lent.host.inode
         with self._lock:
-            kept = self._kept.pop(key, None)
-        if kept is not None and kept.memory.shape[0] == lent.size:
-            return _Borrowed(self, key, kept)
+            cached = self._kept.pop(key, None)
+        if cached is not None and cached.memory.shape[0] == lent.size:
+            return _Borrowed(self, key, cached)
         return _Borrowed(self, key, _map(lent, self.pinning))
 
     def finish(self) -> None:
@@ -246,8 +246,8 @@ class HostSharing:
                 self._kept[key] = mapped
                 while len(self._kept) > KEPT:
                     surplus.append(self._kept.popitem(last=False)[1])
-        for one in surplus:
-            one.close()
+        for unused in surplus:
+            unused.close()
 
 
 def _map(lent: pb.LentMemory, pinning: Pinning | None) -> MappedMemory:

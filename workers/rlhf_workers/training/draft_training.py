@@ -131,12 +131,12 @@ class DraftTraining(TrainingHook):
         with casting(self._device, self._compute):
             with torch.no_grad():
                 taught = noted.stage.logits(noted.states)
-            known = stage.config.vocab_size
+            vocabulary = stage.config.vocab_size
             # A padding row that the policy sampled and the draft model lacks is read as its last row.
-            embedded, packed = stage.embed(noted.microbatch.tokens.clamp(max=known - 1)), noted.microbatch.packed
+            embedded, packed = stage.embed(noted.microbatch.tokens.clamp(max=vocabulary - 1)), noted.microbatch.packed
             hidden = (stage(embedded) if packed is None else stage(embedded, packed)).flatten(0, 1)
             logits = stage.logits(hidden.index_select(0, noted.microbatch.positions))
-            shared = min(known, taught.shape[-1])
+            shared = min(vocabulary, taught.shape[-1])
             outcome = distillation(logits[:, :shared], taught[:, :shared], self._temperature)
         (outcome.cross_entropy.sum() / tokens).backward()
         sums: dict[str, torch.Tensor | float] = {

@@ -27,7 +27,7 @@ class LayerLoad:
 
     def __call__(self, counts: Sequence[int]) -> None:
         """Add the counts of a forward, one per expert."""
-        self.rows = [known + count for known, count in zip(self.rows or [0] * len(counts), counts, strict=True)]
+        self.rows = [total + count for total, count in zip(self.rows or [0] * len(counts), counts, strict=True)]
 
 
 class ExpertLoad(TrainingHook):
@@ -58,7 +58,7 @@ class ExpertLoad(TrainingHook):
             return {}
         communicator, device = self._communicator, self._device
         found = torch.full((len(models), 2), -1.0, dtype=torch.float64, device=device)
-        for key in layout.held:
+        for key in layout.local_stages:
             layers = [layer.rows for layer in self._layers[key] if layer.rows] if key[0] in models else []
             if layers:
                 rows = torch.tensor(layers, dtype=torch.float64, device=device)

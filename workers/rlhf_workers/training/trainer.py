@@ -232,7 +232,7 @@ class Trainer:
         norms = {model: sum(squares[key] for key in squares if key[0] == model) ** 0.5 for model in objectives}
         with measured(self._span, "train/optimizer"):
             limit = self.spec.training.optimizer.max_gradient_norm
-            for model, stage in self.layout.held:
+            for model, stage in self.layout.local_stages:
                 if model in objectives:
                     scale = 1.0 if limit is None or norms[model] <= limit else limit / norms[model]
                     self.optimizers[model, stage].step(self.rate(model), scale)

@@ -36,7 +36,7 @@ def new_trainer(
     span: SpanSink,
     draft: DraftTraining | None = None,
 ) -> Trainer:
-    """Return the trainer of `stages`, which are those of `layout.held`; `draft`: None trains no draft model.
+    """Return the trainer of `stages`, which are those of `layout.local_stages`; `draft`: None trains no draft model.
 
     Raises WorkError if the mini-batch does not divide.
     """

@@ -152,9 +152,9 @@ class TrainingRole:
 
     def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield this rank's parameters of a model, in its compute type; never those of a step in progress."""
-        kept = self._kept
-        if kept is not None and kept.version == version:
-            yield from kept.tensors.get(model, ())
+        published = self._kept
+        if published is not None and published.version == version:
+            yield from published.tensors.get(model, ())
             return
         for parameter, tensor in self._backend.published(model):
             self._refuse_broken()
@@ -221,8 +221,8 @@ class TrainingRole:
         holes = spec.rollout.environment is not None
         version = iteration if spec.rollout.may_be_stale else None
         fields, parts = graph.batch_fields, graph.reward_parts
-        given = batch_from(samples, samples_of_batch(spec), fields, parts, holes, version)
-        batch, shaping = shaped(given, spec.reward_shaping, graph.combination, longest)
+        unshaped = batch_from(samples, samples_of_batch(spec), fields, parts, holes, version)
+        batch, shaping = shaped(unshaped, spec.reward_shaping, graph.combination, longest)
         if has_greedy_baseline(spec):
             batch = without_greedy(batch, samples_per_prompt(spec))
         policy_first = order.part == pb.TRAIN_PART_POLICY

@@ -32,12 +32,12 @@ NO_SETTINGS: Final = CodeSettings({})
 def resolve_settings(
     entries: Sequence[CodeVariable | RewardHeader],
     field: str,
-    known: Mapping[SecretKey, str],
+    variables: Mapping[SecretKey, str],
     environ: Mapping[str, str],
     *,
     invalid: str,
 ) -> CodeSettings:
-    """Resolve `entries` of the manifest field `field`; read Secrets from `environ` by the variables in `known`.
+    """Resolve `entries` of the manifest field `field`; `variables` names the variable of `environ` for each Secret key.
 
     Raises WorkError with reason `invalid` when a value is missing.
     """
@@ -46,7 +46,7 @@ def resolve_settings(
         if entry.secret_key_ref is None:
             values[entry.name] = entry.value or ""
             continue
-        variable, reference = known[entry.secret_key_ref], entry.secret_key_ref
+        variable, reference = variables[entry.secret_key_ref], entry.secret_key_ref
         if variable not in environ:
             message = (
                 f"{field}: {entry.name}: key {reference.key} of Secret {reference.name} is not in this process's "

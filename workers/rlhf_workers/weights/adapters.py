@@ -80,9 +80,9 @@ class AdapterWeights:
         """Return version 0: the folder, and for the policy also the initial adapters of the job."""
         if settings.adapter is None or role is not graph_of(self._spec).policy:
             return folder
-        given = model_folder(settings.adapter, ADAPTER_FIELD)
-        peft_folder.check(given, settings, ADAPTER_FIELD, self._spec.models.actor.path)
-        tensors = read_file(ADAPTER_FIELD, given, given / ADAPTER_WEIGHTS)
+        adapter_folder = model_folder(settings.adapter, ADAPTER_FIELD)
+        peft_folder.check(adapter_folder, settings, ADAPTER_FIELD, self._spec.models.actor.path)
+        tensors = read_file(ADAPTER_FIELD, adapter_folder, adapter_folder / ADAPTER_WEIGHTS)
         named = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
         return replace(folder, tensors=self._merge(role, settings, 0, folder.tensors, named))
 
@@ -106,10 +106,12 @@ class AdapterWeights:
 
         Return the model's tensors in the compute type.
         """
-        kept = (BACKBONE, LM_HEAD) if role.kind is ModelKind.POLICY else (BACKBONE,)
-        whole = {name: value for name, value in base.items() if name.startswith(kept) and not name.endswith(MADE_ANEW)}
+        prefixes = (BACKBONE, LM_HEAD) if role.kind is ModelKind.POLICY else (BACKBONE,)
+        whole = {
+            name: value for name, value in base.items() if name.startswith(prefixes) and not name.endswith(MADE_ANEW)
+        }
         whole |= {name: value for name, value in came.items() if not name.endswith((A_SUFFIX, B_SUFFIX))}
-        compute, what = compute_dtype(self._spec), f"{role} version {version}"
+        compute, subject = compute_dtype(self._spec), f"{role} version {version}"
         modules = {
             name.removesuffix(suffix) for suffix in (A_SUFFIX, B_SUFFIX) for name in came if name.endswith(suffix)
         }
@@ -121,23 +123,23 @@ class AdapterWeights:
         if modules != wanted:
             odd = sorted(modules ^ wanted)
             raise _mismatch(
-                f"{what}: {odd[0]} has {'an adapter' if odd[0] in modules else 'none'}, and {len(odd)} such"
+                f"{subject}: {odd[0]} has {'an adapter' if odd[0] in modules else 'none'}, and {len(odd)} such"
             )
         for module in sorted(modules):
-            name, (a, b) = f"{module}.weight", _factors(module, came, what)
+            name, (a, b) = f"{module}.weight", _factors(module, came, subject)
             weight = whole[name]
             if (b.shape[0], a.shape[1]) != tuple(weight.shape) or not a.shape[0] == b.shape[1] == settings.rank:
                 shapes = f"{list(b.shape)} x {list(a.shape)}"
-                raise _mismatch(f"{what}: the adapter of {name} has shape {shapes}, the matrix {list(weight.shape)}")
+                raise _mismatch(f"{subject}: the adapter of {name} has shape {shapes}, the matrix {list(weight.shape)}")
             whole[name] = merged(weight.to(a.device, compute), a.float(), b.float(), settings.scale).to(compute)
         return whole
 
 
-def _factors(module: str, came: Mapping[str, torch.Tensor], what: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _factors(module: str, came: Mapping[str, torch.Tensor], subject: str) -> tuple[torch.Tensor, torch.Tensor]:
     try:
         return came[f"{module}{A_SUFFIX}"], came[f"{module}{B_SUFFIX}"]
     except KeyError as error:
-        raise _mismatch(f"{what}: {error.args[0]} is missing") from None
+        raise _mismatch(f"{subject}: {error.args[0]} is missing") from None
 
 
 def _mismatch(message: str) -> WorkError:

@@ -68,8 +68,8 @@ class WeightCopies:
 
         Raises RegionRefusedError without such memory, and WorkError when the provider lacks the version.
         """
-        held = next(iter(provider.tensors(request.model, request.version)), None)
-        where = held[1].device if held is not None else torch.device("cpu")
+        first = next(iter(provider.tensors(request.model, request.version)), None)
+        where = first[1].device if first is not None else torch.device("cpu")
         reached = [sharing for sharing in self.sharings if sharing.reaches(reader)]
         usable = [sharing for sharing in reached if not sharing.transient or sharing.device == where]
         if not usable:
@@ -94,7 +94,8 @@ class WeightCopies:
             copy.readers -= 1
             copy.spoiled = copy.spoiled or not read
             superseded = any(
-                one is not copy and one.sharing is copy.sharing and one.model == copy.model for one in self._copies
+                other is not copy and other.sharing is copy.sharing and other.model == copy.model
+                for other in self._copies
             )
             if copy.readers == 0 and (copy.spoiled or superseded or copy.sharing.transient):
                 self._drop(copy)

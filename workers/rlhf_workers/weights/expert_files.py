@@ -65,7 +65,9 @@ class ExpertFolder:
         each = torch.Size((shape[1] // len(maps), shape[2]))
         return torch.stack(
             [
-                torch.cat([self._tensors.read(f"{block}experts.{expert}.{one}.weight", each) for one in maps])
+                torch.cat(
+                    [self._tensors.read(f"{block}experts.{expert}.{projection}.weight", each) for projection in maps]
+                )
                 for expert in range(shape[0])
             ]
         )
@@ -89,8 +91,8 @@ def as_in_files(name: str, value: torch.Tensor, family: str) -> Iterator[tuple[s
         return
     maps = _maps(part, names)
     for expert, matrices in enumerate(value.unbind()):
-        for one, matrix in zip(maps, matrices.chunk(len(maps)), strict=True):
-            yield f"{block}experts.{expert}.{one}.weight", matrix
+        for projection, matrix in zip(maps, matrices.chunk(len(maps)), strict=True):
+            yield f"{block}experts.{expert}.{projection}.weight", matrix
 
 
 def _maps(part: str, names: ExpertNames) -> tuple[str, ...]:

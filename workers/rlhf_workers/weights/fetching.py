@@ -60,8 +60,8 @@ class FetchedWeights:
 
     def confirm(self) -> None:
         """Check after the last copy; WorkError WeightsTorn if a peer ended while its device memory was read."""
-        for one in self.borrowed:
-            one.confirm()
+        for region in self.borrowed:
+            region.confirm()
 
     @property
     def ways(self) -> str:

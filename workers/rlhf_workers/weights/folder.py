@@ -35,6 +35,6 @@ def read_file(model: str, folder: Path, file: Path) -> dict[str, torch.Tensor]:
         raise _failure("ModelCorrupt", model, folder, f"{file.name}: {error}") from error
 
 
-def _failure(reason: str, model: str, folder: Path, what: str) -> WorkError:
-    message = f"weights of {model} in {folder}: {what}"
+def _failure(reason: str, model: str, folder: Path, problem: str) -> WorkError:
+    message = f"weights of {model} in {folder}: {problem}"
     return WorkError(reason, message, field=f"{ModelRole(model).manifest_path}.path", exit_code=ExitCode.BAD_MODEL)

@@ -102,7 +102,7 @@ def _first(call: Any, seconds: float, model: str) -> pb.WeightLoan:
     try:
         loan: pb.WeightLoan = next(call)
     except StopIteration:
-        raise LoanRefusedError("the peer ended the call without a word") from None
+        raise LoanRefusedError("the peer ended the call without an answer") from None
     except grpc.RpcError as error:
         code, details = error.code(), error.details() or ""
         if code == grpc.StatusCode.FAILED_PRECONDITION:
@@ -122,7 +122,7 @@ def _tensors(
         raise WeightManifestError(f"it lends version {manifest.version}")
     check(manifest)
     check_places(manifest, loan.memory.size)
-    sharing = next((one for one in sharings if one.lends(loan.memory)), None)
+    sharing = next((candidate for candidate in sharings if candidate.lends(loan.memory)), None)
     if sharing is None:
         raise RegionRefusedError("it lends memory of a kind that is not used here")
     region = sharing.open(loan.memory)

@@ -65,9 +65,9 @@ class WeightSourceService:
         """Return names, types, shapes and checksums; computed once per version."""
         provider = await self._find(request, context)
         async with self._describing:
-            known = self._described.get(request.model)
-            if known and known.provider is provider and known.manifest.version == request.version:
-                return known.manifest
+            described = self._described.get(request.model)
+            if described and described.provider is provider and described.manifest.version == request.version:
+                return described.manifest
             try:
                 manifest = await asyncio.to_thread(self._describe, provider, request)
             except WorkError as error:
@@ -80,9 +80,9 @@ class WeightSourceService:
     ) -> AsyncIterator[bytes]:
         """Yield every tensor in the provider's order, cut into chunks, each an encoded message."""
         provider = await self._find(request, context)
-        held = self._in_host_memory(provider, request)
+        host_memory = self._in_host_memory(provider, request)
         try:
-            tensors = await asyncio.to_thread(held.__enter__)
+            tensors = await asyncio.to_thread(host_memory.__enter__)
         except WorkError as error:
             await _refuse(context, error)
         try:
@@ -94,7 +94,7 @@ class WeightSourceService:
         except WorkError as error:
             await _refuse(context, error)
         finally:
-            held.__exit__(None, None, None)
+            host_memory.__exit__(None, None, None)
 
     async def Lend(  # noqa: N802 (gRPC's name)
         self, request_iterator: AsyncIterator[pb.WeightLoanRequest], context: Context
@@ -105,7 +105,7 @@ class WeightSourceService:
             async with asyncio.timeout(REQUEST_SECONDS):
                 request = await anext(requests)
         except (TimeoutError, StopAsyncIteration):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call says nothing of what is to be lent")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call does not name the weights to lend")
         provider = await self._find(request.weights, context)
         copies = self._copies
         if copies is None:

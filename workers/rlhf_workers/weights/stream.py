@@ -128,11 +128,11 @@ class WeightStream:
         for entry in manifest.tensors:
             size = tensor_bytes(entry)
             if filled[entry.name] != size:
-                what = f"the stream ended after {filled[entry.name]} of {size} bytes of {entry.name}"
-                raise self._error("WeightsCorrupt", what)
+                problem = f"the stream ended after {filled[entry.name]} of {size} bytes of {entry.name}"
+                raise self._error("WeightsCorrupt", problem)
             if checksums[entry.name] != entry.crc32:
-                what = f"checksum of {entry.name} is {checksums[entry.name]:08x}, announced {entry.crc32:08x}"
-                raise self._error("WeightsCorrupt", what)
+                problem = f"checksum of {entry.name} is {checksums[entry.name]:08x}, announced {entry.crc32:08x}"
+                raise self._error("WeightsCorrupt", problem)
 
     def _chunks(self) -> Iterator[ReceivedChunk]:
         call = self._call
@@ -153,8 +153,8 @@ class WeightStream:
             return self._error("WeightsUnavailable", f"no chunk for {self._idle:.1f} s")
         return self._error("WeightsUnavailable", f"{code.name.lower().replace('_', ' ')}: {details}")
 
-    def _error(self, reason: str, what: str, *, retryable: bool = True) -> WorkError:
-        return WorkError(reason, self._message(what), retryable=retryable)
+    def _error(self, reason: str, problem: str, *, retryable: bool = True) -> WorkError:
+        return WorkError(reason, self._message(problem), retryable=retryable)
 
-    def _message(self, what: str) -> str:
-        return f"weights of {self._request.model} version {self._request.version} from {self.address}: {what}"
+    def _message(self, problem: str) -> str:
+        return f"weights of {self._request.model} version {self._request.version} from {self.address}: {problem}"

@@ -28,8 +28,8 @@ class FactsJsonl(Tracker):
     def __init__(self, run_dir: Path, next_iteration: int) -> None:
         """Drop iterations from `next_iteration` on. Raises OSError."""
         self._path = run_dir / FILE
-        known = [facts for facts in read_facts(self._path) if facts.iteration < next_iteration]
-        self._lines = {facts.iteration: facts.model_dump_json() for facts in known}
+        earlier = [facts for facts in read_facts(self._path) if facts.iteration < next_iteration]
+        self._lines = {facts.iteration: facts.model_dump_json() for facts in earlier}
 
     def facts(self, facts: IterationProfile) -> None:
         """Write the iteration together with the stored ones. Raises OSError."""

@@ -50,14 +50,14 @@ class MetricsJsonl(Tracker):
     def __init__(self, run_dir: Path, next_iteration: int) -> None:
         """Drop lines from `next_iteration` on. Raises OSError."""
         path = run_dir / FILE
-        kept = [line for line in read_metrics(path) if line["iteration"] < next_iteration]
+        remaining = [line for line in read_metrics(path) if line["iteration"] < next_iteration]
         partial = path.with_suffix(".tmp")
         with partial.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in kept)
+            file.writelines(json.dumps(line) + "\n" for line in remaining)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-        self._last = max((line["iteration"] for line in kept), default=-1)
+        self._last = max((line["iteration"] for line in remaining), default=-1)
         self._file = path.open("a", encoding="utf-8")
 
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:

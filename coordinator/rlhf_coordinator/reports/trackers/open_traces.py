@@ -24,7 +24,7 @@ def open_traces(job: RLHFJob, run_dir: Path, environ: Mapping[str, str] | None =
 
     `environ`: the environment of the process.
     """
-    known, given = os.environ if environ is None else environ, job.spec.trackers.open_telemetry
+    environment, settings = os.environ if environ is None else environ, job.spec.trackers.open_telemetry
 
     def opened(url: str) -> OpenTelemetryTraces:
         run = run_name(run_dir)
@@ -33,7 +33,7 @@ def open_traces(job: RLHFJob, run_dir: Path, environ: Mapping[str, str] | None =
             "rlhf.algorithm": job.spec.algorithm.name,
             "rlhf.run": run,
         }
-        export = open_export(url, SERVICE, known, resource)
-        return OpenTelemetryTraces(run, given.sample_share if given else SAMPLE_SHARE, export)
+        export = open_export(url, SERVICE, environment, resource)
+        return OpenTelemetryTraces(run, settings.sample_share if settings else SAMPLE_SHARE, export)
 
-    return open_where_set(known, given.endpoint if given else "", opened)
+    return open_where_set(environment, settings.endpoint if settings else "", opened)

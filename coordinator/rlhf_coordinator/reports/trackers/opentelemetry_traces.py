@@ -87,14 +87,14 @@ def run_name(run_dir: Path) -> str:
     """Return the random name of the run, which is stored in its folder. Raises OSError."""
     file = run_dir / FOLDER / FILE
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-        kept = json.loads(file.read_bytes())["run"]
-        if isinstance(kept, str) and kept:
-            return kept
+        stored = json.loads(file.read_bytes())["run"]
+        if isinstance(stored, str) and stored:
+            return stored
     file.parent.mkdir(parents=True, exist_ok=True)
-    made, partial_file = uuid.uuid4().hex, file.with_suffix(".tmp")
-    partial_file.write_text(json.dumps({"run": made}))
+    name, partial_file = uuid.uuid4().hex, file.with_suffix(".tmp")
+    partial_file.write_text(json.dumps({"run": name}))
     partial_file.replace(file)
-    return made
+    return name
 
 
 def _sample_spans(histories: SampleHistories, traced: list[int], trace: int, root: int) -> Iterator[TraceSpan]:

@@ -53,9 +53,9 @@ class RunTrackers:
         self.lost: tuple[str, ...] = ()
         """Descriptions of trackers that were given up; replaced as a whole, because scrapes and status read it."""
 
-    def behind(self) -> dict[str, int]:
+    def backlog(self) -> dict[str, int]:
         """Return kind of each open service -> number of iterations that it has not taken yet."""
-        return {name: each.behind for name, each in list(self._trackers.items()) if isinstance(each, ServiceTracker)}
+        return {name: each.backlog for name, each in list(self._trackers.items()) if isinstance(each, ServiceTracker)}
 
     def trace_spans(self) -> dict[str, int]:
         """Return outcome -> number of spans; empty for a run without traces."""

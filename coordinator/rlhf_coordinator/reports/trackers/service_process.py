@@ -38,9 +38,9 @@ class ServiceRun(ABC):
     def __init__(self, kind: str, settings: Mapping[str, Any]) -> None:
         self.folder = Path(settings["folder"])
         self._file = self.folder / f"{kind}.json"
-        kept = json.loads(self._file.read_bytes()) if self._file.exists() else {}
-        self.run_id: str = kept.get("run", "")
-        self._next: int = kept.get("next", 0)
+        stored = json.loads(self._file.read_bytes()) if self._file.exists() else {}
+        self.run_id: str = stored.get("run", "")
+        self._next: int = stored.get("next", 0)
         self.open(settings)
         self._keep()
 
@@ -101,8 +101,8 @@ class MlflowRun(ServiceRun):
         self._metric: Any = importlib.import_module("mlflow.entities").Metric
         self._client = tracking.MlflowClient(tracking_uri=settings["uri"])
         if not self.run_id:
-            known = self._client.get_experiment_by_name(settings["experiment"])
-            experiment = known.experiment_id if known else self._client.create_experiment(settings["experiment"])
+            existing = self._client.get_experiment_by_name(settings["experiment"])
+            experiment = existing.experiment_id if existing else self._client.create_experiment(settings["experiment"])
             tags = {"rlhf.dev/job": settings["name"], "rlhf.dev/algorithm": settings["tags"][0]}
             self.run_id = self._client.create_run(experiment, run_name=settings["name"], tags=tags).info.run_id
             for name, value in settings["facts"].items():
@@ -133,16 +133,16 @@ def main() -> None:
     threading.Thread(target=_read, args=(asked, lines), daemon=True).start()
     run: ServiceRun | None = None
     while (line := lines.get()) is not None:
-        given = json.loads(line)
+        message = json.loads(line)
         try:
             if run is None:
-                run = RUNS[kind](kind, given)
-            elif "finish" in given:
-                run.close(given["finish"])
-            elif "evaluation" in given:
-                run.log(given["evaluation"], given["time_ns"], given["metrics"])
+                run = RUNS[kind](kind, message)
+            elif "finish" in message:
+                run.close(message["finish"])
+            elif "evaluation" in message:
+                run.log(message["evaluation"], message["time_ns"], message["metrics"])
             else:
-                run.record(given["iteration"], given["time_ns"], given["metrics"])
+                run.record(message["iteration"], message["time_ns"], message["metrics"])
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             answers.write(" ".join(text.split())[:MAX_MESSAGE] + "\n")

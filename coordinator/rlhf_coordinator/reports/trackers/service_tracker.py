@@ -71,7 +71,7 @@ class ServiceTracker(Tracker):
         self._thread.start()
 
     @property
-    def behind(self) -> int:
+    def backlog(self) -> int:
         """Number of iterations that the process has not taken yet."""
         return self._queue.qsize() + (self._asked is not None)
 

@@ -12,7 +12,7 @@ Settings = dict[str, Any]
 
 def services_of(job: RLHFJob) -> dict[str, Settings]:
     """Return kind of service -> its settings, without Secrets; empty where the manifest names none."""
-    given, spec = job.spec.trackers, job.spec
+    trackers, spec = job.spec.trackers, job.spec
     facts = {
         "algorithm": spec.algorithm.name,
         "iterations": spec.iterations,
@@ -22,9 +22,9 @@ def services_of(job: RLHFJob) -> dict[str, Settings]:
     }
     about: Settings = {"name": job.name, "tags": [spec.algorithm.name], "facts": facts}
     services: dict[str, Settings] = {}
-    if given.wandb is not None:
-        own = {"project": given.wandb.project, "entity": given.wandb.entity, "mode": given.wandb.mode.lower()}
+    if trackers.wandb is not None:
+        own = {"project": trackers.wandb.project, "entity": trackers.wandb.entity, "mode": trackers.wandb.mode.lower()}
         services["wandb"] = about | own
-    if given.mlflow is not None:
-        services["mlflow"] = about | {"uri": given.mlflow.uri, "experiment": given.mlflow.experiment}
+    if trackers.mlflow is not None:
+        services["mlflow"] = about | {"uri": trackers.mlflow.uri, "experiment": trackers.mlflow.experiment}
     return services

@@ -32,8 +32,8 @@ class SummaryJson(Tracker):
         write_summary(self._run_dir, summarise(read_metrics(self._run_dir / METRICS_FILE), summary))
 
 
-def summarise(lines: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of the metric lines, overridden by the coordinator's own values (`given`).
+def summarise(lines: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of the metric lines, overridden by the coordinator's own values (`overrides`).
 
     `lines` have `iteration`, `time_ns` and metrics by name; `reward` may be null (NaN) or absent.
     """
@@ -49,7 +49,7 @@ def summarise(lines: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> d
         "samples_per_second": len(speeds) / sum(1 / speed for speed in speeds) if speeds and min(speeds) > 0 else None,
         "seconds": (lines[-1]["time_ns"] - lines[0]["time_ns"]) / 1e9 if lines else 0.0,
     }
-    return {**summary, **{name: value for name, value in given.items() if value is not None}}
+    return {**summary, **{name: value for name, value in overrides.items() if value is not None}}
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ function showLosses(store) {
   const { losses } = store;
   document.getElementById('headline').textContent = losses?.headline || 'nothing is recorded yet: no iteration is finished, or spec.metrics is Disabled';
   const words = losses?.words ?? [];
-  document.getElementById('words').replaceChildren(...(words.length || !losses?.headline ? words : ['no loss of 3% or more of an iteration is known']).map((text) => {
+  document.getElementById('words').replaceChildren(...(words.length || !losses?.headline ? words : ['no loss reaches 3% of an iteration']).map((text) => {
     const item = document.createElement('li');
     item.textContent = text;
     return item;

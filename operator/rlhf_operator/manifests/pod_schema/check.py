@@ -49,8 +49,8 @@ def _check(value: object, kind: str, path: str) -> Iterator[Problem]:
         yield from _object(value, kind, path)
     elif kind.startswith("["):
         if not isinstance(value, list):
-            given = "" if not isinstance(value, Mapping) else ", each with '-' before it"
-            yield Problem(path, value, f"must be a list{given}, each {_named(kind[1:-1])}")
+            hint = "" if not isinstance(value, Mapping) else ", each with '-' before it"
+            yield Problem(path, value, f"must be a list{hint}, each {_named(kind[1:-1])}")
             return
         for index, item in enumerate(value):
             yield from _check(item, kind[1:-1], f"{path}[{index}]")
@@ -67,7 +67,7 @@ def _check(value: object, kind: str, path: str) -> Iterator[Problem]:
 
 
 def _object(value: object, kind: str, path: str) -> Iterator[Problem]:
-    known = _TYPES[kind]["fields"]
+    fields = _TYPES[kind]["fields"]
     if not isinstance(value, Mapping):
         listed = ": the value is a list, remove the '-'" if isinstance(value, list) else ""
         yield Problem(path, value, f"must be {_named(kind)}{listed}")
@@ -78,9 +78,9 @@ def _object(value: object, kind: str, path: str) -> Iterator[Problem]:
             severity = Severity.ERROR if name in _KEYS else Severity.SERVER
             yield Problem(f"{path}.{name}", None, f"is required in {_a(kind)}", severity=severity)
     for name, item in value.items():
-        if name in known:
+        if name in fields:
             if item is not None:
-                yield from _check(item, known[name], f"{path}.{name}")
+                yield from _check(item, fields[name], f"{path}.{name}")
         elif kind == "PodTemplateSpec":
             yield Problem(_below(path, name), item, "a pod template has metadata and spec only")
         else:

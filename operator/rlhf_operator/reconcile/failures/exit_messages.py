@@ -47,7 +47,7 @@ def how_it_ended(end: PodEnd) -> str:
     if end.reason == OUT_OF_MEMORY:
         return "it was killed for using more memory than its limit: raise resources.limits.memory in its pod template"
     if end.reason in _NOT_STARTED:
-        return f"its container cannot be started ({end.message}): use an image that has what the container runs"
+        return f"its container cannot be started ({end.message}): use an image with the container's command"
     if end.code is None:
         return f"{end.reason or 'the pod failed'}: {end.message}" if end.message else end.reason or "the pod failed"
     meaning = _MEANINGS.get(ExitCode(end.code)) if end.code in set(ExitCode) else None

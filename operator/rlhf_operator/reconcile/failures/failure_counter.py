@@ -142,14 +142,14 @@ def count_failures(
     before `started` belong to a suspension. If the job is `stopping`, all ends are intended, except for what the
     coordinator reports about the job.
     """
-    known = {str(entry["id"]): str(entry["pod"]) for entry in before.get("accounted") or []}
+    counted = {str(entry["id"]): str(entry["pod"]) for entry in before.get("accounted") or []}
     listed = sorted(pods, key=lambda pod: pod.name)
-    kept = {end: pod.name for pod in listed for end in (pod.uid, pod.end.id if pod.end else "") if end in known}
+    retained = {end: pod.name for pod in listed for end in (pod.uid, pod.end.id if pod.end else "") if end in counted}
     complete = any(_finished(pod) for pod in listed)
     rules = policy.failure_policy.rules
     candidates = [pod for pod in listed if not _finished(pod) and (not stopping or pod.group == Group.COORDINATOR)]
-    ends = [end for pod in candidates if (end := _new_end(pod, known, started, rules)) is not None]
-    gone = [pod for pod in candidates if pod.uid in lost and pod.uid not in known]
+    ends = [end for pod in candidates if (end := _new_end(pod, counted, started, rules)) is not None]
+    gone = [pod for pod in candidates if pod.uid in lost and pod.uid not in counted]
     # Several workers lost at once have one cause.
     matches = [failure_policy.of_lost(rules, pod, alone=pod is gone[0]) for pod in gone]
     ends += [UncountedEnd(pod.uid, pod, match, lost[pod.uid]) for pod, match in zip(gone, matches, strict=True)]
@@ -159,12 +159,12 @@ def count_failures(
     for end in ends:
         counter.count(end)
     reasons = [end.described for end in ends if end.match is not REQUESTED] or [
-        f"{pod.name}: {how_it_ended(pod.end)}" for pod in candidates if pod.end and _explained(pod, known)
+        f"{pod.name}: {how_it_ended(pod.end)}" for pod in candidates if pod.end and _explained(pod, counted)
     ]
     return FailureCounts(
         failures=counter.failures,
         disruptions=counter.disruptions,
-        accounted=kept | {end_id: end.pod.name for end in ends for end_id in end.ids},
+        accounted=retained | {end_id: end.pod.name for end in ends for end_id in end.ids},
         last_reason=reasons[-1] if reasons else before.get("lastReason"),
         last_time=rfc3339(now) if reasons else before.get("lastTime"),
         # Workers end well after the last iteration, and their end is often observed before the coordinator's.
@@ -224,8 +224,10 @@ class FailureCounter:
         if end.match.scope == "Group":
             self.restarts.setdefault(end.pod.group, GroupRestart(why, whole_job=False))
         elif end.match.scope == "Job":
-            known = {group for group, restart in self.restarts.items() if restart.whole_job}
-            self.restarts |= {group: GroupRestart(why, whole_job=True) for group in Group if group not in known}
+            whole_job_groups = {group for group, restart in self.restarts.items() if restart.whole_job}
+            self.restarts |= {
+                group: GroupRestart(why, whole_job=True) for group in Group if group not in whole_job_groups
+            }
 
 
 def _finished(pod: ObservedPod) -> bool:
@@ -233,12 +235,12 @@ def _finished(pod: ObservedPod) -> bool:
 
 
 def _new_end(
-    pod: ObservedPod, known: Mapping[str, str], started: datetime | None, rules: Sequence[FailureRule]
+    pod: ObservedPod, counted: Mapping[str, str], started: datetime | None, rules: Sequence[FailureRule]
 ) -> UncountedEnd | None:
-    if pod.uid in known:
+    if pod.uid in counted:
         return None
     whole = pod.end is not None and pod.phase == "Failed" and pod.end.code is None
-    if whole and pod.end and pod.end.id in known:
+    if whole and pod.end and pod.end.id in counted:
         return None  # the end of its container was already counted
     if pod.disruption:
         end_id = pod.end.id if whole and pod.end else pod.uid
@@ -249,16 +251,16 @@ def _new_end(
         if started is not None and asked < started:
             return None
         return UncountedEnd(pod.uid, pod, failure_policy.of_disruption(rules, pod), "deleted from outside", whole=True)
-    if pod.end is None or pod.end.id in known:
+    if pod.end is None or pod.end.id in counted:
         return None
     match = REQUESTED if _requested(pod) else failure_policy.of_end(rules, pod)
     return UncountedEnd(pod.end.id, pod, match, how_it_ended(pod.end), whole=whole)
 
 
-def _explained(pod: ObservedPod, known: Mapping[str, str]) -> bool:
+def _explained(pod: ObservedPod, counted: Mapping[str, str]) -> bool:
     """Return whether the container's end was counted and the kubelet now says why it ended the pod."""
     assert pod.end is not None
-    return pod.end.code is None and pod.end.id in known and pod.uid not in known
+    return pod.end.code is None and pod.end.id in counted and pod.uid not in counted
 
 
 def _requested(pod: ObservedPod) -> bool:

@@ -35,7 +35,7 @@ def lost(
         return {}
     patience = _patience(job)
     return {
-        pod.uid: f"lost: its coordinator has not heard of it for {(now - since).total_seconds():.0f} s, though it runs"
+        pod.uid: f"lost: no heartbeat reached its coordinator for {(now - since).total_seconds():.0f} s, though it runs"
         for pod, since in _silent(job, listed, reading)
         if now - since >= patience
     }
@@ -57,10 +57,10 @@ def silence_message(job: RLHFJob, pods: Iterable[ObservedPod], reading: Coordina
     if reading is None or not silent:
         return ""
     if _coordinator_is_cut_off(job, reading):
-        known = len(reading.silent) + reading.streams
+        worker_count = len(reading.silent) + reading.streams
         return (
-            f"the coordinator has lost {len(reading.silent)} of {known} workers at once, so its own network is more "
-            "likely cut than theirs: none is replaced. `kubectl delete pod` replaces one"
+            f"the coordinator has lost {len(reading.silent)} of {worker_count} workers at once, so its own network is "
+            "more likely cut than theirs: none is replaced. `kubectl delete pod` replaces one"
         )
     more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
     seconds = _patience(job).total_seconds()

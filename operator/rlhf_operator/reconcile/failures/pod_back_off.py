@@ -52,7 +52,7 @@ def delay(ends: int) -> timedelta:
     return timedelta(0) if ends <= 1 else min(LONGEST, BASE * 2 ** min(ends - 2, 16))
 
 
-def known(status: Mapping[str, Any]) -> dict[str, PodBackOff]:
+def stored_back_offs(status: Mapping[str, Any]) -> dict[str, PodBackOff]:
     """Return pod name -> back-off, from `status.restarts`."""
     back_offs = {}
     for entry in (status.get("restarts") or {}).get("backOff") or []:
@@ -75,7 +75,7 @@ def with_ends(
     `messages`: uid -> how a pod ended, if known.
     """
     counted = {str(entry["id"]) for entry in (status.get("restarts") or {}).get("accounted") or []}
-    back_offs = known(status)
+    back_offs = stored_back_offs(status)
     for pod in pods:
         if pod.uid in counted or pod.uid not in accounted:
             continue
@@ -121,8 +121,8 @@ def waiting_messages(back_offs: Mapping[str, PodBackOff], now: datetime) -> list
     """Return sentences about the waiting pods, starting with the longest waits."""
     entries = sorted(waiting(back_offs, now).items(), key=lambda item: (-item[1].ends, item[0]))
     messages = [
-        f"waits until {rfc3339(entry.until)} ({delay(entry.ends).total_seconds():.0f} s after it was last made) before "
-        f"{name} is made again, because it ended {entry.ends} times in a row"
+        f"waits until {rfc3339(entry.until)} ({delay(entry.ends).total_seconds():.0f} s after the last creation) "
+        f"before it creates {name} again, because {name} ended {entry.ends} times in a row"
         + (f", the last time: {entry.reason}" if entry.reason else "")
         for name, entry in entries[:SHOWN]
     ]

@@ -56,9 +56,8 @@ class StartBackOff:
     def message(self) -> str:
         """Return the reason and the time of the next attempt."""
         return (
-            f"could not begin: {self.reason}. All pods are ended and their resources given back since "
-            f"{rfc3339(self.since)}; tried again at {rfc3339(self.until)} (attempt {self.attempts + 1}), or at once "
-            "when the spec is changed"
+            f"could not begin: {self.reason}. All pods ended and released their resources at {rfc3339(self.since)}; "
+            f"the next attempt ({self.attempts + 1}) is at {rfc3339(self.until)}, or at once when the spec is changed"
         )
 
     def written(self) -> Json:
@@ -72,7 +71,7 @@ class StartBackOff:
         }
 
 
-def known(status: Mapping[str, Any]) -> StartBackOff | None:
+def stored_back_off(status: Mapping[str, Any]) -> StartBackOff | None:
     """Return the back-off in `status.release`; None if there is none."""
     stored = status.get("release") or {}
     since, until = time_of(stored.get("since")), time_of(stored.get("until"))
@@ -130,15 +129,17 @@ def _cannot_begin(job: RLHFJob, pods: Iterable[ObservedPod], reading: Coordinato
         assert since is not None
         words = f"{first.waiting}: {first.waiting_message}" if first.waiting_message else first.waiting
         more = f", as {len(overdue) - 1} more are" if len(overdue) > 1 else ""
-        return f"{first.name} has a node since {rfc3339(since)} and is kept from starting ({words}){more}"
+        return f"{first.name} has a node since {rfc3339(since)} and cannot start ({words}){more}"
     began = _began(listed)
     waits = reading is not None and now - reading.at <= READ_LATELY and reading.phase in NOT_AT_WORK
     if not waits or reading is None or began is None or not _enough(job, listed):
         return ""
     if now - began < _patience(job):
         return ""
-    what = reading.waiting_for[0] if reading.waiting_for else "its workers"
-    return f"what an iteration needs runs since {rfc3339(began)}, and the coordinator still waits for {_lasting(what)}"
+    awaited = reading.waiting_for[0] if reading.waiting_for else "its workers"
+    return (
+        f"the pods of an iteration run since {rfc3339(began)}, and the coordinator still waits for {_lasting(awaited)}"
+    )
 
 
 def _began(pods: Iterable[ObservedPod]) -> datetime | None:

@@ -100,10 +100,10 @@ def pod_of(body: Json) -> ObservedPod | UnreadableObject:
         why = misshapen(body) or f"{type(error).__name__} while it was read"
     try:
         meta = body["metadata"]
-        known, going = identity_of(meta), bool(meta.get("deletionTimestamp"))
+        identity, going = identity_of(meta), bool(meta.get("deletionTimestamp"))
     except Exception:
-        known, going = ObjectIdentity("", "", 0, ""), False
-    return UnreadableObject(known.name, known.uid, known.version, known.owner, why, going)
+        identity, going = ObjectIdentity("", "", 0, ""), False
+    return UnreadableObject(identity.name, identity.uid, identity.version, identity.owner, why, going)
 
 
 def _pod(body: Json) -> ObservedPod:
@@ -292,8 +292,8 @@ def _end(uid: str, status: Json, container: Json) -> PodEnd | None:
     report = last_report(log) if isinstance(log, str) else None
     if phase == "Failed" and reason:
         # The kubelet ended the pod, so its reason counts and not the exit code. The container may have ended before.
-        known = name if _code(_ended(container, "state")) else uid
-        return PodEnd(known, None, reason, message, at, report)
+        end_id = name if _code(_ended(container, "state")) else uid
+        return PodEnd(end_id, None, reason, message, at, report)
     return PodEnd(
         name, code, _word(ended.get("reason")), readable(log) if isinstance(log, str) else _words(log), at, report
     )

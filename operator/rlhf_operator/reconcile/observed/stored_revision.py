@@ -19,7 +19,7 @@ class StoredRevision:
     packed: bytes = b""
 
     @classmethod
-    def of(cls, data: Mapping[str, str]) -> Self:
+    def from_data(cls, data: Mapping[str, str]) -> Self:
         """Return the revision's part of the data of the job's ConfigMap."""
         ours = {key: data[key] for key in (JOB_KEY, REVISION_KEY) if key in data}
         return cls(zlib.compress(json.dumps(ours).encode()))

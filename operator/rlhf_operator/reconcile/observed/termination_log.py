@@ -79,8 +79,8 @@ def _report(report: Mapping[str, Any]) -> FinalReport | None:
 
 def metrics(entries: Any) -> dict[str, float]:
     """Return the entries of a map that are finite numbers with names."""
-    given = entries.items() if isinstance(entries, Mapping) else ()
-    numbers = {clean(name[:METRIC_NAME_MAX]): value for name, value in given if type(value) in (int, float)}
+    items = entries.items() if isinstance(entries, Mapping) else ()
+    numbers = {clean(name[:METRIC_NAME_MAX]): value for name, value in items if type(value) in (int, float)}
     return {
         name: float(value)
         for name, value in list(numbers.items())[:METRICS_MAX]

@@ -45,7 +45,7 @@ from rlhf_operator.reconcile.revisions.revision import (
     spec_schema,
     trusted,
 )
-from rlhf_operator.reconcile.revisions.three_way_merge import carried, known
+from rlhf_operator.reconcile.revisions.three_way_merge import carried, prune_unknown
 from rlhf_operator.stored_job import UNREADABLE
 
 Json = dict[str, Any]
@@ -86,9 +86,9 @@ def pin_revision(parsed: ParsedJob, stored: Mapping[str, Any], observed: Observe
         return _without(parsed)
     status, images = stored.get("status") or {}, observed.images
     if observed.pods or status.get("startTime"):
-        held = _held(_text(stored), observed.stored_revision, digests(status), observed.home)
-        if held is not None:
-            return held
+        pinned = _from_stored(_text(stored), observed.stored_revision, digests(status), observed.home)
+        if pinned is not None:
+            return pinned
         images = _started_by(status, images)
     if not parsed.planned:
         return _without(parsed)
@@ -118,13 +118,15 @@ def _started(text: str, images: Images, home: str) -> PinnedJob:
     ranks = job.spec.training.ranks
     requests_hash = members.requests_hash(job, pods)
     written = text_of(document(job))
-    return _of(job, Revision(images, stored, written, pods, spares(job, images), ranks, hashes, requests_hash), home)
+    return _pinned_job(
+        job, Revision(images, stored, written, pods, spares(job, images), ranks, hashes, requests_hash), home
+    )
 
 
 @cached(REMEMBERED)
-def _held(text: str, kept: StoredRevision, vouched: tuple[str, ...], home: str) -> PinnedJob | None:
+def _from_stored(text: str, stored_revision: StoredRevision, vouched: tuple[str, ...], home: str) -> PinnedJob | None:
     """Return the job with its revision and its user's edits; None if it has none."""
-    revision = trusted(kept, vouched)
+    revision = trusted(stored_revision, vouched)
     if revision is None:
         return None
     stored = json.loads(text)
@@ -138,14 +140,14 @@ def _held(text: str, kept: StoredRevision, vouched: tuple[str, ...], home: str) 
     elif _problem(stored) in ("", _problem(revision.job)):
         changed = _edited(then, now, stored, revision)
     if changed is None:
-        return replace(_of(now, revision, home), job=parsed.job, problem=parsed.problem, reason=parsed.reason)
-    held = _of(now, changed, home)
+        return replace(_pinned_job(now, revision, home), job=parsed.job, problem=parsed.problem, reason=parsed.reason)
+    pinned = _pinned_job(now, changed, home)
     if parsed.problem:
-        held = replace(held, note="; ".join(filter(None, [_goes_on(parsed), held.note])))
-    before = digest(kept.data)
-    if before == held.status["digest"]:
-        return replace(held, settled=True)
-    return replace(held, status={**held.status, "previousDigest": before})
+        pinned = replace(pinned, note="; ".join(filter(None, [_goes_on(parsed), pinned.note])))
+    before = digest(stored_revision.data)
+    if before == pinned.status["digest"]:
+        return replace(pinned, settled=True)
+    return replace(pinned, status={**pinned.status, "previousDigest": before})
 
 
 def _problem(stored: Json) -> str:
@@ -168,7 +170,7 @@ def _edited(then: RLHFJob, now: RLHFJob, stored: Json, revision: Revision) -> Re
         return None
     base = json.loads(revision.document)
     written = carried(base, document(then), document(now))
-    spec = known(written["spec"], base["spec"], spec_schema())[0]
+    spec = prune_unknown(written["spec"], base["spec"], spec_schema())[0]
     written = {**written, "spec": spec}
     requests_hash = revision.requests_hash
     if not members.counts(then).keys() <= revision.pods.keys() or (
@@ -180,32 +182,32 @@ def _edited(then: RLHFJob, now: RLHFJob, stored: Json, revision: Revision) -> Re
 
 
 def _carried(
-    held: Mapping[Group, Json], then: Mapping[Group, Json], now: Mapping[Group, Json], changed: Collection[Group]
+    pinned_pods: Mapping[Group, Json], then: Mapping[Group, Json], now: Mapping[Group, Json], changed: Collection[Group]
 ) -> dict[Group, Json]:
     """Return one pod of each group with its user's edits; `changed`: groups whose template was edited."""
-    pods = {group: pod for group, pod in held.items() if group not in changed} | dict(now)
-    for group in pods.keys() & now.keys() & held.keys():
+    pods = {group: pod for group, pod in pinned_pods.items() if group not in changed} | dict(now)
+    for group in pods.keys() & now.keys() & pinned_pods.keys():
         if group in then:
-            pods[group] = carried(held[group], then[group], now[group])
+            pods[group] = carried(pinned_pods[group], then[group], now[group])
         elif group not in changed:
-            pods[group] = held[group]
+            pods[group] = pinned_pods[group]
     return pods
 
 
 def _goes_on(parsed: ParsedJob) -> str:
-    return f"the job goes on as it was started, though a new start would be refused: {parsed.problem}"
+    return f"the job continues with the manifest of its start; a new start would be refused: {parsed.problem}"
 
 
-def _of(job: RLHFJob, revision: Revision, home: str) -> PinnedJob:
+def _pinned_job(job: RLHFJob, revision: Revision, home: str) -> PinnedJob:
     data = revision.data
-    made = plain(job, data, home)
-    prints = {(kind_of(body), str(body["metadata"]["name"])): fingerprint(body) for body in made}
+    objects = plain(job, data, home)
+    prints = {(kind_of(body), str(body["metadata"]["name"])): fingerprint(body) for body in objects}
     images = {"coordinatorImage": revision.images.coordinator, "workerImage": revision.images.worker}
     if revision.images.vllm_worker:
         images["vllmWorkerImage"] = revision.images.vllm_worker
     return PinnedJob(
         job,
-        stored_revision=StoredRevision.of(data),
+        stored_revision=StoredRevision.from_data(data),
         status={**images, "digest": digest(data)},
         hashes=revision.hashes,
         fingerprints=prints,
@@ -216,12 +218,12 @@ def _of(job: RLHFJob, revision: Revision, home: str) -> PinnedJob:
 def _waiting(job: RLHFJob, base: Json) -> str:
     """Return a note on the user's fields that wait for the next start; empty if there are none."""
     now = document(job)
-    _, unknown = known(now["spec"], base.get("spec"), spec_schema(), "spec")
+    _, unknown = prune_unknown(now["spec"], base.get("spec"), spec_schema(), "spec")
     said = [path for path in unknown if _value(now, path) != _default(path)]
     if not said:
         return ""
     listed = ", ".join(said)
-    return f"{listed}: not known to the version that the job runs by; takes effect when it is suspended and resumed"
+    return f"{listed}: unknown to the version that runs the job; takes effect after suspend and resume"
 
 
 def _value(data: Json, path: str) -> Any:

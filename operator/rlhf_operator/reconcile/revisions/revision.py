@@ -95,8 +95,8 @@ class Revision:
         """Return the pod of that group and index after `epoch` restarts of its group."""
         spare = group in self.spares and index >= self.ranks
         text = json.dumps(self.spares[group] if spare else self.pods[group])
-        made: Json = json.loads(text.replace(SPARE if spare else INDEX, str(index)).replace(EPOCH, str(epoch)))
-        return made
+        body: Json = json.loads(text.replace(SPARE if spare else INDEX, str(index)).replace(EPOCH, str(epoch)))
+        return body
 
 
 def _written(text: str) -> str:
@@ -122,9 +122,9 @@ def digests(status: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(revision[name]) for name in ("digest", "previousDigest") if revision.get(name))
 
 
-def trusted(kept: StoredRevision, vouched: tuple[str, ...]) -> Revision | None:
+def trusted(stored_revision: StoredRevision, vouched: tuple[str, ...]) -> Revision | None:
     """Return the revision in a ConfigMap; None if there is none, or its digest is not valid."""
-    data = kept.data
+    data = stored_revision.data
     if REVISION_KEY not in data or digest(data) not in vouched:
         return None
     try:
@@ -139,20 +139,20 @@ def trusted(kept: StoredRevision, vouched: tuple[str, ...]) -> Revision | None:
 
 def shapes(job: RLHFJob, images: Images) -> dict[Group, Json]:
     """Return one pod of each group, rendered by this version, without groups whose template is invalid."""
-    return _made(job, group_sizes(job), images, INDEX)
+    return _rendered_pods(job, group_sizes(job), images, INDEX)
 
 
 def spares(job: RLHFJob, images: Images) -> dict[Group, Json]:
     """Return one pod without a training rank, for a group in which others have them."""
-    return {} if job.spec.rank_group is Group.TRAINING else _made(job, [job.spec.rank_group], images, SPARE)
+    return {} if job.spec.rank_group is Group.TRAINING else _rendered_pods(job, [job.spec.rank_group], images, SPARE)
 
 
-def _made(job: RLHFJob, groups: Iterable[Group], images: Images, index: str) -> dict[Group, Json]:
-    made = {}
+def _rendered_pods(job: RLHFJob, groups: Iterable[Group], images: Images, index: str) -> dict[Group, Json]:
+    pods = {}
     for group in groups:
         with contextlib.suppress(TemplateError):
-            made[group] = pod(job, group, 0 if group is Group.COORDINATOR else index, images, EPOCH)
-    return made
+            pods[group] = pod(job, group, 0 if group is Group.COORDINATOR else index, images, EPOCH)
+    return pods
 
 
 def spec_schema() -> Mapping[str, Any]:

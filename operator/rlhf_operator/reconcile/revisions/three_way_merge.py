@@ -60,7 +60,7 @@ def _tells_apart(key: str, items: Sequence[Any]) -> bool:
     return plain and len(set(values)) == len(values) == len(items)
 
 
-def known(document: Any, base: Any, schema: Mapping[str, Any], path: str = "") -> tuple[Any, list[str]]:
+def prune_unknown(document: Any, base: Any, schema: Mapping[str, Any], path: str = "") -> tuple[Any, list[str]]:
     """Return `document` without the fields that the writer of `base` did not know, and their paths.
 
     `base` has all fields that its writer knew according to their schema. If it has no object, nothing is removed.
@@ -68,12 +68,12 @@ def known(document: Any, base: Any, schema: Mapping[str, Any], path: str = "") -
     fields = schema.get("properties")
     if not isinstance(document, dict) or not isinstance(base, dict) or fields is None or schema.get(OPEN):
         return document, []
-    kept, left_out = {}, []
+    pruned, left_out = {}, []
     for name, value in document.items():
         below = f"{path}.{name}" if path else name
         if name not in base:
             left_out.append(below)
             continue
-        kept[name], more = known(value, base[name], fields.get(name, {}), below)
+        pruned[name], more = prune_unknown(value, base[name], fields.get(name, {}), below)
         left_out += more
-    return kept, left_out
+    return pruned, left_out

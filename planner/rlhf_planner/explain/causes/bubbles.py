@@ -16,7 +16,7 @@ class Bubbles:
 
     def find(self, facts: Sequence[IterationProfile]) -> Finding | None:
         """See `finding.LossCause`."""
-        share = sum(one.training.get("bubble_share", 0.0) for one in facts) / len(facts)
+        share = sum(profile.training.get("bubble_share", 0.0) for profile in facts) / len(facts)
         settings, seconds = facts[-1].settings, mean_seconds(facts, "Training")
         if settings.pipeline < 2 or not 0 < share <= 1:
             return None

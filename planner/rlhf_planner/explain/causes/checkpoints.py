@@ -23,15 +23,15 @@ class SeldomCheckpoints:
         """See `finding.LossCause`."""
         every = facts[-1].settings.checkpoint_every
         due = [
-            max(0.0, one.seconds("Checkpointing") - (one.evaluation_waited or 0.0))
-            for one in facts
-            if every and (one.iteration + 1) % every == 0
+            max(0.0, profile.seconds("Checkpointing") - (profile.evaluation_waited or 0.0))
+            for profile in facts
+            if every and (profile.iteration + 1) % every == 0
         ]
         if not due:
             return None
         each = sum(due) / len(due)
         summary = f"a checkpoint holds the job up for {each:.3g} s, every {every} iteration{'s' * (every > 1)}"
-        how = "what one takes, spread over more iterations; more is lost when a rank dies"
+        how = "the time of one checkpoint, spread over more iterations; a lost rank loses more work"
         saved = each / every - each / (TIMES * every)
         value = str(TIMES * every)
         return gained(self.name, facts, saved, summary, how, field="spec.checkpoints.every", value=value)

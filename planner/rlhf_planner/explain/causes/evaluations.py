@@ -23,12 +23,12 @@ class SeldomEvaluations:
         """See `finding.LossCause`."""
         settings = facts[-1].settings
         every = settings.evaluation_every
-        held = [one.evaluation_waited for one in facts if one.evaluation_waited is not None]
-        if not every or not held:
+        waits = [profile.evaluation_waited for profile in facts if profile.evaluation_waited is not None]
+        if not every or not waits:
             return None
-        each = sum(held) / len(held)
+        each = sum(waits) / len(waits)
         summary = f"an evaluation holds the job up for {each:.3g} s, every {every} iteration{'s' * (every > 1)}"
-        how = "what one takes, spread over more iterations"
+        how = "the time of one evaluation, spread over more iterations"
         saved = each / every - each / (TIMES * every)
         value = str(TIMES * every)
         return gained(self.name, facts, saved, summary, how, field="spec.evaluation.every", value=value)

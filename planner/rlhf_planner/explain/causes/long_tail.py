@@ -51,11 +51,11 @@ class LongTail:
             f"interStage is {settings.inter_stage}"
         )
         if settings.inter_stage != "Disabled" or settings.generation_workers < 2 or settings.overlap == "Disabled":
-            why = "fusion is on already" if settings.inter_stage != "Disabled" else "nobody could score meanwhile"
+            why = "fusion is on already" if settings.inter_stage != "Disabled" else "no worker could score meanwhile"
             return spent(self.name, facts[-1:], waits, summary, why)
         ratio = _simulated(last, samples)
         if ratio is None:
-            why = "the simulation of what was recorded does not meet what was measured"
+            why = "the simulation of the recording does not match the measurement"
             return spent(self.name, facts[-1:], waits, summary, why)
         saved = last.fused * (1 - ratio)
         how = "simulated by the planner over these lengths"

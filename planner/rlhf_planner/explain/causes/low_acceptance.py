@@ -38,7 +38,7 @@ class LowAcceptance:
             return None
         summary = (
             f"of {drafts.drafted:,.0f} drafted tokens {drafts.accepted / drafts.drafted:.0%} were right, "
-            f"{drafts.tokens / drafts.samples:.2f} tokens a step; speculation is Fixed"
+            f"{drafts.tokens / drafts.samples:.2f} tokens per step; speculation is Fixed"
         )
         saved = last.generation * (1 - plain / taken)
         how = "the same tokens one by one, by the fitted cost of a row"

@@ -19,7 +19,7 @@ class Publishing:
         seconds = mean_seconds(facts, "Publishing")
         sharing = facts[-1].settings.weight_sharing
         summary = f"all workers wait {seconds:.3g} s for new weights; weightSharing is {sharing}"
-        why = "the link that it would take is not measured"
+        why = "that link is not measured"
         if sharing == "Disabled":
             field = "spec.training.weightSharing"
             return spent(self.name, facts, seconds, summary, why, field=field, value="Auto")

@@ -17,11 +17,11 @@ class Recovery:
     def find(self, facts: Sequence[IterationProfile]) -> Finding | None:
         """See `finding.LossCause`."""
         seconds = mean_seconds(facts, "Recovering")
-        returned = sum(one.returned for one in facts)
+        returned = sum(profile.returned for profile in facts)
         summary = (
             f"{seconds:.3g} s of an iteration are spent on waiting for training ranks that came back; {returned:.0f} "
             "leases were taken back from lost workers"
         )
-        why = "what is lost besides waiting is not measured"
+        why = "losses other than waiting are not measured"
         remedy = "see why they died: rlhf describe, or events.jsonl of the run"
         return spent(self.name, facts, seconds, summary, why, remedy=remedy)

@@ -29,6 +29,6 @@ class SlowReward:
         )
         change = {"field": "spec.inference.replicas", "value": str(more.workers)}
         if more.saved is None:
-            why = "a replay of its queue does not meet what was measured"
+            why = "a replay of its queue does not match the measurement"
             return spent(self.name, facts[-1:], more.waits, summary, why, **change)
         return gained(self.name, facts[-1:], more.saved, summary, "its queue replayed with as many callers", **change)

@@ -45,7 +45,7 @@ class SlowWorker:
         paces = [costs.paces.get(f"generation-{index}", 1.0) for index in range(settings.generation_workers)]
         replayed = max(generation(samples, costs, settings.max_batch_size, paces))
         if not meets(replayed, max(samples.finished)):
-            why = "a replay of what was recorded does not meet what was measured"
+            why = "a replay of the recording does not match the measurement"
             return spent(self.name, facts[-1:], waits, summary, why, remedy=remedy)
         even = [1.0 if f"generation-{index}" == slowest else value for index, value in enumerate(paces)]
         saved = last.generation * (1 - max(generation(samples, costs, settings.max_batch_size, even)) / replayed)

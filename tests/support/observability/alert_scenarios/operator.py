@@ -26,8 +26,10 @@ def _alive(values: str, resource: str = "pods") -> dict[str, str]:
     return of_operator("rlhf_operator_watch_alive_timestamp_seconds", values, resource=resource)
 
 
-def _says(alert: str, story: str, given: dict[str, str], moment: str, figure: str = "", **labels: str) -> AlertScenario:
-    return AlertScenario(alert, story, given, {moment: (Firing(figure, _RELEASE | labels),)})
+def _says(
+    alert: str, story: str, series: dict[str, str], moment: str, figure: str = "", **labels: str
+) -> AlertScenario:
+    return AlertScenario(alert, story, series, {moment: (Firing(figure, _RELEASE | labels),)})
 
 
 SCENARIOS: Final[tuple[AlertScenario, ...]] = (

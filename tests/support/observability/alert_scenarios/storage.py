@@ -6,13 +6,13 @@ from tests.support.observability.promtool_files import JOB, AlertScenario, Firin
 
 
 def _versions(trained: str, saved: str, every: str = "10x400") -> dict[str, str]:
-    given = of_job("rlhf_weight_version", trained) | of_job("rlhf_checkpoint_version", saved)
-    return given | (of_job("rlhf_checkpoint_interval_iterations", every) if every else {})
+    series = of_job("rlhf_weight_version", trained) | of_job("rlhf_checkpoint_version", saved)
+    return series | (of_job("rlhf_checkpoint_interval_iterations", every) if every else {})
 
 
 def _disk(free: str, size: str = "1000000000000x800", checkpoint: str = "") -> dict[str, str]:
-    given = of_job("rlhf_disk_free_bytes", free, folder="run") | of_job("rlhf_disk_size_bytes", size, folder="run")
-    return given | (of_job("rlhf_checkpoint_size_bytes", checkpoint) if checkpoint else {})
+    series = of_job("rlhf_disk_free_bytes", free, folder="run") | of_job("rlhf_disk_size_bytes", size, folder="run")
+    return series | (of_job("rlhf_checkpoint_size_bytes", checkpoint) if checkpoint else {})
 
 
 def _failures(values: str) -> dict[str, str]:

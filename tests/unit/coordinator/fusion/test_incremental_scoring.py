@@ -197,10 +197,10 @@ class Iteration:
         """Check that restarted workers have no tasks, and that no worker has too many tasks or finished ones."""
         state, samples = self.run.state.incremental, self.run.state.ledger.samples
         assert all(self.workers[item.worker].session for item in state.asked.values())
-        assert all(self.workers[item.worker].has(index) for index, item in state.held.items())
+        assert all(self.workers[item.worker].has(index) for index, item in state.prefixes.items())
         assert all(count <= IN_FLIGHT for count in Counter(item.worker for item in state.asked.values()).values())
         assert all(samples[index].state in UNFINISHED for index in state.asked)
-        for index, item in (*state.held.items(), *state.asked.items()):
+        for index, item in (*state.prefixes.items(), *state.asked.items()):
             known = self.run.state.prompt_tokens[index] + len(samples[index].response)
             assert 0 < item.tokens <= known or samples[index].state in UNFINISHED
             assert item.tokens % BLOCK == 0

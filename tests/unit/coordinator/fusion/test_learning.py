@@ -20,7 +20,7 @@ from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.loop.event_handlers import EventHandlers
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.evaluation_state import FIRST_SAMPLE
-from rlhf_coordinator.state.fusion_state import MadeReallocation, WorkInterval
+from rlhf_coordinator.state.fusion_state import ExecutedReallocation, WorkInterval
 from rlhf_coordinator.state.job_state import job_context
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.storage.journal_pb2 import Begun, Record
@@ -92,7 +92,7 @@ def test_what_a_move_gave_is_told_by_the_lengths_and_times_that_came_out(run: Jo
     together = Reallocation((Move(1, "generation-0", "generation-1", True),), 100.0, 140.0, 0.5)
     held = (((0, 5), (1, 0)), ())
     fusion = run.state.fusion
-    fusion.reallocated = [MadeReallocation(10.0, 0, together, held, (curve, curve))]
+    fusion.reallocated = [ExecutedReallocation(10.0, 0, together, held, (curve, curve))]
     # As they were: 10 steps of two samples, which take 0.2 s each, and 10 of one.
     (one,) = reallocation.measured(fusion, [15, 20], {0: 11.0, 1: 12.5})
     assert (one.predicted_gain, one.measured_gain) == (0.5, ABOUT(3.0 - 2.5))

@@ -32,7 +32,7 @@ def ledger_of(samples: Any) -> Any:
 
     kept = [stored(sample) for sample in samples]
     tokens = sum(len(sample.response) for sample in kept)
-    return SimpleNamespace(samples=kept, kept=kept, trainable=kept, tokens=tokens)
+    return SimpleNamespace(samples=kept, uncut_samples=kept, trainable=kept, tokens=tokens)
 
 
 class Response:

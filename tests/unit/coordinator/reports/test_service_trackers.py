@@ -102,7 +102,7 @@ def test_a_service_whose_process_cannot_start_is_lost_from_the_beginning(tmp_pat
     (lost,) = trackers.lost
     assert lost.startswith("wandb is not written from now on:")
     assert lost in (tmp_path / "events.jsonl").read_text()
-    assert trackers.behind() == {}
+    assert trackers.backlog() == {}
 
 
 def test_a_process_ends_without_its_coordinator_even_where_its_library_hangs(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_service_that_hangs_is_given_up_after_its_time_and_waits_for_nobody(tm
     while tracker._asked is None:  # until its first words are with the process
         time.sleep(0.01)
     tracker.iteration(0, 0, METRICS)
-    assert RunTrackers(tmp_path, {"json": tracker}).behind() == {"json": 2}, "its settings, and an iteration"
+    assert RunTrackers(tmp_path, {"json": tracker}).backlog() == {"json": 2}, "its settings, and an iteration"
     now[0] = WAIT + 1
     with pytest.raises(OSError, match="has not answered for"):
         tracker.iteration(1, 0, METRICS)

@@ -37,7 +37,7 @@ def fusion_context(
 def scoring_fleet(context: JobContext, threshold: int = 4, pool: int = 1) -> JobState:
     """All generation workers have the scoring models too, with stale critics; a tail of four consolidates on one."""
     state = ready_state(context, at=1)
-    for worker in state.fleet.of(Group.GENERATION):
+    for worker in state.fleet.in_group(Group.GENERATION):
         worker.roles, worker.versions, worker.scorer_onloaded = BOTH, {"actor": 1, "critic": 0}, False
     transfer = context.spec.fusion.inter_stage.transfer
     if threshold:
@@ -130,7 +130,7 @@ def test_without_fusion_generation_workers_score_when_all_is_generated_and_nobod
     for inference, expected in ((0, {"generation-0", "generation-1", "generation-2"}), (1, {"inference-0"})):
         context = fusion_context(tmp_path, mode="Disabled", inference=inference)
         state = scoring_fleet(context, threshold=0)
-        for worker in state.fleet.of(Group.GENERATION):
+        for worker in state.fleet.in_group(Group.GENERATION):
             worker.versions["critic"] = 1
         finish(state, 0, "generation-0")
         early = {item.worker for item in decided(context, state, NOW) if isinstance(item, d.Score)}

@@ -44,7 +44,7 @@ def leave_critics(state: JobState, version: int) -> None:
 def next_iteration(context: JobContext, at: int) -> JobState:
     """Start the iteration with all models except critics at version `at`."""
     state = ready_state(context, at=at)
-    for worker in state.fleet.of(Group.INFERENCE):
+    for worker in state.fleet.in_group(Group.INFERENCE):
         worker.versions["critic"] = at - 1
     leave_critics(state, at)
     state.open_report = OpenReport(at - 1, {"reward": 1.0})
@@ -96,7 +96,7 @@ def test_the_policy_alone_is_published_and_the_iteration_closed(context: JobCont
     assert iteration.decide(context, state, NOW).phase == "Publishing"
     assert [item.worker for item in decisions if isinstance(item, d.PrepareWorker)] == ["generation-0", "generation-1"]
     assert not trains(context, state)
-    for worker in state.fleet.of(Group.GENERATION):
+    for worker in state.fleet.in_group(Group.GENERATION):
         worker.versions["actor"] = 3
     assert decided(context, state, NOW) == [d.CloseIteration(awaits="critics")]
 
@@ -182,7 +182,7 @@ def test_only_values_wait_for_the_critics(context: JobContext) -> None:
     assert not asked(decided(context, state, NOW)), "nothing is given twice"
     for name in RANKS:
         state.fleet.workers[name].last_train = pb.TrainResult(iteration=2, version=3)
-    for worker in state.fleet.of(Group.INFERENCE):
+    for worker in state.fleet.in_group(Group.INFERENCE):
         worker.versions["critic"] = 3
     assert set().union(*asked(decided(context, state, NOW)).values()) == {
         task.name for task in context.tasks if task.model == "critic"

@@ -87,7 +87,7 @@ def test_a_finished_sample_comes_first(tmp_path: Path) -> None:
 def test_a_sample_stays_with_its_worker_until_that_is_gone_and_is_scored_there(tmp_path: Path) -> None:
     context = planned(tmp_path)
     state = decoding(context, 300, 300)
-    state.incremental.held = {0: HeldPrefix("inference-1", 256), 1: HeldPrefix("inference-1", 192)}
+    state.incremental.prefixes = {0: HeldPrefix("inference-1", 256), 1: HeldPrefix("inference-1", 192)}
     assert asked(context, state) == {"inference-1": (1,)}, "no new block of 0, and 1 goes on where it was begun"
     state.incremental.asked[1] = HeldPrefix("inference-1", 256)
     assert asked(context, state) == {}
@@ -102,7 +102,7 @@ def test_a_sample_stays_with_its_worker_until_that_is_gone_and_is_scored_there(t
 def test_a_worker_without_room_is_given_no_new_sample_until_one_of_its_own_is_done(tmp_path: Path) -> None:
     context = planned(tmp_path, workers=1)
     state = decoding(context, 300, 300, 300)
-    state.incremental.held = {0: HeldPrefix("inference-0", 128)}
+    state.incremental.prefixes = {0: HeldPrefix("inference-0", 128)}
     state.incremental.full = {"inference-0": 1}
     assert asked(context, state) == {"inference-0": (0,)}
     state.incremental.full = {"inference-0": 2}
@@ -123,6 +123,6 @@ def test_workers_that_decode_are_asked_for_nothing(tmp_path: Path) -> None:
     job = make_job(tmp_path, batch=16, fusion=fusion, inference={"replicas": 0, "incremental": "Enabled"})
     context = job_context(job, schedule_json(job.spec))
     state = decoding(context, 300, 300)
-    for worker in state.fleet.of(Group.GENERATION):
+    for worker in state.fleet.in_group(Group.GENERATION):
         worker.roles, worker.versions = frozenset({"generation", "inference"}), {"actor": 1, "critic": 1}
     assert asked(context, state) == {}

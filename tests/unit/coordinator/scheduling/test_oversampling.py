@@ -58,7 +58,7 @@ def test_what_is_cut_off_is_leased_to_nobody_scored_by_nobody_and_not_waited_for
     assert (index, released.worker, released.attempt) == (0, "w", lease)
     assert ledger.queued(8) == []
     assert ledger.all_generated
-    assert [sample.index for sample in ledger.kept] == [2, 3, 6, 7]
+    assert [sample.index for sample in ledger.uncut_samples] == [2, 3, 6, 7]
     assert list(ledger.unscored()) == [2, 3, 6, 7]
     assert not ledger.finish(0, lease, "w", ONE, "stop", "")
     assert not ledger.score(4, scoring, "scorer", "reward", b"\0\0\0\0")

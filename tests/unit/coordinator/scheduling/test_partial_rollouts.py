@@ -163,15 +163,15 @@ def test_every_prompt_is_trained_on_once_or_is_on_its_way(seed: int) -> None:
                 if sample.unfinished and rng.random() < 0.7:
                     go_on(ledger, sample.index, rng.randint(1, 5), ends=rng.random() < 0.3)
         cut(ledger)
-        for sample in ledger.kept:
-            line = prompts.of(*sample.origin).line
+        for sample in ledger.uncut_samples:
+            line = prompts.prompt(*sample.origin).line
             trained[line] += 1
             keys.setdefault(line, set()).add(random_key(SEED, *sample.origin))
             ages = [iteration - span.version for span in sample.response.versions]
             assert max(ages) <= rollout.max_staleness
             assert ages == sorted(ages, reverse=True)
         carried = resume_partial(ledger.carry_over(), iteration + 1, rollout)
-        on_the_way = {prompts.of(*one.origin).line for one in carried}
+        on_the_way = {prompts.prompt(*one.origin).line for one in carried}
         assert set(trained.values()) == {SIBLINGS}, "every sample of a prompt, once"
         assert not on_the_way & set(trained)
         assert len(trained) + len(on_the_way) == (iteration + 1) * GROUPS + MORE, "none is passed over"

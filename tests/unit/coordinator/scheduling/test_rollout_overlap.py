@@ -109,7 +109,7 @@ def test_a_complete_batch_waits_for_the_training_before_it_and_its_weights(conte
     loads = of_kind(decided(context, state, NOW), d.PrepareWorker)
     assert {item.worker for item in loads} == set(SERVING)
     assert {item.version for item in loads} == {3}
-    for worker in (*state.fleet.of(Group.GENERATION), *state.fleet.of(Group.INFERENCE)):
+    for worker in (*state.fleet.in_group(Group.GENERATION), *state.fleet.in_group(Group.INFERENCE)):
         worker.versions = dict.fromkeys(worker.versions, 3)
     assert decided(context, state, NOW) == [d.CloseIteration(awaits="training")]
 

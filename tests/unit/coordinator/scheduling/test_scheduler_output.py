@@ -52,7 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobRun]:
 
 def place_samples(state: JobState, data: st.DataObject) -> None:
     """Put every sample into some state, on some worker."""
-    names = [worker.name for worker in state.fleet.of(Group.GENERATION)]
+    names = [worker.name for worker in state.fleet.in_group(Group.GENERATION)]
     last = data.draw(st.sampled_from(["any", "generated", "scored"]))
     for sample in state.ledger.samples:
         to = data.draw(st.sampled_from(SAMPLES)) if last == "any" else last

@@ -74,7 +74,7 @@ def test_figures_of_an_iteration_are_metrics_and_words(tmp_path: Path) -> None:
     assert "speculation/acceptance_siblings" not in metrics, "of nothing there is no share"
     status = job_status(run).speculation
     assert status.summary == (
-        "Auto: 1.38 tokens a step, drafts in 100% of the steps; 75% of 200 drafted tokens were accepted "
+        "Auto: 1.38 tokens per step, drafts in 100% of the steps; 75% of 200 drafted tokens were accepted "
         "(Ngram 75% of 200)"
     )
     disabled = begin(tmp_path / "disabled", mode="Disabled")
@@ -95,7 +95,7 @@ def test_an_event_says_that_drafting_was_switched_and_not_in_every_iteration(tmp
     assert after(NOW, off) == [], "it never was on"
     assert after(NOW + SAY_SECONDS / 2, showed(200, 150)) == [], "too soon"
     [text] = after(NOW + SAY_SECONDS, showed(200, 150))
-    assert "speculation is on: 1.38 tokens a step" in text
+    assert "speculation is on: 1.38 tokens per step" in text
     assert len(after(NOW + 1.5 * SAY_SECONDS, off)) == 1
     newest, _ = after(NOW + 2 * SAY_SECONDS, off)
     assert "speculation is off, because plain steps are faster: 5% of 40 drafted tokens were accepted" in newest

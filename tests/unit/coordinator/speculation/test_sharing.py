@@ -268,14 +268,16 @@ def test_a_lease_brings_the_responses_of_earlier_epochs_and_a_restart_finds_them
     run.journal.append(Record(finished=evaluated))
     sharing.iteration_ended(run)
     kept = run.state.siblings.earlier
-    line = run.prompts.of(0, GROUP).line
-    assert [(item.sample, len(item)) for item in kept.of(line)] == [(GROUP + n, 4 + GROUP + n) for n in range(GROUP)]
+    line = run.prompts.prompt(0, GROUP).line
+    assert [(item.sample, len(item)) for item in kept.for_line(line)] == [
+        (GROUP + n, 4 + GROUP + n) for n in range(GROUP)
+    ]
 
     earlier = [tokens_of(run, GROUP + index) for index in range(GROUP)]
     run.state.ledger = Ledger(1, BATCH, run.context.tasks, 1)
     run.state.siblings.earlier = EarlierResponses()
     sharing.restore_earlier(run)
-    assert run.state.siblings.earlier.of(line) == kept.of(line)
+    assert run.state.siblings.earlier.for_line(line) == kept.for_line(line)
 
     run.state.prompt_lines = [line] * BATCH
     run.state.ledger.assign(0, WORKERS[0])
@@ -290,7 +292,7 @@ def test_a_lease_brings_the_responses_of_earlier_epochs_and_a_restart_finds_them
 def again(folder: Path, job: RLHFJob) -> tuple[JobRun, dict[str, Listener]]:
     run, _ = begin_in_process(folder, job)
     run.journal.begin(Begun(iteration=0, coordinator_epoch=1))
-    return run, {worker.name: Listener(run, worker.name) for worker in run.state.fleet.of(Group.GENERATION)}
+    return run, {worker.name: Listener(run, worker.name) for worker in run.state.fleet.in_group(Group.GENERATION)}
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(1, 30), max_size=20)), max_size=30))
@@ -298,11 +300,11 @@ def test_the_store_of_earlier_responses_never_holds_more_than_its_bounds(added: 
     store = EarlierResponses(max_tokens=200)
     for iteration, (line, lengths) in enumerate(added):
         responses = [EarlierResponse(iteration, index, b"\1\0\0\0" * length) for index, length in enumerate(lengths)]
-        before = store.of(line)
+        before = store.for_line(line)
         store.add(line, responses)
-        held = [response for number in range(6) for response in store.of(number)]
+        held = [response for number in range(6) for response in store.for_line(number)]
         assert store.tokens == sum(len(response) for response in held) <= 200
-        assert len(store.of(line)) <= MAX_RESPONSES
-        assert set(store.of(line)) <= {*responses, *before}
-        order = [response.iteration for response in store.of(line)]
+        assert len(store.for_line(line)) <= MAX_RESPONSES
+        assert set(store.for_line(line)) <= {*responses, *before}
+        order = [response.iteration for response in store.for_line(line)]
         assert order == sorted(order, reverse=True), "newest first"

@@ -21,7 +21,7 @@ def register(fleet: Fleet, index: int, session: int, now: float, incarnation: st
 
 
 def generation(fleet: Fleet) -> list[str]:
-    return [worker.name for worker in fleet.of(Group.GENERATION)]
+    return [worker.name for worker in fleet.in_group(Group.GENERATION)]
 
 
 def test_a_new_worker_is_let_in_once_the_group_has_grown(fleet: Fleet) -> None:
@@ -50,9 +50,9 @@ def test_one_that_never_came_is_forgotten_at_once(fleet: Fleet) -> None:
 
 def test_inference_may_be_left_to_generation_workers(fleet: Fleet) -> None:
     assert fleet.resize({"inference": 0}, 1.0)
-    assert fleet.of(Group.INFERENCE) == []
+    assert fleet.in_group(Group.INFERENCE) == []
     assert fleet.resize({"inference": 2}, 2.0)
-    assert len(fleet.of(Group.INFERENCE)) == 2
+    assert len(fleet.in_group(Group.INFERENCE)) == 2
 
 
 def test_a_worker_that_is_wanted_again_starts_anew_and_others_keep_what_they_are(fleet: Fleet) -> None:

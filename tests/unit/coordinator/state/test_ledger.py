@@ -280,7 +280,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_journal_says_what_the_ledger_says(self) -> None:
-        for sample in self.ledger.kept:
+        for sample in self.ledger.uncut_samples:
             generated = sample.state not in (SampleState.QUEUED, SampleState.DECODING, SampleState.MIGRATING)
             assert (("failed", sample.index) in self.journal) == sample.failed
             assert (("finished", sample.index) in self.journal) == (generated and not sample.failed)
@@ -312,7 +312,7 @@ class OversampledLedgerMachine(LedgerMachine):
         (decision,) = oversampling.decide(self.ledger)
         before = {sample.index: (sample.decoding, sample.arriving) for sample in self.ledger.samples}
         released = self.ledger.cut(decision.groups)
-        cut = {sample.index for sample in self.ledger.samples} - {sample.index for sample in self.ledger.kept}
+        cut = {sample.index for sample in self.ledger.samples} - {sample.index for sample in self.ledger.uncut_samples}
         assert len(cut) == self.spare
         assert released == [(index, lease) for index in sorted(cut) for lease in before[index] if lease is not None]
         assert not oversampling.decide(self.ledger)
@@ -323,8 +323,8 @@ class OversampledLedgerMachine(LedgerMachine):
     @invariant()
     def a_batch_is_complete_without_what_was_cut_off_and_not_before(self) -> None:
         if self.ledger.all_scored:
-            assert len(self.ledger.kept) == SIZE - self.spare
-            assert all(sample.state in (SampleState.SCORED, SampleState.FAILED) for sample in self.ledger.kept)
+            assert len(self.ledger.uncut_samples) == SIZE - self.spare
+            assert all(sample.state in (SampleState.SCORED, SampleState.FAILED) for sample in self.ledger.uncut_samples)
 
 
 TestOversampledLedgerMachine = OversampledLedgerMachine.TestCase

@@ -73,7 +73,7 @@ class Process:
     def end(self) -> None:
         """Score, train on and close everything left; the next iteration has not started."""
         ledger = self.run.state.ledger
-        for sample in ledger.kept:
+        for sample in ledger.uncut_samples:
             for task in self.run.context.tasks:
                 size = len(sample.response) if task.name != "reward" else 1
                 score = packed("float32", bytes([sample.index, 0, 0, 0]) * size)
@@ -128,8 +128,8 @@ def test_a_coordinator_that_comes_back_carries_the_same(tmp_path: Path) -> None:
     again = Process(tmp_path)
     assert (again.run.coordinator_epoch, known_of(again.run)) == (4, known_of(back.run))
     assert [back.run.state.prompt_lines[place] for place in (0, 1)] == [
-        back.run.prompts.of(0, 1).line,
-        back.run.prompts.of(0, 3).line,
+        back.run.prompts.prompt(0, 1).line,
+        back.run.prompts.prompt(0, 3).line,
     ]
 
 
@@ -142,7 +142,7 @@ def test_a_carried_sample_goes_on_with_its_tokens_key_and_prompt_and_is_trained_
     process = Process(tmp_path)
     run, ledger = process.run, process.run.state.ledger
     mine = generation_message(run, BatchSamples(run), 0, WORKER)
-    original = make_prompts(run.context.job).of(0, 1)
+    original = make_prompts(run.context.job).prompt(0, 1)
     assert (mine.key.iteration, mine.key.sample) == (1, 0)
     assert (mine.prompt.data, mine.tokens.data) == (original.tokens, ledger.samples[0].carried.tokens)
     assert [(span.version, span.tokens) for span in mine.versions] == [(0, 5)]

@@ -63,7 +63,7 @@ def test_a_chat_that_the_policy_cannot_answer_is_refused(tmp_path: Path, prompt:
 def test_a_chat_in_which_no_one_asks_is_warned_of(tmp_path: Path) -> None:
     (prompt,) = read(tmp_path, {"prompt": [{"role": "system", "content": "Be brief."}]})
     (warning,) = prompt.warnings
-    assert "line 1 has no message of the user under 'prompt': add what the policy is to answer" in warning
+    assert "line 1 has no message of the user under 'prompt': add the user's message" in warning
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_tool_calls_that_the_template_does_not_read_are_refused(tmp_path: Path) 
 def test_other_keys_that_the_template_does_not_read_are_warned_of(tmp_path: Path) -> None:
     (prompt,) = read(tmp_path, {"prompt": [{**ASKED, "weight": 2, "tool_calls": None, "name": None}]})
     (warning,) = prompt.warnings
-    assert "has weight in a message, which the chat template does not read: nothing of it reaches the model" in warning
+    assert "has weight in a message, which the chat template does not read: the model does not see it" in warning
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_an_answer_by_another_name_of_the_assistant_is_refused_at_the_end(tmp_pa
     message = {"role": role, "content": "4"}
     assert "ends with a message of the assistant" in refused(tmp_path, [ASKED, message])
     warning = warnings_of(tmp_path, [ASKED, message, ASKED], BEGUN)
-    assert f"has a message of role {role!r} under 'prompt', which is none of system, developer, user" in warning
+    assert f"has a message of role {role!r} under 'prompt', which is not one of system, developer, user" in warning
 
 
 def test_a_role_that_the_template_names_is_its_own(tmp_path: Path) -> None:

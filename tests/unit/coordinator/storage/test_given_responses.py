@@ -94,7 +94,7 @@ def read_long(tmp_path: Path, *records: Any, **settings: Any) -> list[Prompt]:
     [
         ({"prompt": "a"}, r"data.jsonl line 2 has no key 'response' \(.*response.*\); it has prompt"),
         ({"prompt": "a", "response": 3}, "line 2 has a int under 'response'; it must be a string"),
-        ({"prompt": "a", "response": ""}, "line 2 has an empty response under 'response'; write what is to be said"),
+        ({"prompt": "a", "response": ""}, "line 2 has an empty response under 'response'; write the response"),
         (
             {"prompt": "a", "response": "bcde"},
             "line 2 has 5 tokens under 'response', rollout.maxResponseTokens is 4; shorten it, raise",

@@ -28,7 +28,7 @@ def test_the_second_waits_until_the_first_has_ended(tmp_path: Path, caplog: pyte
         hold(tmp_path, sleep=sleep).close()
     assert len(waited) == 3
     assert [record.getMessage() for record in caplog.records if record.name == "coordinator"] == [
-        f"waits for the coordinator before it, which still has {tmp_path / 'coordinator.lock'}"
+        f"waits for the previous coordinator, which still holds {tmp_path / 'coordinator.lock'}"
     ]
 
 
@@ -64,9 +64,9 @@ def test_a_volume_without_locks_is_used_and_named(
     with caplog.at_level(logging.WARNING):
         lock = journal_lock.hold(tmp_path)
     lock.close()
-    assert "knows no locks" in lock.doubt
+    assert "does not support locks" in lock.doubt
     assert lock.ours
-    assert "knows no locks" in caplog.text
+    assert "does not support locks" in caplog.text
 
 
 def test_whoever_lost_the_lock_without_knowing_ends_before_it_writes(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ MOUNTS = r"""22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
         ("/lustre/a/b", ""),
         ("/with space/run", ""),
         ("/alone/run", "mounted with local_lock=flock, so its locks are this node's own"),
-        ("/bucket/run", "is on fuse.s3fs, of which it is not known that other nodes see its locks"),
+        ("/bucket/run", "is on fuse.s3fs, whose locks other nodes may not see"),
         ("/shared/bucket/run", "is on fuse.gcsfuse"),
         ("/slow", "is on lustre mounted without flock"),
     ],

@@ -53,7 +53,7 @@ def prompt_set(weights: list[int], sizes: list[int], *, shuffle: bool = True, se
 
 
 def taken(prompts: PromptSet, iterations: range) -> list[str]:
-    return [prompts.of(iteration, group).text for iteration in iterations for group in range(BATCH)]
+    return [prompts.prompt(iteration, group).text for iteration in iterations for group in range(BATCH)]
 
 
 @settings(max_examples=30, deadline=None)
@@ -90,8 +90,8 @@ def test_sources_are_shuffled_apart() -> None:
 
 def test_what_takes_the_place_of_dropped_prompts_is_mixed_too_and_new() -> None:
     prompts = prompt_set([3, 1], [30, 30])
-    own = {prompts.of(2, group).text for group in range(BATCH)}
-    added = [prompts.of(2, group).text for group in range(BATCH, BATCH + 20)]
+    own = {prompts.prompt(2, group).text for group in range(BATCH)}
+    added = [prompts.prompt(2, group).text for group in range(BATCH, BATCH + 20)]
     assert len(set(added)) == 20
     assert not own & set(added)
     assert Counter(text[0] for text in added) == {"0": 15, "1": 5}

@@ -36,7 +36,7 @@ def refusal(path: Path, *columns: str) -> str:
     needed = {"prompt": "prompts.promptKey"} | dict.fromkeys(columns, "prompts.columns")
     with pytest.raises(BadTableError) as error:
         list(table_reader.rows(TableRequest(str(path), needed, all_columns=not columns)))
-    return f"row {error.value.row} {error.value.what}" if error.value.row else error.value.what
+    return f"row {error.value.row} {error.value.problem}" if error.value.row else error.value.problem
 
 
 def test_rows_are_the_records_that_lines_of_the_same_objects_are(tmp_path: Path) -> None:

@@ -86,41 +86,43 @@ def prompt_set(seed: int, *, shuffle: bool = True, each: int = 1, count: int = 5
 
 
 def test_every_pass_visits_every_prompt_once_in_its_own_order() -> None:
-    order = [prompt_set(1).of(i // 4, i % 4).text for i in range(15)]
+    order = [prompt_set(1).prompt(i // 4, i % 4).text for i in range(15)]
     passes = [order[:5], order[5:10], order[10:]]
     assert all(sorted(one) == list("01234") for one in passes)
     assert passes[0] != passes[1]
-    assert order == [prompt_set(1).of(i // 4, i % 4).text for i in range(15)]
-    assert order != [prompt_set(2).of(i // 4, i % 4).text for i in range(15)]
-    assert [prompt_set(1, shuffle=False).of(i // 4, i % 4).text for i in range(6)] == list("012340")
+    assert order == [prompt_set(1).prompt(i // 4, i % 4).text for i in range(15)]
+    assert order != [prompt_set(2).prompt(i // 4, i % 4).text for i in range(15)]
+    assert [prompt_set(1, shuffle=False).prompt(i // 4, i % 4).text for i in range(6)] == list("012340")
 
 
 def test_samples_of_a_group_share_their_prompt() -> None:
     prompts = prompt_set(1, each=3)
     assert [prompts.group(sample) for sample in range(6)] == [0, 0, 0, 1, 1, 1]
-    assert len({prompts.of(2, sample).text for sample in range(3)}) == 1
+    assert len({prompts.prompt(2, sample).text for sample in range(3)}) == 1
 
 
 def test_what_takes_the_place_of_a_dropped_prompt_is_new_and_moves_no_other_prompt() -> None:
     prompts, untouched = prompt_set(7, count=11), prompt_set(7, count=11)
     for iteration in (0, 3, 1):
-        own = [prompts.of(iteration, group).line for group in range(4)]
-        added = [prompts.of(iteration, group).line for group in range(4, 11)]
+        own = [prompts.prompt(iteration, group).line for group in range(4)]
+        added = [prompts.prompt(iteration, group).line for group in range(4, 11)]
         assert len({*own, *added}) == 11, "all others, each once"
-        more = [prompts.of(iteration, group).line for group in range(11, 22)]
+        more = [prompts.prompt(iteration, group).line for group in range(11, 22)]
         assert len(set(more)) == 11, "and then all of the file"
         again = prompt_set(7, count=11)
-        assert added[::-1] == [again.of(iteration, group).line for group in range(10, 3, -1)], "asked in any order"
-    assert [prompts.of(0, group).line for group in range(4, 11)] != [
-        prompts.of(1, group).line for group in range(4, 11)
+        assert added[::-1] == [again.prompt(iteration, group).line for group in range(10, 3, -1)], "asked in any order"
+    assert [prompts.prompt(0, group).line for group in range(4, 11)] != [
+        prompts.prompt(1, group).line for group in range(4, 11)
     ]
     for iteration in range(6):
-        assert [prompts.of(iteration, s) for s in range(4)] == [untouched.of(iteration, s) for s in range(4)]
+        assert [prompts.prompt(iteration, s) for s in range(4)] == [untouched.prompt(iteration, s) for s in range(4)]
 
 
 def test_a_file_of_one_batch_is_drawn_from_again() -> None:
     prompts = prompt_set(7, count=3)
-    assert {prompts.of(0, group).line for group in range(4, 7)} == {prompts.of(0, group).line for group in range(3)}
+    assert {prompts.prompt(0, group).line for group in range(4, 7)} == {
+        prompts.prompt(0, group).line for group in range(3)
+    }
 
 
 def test_random_keys_are_a_documented_hash() -> None:

@@ -60,5 +60,5 @@ def test_no_answer_changes_nothing_and_another_answer_ends_the_watch() -> None:
         return still
 
     assert asyncio.run(unchanged())
-    with pytest.raises(discovery.ApisChangedError, match="starts anew"):
+    with pytest.raises(discovery.ApisChangedError, match="restarts to use it"):
         asyncio.run(watch(DiscoveryServer(None, {})))

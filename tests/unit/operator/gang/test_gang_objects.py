@@ -166,7 +166,7 @@ def test_a_label_that_nobody_reads_keeps_the_job_waiting_and_says_how_to_go_on()
     choice = choose(job("team"), served("scheduling.k8s.io/v1beta1"))
     assert choice.waits == (
         f"{label}, and the cluster does not serve kueue.x-k8s.io/v1beta2 or kueue.x-k8s.io/v1beta1: install Kueue, or "
-        "remove the label to start without quota. Whoever runs the operator can let jobs start in spite of such "
+        "remove the label to start without quota. The operator's administrator can let jobs start despite such "
         "labels: scheduling.ignoreQueueLabels: true in the values of its chart"
     )
     assert choice.problem == ""

@@ -116,7 +116,8 @@ def test_an_evicted_job_without_checkpoints_is_said_to_begin_anew() -> None:
     cluster.settle()
     assert cluster.phase == "Stopping"
     assert cluster.condition("Running")["message"].endswith(
-        "the job's pods end; spec.checkpoints is not set, so nothing is saved and the job begins anew later"
+        "the job's pods end; spec.checkpoints is not set, so nothing is saved and the job starts from the beginning "
+        "later"
     )
 
 

@@ -79,7 +79,7 @@ def test_an_elastic_job_asks_by_a_slice_and_keeps_what_runs_meanwhile() -> None:
     cluster.condition_of_workload("QuotaReserved", "False", "Pending", "insufficient quota.", name=SLICE)
     cluster.later(11)
     cluster.settle()
-    words = "the job has asked LocalQueue team for all, and keeps what it has meanwhile: insufficient quota"
+    words = "the job has asked LocalQueue team for all, and keeps its present pods meanwhile: insufficient quota"
     assert cluster.condition("Admitted")["message"].endswith(f"generation stays at 2 of 3 pods: {words}")
     assert cluster.condition("Admitted")["status"] == "True"
     assert cluster.condition("Resizing")["reason"] == "LimitedByQueue"

@@ -99,7 +99,9 @@ def test_a_template_may_keep_what_is_compiled_on_a_volume_and_may_open_no_route_
     kept = environment(job(with_variable("VLLM_CACHE_ROOT", "/cache/vllm"), engine="vllm"))
     assert kept["VLLM_CACHE_ROOT"] == "/cache/vllm"
     for engine in ("vllm", "torch"):
-        with pytest.raises(TemplateError, match="opens routes by which whoever reaches the port controls the engine"):
+        with pytest.raises(
+            TemplateError, match="opens routes that let everyone who reaches the port control the engine"
+        ):
             worker_of(job(with_variable("VLLM_SERVER_DEV_MODE", "1"), engine=engine))
 
 

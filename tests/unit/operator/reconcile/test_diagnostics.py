@@ -215,7 +215,7 @@ def test_an_image_without_what_it_is_to_run_is_named_as_the_cause() -> None:
     cluster.later(11)
     cluster.settle()
     assert cluster.job["status"]["restarts"]["lastReason"] == (
-        f"job-coordinator: its container cannot be started ({words}): use an image that has what the container runs"
+        f"job-coordinator: its container cannot be started ({words}): use an image with the container's command"
     )
 
 
@@ -284,8 +284,8 @@ def test_a_pod_that_hangs_before_its_container_is_told_after_a_minute_with_what_
     cluster.later(look)
     cluster.settle()
     assert diagnosis(cluster).startswith(
-        "job-generation-0 got a node over 60 s ago and cannot start: the image is large, or what it mounts is not "
-        "there (secret hub); `kubectl describe pod job-generation-0` has the kubelet's words"
+        "job-generation-0 got a node over 60 s ago and cannot start: the image is large, or a mounted object does "
+        "not exist (secret hub); `kubectl describe pod job-generation-0` has the kubelet's words"
     )
 
 
@@ -328,7 +328,7 @@ def test_workers_that_nobody_hears_of_point_at_the_network() -> None:
         ("kueue.x-k8s.io/admission", "Kueue removes it when it admits the pod's Workload: see `kubectl get workloads`"),
         ("kueue.x-k8s.io/topology", "Kueue removes it when it has chosen the pod's place in the topology"),
         ("quota.example.org/approved", "the controller of quota.example.org removes it; see that it runs"),
-        ("wait", "whoever set it removes it; see that it runs"),
+        ("wait", "the tool that set it removes it; see that it runs"),
     ],
 )
 def test_pods_behind_a_scheduling_gate_are_told_with_the_gate_and_who_removes_it(gate: str, owner: str) -> None:

@@ -62,8 +62,9 @@ def test_it_is_never_forced_unasked_and_its_user_is_told_what_to_do() -> None:
     cluster = lost_node(checkpoints={"path": "/checkpoints"})
     cluster.later(86400)
     assert forced(cluster) == []
-    assert "the node of job-coordinator does not carry out its deletion: when that node is gone for good, `kubectl" in (
-        told_later(cluster)
+    assert (
+        "the node of job-coordinator does not carry out its deletion: if that node is gone permanently, `kubectl"
+        in (told_later(cluster))
     )
     assert "journalLockShared" not in cluster.job["status"]
 
@@ -80,13 +81,13 @@ def test_its_node_is_named_as_soon_as_it_is_late_though_nothing_else_happens(spe
     assert "the node of job-coordinator does not carry out its deletion" in told_later(cluster)
 
 
-@pytest.mark.parametrize("doubt", ["/checkpoints/run is on fuse.s3fs, of which it is not known that", ""])
+@pytest.mark.parametrize("doubt", ["/checkpoints/run is on fuse.s3fs, whose locks other nodes may not see", ""])
 def test_it_is_not_forced_where_its_lock_may_not_be_seen_or_it_never_said_so(doubt: str) -> None:
     cluster = lost_node(shared=False, doubt=doubt, **FORCED)
     assert cluster.job["status"]["journalLockShared"] is False
     cluster.later(86400)
     assert forced(cluster) == []
-    assert "forceCoordinatorAfterSeconds is not followed, as other nodes may not see its journal's lock" in (
+    assert "forceCoordinatorAfterSeconds is ignored, because other nodes may not see its journal's lock" in (
         told_later(cluster)
     )
 

@@ -42,7 +42,7 @@ def test_a_worker_that_is_lost_while_its_pod_is_ready_is_replaced_and_counted() 
     restarts = cluster.job["status"]["restarts"]
     assert restarts["failures"] == 1
     assert restarts["lastReason"] == (
-        "job-generation-1: lost: its coordinator has not heard of it for 91 s, though it runs"
+        "job-generation-1: lost: no heartbeat reached its coordinator for 91 s, though it runs"
     )
     assert "WorkerFailed" in cluster.events
 
@@ -92,7 +92,7 @@ def test_more_of_them_than_are_forgiven_fail_the_job() -> None:
     silence(cluster, ["inference-0"], 91)
     cluster.settle()
     assert cluster.condition("Failed")["reason"] == "BackoffLimitExceeded"
-    assert "its coordinator has not heard of it for 91 s" in cluster.condition("Failed")["message"]
+    assert "no heartbeat reached its coordinator for 91 s" in cluster.condition("Failed")["message"]
 
 
 def test_a_coordinator_that_cannot_be_read_loses_nobody() -> None:

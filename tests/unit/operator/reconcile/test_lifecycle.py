@@ -128,7 +128,7 @@ def test_warnings_of_the_start_are_told_once_and_shown() -> None:
 
 def test_drafting_is_shown_with_numbers_and_told_once_when_it_is_switched() -> None:
     cluster = SimulatedCluster().begin()
-    summary, switched = "Auto: 2.10 tokens a step", "iteration 3: speculation is on: 2.10 tokens a step"
+    summary, switched = "Auto: 2.10 tokens per step", "iteration 3: speculation is on: 2.10 tokens per step"
     for _ in range(3):
         cluster.later(11)
         cluster.read(iteration=3, speculation=summary, speculation_switched=switched)
@@ -235,7 +235,7 @@ def test_a_suspension_ends_the_coordinator_before_the_ranks_that_its_checkpoint_
     cluster.settle()
     assert cluster.workers == []
     assert cluster.condition("Suspended")["status"] == "True"
-    assert "goes on from its last checkpoint" in cluster.condition("Suspended")["message"]
+    assert "continues from its last checkpoint" in cluster.condition("Suspended")["message"]
     assert cluster.phase == "Suspended"
     assert "startTime" not in cluster.job["status"], "the deadline is counted anew"
     cluster.later(3600)
@@ -257,7 +257,10 @@ def test_a_suspension_without_checkpoints_says_that_the_job_will_begin_anew_and_
         assert cluster.phase == ("Stopping" if cluster.pods else "Suspended")
         cluster.finish_deletions()
     assert len(said) == 3, "while pods end, and two when they have"
-    assert all("spec.checkpoints is not set, so nothing is saved and the job will begin anew" in each for each in said)
+    assert all(
+        "spec.checkpoints is not set, so nothing is saved and the job will start from the beginning" in each
+        for each in said
+    )
     assert "Checkpointing" not in cluster.events
 
 
@@ -267,7 +270,7 @@ def test_a_coordinator_that_never_ran_is_not_said_to_save_a_checkpoint() -> None
     cluster.job["spec"]["suspend"] = True
     cluster.settle()
     assert cluster.condition("Suspended")["message"].startswith(
-        "the job's pods end; it goes on from its last checkpoint"
+        "the job's pods end; it continues from its last checkpoint"
     )
 
 

@@ -102,8 +102,11 @@ def test_a_place_whose_pods_end_at_once_gets_three_pods_in_25_seconds_and_not_52
     at = made(cluster, 25, [end] * 60, step=0.25)
     assert 2 <= len(at) <= 3, at
     reported = str(cluster.condition("Running")["message"])
-    assert "before job-generation-1 is made again, because it ended 3 times in a row, the last time: " in reported
-    assert "(20 s after it was last made)" in reported
+    assert (
+        "before it creates job-generation-1 again, because job-generation-1 ended 3 times in a row, the last time: "
+        in reported
+    )
+    assert "(20 s after the last creation)" in reported
 
 
 def test_the_first_replacement_is_made_at_once_and_the_others_ever_later() -> None:

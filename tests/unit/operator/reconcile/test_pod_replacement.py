@@ -30,7 +30,7 @@ def test_generation_gets_a_new_image_one_pod_at_a_time() -> None:
     assert cluster.image("generation-1") == "new:1"
     assert sorted(cluster.deleting) == [], "the new one is not up"
     assert cluster.condition("Restarting")["message"] == (
-        "1 of 2 generation pods have the template from before, and job-generation-1 has to be up before the next"
+        "1 of 2 generation pods have the previous template, and job-generation-1 has to be up before the next"
     )
     cluster.run()
     cluster.later(11)
@@ -125,7 +125,7 @@ def test_a_setting_that_is_read_at_the_start_restarts_the_coordinator_alone() ->
     assert sorted(cluster.deleting) == ["job-coordinator"]
     restarting = cluster.condition("Restarting")
     assert (restarting["status"], restarting["reason"]) == ("True", "RollingUpdate")
-    assert restarting["message"].startswith("the coordinator has settings or templates from before")
+    assert restarting["message"].startswith("the coordinator has previous settings or templates")
     cluster.bring_up()
     cluster.settle()
     assert sorted(cluster.deleting) == []

@@ -30,20 +30,14 @@ KINDS = [
         "insufficient quota to match these scopes: [{PriorityClass In [research]}]",
         "create a ResourceQuota in namespace team that covers this",
     ),
-    ("status unknown for quota: team, resources: pods", "the quota is new: it is known in a moment"),
+    ("status unknown for quota: team, resources: pods", "the quota is new: it takes effect in a moment"),
     (
         "no PriorityClass with name research was found",
-        (
-            "create it (kubectl get priorityclass lists those that there are), or correct "
-            "spec.scheduling.priorityClassName"
-        ),
+        ("create it (kubectl get priorityclass lists them), or correct spec.scheduling.priorityClassName"),
     ),
     (
         "no PriorityClass with name other was found",
-        (
-            "create it (kubectl get priorityclass lists those that there are), or correct priorityClassName in the pod "
-            "template"
-        ),
+        ("create it (kubectl get priorityclass lists them), or correct priorityClassName in the pod template"),
     ),
     (
         (
@@ -75,10 +69,7 @@ KINDS = [
     ),
     (
         'pod rejected: RuntimeClass "gvisor" not found',
-        (
-            "create it (kubectl get runtimeclass lists those that there are), or correct runtimeClassName in the pod "
-            "template"
-        ),
+        ("create it (kubectl get runtimeclass lists them), or correct runtimeClassName in the pod template"),
     ),
     (
         "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead",
@@ -114,7 +105,7 @@ KINDS = [
     ),
     (
         "ValidatingAdmissionPolicy 'images' with binding 'images' denied request: use our registry",
-        "change what it names in the pod template, or ask whoever runs that policy",
+        "change what it names in the pod template, or ask the owner of that policy",
     ),
 ]
 
@@ -136,7 +127,7 @@ def test_a_cause_is_told_once_for_all_pods_with_its_remedy(why: str, remedy: str
     [
         (
             'admission webhook "images.example.org" denied the request: use our registry',
-            "change what it names in the pod template, or ask whoever runs that webhook",
+            "change what it names in the pod template, or ask the owner of that webhook",
         ),
         ('namespaces "team" not found', "create namespace team, or the job in another namespace"),
     ],

@@ -60,7 +60,7 @@ def test_a_coordinator_whose_kubelet_is_silent_has_ended_when_it_has_let_all_wor
     assert forced == ["job-coordinator"]
     assert look <= 17
     [event] = [event for event in cluster.plan().events if event.reason == "CoordinatorForced"]
-    assert "its worker has let all others go and has ended, and a container beside it does not end" in event.message
+    assert "its worker has released all others and has ended, but another container of the pod" in event.message
     cluster.settle()
     assert cluster.phase == "Suspended"
     assert set(cluster.deleting.values()) == {10}
@@ -83,7 +83,7 @@ def test_a_suspension_is_over_when_the_workers_have_ended_and_the_sidecars_get_t
     cluster.settle()
     assert cluster.phase == "Suspended"
     assert cluster.condition("Suspended")["status"] == "True"
-    assert "goes on from its last checkpoint" in cluster.condition("Suspended")["message"]
+    assert "continues from its last checkpoint" in cluster.condition("Suspended")["message"]
     assert set(cluster.deleting.values()) == {10}
     cluster.job["spec"]["suspend"] = False
     cluster.settle()

@@ -82,9 +82,9 @@ def test_a_pod_that_cannot_start_gives_back_the_gpus_of_all_after_the_stated_tim
     turn(cluster)
     assert cluster.pods == {}
     assert cluster.phase == "Released"
-    assert f"job-{worker} has a node since {since} and is kept from starting ({reason}" in running_message(cluster)
+    assert f"job-{worker} has a node since {since} and cannot start ({reason}" in running_message(cluster)
     assert message in running_message(cluster)
-    assert f"tried again at {cluster.job['status']['release']['until']} (attempt 2)" in running_message(cluster)
+    assert f"the next attempt (2) is at {cluster.job['status']['release']['until']}" in running_message(cluster)
     assert cluster.events.count("Released") == 1
     assert cluster.job["status"]["restarts"]["failures"] == 0
 
@@ -172,7 +172,7 @@ def test_workers_that_run_and_never_reach_their_coordinator_give_their_gpus_back
         cluster.read("Starting", iteration=0, working={}, waiting_for=("training-0 to register (70 s)", "more"))
         cluster.settle()
     assert cluster.phase == "Released"
-    assert "and the coordinator still waits for training-0 to register. All pods are ended" in running_message(cluster)
+    assert "and the coordinator still waits for training-0 to register. All pods ended" in running_message(cluster)
 
 
 def test_the_deadline_of_a_job_goes_on_while_it_holds_nothing() -> None:

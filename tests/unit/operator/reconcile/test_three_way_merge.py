@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_operator.reconcile.revisions.three_way_merge import carried, known
+from rlhf_operator.reconcile.revisions.three_way_merge import carried, prune_unknown
 
 leaves = st.none() | st.booleans() | st.integers(-3, 3) | st.text("ab", max_size=2)
 names = st.sampled_from(["name", "mountPath", "x", "y"])
@@ -67,6 +67,6 @@ SCHEMA = {"properties": {"a": {"properties": {"b": {}, "new": {}}}, "free": FREE
 
 def test_fields_that_a_version_does_not_know_are_left_out_and_keys_of_the_user_are_not() -> None:
     document = {"a": {"b": 1, "new": 2}, "free": {"new": 3}, "gone": None}
-    result = known(document, {"a": {"b": 0}, "free": {}}, SCHEMA)
+    result = prune_unknown(document, {"a": {"b": 0}, "free": {}}, SCHEMA)
     assert result == ({"a": {"b": 1}, "free": {"new": 3}}, ["a.new", "gone"])
-    assert known({"a": {"new": 1}}, {"a": None}, SCHEMA) == ({"a": {"new": 1}}, []), "it may or may not know"
+    assert prune_unknown({"a": {"new": 1}}, {"a": None}, SCHEMA) == ({"a": {"new": 1}}, []), "it may or may not know"

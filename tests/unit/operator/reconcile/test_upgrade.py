@@ -133,7 +133,7 @@ def test_a_new_field_waits_for_the_next_start_and_the_user_is_told(upgraded: Que
     assert (document(upgraded), uids(upgraded)) == (before, was)
     reported = upgraded.condition("Planned")
     assert reported["status"] == "True"
-    assert reported["message"].startswith(f"spec.rollout.{FIELD}: not known to the version that the job runs by")
+    assert reported["message"].startswith(f"spec.rollout.{FIELD}: unknown to the version that runs the job")
 
 
 @pytest.mark.full(quick=1)

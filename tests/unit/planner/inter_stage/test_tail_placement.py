@@ -112,11 +112,11 @@ def test_a_pool_that_cannot_hold_the_tail_is_enlarged() -> None:
 
 
 def test_impossible_questions_say_what_is_wrong() -> None:
-    with pytest.raises(ValueError, match="held is empty"):
+    with pytest.raises(ValueError, match="no generation workers"):
         place_tail({}, 1, flat(), LENGTHS)
     with pytest.raises(ValueError, match="pool is 0"):
         place_tail({"a": []}, 0, flat(), LENGTHS)
-    with pytest.raises(ValueError, match="sample 3 is held twice"):
+    with pytest.raises(ValueError, match="sample 3 is listed twice"):
         place_tail({"a": unfinished(3, 1), "b": unfinished(3, 1)}, 1, flat(), LENGTHS)
 
 

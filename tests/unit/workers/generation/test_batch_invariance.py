@@ -46,7 +46,7 @@ def test_elsewhere_it_is_refused_with_field_value_and_reason(
     device: torch.device, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu(monkeypatch, (7, 5))
-    with pytest.raises(WorkError, match=f"spec.deterministic: true cannot be kept: .*{says}") as raised:
+    with pytest.raises(WorkError, match=f"spec.deterministic: true cannot be guaranteed: .*{says}") as raised:
         require_batch_invariance(device)
     assert (raised.value.failure.field, raised.value.failure.exit_code) == ("spec.deterministic", ExitCode.USAGE)
     assert obstacle(device)

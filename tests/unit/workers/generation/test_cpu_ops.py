@@ -114,5 +114,5 @@ def test_there_is_one_copy_of_the_weights_and_new_ones_go_into_it(
     before = held(forward)
     fused = fused_forward_for(forward, CpuOps())
     assert held(forward) == before
-    replace_weights(forward.model, dict(other.model.named_parameters()), what="actor version 2")
+    replace_weights(forward.model, dict(other.model.named_parameters()), subject="actor version 2")
     fused.verify(other)

@@ -100,7 +100,7 @@ def make(name: str, built: Build) -> Make:
         ({"max_response_tokens": 41}, "asked for 41 response tokens in total with 0 known, must be 1 to 40"),
         ({"max_response_tokens": 0}, "asked for 0 response tokens"),
         ({"tokens": np.array([5], np.int32)}, "do not match its 1 known tokens"),
-        ({"key": SampleKey(0, 0, 0)}, "sample 0 of iteration 0 is here already"),
+        ({"key": SampleKey(0, 0, 0)}, "sample 0 of iteration 0 is already in this engine"),
     ],
 )
 def test_a_wrong_request_is_named_and_none_of_its_batch_is_taken(
@@ -110,7 +110,7 @@ def test_a_wrong_request_is_named_and_none_of_its_batch_is_taken(
     good, bad = requests(2, response=10)
     with pytest.raises(EngineError, match=words):
         engine.submit([good, replace(bad, **change)])
-    assert engine.held == 0
+    assert engine.in_flight == 0
     assert not engine.step().finished
 
 
@@ -128,9 +128,9 @@ def test_progress_reports_every_token_exactly_once(make: Make) -> None:
                 assert part.offset == len(reported.setdefault(part.key.sample, []))
                 assert sum(span.tokens for span in part.versions) == len(part.log_probabilities) == len(part.tokens)
                 reported[part.key.sample] += part.tokens.tolist()
-        if not engine.held:
+        if not engine.in_flight:
             break
-    assert not engine.held
+    assert not engine.in_flight
     assert not engine.progress()
 
 
@@ -138,7 +138,7 @@ def test_a_step_reports_what_it_decoded(make: Make) -> None:
     engine = make()
     engine.submit(requests(3, response=10))
     decoded, tokens, began = 0, 0, list[SampleKey]()
-    while engine.held:
+    while engine.in_flight:
         report = engine.step()
         decoded += report.decoded
         began += report.began
@@ -157,9 +157,9 @@ def test_withdraw_returns_queued_and_decoding_samples_and_ignores_unknown_ones(m
         engine.step()
     withdrawn = engine.withdraw([samples[0].key, samples[3].key, SampleKey(9, 9, 9)])
     assert {response.key.sample: len(response.tokens) for response in withdrawn} == {0: 5, 3: 0}
-    assert engine.held == 2
+    assert engine.in_flight == 2
     assert len(engine.withdraw()) == 2
-    assert engine.held == 0
+    assert engine.in_flight == 0
 
 
 def test_a_sample_of_another_attempt_is_not_withdrawn(make: Make) -> None:
@@ -167,7 +167,7 @@ def test_a_sample_of_another_attempt_is_not_withdrawn(make: Make) -> None:
     sample = requests(1)[0]
     engine.submit([sample])
     assert engine.withdraw([sample.key._replace(attempt=1)]) == []
-    assert engine.held == 1
+    assert engine.in_flight == 1
 
 
 @pytest.mark.full(quick=1)
@@ -292,11 +292,11 @@ def test_it_decodes_in_a_role(name: str, policy: Callable[[str], Path]) -> None:
     moved = pb.MigrateSample(key=pb.SampleKey(sample=1, attempt=2), new_attempt=3)
     role.handle(pb.Command(id=2, migrate=pb.Migrate(destination="127.0.0.1:1", samples=[moved])), outbox)
     run(role, outbox)
-    while len(outbox.of("done")) < 2:
+    while len(outbox.reports("done")) < 2:
         role.step(outbox)
     role.handle(pb.Command(id=3, offload=pb.Offload(role="generation")), outbox)
-    assert sorted(done.command_id for done in outbox.of("done")) == [1, 2, 3]
-    assert [len(unpack(message.tokens)) > 0 for message in outbox.of("finished")] == [True, True]
+    assert sorted(done.command_id for done in outbox.reports("done")) == [1, 2, 3]
+    assert [len(unpack(message.tokens)) > 0 for message in outbox.reports("finished")] == [True, True]
     role.offload()
     role.close()
 
@@ -304,7 +304,7 @@ def test_it_decodes_in_a_role(name: str, policy: Callable[[str], Path]) -> None:
 def test_a_role_whose_engine_does_not_measure_says_so(policy: Callable[[str], Path]) -> None:
     """The coordinator then runs the job without inter-stage fusion."""
     role = build(generation_job(policy("llama"), engine=OUTSIDE), pb.Command(), CPU, None)
-    with pytest.raises(WorkError, match="this worker's engine does not say what its work costs"):
+    with pytest.raises(WorkError, match="this worker's engine does not measure its costs"):
         role.handle(pb.Command(id=4, measure=pb.Measure(role="generation")), RecordedOutbox())
 
 
@@ -313,7 +313,7 @@ def test_a_role_whose_engine_does_not_measure_says_so(policy: Callable[[str], Pa
     [
         ("my_package.absent", "module my_package.absent cannot be loaded: .*No module named 'my_package'"),
         ("json.decoder", r"module json.decoder has no build_engine\(spec, tokenizer, device\)"),
-        ("tests.support.jobs.no_engine", "a dict, is no Engine: it lacks version, submit, step"),
+        ("tests.support.jobs.no_engine", "returned a dict, not an Engine: it lacks version, submit, step"),
     ],
 )
 def test_a_module_that_is_no_engine_is_named(engine: str, words: str, policy: Callable[[str], Path]) -> None:

@@ -75,13 +75,15 @@ def test_there_and_back_across_pool_boundaries_changes_nothing(
     random_moves = random.Random(architecture)
     engines = [home, away]
     turn = 0
-    while any(engine.held for engine in engines):
+    while any(engine.in_flight for engine in engines):
         for engine in engines:
             done |= steps(engine, 1)
         turn += 1
         source, destination = engines if turn % 2 else engines[::-1]
-        held = [key for key in sorted(source._state.held) if key.sample < 50 and source.moves.cached(key) is not None]
-        if held and turn % 3 == 0 and destination.held < 8:
+        held = [
+            key for key in sorted(source._state.in_flight) if key.sample < 50 and source.moves.cached(key) is not None
+        ]
+        if held and turn % 3 == 0 and destination.in_flight < 8:
             key = random_moves.choice(held)
             move(source, key, destination, cuts=[random_moves.randrange(1, 130), 64])
     for number, response in undisturbed.items():
@@ -176,7 +178,7 @@ def test_what_does_not_fit_is_refused_and_the_slot_is_free_again(make_engine: Ma
         assert away.moves.reserve()
         with pytest.raises(EngineError, match="sample 0 of iteration 0"):
             away.moves.admit(bad_request, cache)
-        assert away.held == 0
+        assert away.in_flight == 0
     assert away.moves.reserve()
     away.moves.admit(request, whole)
     assert finish(away)[0].tokens.tolist() == finish(home)[0].tokens.tolist()

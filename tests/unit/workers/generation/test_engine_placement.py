@@ -36,14 +36,14 @@ def interrupted(
     engines[0].submit(samples)
     done: dict[int, ResponsePart] = {}
     left = 8  # a deterministic engine replays a resumed sample's tokens: endless moves would be endless work
-    while any(engine.held for engine in engines):
+    while any(engine.in_flight for engine in engines):
         for engine, other in (engines, engines[::-1]):
             for response in engine.step().finished:
                 assert response.key.sample not in done
                 done[response.key.sample] = response
             if left and moves.random() < 0.15:
                 left -= 1
-                chosen = [key for key in sorted(engine._state.held) if moves.random() < 0.4]
+                chosen = [key for key in sorted(engine._state.in_flight) if moves.random() < 0.4]
                 given_back = engine.withdraw(chosen)
                 other.submit([resumed(by_number[given.key.sample], given) for given in given_back])
     return done

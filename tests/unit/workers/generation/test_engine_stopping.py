@@ -59,7 +59,7 @@ def test_a_resumed_sample_that_is_complete_is_finished_at_once(make_engine: Make
         report = engine.step()
         assert [(r.tokens.tolist(), r.finish_reason) for r in report.finished] == [(tokens, reason)]
         assert report.decoded == 0
-        assert engine.held == 0
+        assert engine.in_flight == 0
 
 
 class Bytes:

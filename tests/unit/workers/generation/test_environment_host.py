@@ -102,7 +102,7 @@ def test_known_turns_are_not_taken_again_and_unknown_ones_are() -> None:
         ({"messages": [{"role": "tool", "content": 4}]}, "each must have a role and a content, both text"),
         ({"messages": [{"role": "tool", "content": "a" * 100_001}]}, "the answer has 100001 characters"),
         ({"message": 3}, "message is 3 (int); it must be text"),
-        ({"message": "a\ud83d"}, r"message has half a surrogate pair, which is no text: 'a\ud83d' (str)"),
+        ({"message": "a\ud83d"}, r"message has half a surrogate pair, which is not text: 'a\ud83d' (str)"),
         ({"messages": [{"role": "tool", "content": "\ude00"}]}, "messages[0].content has half a surrogate pair"),
         ({"done": 1}, "done is 1 (int); it must be True or False"),
         ({"done": True, "reward": "1"}, "reward is '1' (str); it must be a finite number"),

@@ -236,7 +236,7 @@ def test_a_response_of_several_turns_has_the_environments_tokens_between_them(ma
         assert all(answer[-1] == STOPS[0] for answer in parts.answers)
         assert one.episode is not None
         assert one.episode.turns == 3
-    assert engine.held == 0
+    assert engine.in_flight == 0
 
 
 @pytest.mark.full(quick=1)
@@ -250,10 +250,10 @@ def test_a_response_is_the_same_wherever_it_was_interrupted(
     moves, done, known = random.Random(5), {}, by_number(samples)  # type: ignore[var-annotated]
     engines = [environed(make_engine, Counter(late=3), kept=kept, deterministic=deterministic) for _ in range(2)]
     engines[0].submit(samples)
-    while any(engine.held for engine in engines):
+    while any(engine.in_flight for engine in engines):
         for engine, other in (engines, engines[::-1]):
-            done |= {one.key.sample: one for one in (engine.step().finished if engine.held else ())}
-            if engine.held and moves.random() < 0.3:
+            done |= {one.key.sample: one for one in (engine.step().finished if engine.in_flight else ())}
+            if engine.in_flight and moves.random() < 0.3:
                 key = moves.choice(sorted(engine._requests))
                 other.submit([resumed(known[given.key.sample], given) for given in engine.withdraw([key])])
     assert done.keys() == wanted.keys()
@@ -283,10 +283,10 @@ def driven(engine: EnvironmentEngine, samples: Sequence[SampleRequest]) -> tuple
     done: dict[int, ResponsePart] = {}
     known = kept = 0
     engine.submit(samples)
-    while engine.held:
+    while engine.in_flight:
         report = engine.step()
         done |= {one.key.sample: one for one in report.finished}
-        known, kept = known + report.prefilled, kept + report.kept
+        known, kept = known + report.prefilled, kept + report.reused
     return done, known, kept
 
 
@@ -330,7 +330,7 @@ def test_what_is_kept_goes_with_the_weights(make_engine: MakeEngine, how: str) -
         inner.wake()
     inner.submit(longer)
     report = inner.step()
-    assert (report.kept, report.prefilled > 0) == (0, True)
+    assert (report.reused, report.prefilled > 0) == (0, True)
 
 
 def replace_tokens(request: SampleRequest) -> SampleRequest:
@@ -350,7 +350,7 @@ def replace_tokens(request: SampleRequest) -> SampleRequest:
 def test_progress_alone_rebuilds_a_response(make_engine: MakeEngine) -> None:
     engine, rebuilt = environed(make_engine, Counter(late=2)), {}  # type: ignore[var-annotated]
     engine.submit(requests(6, response=60))
-    while engine.held:
+    while engine.in_flight:
         finished = engine.step().finished
         for part in engine.progress():
             before = rebuilt.get(part.key.sample, ([], []))
@@ -375,11 +375,13 @@ def test_an_environment_that_answers_otherwise_the_second_time_fails_its_sample(
     tokens[np.flatnonzero(given.log_probabilities == NOT_SAMPLED)[0]] += 1
     other = resumed(sample, ResponsePart(given.key, 0, tokens, given.log_probabilities, given.versions))
     engine.submit([other])
-    with pytest.raises(EngineError, match=r"turn 1 was answered by .* must answer the same turns") as caught:
+    with pytest.raises(
+        EngineError, match=r"turn 1 was answered by .* must give the same answers to the same turns"
+    ) as caught:
         finish(engine)
     assert (caught.value.reason, caught.value.key) == ("EnvironmentDiverged", other.key)
     assert [part.key for part in engine.withdraw([other.key])] == [other.key]
-    assert engine.held == 0
+    assert engine.in_flight == 0
 
 
 def test_a_failure_is_of_its_sample_which_keeps_its_tokens(make_engine: MakeEngine) -> None:
@@ -391,6 +393,6 @@ def test_a_failure_is_of_its_sample_which_keeps_its_tokens(make_engine: MakeEngi
             finish(engine)
         (given,) = engine.withdraw([caught.value.key])  # type: ignore[list-item]
         assert given.tokens[-1] in STOPS or len(given.tokens) == 60
-    assert engine.held == 0
+    assert engine.in_flight == 0
     engine.close()
     assert calls.closed

@@ -38,7 +38,7 @@ def test_weights_written_to_the_model_are_those_that_decode(policy: Callable[[st
     fused = fused_forward_for(forward, TorchOps())
     other = forward_of(write_policy(tmp_path / "other", "qwen3", seed=8))
     before = {name: tensor.data_ptr() for name, tensor in forward.model.named_parameters()}
-    replace_weights(forward.model, dict(other.model.named_parameters()), what="actor version 2")
+    replace_weights(forward.model, dict(other.model.named_parameters()), subject="actor version 2")
     assert {name: tensor.data_ptr() for name, tensor in forward.model.named_parameters()} == before
     fused.verify(other)
     with pytest.raises(NotFusedError, match="logits differ"):
@@ -59,7 +59,7 @@ def test_released_weights_may_move_and_are_found_again(policy: Callable[[str], P
 @pytest.mark.parametrize(
     ("architecture", "changes", "why"),
     [
-        ("gemma2", {}, "gemma2 is none of llama"),
+        ("gemma2", {}, "gemma2 is not one of llama"),
         ("llama", {"hidden_act": "gelu"}, "its activation is gelu"),
         ("llama", {"mlp_bias": True}, "no plain matrices"),
         (

@@ -33,10 +33,10 @@ def test_samples_come_back_whole_with_text_and_progress_adds_up(
 ) -> None:
     outbox = RecordedOutbox()
     role.handle(generate(6), outbox)
-    assert [done.command_id for done in outbox.of("done")] == [1]
+    assert [done.command_id for done in outbox.reports("done")] == [1]
     assert role.active() == 6
     run(role, outbox)
-    finished = {message.key.sample: message for message in outbox.of("finished")}
+    finished = {message.key.sample: message for message in outbox.reports("finished")}
     assert sorted(finished) == list(range(6))
     assert outbox.tokens == sum(len(unpack(message.tokens)) for message in finished.values())
     for message in finished.values():
@@ -45,7 +45,7 @@ def test_samples_come_back_whole_with_text_and_progress_adds_up(
         assert message.key.attempt == 2
         assert sum(span.tokens for span in message.versions) == len(tokens)
     reported: dict[int, list[int]] = {}
-    for message in outbox.of("progress"):
+    for message in outbox.reports("progress"):
         assert message.offset == len(reported.setdefault(message.key.sample, []))
         reported[message.key.sample] += unpack(message.tokens).tolist()
     assert reported
@@ -59,26 +59,26 @@ def test_special_tokens_of_a_response_are_text_but_its_end_is_not(make_engine: M
     role, outbox = GenerationRole(make_engine(stop_token_ids=tuple(ends)), tokenizer, ends=ends), RecordedOutbox()
     role.handle(generate(6), outbox)
     run(role, outbox)
-    for message in outbox.of("finished"):
+    for message in outbox.reports("finished"):
         written = tokenizer.convert_ids_to_tokens(unpack(message.tokens).tolist())
         assert message.text == "".join(written[:-1] if message.finish_reason == "stop" else written)
-    assert "stop" in {message.finish_reason for message in outbox.of("finished")}
+    assert "stop" in {message.finish_reason for message in outbox.reports("finished")}
 
 
 def test_progress_and_spans_are_spaced_in_time(role: GenerationRole) -> None:
     outbox = RecordedOutbox()
     role.handle(generate(4), outbox)
     run(role, outbox)
-    spans = outbox.of("span")
+    spans = outbox.reports("span")
     steps = sum(int(attributes["steps"]) for *_, attributes in spans)
     assert steps == 40
-    observed = outbox.of("decode")
+    observed = outbox.reports("decode")
     assert [(item.start_ns, item.end_ns) for item in observed] == [(start, end) for _, start, end, *_ in spans]
     assert [item.decode.steps for item in observed] == [int(attributes["steps"]) for *_, attributes in spans]
     assert len(spans) == -(-steps * 2 * STEP_NS // 500_000_000)
     assert all(name == "decode" and end - start >= 480_000_000 for name, start, end, *_ in spans[:-1])
     assert sum(int(attributes["tokens"]) for *_, attributes in spans) == outbox.tokens
-    per_sample = sum(message.key.sample == 0 for message in outbox.of("progress"))
+    per_sample = sum(message.key.sample == 0 for message in outbox.reports("progress"))
     assert per_sample == steps * 2 * STEP_NS // 300_000_000 - 1  # every 5th step of 60 ms; the 40th finishes it
 
 
@@ -100,13 +100,13 @@ def test_observations_say_what_building_caches_from_tokens_took(
         sample.versions.extend(known.versions)
     role.handle(again, outbox)
     run(role, outbox)
-    rebuilt = [observation.rebuild for observation in outbox.of("rebuild")]
+    rebuilt = [observation.rebuild for observation in outbox.reports("rebuild")]
     assert all(item.rows_per_pass == 2 and item.seconds > 0 for item in rebuilt)
     passes = sum(item.passes for item in rebuilt)
     assert passes == (7 if deterministic else 1), "a step for every known token, or one prefill"
     if not deterministic:
         assert rebuilt[0].tokens_per_row == (prompts + 2 * 6) / 2
-    drawn = [int(attributes.get("rebuild_passes", 0)) for *_, attributes in outbox.of("span")]
+    drawn = [int(attributes.get("rebuild_passes", 0)) for *_, attributes in outbox.reports("span")]
     assert sum(drawn) == passes, "coordinators of the version before read them there"
 
 
@@ -119,14 +119,14 @@ def test_withdrawn_and_given_back_samples_carry_all_their_tokens_and_are_not_rep
         role.step(outbox)
     keys = [pb.SampleKey(iteration=0, sample=n, attempt=2) for n in (0, 5, 77)]
     role.handle(pb.Command(id=2, withdraw=pb.Withdraw(keys=keys)), outbox)
-    given = {message.key.sample: message for message in outbox.of("done")[-1].withdraw.samples}
+    given = {message.key.sample: message for message in outbox.reports("done")[-1].withdraw.samples}
     assert {n: len(unpack(message.tokens)) for n, message in given.items()} == {0: 7, 5: 0}
     held = role.give_back()
     assert sorted(message.key.sample for message in held) == [1, 2, 3, 4]
     assert all(message.offset == 0 for message in held)
     assert role.active() == 0
     assert not role.step(outbox)
-    assert not outbox.of("finished")
+    assert not outbox.reports("finished")
 
 
 def test_a_resumed_sample_goes_on_after_its_tokens(role: GenerationRole) -> None:
@@ -134,7 +134,7 @@ def test_a_resumed_sample_goes_on_after_its_tokens(role: GenerationRole) -> None
     whole = RecordedOutbox()
     role.handle(generate(1), whole)
     run(role, whole)
-    tokens = unpack(whole.of("finished")[0].tokens)
+    tokens = unpack(whole.reports("finished")[0].tokens)
     again = generate(1, identifier=3)
     sample = again.generate.samples[0]
     sample.tokens.CopyFrom(pack(tokens[:9]))
@@ -142,7 +142,7 @@ def test_a_resumed_sample_goes_on_after_its_tokens(role: GenerationRole) -> None
     sample.versions.add(version=0, tokens=9)
     role.handle(again, outbox)
     run(role, outbox)
-    assert unpack(outbox.of("finished")[0].tokens).tolist() == tokens.tolist()
+    assert unpack(outbox.reports("finished")[0].tokens).tolist() == tokens.tolist()
     assert outbox.tokens == len(tokens) - 9
 
 
@@ -175,7 +175,7 @@ def test_weights_are_fetched_and_loaded_whole(
     assert asked == [("actor", 4, ["10.0.0.7:7710"], tmp_path)]
     assert role.versions() == {"actor": 4}
     assert outbox.moves == [("weights_stream", 7)]
-    done = outbox.of("done")[0]
+    done = outbox.reports("done")[0]
     assert (done.command_id, done.load.version) == (9, 4)
     assert done.load.bytes == sum(tensor.nbytes for tensor in state.values())
     with pytest.raises(WorkError, match="holds the actor, not 'critic'"):
@@ -188,7 +188,7 @@ def test_build_makes_a_role_that_decodes(policy: Callable[[str], Path]) -> None:
     outbox = RecordedOutbox()
     role.handle(generate(2), outbox)
     run(role, outbox)
-    assert len(outbox.of("finished")) == 2
+    assert len(outbox.reports("finished")) == 2
     role.close()
 
 
@@ -222,7 +222,7 @@ def test_measuring_answers_with_the_costs_of_this_engine(role: GenerationRole) -
     role.handle(pb.Command(id=4, measure=pb.Measure(measurement_id=7, role="generation")), outbox)
     assert not outbox.said
     run(role, outbox)
-    (done,) = outbox.of("done")
+    (done,) = outbox.reports("done")
     assert (done.command_id, done.measure.measurement_id) == (4, 7)
     costs = done.measure.generation
     assert {cost.batch for cost in costs.decode} >= {1, 4}
@@ -241,8 +241,8 @@ def test_a_parked_role_decodes_as_before_and_one_with_samples_is_not_parked(role
     role.handle(offload, outbox)
     assert role.active() == 2
     run(role, outbox)
-    assert [done.command_id for done in outbox.of("done")] == [8, 9, 8]
-    texts = [{message.key.sample: message.text for message in box.of("finished")} for box in (whole, outbox)]
+    assert [done.command_id for done in outbox.reports("done")] == [8, 9, 8]
+    texts = [{message.key.sample: message.text for message in box.reports("finished")} for box in (whole, outbox)]
     assert texts[0] == texts[1]
 
 
@@ -275,12 +275,12 @@ def test_a_sample_that_the_engine_cannot_decode_is_let_go_of_with_its_tokens_and
     for driven, said in ((refusing, outbox), (role, usual)):
         driven.handle(generate(4), said)
         run(driven, said)
-    (failed,) = outbox.of("failed")
+    (failed,) = outbox.reports("failed")
     assert (failed.key.sample, failed.failure.reason) == (2, "KernelAssert")
-    whole = {message.key.sample: message for message in usual.of("finished")}
+    whole = {message.key.sample: message for message in usual.reports("finished")}
     known = unpack(failed.progress.tokens).tolist()
     assert known == unpack(whole[2].tokens).tolist()[:7]
     del whole[2]
     assert {n: unpack(message.tokens).tolist() for n, message in whole.items()} == {
-        message.key.sample: unpack(message.tokens).tolist() for message in outbox.of("finished")
+        message.key.sample: unpack(message.tokens).tolist() for message in outbox.reports("finished")
     }

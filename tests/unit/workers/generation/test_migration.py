@@ -98,11 +98,11 @@ def test_a_sample_is_decoded_on_until_its_prefix_has_left_and_forgotten_at_the_r
         engine.step()
         migrations.step()
     assert len(engine.moves.carried(key).tokens) == length
-    assert not outbox.of("done")
+    assert not outbox.reports("done")
     transfer.outcome = TransferOutcome(True, "", 0.0)
     migrations.step()
     assert engine.moves.cached(key) is None
-    (done,) = outbox.of("done")
+    (done,) = outbox.reports("done")
     assert (done.command_id, done.migrate.samples[0].moved) == (7, True)
     assert done.migrate.samples[0].progress == transfer.handed_over.sample
     assert list(finish(engine)) == [1]
@@ -124,7 +124,7 @@ def test_a_sample_that_is_not_taken_goes_on(why: str, make_engine: MakeEngine) -
         migrations.step()
     else:
         migrations.stop(None, why)
-    assert outbox.of("done")[0].migrate.samples[0].why == why
+    assert outbox.reports("done")[0].migrate.samples[0].why == why
     done = finish(engine)
     assert all(done[number].tokens.tolist() == response.tokens.tolist() for number, response in undisturbed.items())
 
@@ -139,8 +139,8 @@ def test_a_receipt_that_came_before_the_cancellation_counts(make_engine: MakeEng
         ALL[0].backlog = 0
     ALL[0].outcome = TransferOutcome(True, "", 0.0)
     migrations.stop(None, "the session broke")
-    assert outbox.of("done")[0].migrate.samples[0].moved
-    assert engine.held == 0
+    assert outbox.reports("done")[0].migrate.samples[0].moved
+    assert engine.in_flight == 0
 
 
 def test_a_slow_link_stops_a_sample_after_a_few_rounds(make_engine: MakeEngine) -> None:
@@ -165,14 +165,14 @@ def test_few_transfers_run_at_once_and_a_sample_moves_once(make_engine: MakeEngi
     migrations.begin(8, pb.Migrate(destination="127.0.0.1:1", samples=[again, again]), outbox)
     migrations.step()
     assert len(ALL) == outgoing.TRANSFERS
-    (done,) = outbox.of("done")
-    assert [moved.why for moved in done.migrate.samples] == ["it is on its way already"] * 2
+    (done,) = outbox.reports("done")
+    assert [moved.why for moved in done.migrate.samples] == ["it is already moving"] * 2
     ALL[0].outcome = TransferOutcome(False, "refused", 0.0)
     migrations.step()
     migrations.step()
     assert len(ALL) == outgoing.TRANSFERS + 1
     migrations.stop(None, "over")
-    assert [done.command_id for done in outbox.of("done")] == [8, 7]
+    assert [done.command_id for done in outbox.reports("done")] == [8, 7]
     assert len(finish(engine)) == 7
 
 
@@ -190,7 +190,7 @@ def test_a_sample_whose_cache_was_given_up_while_it_moved_stays(make_engine: Mak
     engine.withdraw([key])
     engine.submit([again])
     migrations.step()
-    (done,) = outbox.of("done")
+    (done,) = outbox.reports("done")
     (result,) = done.migrate.samples
     assert (result.moved, result.why) == (False, "its cache was given up for other samples meanwhile")
     assert list(finish(engine)) == [0]

@@ -38,7 +38,7 @@ def churned(engines: list[TorchEngine], samples: list[SampleRequest], seed: int)
     moves = random.Random(seed)
     by_number = {sample.key.sample: sample for sample in samples}
     waiting, done = list(samples), dict[int, ResponsePart]()
-    while waiting or any(engine.held for engine in engines):
+    while waiting or any(engine.in_flight for engine in engines):
         for _ in range(moves.randrange(5)):
             if waiting:
                 moves.choice(engines).submit([waiting.pop()])
@@ -46,7 +46,7 @@ def churned(engines: list[TorchEngine], samples: list[SampleRequest], seed: int)
             for response in engine.step().finished:
                 assert response.key.sample not in done
                 done[response.key.sample] = response
-            keys = sorted(engine._state.held)
+            keys = sorted(engine._state.in_flight)
             if keys and moves.random() < 0.3:
                 disturb(engine, other, moves, by_number, done)
     return done
@@ -156,7 +156,7 @@ def test_a_stop_string_inside_a_draft_ends_the_response_there(make_engine: MakeE
     engine = make_engine(stop=(text,), speculator=drafts)
     engine.submit([sample])
     reports = []
-    while engine.held:
+    while engine.in_flight:
         reports.append(engine.step())
     ended = reports[-1].finished[0]
     assert (ended.tokens.tolist(), ended.finish_reason) == (plain.tokens.tolist(), "stop")
@@ -173,7 +173,7 @@ def test_a_draft_ends_where_the_key_length_of_single_steps_changes(make_engine: 
     engine = make_engine(deterministic=True, speculator=drafts)
     engine.submit([sample])
     ends = set()
-    while engine.held:
+    while engine.in_flight:
         before = engine.moves.cached(sample.key) or 47
         engine.step()
         after = engine.moves.cached(sample.key)
@@ -205,7 +205,7 @@ def test_tokens_drawn_after_an_update_bear_it_whatever_was_drafted(make_engine: 
         plain.load_weights(second, 1)
         (one,), (other,) = (finish(engine).values() for engine in (drafted, plain))
     finally:
-        replace_weights(model, first, what="the first version")
+        replace_weights(model, first, subject="the first version")
     assert same_bits(one, other)
     assert one.versions == other.versions == (VersionSpan(0, sum(drawn)), VersionSpan(1, len(one.tokens) - sum(drawn)))
 
@@ -218,7 +218,7 @@ def test_a_step_reports_the_keys_of_its_drafts_rows_too(ways: dict[str, Any], ma
     engine = make_engine(**ways, speculator=RandomDrafts(whole, VOCABULARY, right=0.8, longest=4, seed=1))
     engine.submit([sample])
     reports = []
-    while engine.held:
+    while engine.in_flight:
         reports.append(engine.step())
     assert any(report.pass_rows > report.rows for report in reports)
     assert all(report.keys >= report.pass_rows * report.positions for report in reports)
@@ -231,7 +231,7 @@ def test_known_tokens_are_replayed_by_the_dozen(make_engine: MakeEngine) -> None
     engine = make_engine(deterministic=True)
     engine.submit([replace(resumed(sample, known), versions=(VersionSpan(0, 80),))])
     reports = []
-    while engine.held:
+    while engine.in_flight:
         reports.append(engine.step())
     assert same_bits(reports[-1].finished[0], whole)
     assert sum(report.replayed for report in reports) == 80

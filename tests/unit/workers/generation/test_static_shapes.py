@@ -56,12 +56,12 @@ def churned(make: Callable[[], TorchEngine], seed: int) -> dict[int, ResponsePar
     engines = [make(), make()]
     by_number = {sample.key.sample: sample for sample in samples}
     waiting, done = list(samples), dict[int, ResponsePart]()
-    while waiting or any(engine.held for engine in engines):
+    while waiting or any(engine.in_flight for engine in engines):
         if waiting and moves.random() < 0.5:
             moves.choice(engines).submit([waiting.pop()])
         for engine, other in (engines, engines[::-1]):
             done |= {response.key.sample: response for response in engine.step().finished}
-            keys = sorted(engine._state.held)
+            keys = sorted(engine._state.in_flight)
             if keys and moves.random() <= 0.2:
                 disturb(engine, other, moves, by_number, done)
     return done
@@ -87,7 +87,7 @@ def test_weights_are_replaced_in_place(policy: Callable[[str], Path], tmp_path: 
         attention="sdpa",
     )
     before = {name: tensor.data_ptr() for name, tensor in model.named_parameters()}
-    replace_weights(model, dict(other.named_parameters()), what="actor version 2")
+    replace_weights(model, dict(other.named_parameters()), subject="actor version 2")
     assert {name: tensor.data_ptr() for name, tensor in model.named_parameters()} == before
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), other.parameters(), strict=True))
 
@@ -119,10 +119,10 @@ def test_new_weights_and_sleep_in_the_middle_change_what_they_should(
 
     try:
         plain = run(False)
-        replace_weights(model, first, what="the first version")
+        replace_weights(model, first, subject="the first version")
         same_tokens(run(True), plain)
     finally:
-        replace_weights(model, first, what="the first version")
+        replace_weights(model, first, subject="the first version")
     assert any(len(response.versions) == 2 for response in plain.values())
 
 

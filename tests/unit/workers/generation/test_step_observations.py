@@ -14,8 +14,8 @@ def test_a_step_that_captured_is_shown_and_not_learned_from() -> None:
     for number, report in enumerate([ordinary, ordinary, capturing, ordinary]):
         activity.add(report, 3, number * 1000, number * 1000 + 900, outbox)
     activity.flush(outbox)
-    assert [observation.decode.steps for observation in outbox.of("decode")] == [2, 1]
-    attributes = [span[-1] for span in outbox.of("span")]
+    assert [observation.decode.steps for observation in outbox.reports("decode")] == [2, 1]
+    attributes = [span[-1] for span in outbox.reports("span")]
     assert [span["steps"] for span in attributes] == ["2", "1", "1"]
     assert [span.get("graph_share") for span in attributes] == ["1.00", "0.00", "1.00"]
     assert attributes[1]["capture_seconds"] == "0.040"
@@ -25,7 +25,7 @@ def test_nothing_is_said_of_graphs_where_there_are_none() -> None:
     activity, outbox = Activity(), RecordedOutbox()
     activity.add(StepReport(decoded=1, rows=1, keys=64, passes=1), 0, 0, 900, outbox)
     activity.flush(outbox)
-    assert "graph_share" not in outbox.of("span")[0][-1]
+    assert "graph_share" not in outbox.reports("span")[0][-1]
 
 
 def test_steps_that_verified_drafts_are_told_apart_from_plain_ones() -> None:
@@ -36,7 +36,7 @@ def test_steps_that_verified_drafts_are_told_apart_from_plain_ones() -> None:
     for number, report in enumerate([plain, verifying, verifying, again]):
         activity.add(report, 3, number * 1000, number * 1000 + 1000, outbox)
     activity.flush(outbox)
-    (observation,) = outbox.of("decode")
+    (observation,) = outbox.reports("decode")
     decode = observation.decode
     assert (decode.steps, decode.tokens_per_row) == (4, (2 + 6 + 6) / 6), "what is replayed is not drawn"
     assert decode.draft_seconds == 4e-7
@@ -45,7 +45,7 @@ def test_steps_that_verified_drafts_are_told_apart_from_plain_ones() -> None:
     assert verified.seconds == 2 * 800e-9
     activity.add(plain, 3, 0, 1000, outbox)
     activity.flush(outbox)
-    assert not outbox.of("decode")[-1].decode.HasField("verified")
+    assert not outbox.reports("decode")[-1].decode.HasField("verified")
 
 
 def test_known_tokens_that_are_decoded_again_together_count_each() -> None:
@@ -54,7 +54,7 @@ def test_known_tokens_that_are_decoded_again_together_count_each() -> None:
     report = StepReport(rows=3, pass_rows=12, keys=1200, replayed=8, replayed_samples=1, drafted=2, passes=1)
     activity.add(report, 0, 0, 8000, outbox)
     activity.flush(outbox)
-    (rebuild,) = [observation.rebuild for observation in outbox.of("rebuild")]
+    (rebuild,) = [observation.rebuild for observation in outbox.reports("rebuild")]
     assert (rebuild.passes, rebuild.rows_per_pass, rebuild.tokens_per_row) == (8, 3, 100)
     assert rebuild.seconds == 8e-6
 

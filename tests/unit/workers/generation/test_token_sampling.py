@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_workers.generation.engine import SamplingParameters
-from rlhf_workers.generation.sampling import _draw, _draw_by_parts, _kept, sample, uniforms
+from rlhf_workers.generation.sampling import _draw, _draw_by_parts, _truncate, sample, uniforms
 
 
 def test_uniforms_are_the_words_of_one_philox_stream_wherever_a_block_starts() -> None:
@@ -84,7 +84,7 @@ def test_a_token_drawn_part_by_part_is_the_one_drawn_at_once(
 ) -> None:
     random = np.random.default_rng(seed)
     logits = torch.from_numpy(random.normal(0, spread, (4, size)))
-    weights = _kept(torch.softmax(logits, -1), SamplingParameters(top_k=top_k))
+    weights = _truncate(torch.softmax(logits, -1), SamplingParameters(top_k=top_k))
     uniform = torch.tensor([0.0, 0.5, 1 - 2.0**-53, 2.0**-60]) if ends else torch.from_numpy(random.random(4))
     tokens, at_once = _draw_by_parts(weights, uniform.double()), _draw(weights, uniform.double())
     cumulative = weights.cumsum(-1)

@@ -36,7 +36,7 @@ def test_memory_follows_the_samples_and_never_passes_slots_times_length(make_eng
         engine.withdraw()
         engine.submit(requests(40, response=60))
         most = 0
-        while engine.held:
+        while engine.in_flight:
             engine.step()
             most = max(most, engine.kv_bytes())
         per_token = 2 * 2 * 2 * 8 * 4  # layers, keys and values, key-value heads, head size, float32

@@ -48,9 +48,9 @@ def test_a_million_drafted_draws_have_the_policys_distribution() -> None:
         judged = verdict(drawn, np.roll(fed, -1, axis=1), known, counts)
         kept, _ = cut_at_ends(judged, np.zeros(drawn.shape, bool), known)
         for ahead in range(POSITIONS):
-            own = kept.kept > ahead
+            own = kept.positions > ahead
             tokens[left[own], length[left[own]] + ahead + 1] = drawn[own, ahead]
-        length[left] += kept.kept
+        length[left] += kept.positions
         accepted += int(kept.accepted.sum())
     assert 100_000 < accepted < 500_000, "drafts were right and wrong"
     found = np.bincount(np.ravel_multi_index(tuple(tokens[:, 1:].T), (WORDS,) * POSITIONS), minlength=WORDS**POSITIONS)

@@ -55,9 +55,9 @@ def test_what_is_given_passes_untouched_beside_what_follows_from_the_manifest() 
         ("max_num_batched_tokens", "512", "'512' should be a valid integer"),
         ("enforce_eager", 1, "1 should be a valid boolean"),
         ("scheduling_policy", "lifo", "'lifo' should be 'fcfs' or 'priority'"),
-        ("model", "/other", "'/other' cannot be set for vLLM: it is spec.models.actor.path"),
-        ("dtype", "half", "it follows from spec.training.precision"),
-        ("load_format", "dummy", "weights are those of the folder at first"),
+        ("model", "/other", "'/other' cannot be set for vLLM: spec.models.actor.path sets it"),
+        ("dtype", "half", "spec.training.precision sets it for generation"),
+        ("load_format", "dummy", "the first weights come from the folder"),
         ("async_scheduling", True, "each token bears the weights that drew it"),
     ],
 )

@@ -205,13 +205,13 @@ def test_the_least_recently_used_goes_first_and_whole() -> None:
     store = PartialScoreStore(budget=250)
     store.enter(0)
     for sample in (1, 2, 3):
-        growing = store.known(sample, 2, tokens(sample, 9))
+        growing = store.update(sample, 2, tokens(sample, 9))
         for task in TASKS:
             growing.prefixes[task] = PartialScore(positions=8, layers=[(torch.zeros(5), torch.zeros(5))])  # 40 bytes
     store.make_room()
     assert store.reported() == []
-    store.known(1, 0, tokens(1, 9))
-    growing = store.known(3, 0, tokens(3, 9))
+    store.update(1, 0, tokens(1, 9))
+    growing = store.update(3, 0, tokens(3, 9))
     growing.prefixes["values"].layers.append((torch.zeros(5), torch.zeros(5)))
     store.make_room()
     assert (store.reported(), store.bytes) == ([2], 200)

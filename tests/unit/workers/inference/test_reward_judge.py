@@ -294,7 +294,7 @@ def test_a_judge_whose_tokenizer_ends_every_text_reads_a_question_that_does_not_
     [
         ("{{ strftime_now('%Y') }}{{ messages[0].content }}", "writes the date of the day"),
         ("{{ ['a', 'b'] | random }}{{ messages[0].content }}", "draws at random"),
-        ("{{ messages[0].content[1:] }}", "leaves out what it is asked"),
+        ("{{ messages[0].content[1:] }}", "omits the question"),
         ("{{ raise_exception('no user') }}", "no user"),
     ],
 )

@@ -74,7 +74,7 @@ def test_a_split_backward_computes_no_matrix_product_twice(job: RLHFJob) -> None
         held = made_up_work(trainer)
         counts: dict[tuple[int, int], list[int]] = {}
         for index, one in held.items():
-            for stage in one.held:
+            for stage in one.local_stages:
                 execute(stage_row(index, stage, 2, "B"), held, NoCommunicator(), 0)  # fills what is kept for positions
                 for backward in (("B",), ("I", "W")):
                     with Products() as products:

@@ -44,7 +44,7 @@ def test_every_rank_has_one_place_and_every_place_one_rank(layouts: list[RankLay
             assert {other.tensor_group(model) for other in together} == {group}
             assert [other.tensor_rank(model) for other in together] == list(range(len(group)))
             assert {other.block for other in together} == {one.block}
-            held = {tuple(key for key in other.held if key[0] == model) for other in together}
+            held = {tuple(key for key in other.local_stages if key[0] == model) for other in together}
             assert len(held) == 1, "they hold the same stages"
         together = [layouts[other] for other in one.tensor_group("critic")]
         assert all((other.local, other.row) == (one.local, one.row) for other in together)
@@ -61,11 +61,11 @@ def test_peers_of_a_row_are_of_the_same_block_and_number(layouts: list[RankLayou
 @given(groups())
 def test_what_a_rank_holds_is_summed_among_all_who_hold_it_and_saved_by_one(layouts: list[RankLayout]) -> None:
     for one in layouts:
-        for key in one.held:
+        for key in one.local_stages:
             holders = one.holders(*key)
             number = one.tensor_rank(key[0])
             assert set(holders) == {
-                other.rank for other in layouts if key in other.held and other.tensor_rank(key[0]) == number
+                other.rank for other in layouts if key in other.local_stages and other.tensor_rank(key[0]) == number
             }
             assert {layouts[rank].holders(*key) for rank in holders} == {holders}
             assert sum(layouts[rank].writes(*key) for rank in holders) == 1
@@ -78,7 +78,7 @@ def test_all_ranks_make_the_same_groups_and_a_rank_sums_in_no_other(layouts: lis
     made = layouts[0].groups()
     assert all(one.groups() == made for one in layouts)
     for one in layouts:
-        wanted = [one.holders(*key) for key in one.held] + [one.tensor_group(model) for model in one.models]
+        wanted = [one.holders(*key) for key in one.local_stages] + [one.tensor_group(model) for model in one.models]
         wanted += [ends for model in one.models for ends in one.ends(model) if one.rank in ends and len(set(ends)) > 1]
         assert all(ranks in made for ranks in wanted if len(ranks) > 1)
 
@@ -93,7 +93,7 @@ def test_without_tensor_groups_blocks_are_rows_of_ranks(layouts: list[RankLayout
 
 @given(groups())
 def test_a_rank_knows_whether_all_have_a_stage_of_every_model(layouts: list[RankLayout]) -> None:
-    everywhere = all({model for model, _ in one.held} == set(one.models) for one in layouts)
+    everywhere = all({model for model, _ in one.local_stages} == set(one.models) for one in layouts)
     assert {one.every_rank_has_all for one in layouts} == {everywhere}
 
 
@@ -123,14 +123,14 @@ def test_an_expert_group_holds_every_part_once_of_the_same_stages(layouts: list[
         together = [layouts[rank] for rank in one.expert_group]
         assert {other.expert_group for other in together} == {one.expert_group}
         assert [other.expert_rank for other in together] == list(range(one.expert))
-        assert {(other.local, other.held) for other in together} == {(one.local, one.held)}
+        assert {(other.local, other.local_stages) for other in together} == {(one.local, one.local_stages)}
 
 
 @given(expert_groups())
 def test_a_part_of_experts_is_summed_among_all_who_hold_it_and_saved_by_one(layouts: list[RankLayout]) -> None:
     made = layouts[0].groups()
     for one in layouts:
-        for key in one.held:
+        for key in one.local_stages:
             same = one.by_experts(*key)
             assert {layouts[rank].by_experts(*key) for rank in same} == {same}
             assert sum(layouts[rank].writes(*key) for rank in same) == 1
@@ -164,7 +164,7 @@ def test_a_context_group_runs_the_same_rows_on_the_samples_of_one_copy(layouts: 
         together = [layouts[rank] for rank in one.context_group]
         assert {other.context_group for other in together} == {one.context_group}
         assert [other.context_rank for other in together] == list(range(one.context))
-        assert {(other.local, other.held) for other in together} == {(one.local, one.held)}
+        assert {(other.local, other.local_stages) for other in together} == {(one.local, one.local_stages)}
         assert len(together) == 1 or one.context_group in made
         for index, pipeline in enumerate(one.table.pipelines):
             assert {other.replica(index) for other in together} == {one.replica(index)}

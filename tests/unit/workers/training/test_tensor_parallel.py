@@ -320,7 +320,7 @@ def test_measuring_takes_all_ranks_of_a_group_and_changes_no_weight(folders: dic
 
     results = on_ranks(4, work)
     for trainer, result in results:
-        assert {(one.model, one.stage) for one in result.stages} == set(trainer.layout.held)
+        assert {(one.model, one.stage) for one in result.stages} == set(trainer.layout.local_stages)
         assert [(one.rank, one.peer) for one in result.transfers] == [(0, 1)]
     before = on_ranks(4, lambda rank, peers: trainer_of(job, table, rank, 4, peers))
     assert_bitwise([trainer for trainer, _ in results], before)

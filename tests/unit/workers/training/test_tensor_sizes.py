@@ -228,7 +228,7 @@ def test_measuring_takes_all_ranks_of_a_group_and_changes_no_weight(policy: Path
 
     results = on_ranks(4, work)
     for trainer, result in results:
-        assert {(one.model, one.stage) for one in result.stages} == set(trainer.layout.held)
+        assert {(one.model, one.stage) for one in result.stages} == set(trainer.layout.local_stages)
     pairs = {(one.rank, one.peer) for _, result in results for one in result.transfers}
     assert pairs == {(0, 1), (1, 2), (2, 3)}
     before = on_ranks(4, lambda rank, peers: trainer_of(job, table, rank, 4, peers))

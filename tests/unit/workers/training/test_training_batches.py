@@ -198,7 +198,7 @@ def test_ranks_of_blocks_and_replicas() -> None:
         ]
     )
     layout = RankLayout(table, 3, 4)
-    assert (layout.block, layout.blocks, layout.held) == (1, 2, (("actor", 1), ("critic", 0)))
+    assert (layout.block, layout.blocks, layout.local_stages) == (1, 2, (("actor", 1), ("critic", 0)))
     assert layout.holders("actor", 1) == (1, 3)
     assert layout.holders("critic", 0) == (0, 1, 2, 3)
     assert layout.ends("actor") == ((0, 1), (2, 3))

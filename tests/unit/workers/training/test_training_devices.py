@@ -177,12 +177,12 @@ def test_forward_losses_and_optimizer_run_on_fake_gpus_in_either_precision(
         objectives = trainer.objectives()
         for made, objective in zip(works.values(), objectives.values(), strict=True):
             microbatches = [microbatch.to(GPU) for microbatch in made._microbatches]
-            work = StageWork(1, made.held, microbatches, objective.loss, trainer.compute)
+            work = StageWork(1, made.local_stages, microbatches, objective.loss, trainer.compute)
             for microbatch in range(MICROBATCHES):
                 loss = work.forward(0, microbatch, work.embed(microbatch))
                 assert (loss.device, loss.dtype) == (GPU, torch.float32)
-            masks = [mask for _, of_kind in made.held[0]._geometries.values() for mask in of_kind.values()]
-            written_out = made.held[0].config._attn_implementation == "eager"
+            masks = [mask for _, of_kind in made.local_stages[0]._geometries.values() for mask in of_kind.values()]
+            written_out = made.local_stages[0].config._attn_implementation == "eager"
             assert all((mask is not None) == (written_out or precision == "Float32") for mask in masks)
         for optimizer in trainer.optimizers.values():
             assert optimizer.norm_squared().device.type == "cuda"

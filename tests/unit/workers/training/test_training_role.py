@@ -42,7 +42,7 @@ def test_a_rank_that_slept_between_two_trainings_holds_the_same_bits(folder: Pat
         # What sleeps is served to peers and saved all the same.
         served = {name: tensor.clone() for name, tensor in role.tensors("actor", 2)}
         moments = next(iter(trainer_in(role).optimizers.values())).state()
-        assert outbox.spans.count("onload/training") == len(outbox.of("onload")) == int(sleeping)
+        assert outbox.spans.count("onload/training") == len(outbox.reports("onload")) == int(sleeping)
         return served | {f"moment {name}": value.clone() for name, value in moments.items()}
 
     sleeping = False
@@ -69,7 +69,7 @@ def test_a_train_is_done_in_bounded_steps_and_answered_once(folder: Path) -> Non
         assert (result.iteration, result.version) == (0, 1)
         assert result.metrics["train/seconds"] > 0
         assert 0 <= result.metrics["bubble_share"] <= 1
-        assert [step.train_step.number for step in outbox.of("train_step")] == [0, 1, 2, 3]
+        assert [step.train_step.number for step in outbox.reports("train_step")] == [0, 1, 2, 3]
         assert role.versions() == {"actor": 1, "critic": 1}
         assert outbox.spans.count("train/actor/F") == 8
         assert {"train/fetch", "train/advantages", "train/gradients", "train/optimizer"} <= set(outbox.spans)

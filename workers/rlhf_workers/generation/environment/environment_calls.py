@@ -26,7 +26,7 @@ NAME: Final = "Environment"
 """Prefix of failure reasons."""
 DIVERGED: Final = f"{NAME}Diverged"
 INVALID: Final = f"{NAME}Invalid"
-ENVIRONMENT_FAILURES: Final = (*(f"{NAME}{what}" for what in ("Raised", "Timeout", "Died")), DIVERGED, INVALID)
+ENVIRONMENT_FAILURES: Final = (*(f"{NAME}{kind}" for kind in ("Raised", "Timeout", "Died")), DIVERGED, INVALID)
 """Failure reasons that are the environment's."""
 
 
@@ -48,8 +48,8 @@ class EnvironmentCalls:
         where = ("--file", environment.file) if environment.file else ("--module", environment.module or "")
         host = "rlhf_workers.generation.environment.environment_host"
         arguments = (*where, "--name", environment.name)
-        given = settings.values, settings.secret
-        code = UserCode(host, "environment", NAME, INVALID, arguments, FIELD, threads, *given)
+        variables = settings.values, settings.secret
+        code = UserCode(host, "environment", NAME, INVALID, arguments, FIELD, threads, *variables)
         self._timeout = float(environment.timeout_seconds)
         self._processes = UserProcesses(code, self._timeout, f"{FIELD}.timeoutSeconds")
         self._thread = EventLoopThread("environment")

@@ -100,7 +100,7 @@ class EnvironmentEngine:
         self._engine.version = version
 
     @property
-    def held(self) -> int:
+    def in_flight(self) -> int:
         """See Engine."""
         return len(self._requests)
 
@@ -108,7 +108,7 @@ class EnvironmentEngine:
         """See Engine."""
         for request in requests:
             if request.key in self._requests:
-                raise EngineError("DuplicateSample", f"{sample_name(request.key)} is here already")
+                raise EngineError("DuplicateSample", f"{sample_name(request.key)} is already in this engine")
         self._engine.submit(requests)
         self._requests |= {request.key: request for request in requests}
 
@@ -122,7 +122,7 @@ class EnvironmentEngine:
         self._failures = [error for error in self._failures if error.key in self._waiting]
         if self._failures:
             raise self._failures.pop(0)
-        report = self._engine.step() if self._engine.held else StepReport()
+        report = self._engine.step() if self._engine.in_flight else StepReport()
         for response in report.finished:
             self._turn_ended(response)
         report.finished, self._finished = self._finished, []
@@ -137,15 +137,15 @@ class EnvironmentEngine:
 
     def withdraw(self, keys: Sequence[SampleKey] | None = None) -> list[ResponsePart]:
         """See Engine; a sample that waits for an answer is returned with its ended turn."""
-        given = self._engine.withdraw(keys)
+        withdrawn = self._engine.withdraw(keys)
         wanted = list(self._waiting) if keys is None else [key for key in keys if key in self._waiting]
-        given += [replace(self._waiting[key], finish_reason="") for key in wanted]
+        withdrawn += [replace(self._waiting[key], finish_reason="") for key in wanted]
         if keys is None:
-            given += [replace(response, finish_reason="", episode=None) for response in self._finished]
+            withdrawn += [replace(response, finish_reason="", episode=None) for response in self._finished]
             self._finished = []
-        for response in given:
+        for response in withdrawn:
             self._forget(response.key)
-        return given
+        return withdrawn
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
         """See Engine."""
@@ -204,7 +204,7 @@ class EnvironmentEngine:
         try:
             self._engine.submit([request])
         except EngineError as error:
-            message = f"{FIELD}: its answer cannot be gone on after: {error}"
+            message = f"{FIELD}: generation cannot continue after its answer: {error}"
             raise EngineError(INVALID, message, FIELD, request.key) from error
         self._requests[request.key] = request
         self._untold[request.key] = known_response(request, "")
@@ -212,13 +212,13 @@ class EnvironmentEngine:
     def _check_answers(self, response: ResponsePart, steps: Sequence[AnsweredTurn]) -> None:
         """Raise EngineError if answers in the response differ from the environment's current ones."""
         parts = written(response.tokens, response.log_probabilities)
-        for number, (turn, known, step) in enumerate(zip(parts.turns, parts.answers, steps, strict=False)):
-            given = self._tokens(response.key, step, turn[-1:])
-            if not np.array_equal(known, given):
-                was, now = self._text(known), self._text(given)
+        for number, (turn, earlier, step) in enumerate(zip(parts.turns, parts.answers, steps, strict=False)):
+            current = self._tokens(response.key, step, turn[-1:])
+            if not np.array_equal(earlier, current):
+                was, now = self._text(earlier), self._text(current)
                 message = (
                     f"{FIELD}: {sample_name(response.key)}: turn {number + 1} was answered by {was[:80]!r} and is now "
-                    f"answered by {now[:80]!r}; an environment must answer the same turns of a record alike"
+                    f"answered by {now[:80]!r}; an environment must give the same answers to the same turns of a record"
                 )
                 raise EngineError(DIVERGED, message, FIELD, response.key)
 
@@ -256,16 +256,16 @@ def with_environment(engine: Engine, spec: RLHFJobSpec, tokenizer: Any, ends: fr
     `ends` as for `EnvironmentEngine`.
     """
     assert spec.rollout.environment is not None
-    assert isinstance(engine, DecodesTurns), "validation lets no other engine have an environment"
-    given = spec.rollout.environment
-    known = spec.secret_variables(Group.GENERATION)
-    settings = resolve_settings(given.env, f"{FIELD}.env", known, os.environ, invalid=INVALID)
-    calls = EnvironmentCalls(given, spec.generation.cpu_threads, settings)
+    assert isinstance(engine, DecodesTurns), "validation rejects an environment with any other engine"
+    environment = spec.rollout.environment
+    variables = spec.secret_variables(Group.GENERATION)
+    settings = resolve_settings(environment.env, f"{FIELD}.env", variables, os.environ, invalid=INVALID)
+    calls = EnvironmentCalls(environment, spec.generation.cpu_threads, settings)
     calls.start()
-    if given.cache_between_turns == "Enabled":
+    if environment.cache_between_turns == "Enabled":
         engine.keep_turns()
     trained, evaluated = (_template_arguments(spec.prompts_of(sample)) for sample in (0, FIRST_EVALUATION_SAMPLE))
-    return EnvironmentEngine(engine, calls, tokenizer, given.max_turns, trained, evaluated, ends)
+    return EnvironmentEngine(engine, calls, tokenizer, environment.max_turns, trained, evaluated, ends)
 
 
 def _template_arguments(prompts: Prompts) -> Mapping[str, Any] | None:

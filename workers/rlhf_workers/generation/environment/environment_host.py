@@ -87,19 +87,19 @@ def checked_step(value: Any) -> StepReply:
     if message and messages:
         raise StepError("message and messages are given; an answer is one of them")
     if not done and not message and not messages:
-        raise StepError("message is empty, but done is not True: the policy has nothing to go on after")
+        raise StepError("message is empty, but done is not True: the policy has no text to continue after")
     length = len(message or "") + sum(len(each["content"]) for each in messages)
     if length > MAX_MESSAGE:
         raise StepError(f"the answer has {length} characters, allowed are {MAX_MESSAGE}")
     if (half := half_pair({"message": message, "messages": messages})) is not None:
-        raise StepError(f"{half} has half a surrogate pair, which is no text: {_shown(message or messages)}")
+        raise StepError(f"{half} has half a surrogate pair, which is not text: {_shown(message or messages)}")
     if not isinstance(metrics, Mapping):
         raise StepError(f"metrics is {_shown(metrics)}; it must be a mapping of names to numbers")
-    given = {escaped(str(name)): _number(f"metric {name}", metric) for name, metric in metrics.items()}
+    numbers = {escaped(str(name)): _number(f"metric {name}", metric) for name, metric in metrics.items()}
     reward = value.get("reward")
     given_reward = None if reward is None else _number("reward", reward)
     answer = {"message": message or "", "messages": messages}
-    return {**answer, "done": done, "reward": given_reward, "metrics": given}
+    return {**answer, "done": done, "reward": given_reward, "metrics": numbers}
 
 
 def _checked_messages(value: Any) -> list[dict[str, str]]:

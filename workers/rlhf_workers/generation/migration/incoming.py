@@ -52,9 +52,9 @@ class IncomingMigrations:
         if isinstance(self._engine, Sleeps):
             self._engine.wake()
         if not moves.reserve():
-            held = self._engine.held
+            in_flight = self._engine.in_flight
             raise KvRefusedError(
-                f"no slot, or no room for a cache, is free: {held} samples are held, others may be coming"
+                f"no slot, or no room for a cache, is free: {in_flight} samples are held, others may be coming"
             )
         self._offered[request.key] = _Offered(request, offer.version, self._clock_ns())
         self._fenced[request.key[:2]] = request.key.attempt
@@ -115,6 +115,6 @@ class IncomingMigrations:
             raise KvRefusedError(f"its cache is of weight version {version}, this worker holds {self._engine.version}")
 
     def _check_attempt(self, key: SampleKey) -> None:
-        known = self._fenced.get(key[:2], -1)
-        if key.attempt <= known:
-            raise KvRefusedError(f"attempt {key.attempt} of it is over here: attempt {known} is known")
+        fenced = self._fenced.get(key[:2], -1)
+        if key.attempt <= fenced:
+            raise KvRefusedError(f"attempt {key.attempt} has ended on this worker; its current attempt is {fenced}")

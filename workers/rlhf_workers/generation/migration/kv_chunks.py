@@ -60,13 +60,13 @@ class IncomingCache:
     def __init__(
         self,
         shapes: Sequence[KvShape],
-        known: int,
+        expected: int,
         longest: int,
         allow: Callable[[int], bool],
         *,
         pinned: bool = False,
     ) -> None:
-        """`known` positions are expected at first, `longest` at most; `pinned` if a device will copy it.
+        """`expected` positions are expected at first, `longest` at most; `pinned` if a device will copy it.
 
         `allow` is asked for every byte of memory; a negative number returns bytes.
         """
@@ -81,7 +81,7 @@ class IncomingCache:
         self._parts: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.received = 0
         """Data bytes received so far."""
-        self._grow(min(known + GROWTH_TOKENS, longest))
+        self._grow(min(expected + GROWTH_TOKENS, longest))
 
     def take(self, chunk: pb.KvChunk) -> None:
         """Add a chunk; KvRefusedError if it does not fit or is damaged."""

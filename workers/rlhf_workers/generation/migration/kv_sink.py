@@ -78,7 +78,7 @@ class KvSinkService(KvSinkServicer):
         """See the service's definition."""
         if self._closed:
             return pb.KvReceipt(why=self._closed)
-        running = asyncio.ensure_future(self._one(aiter(request_iterator), context))
+        running = asyncio.ensure_future(self._receive_cache(aiter(request_iterator), context))
         self._running.add(running)
         try:
             return await running
@@ -96,13 +96,13 @@ class KvSinkService(KvSinkServicer):
         finally:
             self._running.discard(running)
 
-    async def _one(self, parts: AsyncIterator[pb.KvPart], context: Context) -> pb.KvReceipt:
+    async def _receive_cache(self, parts: AsyncIterator[pb.KvPart], context: Context) -> pb.KvReceipt:
         offer = (await self._part(parts, "offer")).offer
         room = await self._on_compute(lambda receiver, _: receiver.offer(offer), self._drop_late)
         arrival: IncomingCache | None = None
         admitted = False
         try:
-            arrival = IncomingCache(room.shapes, room.known, room.longest, self._allow, pinned=self._pinned)
+            arrival = IncomingCache(room.shapes, room.expected, room.longest, self._allow, pinned=self._pinned)
             await context.send_initial_metadata(((TAKEN, "yes"),))
             part = await self._part(parts, "chunk", "hand_over")
             while part.HasField("chunk"):

@@ -99,7 +99,7 @@ class OutgoingMigrations:
             if self._kv_moves is None:
                 self._settle(self._commands[-1], move, TransferOutcome(False, "this engine's caches do not move", 0.0))
             elif move.key in moving:
-                self._settle(self._commands[-1], move, TransferOutcome(False, "it is on its way already", 0.0))
+                self._settle(self._commands[-1], move, TransferOutcome(False, "it is already moving", 0.0))
             elif self._kv_moves.cached(move.key) is None:
                 self._settle(self._commands[-1], move, TransferOutcome(False, "it is not held here", 0.0))
             moving.add(move.key)

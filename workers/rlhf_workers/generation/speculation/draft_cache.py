@@ -46,9 +46,9 @@ class DraftCache(Cache):  # type: ignore[misc]
         """Grow to at least this size; stored states stay in place."""
         if rows <= self.rows and capacity <= self.capacity:
             return
-        held, old_rows, old_capacity = self._storage, self.rows, self.capacity
+        old_storage, old_rows, old_capacity = self._storage, self.rows, self.capacity
         self.rows, self.capacity, self._storage = max(rows, old_rows), max(capacity, old_capacity), {}
-        for layer, states in held.items():
+        for layer, states in old_storage.items():
             for target, source in zip(self._layer(layer, *states), states, strict=True):
                 target[:old_rows, :, :old_capacity] = source
 

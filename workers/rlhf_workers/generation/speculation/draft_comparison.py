@@ -35,9 +35,11 @@ class DraftComparison:
         if len(drafters) < 2:
             return
         for at, request in enumerate(requests):
-            made = [(drafter, said[at]) for drafter, said in zip(drafters, drafts, strict=True) if len(said[at].tokens)]
-            if len(made) > 1:
-                self._notes[request.key] = _Note(len(request.tokens), made)
+            nonempty = [
+                (drafter, said[at]) for drafter, said in zip(drafters, drafts, strict=True) if len(said[at].tokens)
+            ]
+            if len(nonempty) > 1:
+                self._notes[request.key] = _Note(len(request.tokens), nonempty)
 
     def compared(self, requests: Sequence[DraftRequest]) -> PairwiseCounts | None:
         """Remove and return the pairs of noted drafts of these samples, judged by their tokens since; or None."""

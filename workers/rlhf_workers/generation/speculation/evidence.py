@@ -72,8 +72,8 @@ class Evidence:
         message.verify_seconds += step.pass_seconds if step.slots else 0.0
         message.regret_seconds += regret
         message.seconds += step.draft_seconds + step.pass_seconds
-        made = MeanPass(1.0, float(max(1, step.rows)), float(step.slots), float(step.keys), seconds)
-        self._passes.setdefault(pass_class(made), np.zeros(len(made)))[:] += made
+        mean_pass = MeanPass(1.0, float(max(1, step.rows)), float(step.slots), float(step.keys), seconds)
+        self._passes.setdefault(pass_class(mean_pass), np.zeros(len(mean_pass)))[:] += mean_pass
         if len(outcomes.drafted):
             self._outcomes.append(outcomes)
             if len(self._outcomes) >= COUNTED_AT_ONCE:

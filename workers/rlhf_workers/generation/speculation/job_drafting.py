@@ -42,7 +42,7 @@ class JobDrafting:
             try:
                 speculator.begin_with(learned_of(learned))
             except ValueError as error:
-                log.warning("what others learned of drafts is left out: %s", error)
+                log.warning("the draft statistics of other workers are ignored: %s", error)
         return cls(speculator, SiblingLimits.from_spec(spec))
 
     @property

@@ -53,7 +53,7 @@ class _Row:
         self.open = (0, 0, 0)
         """(position in the text, drawn token, most probable token) of the last guess, until it is judged."""
 
-    def known(self, text: TokenArray) -> int:
+    def common_prefix(self, text: TokenArray) -> int:
         """Return how many tokens at the start of `text` need not be fed; the last token is always fed."""
         count = min(len(self.fed), len(text) - 1)
         differs = np.flatnonzero(self.fed[:count] != text[:count])
@@ -108,7 +108,7 @@ class ModelDrafter:
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> int:
         """Replace all weights or none; return bytes. Tokens are fed again. Raises WorkError WeightsMismatch."""
-        replaced = replace_weights(self._model, tensors, what="draft model")
+        replaced = replace_weights(self._model, tensors, subject="draft model")
         for row in self._rows.values():
             row.fed = np.empty(0, np.int32)
         return replaced
@@ -152,8 +152,8 @@ class ModelDrafter:
             if not drawn:
                 certain = shares.tolist()
                 firsts = zip(rows, texts, coupled.tolist(), likeliest.tolist(), strict=True)
-                for row, text, one, other in firsts:
-                    row.open = (len(text), one, other)
+                for row, text, first, other in firsts:
+                    row.open = (len(text), first, other)
             drawn.append(likeliest if self.greedy else coupled)
         guesses = torch.stack(drawn, dim=1).to("cpu", torch.int32).numpy()
         for row, text, guess in zip(rows, texts, guesses, strict=True):
@@ -184,16 +184,16 @@ class ModelDrafter:
 
     def _catch_up(self, texts: list[TokenArray], rows: list[_Row]) -> torch.Tensor:
         """Feed the missing tokens of each row; return the logits [rows, vocabulary] after the texts' last tokens."""
-        known = [row.known(text) for row, text in zip(rows, texts, strict=True)]
-        few = [place for place, text in enumerate(texts) if len(text) - known[place] <= WIDE]
+        prefixes = [row.common_prefix(text) for row, text in zip(rows, texts, strict=True)]
+        few = [place for place, text in enumerate(texts) if len(text) - prefixes[place] <= WIDE]
         batches = [few] if few else []
         batches += [[place] for place in range(len(texts)) if place not in set(few)]
         result: dict[int, torch.Tensor] = {}
         for batch in batches:
-            lacking = [texts[place][known[place] :] for place in batch]
+            lacking = [texts[place][prefixes[place] :] for place in batch]
             width = max(map(len, lacking))
             fed = np.zeros((len(batch), width), np.int64)
-            positions = np.array([known[place] for place in batch])[:, None] + np.arange(width)
+            positions = np.array([prefixes[place] for place in batch])[:, None] + np.arange(width)
             for line, tokens in enumerate(lacking):
                 fed[line, : len(tokens)] = tokens
             numbers = torch.tensor([rows[place].number for place in batch], device=self._device)

@@ -94,8 +94,8 @@ class SiblingHints:
     def _tokens(self, iteration: int, delta: pb.SiblingDelta) -> TokenArray | None:
         """Return the tokens of a delta; None if it is invalid."""
         limits = self._limits
-        known = 0 <= delta.group < limits.groups and 0 <= delta.iteration <= iteration
-        if not known or not 0 <= delta.sample < limits.batch:
+        valid = 0 <= delta.group < limits.groups and 0 <= delta.iteration <= iteration
+        if not valid or not 0 <= delta.sample < limits.batch:
             return None
         try:
             tokens: npt.NDArray[Any] = unpack(delta.tokens)

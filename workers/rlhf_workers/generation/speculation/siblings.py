@@ -93,12 +93,12 @@ class SiblingsDrafter:
         if group is None:
             return
         start, text = group.texts.get(source, (0, None))
-        known = request.tokens
-        if text is None or start or not _begins(known, text):
+        tokens = request.tokens
+        if text is None or start or not _begins(tokens, text):
             text = self._add(group, source, 0, 1.0)
         group.live.add(source)
         self._live[source] = (key, text)
-        self.extend(key, known[len(text) :])
+        self.extend(key, tokens[len(text) :])
 
     def extend(self, key: SampleKey, tokens: TokenArray) -> None:
         """Add tokens to the index of the sample's group."""
@@ -145,14 +145,14 @@ class SiblingsDrafter:
         if not in_bounds or int(tokens.min()) < 0 or int(tokens.max()) >= self._vocabulary:
             self.refused_tokens += count
             return
-        known = self._group(group)
-        if known is None or not self._room_for(BYTES_PER_TEXT + BYTES_PER_TOKEN * count, known):
+        prompt_group = self._group(group)
+        if prompt_group is None or not self._room_for(BYTES_PER_TEXT + BYTES_PER_TOKEN * count, prompt_group):
             self.refused_tokens += count
             return
-        start, text = known.texts.get(source, (0, None))
+        start, text = prompt_group.texts.get(source, (0, None))
         if text is None or offset > start + len(text):
-            start, text = offset, self._add(known, source, offset, weight)
-        self._append(known, text, tokens[max(0, start + len(text) - offset) :])
+            start, text = offset, self._add(prompt_group, source, offset, weight)
+        self._append(prompt_group, text, tokens[max(0, start + len(text) - offset) :])
 
     def forget(self, group: PromptGroup) -> None:
         """Drop a group; its samples that are decoded here continue without it."""
@@ -225,9 +225,9 @@ def match_class(guess: Guess) -> int:
     return 4 * length + sum(guess.share >= bound for bound in SHARES)
 
 
-def _begins(known: TokenArray, text: Text) -> bool:
-    """Return whether `known` begins with a text."""
-    return len(text) <= len(known) and text.written[LONGEST_MATCH:] == array("i", known[: len(text)].tobytes())
+def _begins(tokens: TokenArray, text: Text) -> bool:
+    """Return whether `tokens` begins with a text."""
+    return len(text) <= len(tokens) and text.written[LONGEST_MATCH:] == array("i", tokens[: len(text)].tobytes())
 
 
 def _context(request: DraftRequest) -> "array[int]":

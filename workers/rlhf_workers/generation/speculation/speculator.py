@@ -200,10 +200,10 @@ class Speculator:
         drafts, offers, seconds = [], [], []
         for drafter in plan.drafters:
             started = self._clock()
-            made = self._drafters[drafter].draft(wanted)
+            proposals = self._drafters[drafter].draft(wanted)
             seconds.append(max(self._clock() - started, 0.0))
-            drafts.append(made)
-            offers.append(_offer(drafter, made, wanted))
+            drafts.append(proposals)
+            offers.append(_offer(drafter, proposals, wanted))
         choice = self._choice(plan, keys, tuple(offers))
         if self._learns:
             self.controller = self.controller.offered(tuple(offers), choice, tuple(seconds))
@@ -237,9 +237,9 @@ class Speculator:
             if not self._rest.left:
                 self._end_rest()
             return
-        known = [(each, *self._proposed[each.key]) for each in outcomes if each.key in self._proposed]
+        proposed = [(each, *self._proposed[each.key]) for each in outcomes if each.key in self._proposed]
         columns = np.array(
-            [(drafter, match, each.drafted, each.accepted) for each, drafter, match in known], np.int64
+            [(drafter, match, each.drafted, each.accepted) for each, drafter, match in proposed], np.int64
         ).reshape(-1, 4)
         learned = Outcomes(columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3])
         rows = self._rows or pass_rows
@@ -247,7 +247,7 @@ class Speculator:
         accepted = int(learned.accepted.sum())
         step = MeasuredStep(rows, keys, slots, rows + accepted, draft_seconds, pass_seconds)
         self.totals.stepped(self.mode, self._plan, step, learned)
-        for each, _, _ in known:
+        for each, _, _ in proposed:
             self.evidence.verified(each.key, each.drafted, each.accepted)
         self._proposed.clear()
         seconds = draft_seconds + pass_seconds

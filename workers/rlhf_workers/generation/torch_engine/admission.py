@@ -45,12 +45,12 @@ class Admission:
             return
         share = PREFILL_TOKENS
         while state.queue and state.free > 0 and share > 0:
-            if self._kept(state, state.queue[0]):
+            if self._has_cached_turn(state, state.queue[0]):
                 self._go_on(state, report)
                 continue
             batch: list[SampleRequest] = []
             length = 0
-            while state.queue and len(batch) < state.free and not self._kept(state, state.queue[0]):
+            while state.queue and len(batch) < state.free and not self._has_cached_turn(state, state.queue[0]):
                 longest = max(length, padded(len(self._prefix(state.queue[0]))))
                 if batch and (longest * (len(batch) + 1) > PREFILL_TOKENS or (self._tiles and longest != length)):
                     break
@@ -68,17 +68,17 @@ class Admission:
             report.prefills.append(Prefill(len(batch), tokens, resumed))
             report.prefilled += tokens
 
-    def _kept(self, state: EngineState, request: SampleRequest) -> bool:
+    def _has_cached_turn(self, state: EngineState, request: SampleRequest) -> bool:
         return state.turn_cache is not None and state.turn_cache.fits(request)
 
     def _go_on(self, state: EngineState, report: StepReport) -> None:
         """Place the first sample of the queue with its cached turn; if that fails it is prefilled next time."""
         assert state.turn_cache is not None
         request = state.queue[0]
-        kept = state.turn_cache.take(request.key)
-        state.place(request, kept.position, kept.states)
+        cached = state.turn_cache.take(request.key)
+        state.place(request, cached.position, cached.states)
         state.queue.popleft()
-        report.kept += kept.position
+        report.reused += cached.position
 
     def _prefix(self, request: SampleRequest) -> np.ndarray[Any, np.dtype[np.int32]]:
         """Return the tokens to prefill."""

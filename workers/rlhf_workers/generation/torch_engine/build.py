@@ -74,8 +74,8 @@ def _arguments(spec: RLHFJobSpec) -> dict[str, Any]:
     allowed: dict[str, Sequence[str]] = {"dtype": dtypes, "attention": ATTENTIONS}
     allowed.update(dict.fromkeys(PASS_ARGUMENTS, MODES))
     whys = {
-        "dtype": f", as spec.training.precision is {spec.training.precision}, which holds for generation, too, unless "
-        f"the algorithm's oldLogProbabilities are the Trainer's, and mismatchCorrection covers what older weights drew"
+        "dtype": f", because spec.training.precision {spec.training.precision} also applies to generation, unless the "
+        f"algorithm's oldLogProbabilities is Trainer and mismatchCorrection covers the tokens of older weights"
     }
     if spec.deterministic:
         for name, only in (("attention", ("eager",)), *((name, ("Disabled",)) for name in PASS_ARGUMENTS)):

@@ -132,9 +132,9 @@ def _decode_seconds(engine: MeasurableEngine, batch: int, context: int) -> float
 
 def _fill(engine: MeasurableEngine, state: EngineState, batch: int, context: int) -> None:
     """Add `batch` samples with `context` cached tokens."""
-    known = np.zeros(max(context + 1 - engine.limits.max_prompt_tokens, 0), np.int32)
-    prompt = np.zeros(context + 1 - len(known), np.int32)
-    slots = np.array([state.table.add(_request(number, prompt, known), context) for number in range(batch)])
+    response = np.zeros(max(context + 1 - engine.limits.max_prompt_tokens, 0), np.int32)
+    prompt = np.zeros(context + 1 - len(response), np.int32)
+    slots = np.array([state.table.add(_request(number, prompt, response), context) for number in range(batch)])
     cache = _empty_cache(engine.moves.shapes, context, engine.device)
     state.pools.place(slots, state.table.position[slots], cache, np.zeros(batch, np.int64))
 
@@ -163,12 +163,12 @@ def _prompt(engine: MeasurableEngine, number: int, tokens: int) -> SampleRequest
     """Return an artificial sample with `tokens` tokens to prefill, different from the others."""
     prompt = np.zeros(min(tokens + 1, engine.limits.max_prompt_tokens), np.int32)
     prompt[0] = number % engine.vocabulary
-    known = np.zeros(tokens + 1 - len(prompt), np.int32)
-    return _request(number, prompt, known)
+    response = np.zeros(tokens + 1 - len(prompt), np.int32)
+    return _request(number, prompt, response)
 
 
-def _request(number: int, prompt: TokenArray, known: TokenArray) -> SampleRequest:
-    versions = (VersionSpan(0, len(known)),) if len(known) else ()
+def _request(number: int, prompt: TokenArray, response: TokenArray) -> SampleRequest:
+    versions = (VersionSpan(0, len(response)),) if len(response) else ()
     return SampleRequest(
-        SampleKey(0, number, 0), prompt, 0, NO_LIMIT, known, np.zeros(len(known), np.float32), versions
+        SampleKey(0, number, 0), prompt, 0, NO_LIMIT, response, np.zeros(len(response), np.float32), versions
     )

@@ -28,13 +28,13 @@ def _add_norm(x, residual, weight, out, eps, size, ADD: tl.constexpr, BLOCK: tl.
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
     inside = index < size
-    kept = tl.load(residual + row * size + index, mask=inside, other=0.0)
-    kind = kept.dtype
+    residual_sum = tl.load(residual + row * size + index, mask=inside, other=0.0)
+    kind = residual_sum.dtype
     if ADD:
         added = tl.load(x + row * size + index, mask=inside, other=0.0)
-        kept = (kept.to(tl.float32) + added.to(tl.float32)).to(kind)
-        tl.store(residual + row * size + index, kept, mask=inside)
-    value = kept.to(tl.float32)
+        residual_sum = (residual_sum.to(tl.float32) + added.to(tl.float32)).to(kind)
+        tl.store(residual + row * size + index, residual_sum, mask=inside)
+    value = residual_sum.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(value * value, axis=0) / size + eps)
     normed = (value * scale).to(kind).to(tl.float32)
     gain = tl.load(weight + index, mask=inside, other=0.0).to(tl.float32)

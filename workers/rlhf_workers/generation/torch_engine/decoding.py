@@ -67,10 +67,10 @@ class Decoding:
         started = time.perf_counter_ns()
         passes = [run for run in state.pools.passes(state.table.position, counts) if self._lives(state, run)]
         launched = [self._launch(state, run) for run in passes]
-        for one in launched:
-            if one.run.rows is None:
-                self._record(state, one, version, report)
-        several = [one for one in launched if one.run.rows is not None]
+        for launch in launched:
+            if launch.run.rows is None:
+                self._record(state, launch, version, report)
+        several = [launch for launch in launched if launch.run.rows is not None]
         outcomes: list[Verified] = []
         if several and counts is not None:
             outcomes = self._record_several(state, several, counts, drafted, version, report)
@@ -172,26 +172,26 @@ class Decoding:
         slots, tokens, log_probabilities = self._gathered(launched, counts, len(table.requests), report, state)
         live = ~table.paused[slots]
         slots, tokens, log_probabilities = slots[live], tokens[live], log_probabilities[live]
-        ahead, known = np.arange(tokens.shape[1]), table.known_ahead(slots)
+        ahead, known_counts = np.arange(tokens.shape[1]), table.known_ahead(slots)
         following = np.minimum(ahead + 1, counts[slots, None] - 1)
         fed = table.fed(slots[:, None], following)
-        judged = verdict(tokens, fed, known, counts[slots])
+        judged = verdict(tokens, fed, known_counts, counts[slots])
         ids = self.stop.is_stop[tokens]
-        at_limit = table.length[slots, None] + ahead - known[:, None] + 1 >= table.limit[slots, None]
-        cut, ended = cut_at_ends(judged, ids | at_limit, known)
-        bad = ~np.isfinite(log_probabilities) & (ahead < cut.kept[:, None])
+        at_limit = table.length[slots, None] + ahead - known_counts[:, None] + 1 >= table.limit[slots, None]
+        cut, ended = cut_at_ends(judged, ids | at_limit, known_counts)
+        bad = ~np.isfinite(log_probabilities) & (ahead < cut.positions[:, None])
         if bad.any():
             self._refuse(state, slots[bad.any(axis=1)], version)
         before = table.length[slots]
-        table.advance_by(slots, cut.kept, tokens, log_probabilities, version)
-        stopped = ended & ids[np.arange(len(slots)), cut.kept - 1]
+        table.advance_by(slots, cut.positions, tokens, log_probabilities, version)
+        stopped = ended & ids[np.arange(len(slots)), cut.positions - 1]
         if self.stop.has_strings:
             ended, stopped = self._ended_by_string(state, slots, before, ended, stopped)
         new = table.length[slots] - before
         report.decoded += int(new.sum())
-        forced = int(np.minimum(known, cut.kept).sum())
+        forced = int(np.minimum(known_counts, cut.positions).sum())
         report.replayed += forced
-        report.replayed_samples += int((np.minimum(known, cut.kept) > 0).sum())
+        report.replayed_samples += int((np.minimum(known_counts, cut.positions) > 0).sum())
         report.prefilled += forced
         report.began += table.keys(slots[(new > 0) & (before == table.known[slots])])
         accepted = np.minimum(cut.accepted, new)
@@ -210,19 +210,21 @@ class Decoding:
         self, launched: list[Launched], counts: Slots, size: int, report: StepReport, state: EngineState
     ) -> tuple[Slots, npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Wait for several passes; return slots [n], and tokens and log-probabilities [n, most] of their rows."""
-        slots = np.concatenate([one.run.slots[one.run.rows.ahead == 0] for one in launched if one.run.rows is not None])
+        slots = np.concatenate(
+            [launch.run.slots[launch.run.rows.ahead == 0] for launch in launched if launch.run.rows is not None]
+        )
         line = np.zeros(size, np.int64)
         line[slots] = np.arange(len(slots))
         most = int(counts[slots].max())
         tokens = np.zeros((len(slots), most), np.int64)
         log_probabilities = np.zeros((len(slots), most), np.float32)
-        for one in launched:
-            drawn, drawn_log_probabilities = one.result.wait()
-            rows, own = one.run.rows, line[one.run.slots]
+        for launch in launched:
+            drawn, drawn_log_probabilities = launch.result.wait()
+            rows, own = launch.run.rows, line[launch.run.slots]
             assert rows is not None
             tokens[own, rows.ahead] = drawn[: len(own)]
             log_probabilities[own, rows.ahead] = drawn_log_probabilities[: len(own)]
-            self._count(state, one.run.slots[rows.ahead == 0], len(own), one.run.length, report)
+            self._count(state, launch.run.slots[rows.ahead == 0], len(own), launch.run.length, report)
         return slots, tokens, log_probabilities
 
     def _count(self, state: EngineState, slots: Slots, pass_rows: int, length: int, report: StepReport) -> None:

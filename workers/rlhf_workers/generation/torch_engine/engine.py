@@ -114,19 +114,19 @@ class TorchEngine:
         return self._forward.vocabulary
 
     @property
-    def held(self) -> int:
+    def in_flight(self) -> int:
         """See Engine."""
-        return len(self._state.held)
+        return len(self._state.in_flight)
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """See Engine; the next step finishes a sample whose tokens are already complete."""
         new: set[SampleKey] = set()
         for request in requests:
             self._check(request)
-            if request.key in self._state.held or request.key in new:
-                raise EngineError("DuplicateSample", f"{sample_name(request.key)} is here already")
+            if request.key in self._state.in_flight or request.key in new:
+                raise EngineError("DuplicateSample", f"{sample_name(request.key)} is already in this engine")
             new.add(request.key)
-        self._state.held |= new
+        self._state.in_flight |= new
         for request in requests:
             reason = self._complete_reason(request)
             if reason:
@@ -146,7 +146,7 @@ class TorchEngine:
         report.prefill_ns = prefill.read_ns()  # read after the passes, when the device has finished the prefill
         report.fused_passes = report.passes if self.fused else 0
         report.finished, self._state.complete = self._state.complete, []
-        self._state.held.difference_update(response.key for response in report.finished)
+        self._state.in_flight.difference_update(response.key for response in report.finished)
         return report
 
     def progress(self) -> list[ResponsePart]:
@@ -155,13 +155,13 @@ class TorchEngine:
 
     def withdraw(self, keys: Sequence[SampleKey] | None = None) -> list[ResponsePart]:
         """See Engine; a complete response that is not reported counts as finished, unless all are withdrawn."""
-        wanted = self._state.held.copy() if keys is None else self._state.held.intersection(keys)
+        wanted = self._state.in_flight.copy() if keys is None else self._state.in_flight.intersection(keys)
         if keys is not None:
             wanted.difference_update(response.key for response in self._state.complete)
-        given = [response for response in self._state.complete if response.key in wanted]
+        withdrawn = [response for response in self._state.complete if response.key in wanted]
         self._state.complete = [response for response in self._state.complete if response.key not in wanted]
         queued = (*self._state.queue, *self._state.waiting.values())
-        given += [known_response(request, "") for request in queued if request.key in wanted]
+        withdrawn += [known_response(request, "") for request in queued if request.key in wanted]
         self._state.queue = deque(request for request in self._state.queue if request.key not in wanted)
         for key in wanted:
             self._state.waiting.pop(key, None)
@@ -170,24 +170,24 @@ class TorchEngine:
             for slot, request in enumerate(self._state.table.requests)
             if request is not None and request.key in wanted
         ]
-        given += [self._state.table.response(slot) for slot in slots]
+        withdrawn += [self._state.table.response(slot) for slot in slots]
         self._decoding.drafting.tell(self._state, np.array(slots, np.int64))
         self._decoding.free(self._state, np.array(slots, np.int64))
         self._decoding.drafting.follow(self._state)
-        self._state.held -= wanted
-        return given
+        self._state.in_flight -= wanted
+        return withdrawn
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
         """See Engine."""
         self._forget_turns()
-        loaded = replace_weights(self._model, tensors, what=f"actor version {version}")
+        loaded = replace_weights(self._model, tensors, subject=f"actor version {version}")
         self.version = version
         return loaded
 
     def sleep(self) -> None:
         """See Engine."""
-        if self._state.held:
-            raise EngineError("EngineBusy", f"{len(self._state.held)} samples must be withdrawn before sleep")
+        if self._state.in_flight:
+            raise EngineError("EngineBusy", f"{len(self._state.in_flight)} samples must be withdrawn before sleep")
         self._forget_turns()
         if self._graphs is not None:
             self._graphs.drop_graphs()
@@ -227,8 +227,10 @@ class TorchEngine:
 
     def draft_by(self, speculator: ProposesDrafts | None) -> None:
         """Set the speculator (or None) for later samples; the engine must have none."""
-        if self.held:
-            raise EngineError("EngineBusy", f"{self.held} samples must be withdrawn before drafts come from elsewhere")
+        if self.in_flight:
+            raise EngineError(
+                "EngineBusy", f"{self.in_flight} samples must be withdrawn before drafts come from elsewhere"
+            )
         self.speculator = speculator
         self._decoding = self._decoding_by(self._stop, speculator)
 
@@ -264,11 +266,11 @@ class TorchEngine:
         drafting = Drafting(speculator, self._forward.vocabulary)
         return Decoding(self._decoder, self.parameters, stop, self._tiles, drafting)
 
-    def _empty_state(self, kept: PoolSize | None = None) -> EngineState:
-        return EngineState(ResponseTable(self.limits.max_batch_size), self._empty_pools(kept))
+    def _empty_state(self, retained_size: PoolSize | None = None) -> EngineState:
+        return EngineState(ResponseTable(self.limits.max_batch_size), self._empty_pools(retained_size))
 
-    def _empty_pools(self, kept: PoolSize | None = None) -> KvPools:
+    def _empty_pools(self, retained_size: PoolSize | None = None) -> KvPools:
         largest = padded(self.limits.max_prompt_tokens + self.limits.max_response_tokens)
         if self._tiles is None:
-            return SinglePool(self.limits.max_batch_size, largest, self._forward.device, kept)
+            return SinglePool(self.limits.max_batch_size, largest, self._forward.device, retained_size)
         return BucketedPools(self.limits.max_batch_size, largest, self._forward.device, self._tiles)

@@ -1,7 +1,7 @@
 """A torch engine's samples: in the queue, in slots and rows, and complete but not yet reported.
 
-Rule: it is one object, so that all of it can be put aside at once. Every sample in `held` is in exactly one of queue,
-waiting, table and complete. Must never be shared between engines.
+Rule: it is one object, so that all of it can be put aside at once. Every sample in `in_flight` is in exactly one of
+queue, waiting, table and complete. Must never be shared between engines.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ class EngineState:
     table: ResponseTable
     pools: KvPools
     queue: deque[SampleRequest] = field(default_factory=deque)
-    held: set[SampleKey] = field(default_factory=set)
+    in_flight: set[SampleKey] = field(default_factory=set)
     complete: list[ResponsePart] = field(default_factory=list)
     waiting: dict[SampleKey, SampleRequest] = field(default_factory=dict)
     """Queued samples that are paused."""

@@ -195,7 +195,7 @@ def _require_known(forward: CausalForward) -> None:
     """Raise NotFusedError that names the first property that these kernels do not support."""
     model, config = forward.model, forward.model.config
     if config.model_type not in FAMILIES:
-        raise NotFusedError(f"{config.model_type} is none of {', '.join(FAMILIES)}")
+        raise NotFusedError(f"{config.model_type} is not one of {', '.join(FAMILIES)}")
     rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     head = forward.kv_shapes[0].key_size
     heads, kv_heads = config.num_attention_heads, forward.kv_shapes[0].heads

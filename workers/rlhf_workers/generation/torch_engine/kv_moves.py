@@ -101,7 +101,7 @@ class TorchKvMoves:
     def reserve(self) -> bool:
         """See KvMoves."""
         state = self._state()
-        if len(state.held) + state.reserved >= self._limits.max_batch_size:
+        if len(state.in_flight) + state.reserved >= self._limits.max_batch_size:
             return False
         state.reserved += 1
         return True
@@ -118,23 +118,23 @@ class TorchKvMoves:
         state = self._state()
         self._check(request)
         name = f"sample {request.key.sample} of iteration {request.key.iteration}"
-        if request.key in state.held:
-            raise EngineError("DuplicateSample", f"{name} is here already")
+        if request.key in state.in_flight:
+            raise EngineError("DuplicateSample", f"{name} is already in this engine")
         if self._complete_reason(request):
             raise EngineError("KvInconsistent", f"{name} is complete; it needs no worker any more")
         if cache is None or not cache.stop:
             state.queue.append(request)
-            state.held.add(request.key)
+            state.in_flight.add(request.key)
             return
         first, last = len(request.prompt) - 1, len(request.prompt) + len(request.tokens) - 1
         if cache.start or not max(first, 1) <= cache.stop <= last or not cache.fits(self.shapes):
-            what = f"{name}: a cache of positions {cache.start} to {cache.stop}, needs 0 to {first} .. {last}"
-            raise EngineError("KvInconsistent", f"{what}, {len(self.shapes)} layers of the model's shapes")
+            problem = f"{name}: a cache of positions {cache.start} to {cache.stop}, needs 0 to {first} .. {last}"
+            raise EngineError("KvInconsistent", f"{problem}, {len(self.shapes)} layers of the model's shapes")
         prompts = PromptCache()
         for layer, (keys, values) in enumerate(self._staging.into_device(cache)):
             prompts.states[layer] = keys[None], values[None]
         state.place(request, cache.stop, prompts)
-        state.held.add(request.key)
+        state.in_flight.add(request.key)
 
 
 def _fingerprint(forward: CausalForward, shapes: Sequence[KvShape], limits: EngineLimits, deterministic: bool) -> str:

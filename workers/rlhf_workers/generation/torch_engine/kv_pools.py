@@ -49,13 +49,16 @@ class PoolSize:
 class SlottedPool:
     """A pool and the slots of its rows."""
 
-    def __init__(self, capacity: int, most_rows: int, device: torch.device, kept: PoolSize | None = None) -> None:
-        """`kept`: keep the storage when the last sample leaves, as others have its addresses, and record its size."""
-        rows = TILE_ROWS if kept is None else kept.rows
-        capacity = capacity if kept is None else max(capacity, kept.capacity)
+    def __init__(
+        self, capacity: int, most_rows: int, device: torch.device, retained_size: PoolSize | None = None
+    ) -> None:
+        """`retained_size`: the pool keeps the storage when the last sample leaves, because others have its addresses;
+        it records its size here."""
+        rows = TILE_ROWS if retained_size is None else retained_size.rows
+        capacity = capacity if retained_size is None else max(capacity, retained_size.capacity)
         self.pool = KvPool(rows, capacity)
         self.slots: Slots = np.full(rows, EMPTY, np.int64)
-        self._kept = kept
+        self._kept = retained_size
         self._first_capacity = capacity
         self._most_rows = padded(most_rows, TILE_ROWS)
         self._device = device
@@ -86,15 +89,15 @@ class SlottedPool:
 
     def gather(self, position: Slots) -> Slots:
         """Move samples into the first rows and return their slots [n]; `position` has an entry for every slot."""
-        held = np.flatnonzero(self.slots != EMPTY)
-        outside = held[held >= len(held)]
+        occupied = np.flatnonzero(self.slots != EMPTY)
+        outside = occupied[occupied >= len(occupied)]
         if len(outside):
-            holes = np.flatnonzero(self.slots[: len(held)] == EMPTY)
+            holes = np.flatnonzero(self.slots[: len(occupied)] == EMPTY)
             keys = int(position[self.slots[outside]].max())
             self.pool.copy_rows(self.pool, self.to_device(outside), self.to_device(holes), keys)
             self.slots[holes] = self.slots[outside]
             self.slots[outside] = EMPTY
-        return self.slots[: len(held)]
+        return self.slots[: len(occupied)]
 
     def to_device(self, rows: Slots) -> torch.Tensor:
         """Return row numbers as an index on the pool's device."""
@@ -126,10 +129,12 @@ class KvPools(Protocol):
 class SinglePool:
     """All samples in one pool."""
 
-    def __init__(self, most_rows: int, largest: int, device: torch.device, kept: PoolSize | None = None) -> None:
-        """`kept`: see SlottedPool."""
+    def __init__(
+        self, most_rows: int, largest: int, device: torch.device, retained_size: PoolSize | None = None
+    ) -> None:
+        """`retained_size`: see SlottedPool."""
         self._largest = largest
-        self._samples = SlottedPool(bucket(1, largest), most_rows, device, kept)
+        self._samples = SlottedPool(bucket(1, largest), most_rows, device, retained_size)
 
     def place(self, slots: Slots, positions: Slots, prompts: PromptCache | None, sources: Slots) -> None:
         """See KvPools."""
@@ -241,8 +246,8 @@ class BucketedPools:
 
     def _promote(self, slotted: SlottedPool, position: Slots) -> None:
         """Move samples whose next position is beyond the pool into the next pool."""
-        held = slotted.slots[slotted.slots != EMPTY]
-        outgrown = held[position[held] >= slotted.pool.capacity]
+        occupied = slotted.slots[slotted.slots != EMPTY]
+        outgrown = occupied[position[occupied] >= slotted.pool.capacity]
         if not len(outgrown):
             return
         target = self._pool_of(bucket(slotted.pool.capacity + 1, self._largest))

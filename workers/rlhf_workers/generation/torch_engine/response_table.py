@@ -61,22 +61,22 @@ class ResponseTable:
     def add(self, request: SampleRequest, position: int) -> int:
         """Add a sample whose sequence is cached up to `position` (exclusive); return its slot."""
         slot = self._free.pop()
-        known, prompt = len(request.tokens), len(request.prompt)
-        self._widen(known)
-        self._lengthen(prompt + known)
+        response, prompt = len(request.tokens), len(request.prompt)
+        self._widen(response)
+        self._lengthen(prompt + response)
         self.requests[slot] = request
         self._taken[slot] = True
         self.prompt_length[slot] = prompt
-        self.length[slot] = self.known[slot] = known
+        self.length[slot] = self.known[slot] = response
         self.limit[slot] = request.max_response_tokens
         self.position[slot] = position
         self._sequence[slot, :prompt] = request.prompt
-        self._sequence[slot, prompt : prompt + known] = request.tokens
-        self._log_probabilities[slot, :known] = request.log_probabilities
-        if known:
+        self._sequence[slot, prompt : prompt + response] = request.tokens
+        self._log_probabilities[slot, :response] = request.log_probabilities
+        if response:
             runs = request.versions
-            self._versions[slot, :known] = np.repeat([run.version for run in runs], [run.tokens for run in runs])
-        self._sent[slot] = self._followed[slot] = known
+            self._versions[slot, :response] = np.repeat([run.version for run in runs], [run.tokens for run in runs])
+        self._sent[slot] = self._followed[slot] = response
         self.changes += 1
         self.paused[slot] = False
         self._block[slot] = NO_BLOCK
@@ -129,19 +129,19 @@ class ResponseTable:
     def advance_by(
         self,
         slots: Slots,
-        kept: Slots,
+        positions: Slots,
         tokens: npt.NDArray[np.int64],
         log_probabilities: npt.NDArray[np.float32],
         version: int,
     ) -> None:
-        """Advance every slot by `kept` [n] positions with its sampled tokens, [n, most]; known tokens stay."""
+        """Advance every slot by `positions` [n] with its sampled tokens, [n, most]; known tokens stay."""
         first = self.position[slots] + 1 - self.prompt_length[slots]
         ahead = np.arange(tokens.shape[1])
-        fresh = (ahead < kept[:, None]) & (first[:, None] + ahead >= self.length[slots, None])
+        fresh = (ahead < positions[:, None]) & (first[:, None] + ahead >= self.length[slots, None])
         row, column = np.nonzero(fresh)
         self._record(slots[row], first[row] + column, tokens[row, column], log_probabilities[row, column], version)
-        self.length[slots] = np.maximum(self.length[slots], first + kept)
-        self.position[slots] += kept
+        self.length[slots] = np.maximum(self.length[slots], first + positions)
+        self.position[slots] += positions
 
     def known_ahead(self, slots: Slots) -> Slots:
         """Return the number of known tokens [n] that each slot replays before it draws."""

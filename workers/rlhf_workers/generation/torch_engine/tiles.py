@@ -54,14 +54,14 @@ class Tiles:
         """
         if self._forward.experts_see_others:
             why = (
-                "the model routes tokens to experts, whose kernels depend on how many tokens come together, and those "
-                f"of this {self._forward.model.config.model_type} model are not computed tile by tile, as Mixtral's "
-                "and Qwen3-MoE's are: set it to false"
+                "the model routes tokens to experts, whose kernels depend on the number of tokens; only Mixtral's and "
+                f"Qwen3-MoE's experts are computed tile by tile, not those of this "
+                f"{self._forward.model.config.model_type} model: set it to false"
             )
         elif self._forward.model.dtype is not torch.float32:
             why = (
-                f"sums of another order mostly come to the same number in {self._forward.model.dtype}, so that no "
-                "trial of a batch shape can be trusted: set spec.training.precision to Float32, and leave "
+                f"sums in another order mostly give the same number in {self._forward.model.dtype}, so a trial of a "
+                "batch shape proves nothing: set spec.training.precision to Float32, and leave "
                 "spec.generation.engineArgs.dtype out"
             )
         elif not all(self._try_tile() for _ in range(ROUNDS)):
@@ -73,7 +73,9 @@ class Tiles:
             return
         if self._forward.device.type == "cpu":
             field, code = "spec.deterministic", ExitCode.USAGE
-            raise WorkError("NotReproducible", f"{field}: true cannot be kept: {why}", field=field, exit_code=code)
+            raise WorkError(
+                "NotReproducible", f"{field}: true cannot be guaranteed: {why}", field=field, exit_code=code
+            )
         log.warning("results are not reproducible: %s", why)
 
     def widths(self, rows: int, capacity: int, *, several: bool = False) -> Iterator[tuple[int, int]]:
@@ -151,9 +153,9 @@ class Tiles:
             torch.cat([part.float().log_softmax(-1) for part in torch.split(tiles, TILE_ROWS)]),
         )
         return same and all(
-            torch.equal(one, other)
+            torch.equal(part, other)
             for layer, parts in pool.storage.items()
-            for one, other in zip(parts, written[layer], strict=True)
+            for part, other in zip(parts, written[layer], strict=True)
         )
 
     @torch.inference_mode()
@@ -185,9 +187,9 @@ class Tiles:
                 return False
         there = self._placed(np.flatnonzero(counts))
         return all(
-            torch.equal(one[there], other[there])
+            torch.equal(part[there], other[there])
             for layer, parts in pool.storage.items()
-            for one, other in zip(parts, single.storage[layer], strict=True)
+            for part, other in zip(parts, single.storage[layer], strict=True)
         )
 
     def _random_counts(self, rows: int, most: int) -> npt.NDArray[np.int64]:
@@ -216,7 +218,7 @@ class Tiles:
         for row in range(count):
             alone = self._forward.prefill(tokens[row : row + 1]).states
             for layer, parts in alone.items():
-                if not all(torch.equal(one[0], both[row]) for one, both in zip(parts, together[layer], strict=True)):
+                if not all(torch.equal(part[0], both[row]) for part, both in zip(parts, together[layer], strict=True)):
                     return False
         return True
 

@@ -58,13 +58,13 @@ class TurnCache:
         It must have these tokens and an answer after them. The answer is decoded, so if prefill is the alternative, it
         must not be longer than they are.
         """
-        kept = self._kept.get(request.key)
-        if kept is None:
+        cached = self._kept.get(request.key)
+        if cached is None:
             return False
-        own, length = len(kept.sequence), len(request.prompt) + len(request.tokens)
+        own, length = len(cached.sequence), len(request.prompt) + len(request.tokens)
         if length <= own or (length > 2 * own and not self._replays):
             return False
-        return bool(np.array_equal(kept.sequence, np.concatenate([request.prompt, request.tokens])[:own]))
+        return bool(np.array_equal(cached.sequence, np.concatenate([request.prompt, request.tokens])[:own]))
 
     def take(self, key: SampleKey) -> CachedTurn:
         """Remove and return the cache of a sample that `fits`."""

@@ -15,21 +15,21 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineLimits
 
 FIELD: Final = "spec.generation.engineArgs"
-_ONE_CORE: Final = "a worker is one engine; spec.generation.replicas are many"
+_ONE_CORE: Final = "a worker is one engine; set spec.generation.replicas for more"
 _MODEL: Final = (
     "model, tokenizer and code are those of spec.models.actor.path, on this machine, and nothing is run from it"
 )
-_SAMPLING: Final = "how tokens are drawn is spec.rollout, and the project draws them"
-_WEIGHTS: Final = "weights are those of the folder at first, and then those that training publishes"
+_SAMPLING: Final = "spec.rollout sets the sampling, and the worker samples"
+_WEIGHTS: Final = "the first weights come from the folder, later weights from training"
 _STEPS: Final = "the worker steps vLLM itself, so that each token bears the weights that drew it"
 OWNED: Final[Mapping[str, str]] = {
-    "model": "it is spec.models.actor.path",
-    "dtype": "it follows from spec.training.precision, which holds for generation, too",
-    "max_model_len": "it is spec.rollout.maxPromptTokens + maxResponseTokens",
-    "max_num_seqs": "it is spec.generation.maxBatchSize",
-    "seed": "tokens are drawn by the samples' own keys, from spec.seed",
-    "tensor_parallel_size": "it is spec.generation.parallelism.tensor",
-    "kv_transfer_config": "it is spec.fusion.interStage.transfer by which samples move with their caches",
+    "model": "spec.models.actor.path sets it",
+    "dtype": "spec.training.precision sets it for generation, too",
+    "max_model_len": "spec.rollout.maxPromptTokens + maxResponseTokens sets it",
+    "max_num_seqs": "spec.generation.maxBatchSize sets it",
+    "seed": "samples draw tokens with their own keys, derived from spec.seed",
+    "tensor_parallel_size": "spec.generation.parallelism.tensor sets it",
+    "kv_transfer_config": "spec.fusion.interStage.transfer sets whether samples move with their caches",
     "runner": "the policy generates",
     "convert": "the policy generates",
     "enable_lora": "training publishes whole weights",
@@ -54,27 +54,32 @@ CPU_SPARE: Final = 1.25
 
 
 def engine_arguments(
-    given: Mapping[str, Any], known: Mapping[str, Any], folder: str, dtype: str, limits: EngineLimits, tensor: int
+    user_arguments: Mapping[str, Any],
+    field_types: Mapping[str, Any],
+    folder: str,
+    dtype: str,
+    limits: EngineLimits,
+    tensor: int,
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's EngineArgs that do not depend on the device.
 
-    `known` are its fields with their types; None means that only vLLM can check the value.
+    `field_types` are its fields with their types; None means that only vLLM can check the value.
     """
-    for name, value in given.items():
+    for name, value in user_arguments.items():
         if name in OWNED:
             raise _refused(name, f"{value!r} cannot be set for vLLM: {OWNED[name]}")
-        if name not in known:
-            near = get_close_matches(name, sorted(set(known) - set(OWNED)), 1)
+        if name not in field_types:
+            near = get_close_matches(name, sorted(set(field_types) - set(OWNED)), 1)
             hint = (
                 f"did you mean {near[0]}?" if near else "take a field of its EngineArgs, such as max_num_batched_tokens"
             )
             raise _refused(name, f"{value!r}: vLLM has no such argument: {hint}")
-        if known[name] is not None:
-            _require_type(name, value, known[name])
+        if field_types[name] is not None:
+            _require_type(name, value, field_types[name])
     return {
         "enable_prefix_caching": True,
         "async_scheduling": False,
-        **given,
+        **user_arguments,
         "model": folder,
         "config_format": "hf",
         "load_format": "safetensors",
@@ -88,7 +93,7 @@ def engine_arguments(
 
 
 def cpu_defaults(
-    given: Mapping[str, Any], token_bytes: int, limits: EngineLimits, available_bytes: int
+    user_arguments: Mapping[str, Any], token_bytes: int, limits: EngineLimits, available_bytes: int
 ) -> dict[str, Any]:
     """Return a CPU's additional arguments; `token_bytes` are the keys and values of one token in all layers.
 
@@ -96,7 +101,7 @@ def cpu_defaults(
     of `available_bytes`; samples that do not fit wait.
     """
     defaults: dict[str, Any] = {"block_size": CPU_BLOCK, "enforce_eager": True}
-    if "gpu_memory_utilization" in given:
+    if "gpu_memory_utilization" in user_arguments:
         return defaults
     longest = -(-(limits.max_prompt_tokens + limits.max_response_tokens) // CPU_BLOCK) * CPU_BLOCK * token_bytes
     wanted = int(longest * limits.max_batch_size * CPU_SPARE) + 2 * CPU_BLOCK * token_bytes

@@ -44,7 +44,7 @@ def require_batch_invariance(device: torch.device) -> None:
     if not why and "vllm" in sys.modules and os.environ.get(VARIABLE) != "1":
         why = f"vLLM was imported without {VARIABLE}=1, which it reads only then; set it in the worker's environment"
     if why:
-        message = f"{FIELD}: true cannot be kept: {why}"
+        message = f"{FIELD}: true cannot be guaranteed: {why}"
         raise WorkError("NotReproducible", message, field=FIELD, exit_code=ExitCode.USAGE)
     os.environ[VARIABLE] = "1"
 

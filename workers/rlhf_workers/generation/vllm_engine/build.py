@@ -47,12 +47,12 @@ def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> "Vl
     weights, limits = ExpectedWeights(folder), EngineLimits.from_spec(spec)
     parameters = SamplingParameters.from_spec(spec)
     weights.require_context(limits)
-    given = dict(spec.generation.engine_args)
+    user_arguments = dict(spec.generation.engine_args)
     drafter = {}
-    if OWN_DRAFTER in given:
-        drafter = speculation_arguments(given.pop(OWN_DRAFTER), device.type, spec.generation.speculation)
+    if OWN_DRAFTER in user_arguments:
+        drafter = speculation_arguments(user_arguments.pop(OWN_DRAFTER), device.type, spec.generation.speculation)
     arguments = engine_arguments(
-        given,
+        user_arguments,
         ARGUMENTS,
         folder,
         str(compute_dtype(spec)).removeprefix("torch."),

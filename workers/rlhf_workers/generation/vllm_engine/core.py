@@ -297,15 +297,15 @@ class VllmCore:
     def aside(self) -> Iterator[None]:
         """Put the current requests aside inside; afterwards the core continues them with their caches."""
         scheduler = self._core.scheduler
-        kept = {name: getattr(scheduler, name) for name in _QUEUES}
+        queues = {name: getattr(scheduler, name) for name in _QUEUES}
         self._counts = False
         try:
             for name in _QUEUES:
-                setattr(scheduler, name, type(kept[name])())
+                setattr(scheduler, name, type(queues[name])())
             yield
         finally:
             for name in _QUEUES:
-                setattr(scheduler, name, kept[name])
+                setattr(scheduler, name, queues[name])
             self._counts = True
 
     def fitting(self, tokens: int) -> int:

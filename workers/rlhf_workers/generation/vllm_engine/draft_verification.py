@@ -42,11 +42,11 @@ class KeyedVerifier:
         drafts = _as_table(metadata.draft_token_ids.to(torch.int64), drafted, NO_DRAFT)
         accepted = (table[:, : drafts.shape[1]] == drafts).cumprod(dim=1).sum(dim=1)
         beyond = torch.arange(table.shape[1], device=table.device) > accepted[:, None]
-        kept = table.masked_fill(beyond, NOTHING).to(torch.int32)
-        flat = kept.reshape(-1, 1)
+        verified = table.masked_fill(beyond, NOTHING).to(torch.int32)
+        flat = verified.reshape(-1, 1)
         probabilities = _as_table(figures, drafted + 1, 0.0).reshape(-1, 1)
         return SamplerOutput(
-            sampled_token_ids=kept,
+            sampled_token_ids=verified,
             logprobs_tensors=LogprobsTensors(flat, probabilities, torch.zeros_like(flat[:, 0])),
         )
 

@@ -71,7 +71,7 @@ class EngineDrafts:
             longest = {name: min(MAX_DRAFT, samples[name].left - 1) for name in decoding if name in samples}
             room = {name: tokens for name, tokens in self._core.room(decoding, longest).items() if tokens > 0}
             asked = [
-                DraftRequest(sample.request.key, sample.known, len(sample.request.prompt), room[name])
+                DraftRequest(sample.request.key, sample.sequence, len(sample.request.prompt), room[name])
                 for name, sample in ((name, samples[name]) for name in room)
             ]
             proposed = self._speculator.propose(asked, keys) if asked else []

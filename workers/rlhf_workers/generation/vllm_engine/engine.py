@@ -93,7 +93,7 @@ class VllmEngine:
         return self._weights.vocabulary
 
     @property
-    def held(self) -> int:
+    def in_flight(self) -> int:
         """See Engine."""
         return len(self._samples) + len(self._complete)
 
@@ -104,7 +104,7 @@ class VllmEngine:
         for request in requests:
             self._check(request)
             if request.key in taken:
-                raise EngineError("DuplicateSample", f"{sample_name(request.key)} is here already")
+                raise EngineError("DuplicateSample", f"{sample_name(request.key)} is already in this engine")
             taken.add(request.key)
         for request in requests:
             reason = self._stop.complete_reason(request)
@@ -137,13 +137,13 @@ class VllmEngine:
 
     def withdraw(self, keys: Sequence[SampleKey] | None = None) -> list[ResponsePart]:
         """See Engine; a complete response that is not reported counts as finished, unless all are withdrawn."""
-        given: list[ResponsePart] = []
+        withdrawn: list[ResponsePart] = []
         if keys is None:
-            given, self._complete = self._complete, []
+            withdrawn, self._complete = self._complete, []
         wanted = list(self._by_key) if keys is None else [key for key in keys if key in self._by_key]
         names = [self._by_key[key] for key in wanted]
         self._core.abort([name for name in names if name not in self._broken])
-        return given + [self._drop(name).response() for name in names]
+        return withdrawn + [self._drop(name).response() for name in names]
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
         """See Engine; current samples keep the keys and values of their tokens, as in the torch engine.
@@ -151,8 +151,8 @@ class VllmEngine:
         Raises WorkError WeightsMismatch if nothing has changed, WeightsTorn if the replacement failed half-way: then
         no sample is taken or decoded until a complete version is loaded.
         """
-        what = f"actor version {version}"
-        checked = self._weights.check(tensors, what=what)
+        subject = f"actor version {version}"
+        checked = self._weights.check(tensors, subject=subject)
         self._sleeper.wake_weights()
         for step in self._core.drained():
             self._record(step, self._report)
@@ -160,15 +160,17 @@ class VllmEngine:
         try:
             self._core.replace_weights(checked.named)
         except Exception as error:
-            self._torn = f"{what} was put in place half-way only: {describe(error)}"
+            self._torn = f"{subject} was only partly replaced: {describe(error)}"
             raise WorkError("WeightsTorn", self._torn, retryable=True) from error
         self.version, self._torn = version, ""
         return checked.bytes
 
     def draft_by(self, speculator: DraftSource | None) -> None:
         """Set the speculator (or None) for later samples; the engine must have none."""
-        if self.held:
-            raise EngineError("EngineBusy", f"{self.held} samples must be withdrawn before drafts come from elsewhere")
+        if self.in_flight:
+            raise EngineError(
+                "EngineBusy", f"{self.in_flight} samples must be withdrawn before drafts come from elsewhere"
+            )
         self._speculator = speculator if isinstance(speculator, Speculator) else None
         self._drafting = EngineDrafts(self._core.drafts, speculator, self.vocabulary)
 
@@ -185,8 +187,8 @@ class VllmEngine:
 
     def sleep(self) -> None:
         """See Sleeps."""
-        if self.held:
-            raise EngineError("EngineBusy", f"{self.held} samples must be withdrawn before sleep")
+        if self.in_flight:
+            raise EngineError("EngineBusy", f"{self.in_flight} samples must be withdrawn before sleep")
         self._sleeper.sleep()
 
     def wake(self) -> None:
@@ -276,9 +278,9 @@ class VllmEngine:
             sample = self._samples.get(drawn.name)
             if sample is None:
                 continue
-            began, before = sample.began, len(sample.known)
+            began, before = sample.began, len(sample.sequence)
             reason = self._draw(sample, drawn, report)
-            self._drafting.drew(sample.request.key, step.drafts.get(drawn.name, ()), sample.known[before:])
+            self._drafting.drew(sample.request.key, step.drafts.get(drawn.name, ()), sample.sequence[before:])
             if sample.began and not began:
                 report.began.append(sample.request.key)
             if (reason or drawn.name in self._broken) and not drawn.ended:

@@ -58,17 +58,17 @@ class ExpectedWeights:
         """Raise WorkError when the longest sequence does not fit the model."""
         require_context(context_length(self._model.config.get_text_config()), limits)
 
-    def check(self, tensors: Mapping[str, torch.Tensor], *, what: str) -> "CheckedWeights":
-        """Return a complete set; WorkError that starts with `what` for a missing, misshapen, foreign or integer
+    def check(self, tensors: Mapping[str, torch.Tensor], *, subject: str) -> "CheckedWeights":
+        """Return a complete set; WorkError that starts with `subject` for a missing, misshapen, foreign or integer
         tensor.
         """
-        pairs = matched_weights(self._model, tensors, what=what)
-        given = {id(target): source for target, source in pairs}
+        pairs = matched_weights(self._model, tensors, subject=subject)
+        sources = {id(target): source for target, source in pairs}
         every = (*self._model.named_parameters(), *self._model.named_buffers())
-        named = [(name, given[id(target)]) for name, target in every if id(target) in given]
+        named = [(name, sources[id(target)]) for name, target in every if id(target) in sources]
         for name, tensor in named:
             if tensor.dtype not in DTYPES:
-                message = f"{what}: {name} is {tensor.dtype}, must be one of {', '.join(map(str, DTYPES))}"
+                message = f"{subject}: {name} is {tensor.dtype}, must be one of {', '.join(map(str, DTYPES))}"
                 raise WorkError("WeightsMismatch", message, exit_code=ExitCode.BAD_MODEL)
         parts = (part for parameter in named for part in as_in_files(*parameter, self.model_type))
         return CheckedWeights(sum(tensor.nbytes for _, tensor in named), parts)

@@ -29,7 +29,7 @@ def build_failure(error: Exception, path: str, longest: int) -> WorkError:
         return WorkError("CacheTooSmall", message, field="spec.rollout.maxResponseTokens", exit_code=ExitCode.USAGE)
     if any(text in said for text in TAKEN):
         message = (
-            f"the memory of the device is taken by others: lower {ARGUMENTS}.gpu_memory_utilization, or give the "
+            f"other processes use the memory of the device: lower {ARGUMENTS}.gpu_memory_utilization, or give the "
             f"worker a device of its own; {said}"
         )
         return WorkError("OutOfMemory", message, field=f"{ARGUMENTS}.gpu_memory_utilization", retryable=True)

@@ -32,7 +32,7 @@ class HeldSample:
         return len(self._known) - self._end
 
     @property
-    def known(self) -> TokenArray:
+    def sequence(self) -> TokenArray:
         """Return prompt and response as a view."""
         return self._known[: self._end]
 
@@ -77,9 +77,9 @@ class HeldSample:
 
 def _from(spans: list[VersionSpan], offset: int) -> tuple[VersionSpan, ...]:
     """Return the spans of the tokens from `offset` on."""
-    left, kept = offset, []
+    left, remaining = offset, []
     for span in spans:
         if span.tokens > left:
-            kept.append(VersionSpan(span.version, span.tokens - left))
+            remaining.append(VersionSpan(span.version, span.tokens - left))
         left = max(0, left - span.tokens)
-    return tuple(kept)
+    return tuple(remaining)

@@ -73,12 +73,12 @@ class KeyedSampler:
         names = self._runner.input_batch.req_ids[: len(counts)]
         decided = np.array(counts[: len(names)], np.int64)
         lengths = self._runner.input_batch.num_tokens_no_spec[: len(names)]
-        of_requests = self._uniforms_ahead.rows(names, lengths, decided, self._known)
+        of_requests = self._uniforms_ahead.rows(names, lengths, decided, self._keyed_request)
         drawn[: len(of_requests)] = of_requests
         self._uniforms_ahead.forget_others(self._runner.requests)
         return drawn
 
-    def _known(self, name: str) -> KeyedRequest:
+    def _keyed_request(self, name: str) -> KeyedRequest:
         arguments = self._runner.requests[name].sampling_params.extra_args
         drawing = Drawing(arguments[DRAWING])
         return KeyedRequest(int(arguments[SAMPLE_KEY]), int(arguments[PROMPT_TOKENS]), drawing)

@@ -106,8 +106,8 @@ def read_slice(
     tokens = layer.block_tokens
     first = start - start % tokens
     rows = slots_of(blocks, block_tokens, first, stop)[::tokens] // tokens
-    held = layer.cache.index_select(0, rows.to(layer.cache.device)).flatten(1)
-    keys, values = (_in_order(held, at)[:, start - first : stop - first] for at in (places.keys, places.values))
+    cached = layer.cache.index_select(0, rows.to(layer.cache.device)).flatten(1)
+    keys, values = (_in_order(cached, at)[:, start - first : stop - first] for at in (places.keys, places.values))
     return keys, values
 
 
@@ -118,10 +118,10 @@ def write_slice(layer: PagedLayer, keys: torch.Tensor, values: torch.Tensor, slo
     layer.write(_heads_first(keys.to(device)), _heads_first(values.to(device)), slots.to(device))
 
 
-def _in_order(held: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def _in_order(blocks: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Return [heads, rows of tokens, size] from blocks [rows, numbers]."""
     heads, tokens, size = places.shape
-    picked = held[:, places.reshape(-1)].view(-1, heads, tokens, size)
+    picked = blocks[:, places.reshape(-1)].view(-1, heads, tokens, size)
     return picked.transpose(0, 1).reshape(heads, -1, size)
 
 

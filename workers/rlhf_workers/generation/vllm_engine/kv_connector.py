@@ -84,13 +84,13 @@ class MovedCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
 
     def arrived(self, request: str) -> KvSlice | None:
         """Return the cache of a request that waits for blocks."""
-        kept = self._arrived.get(request)
-        return None if kept is None else kept.cache
+        arrival = self._arrived.get(request)
+        return None if arrival is None else arrival.cache
 
     @property
     def waiting_tokens(self) -> Sequence[int]:
         """Return the positions of each cache that waits for blocks."""
-        return [kept.cache.stop for kept in self._arrived.values()]
+        return [arrival.cache.stop for arrival in self._arrived.values()]
 
     # ------------------------------------------------------------ beside the scheduler
 
@@ -98,16 +98,16 @@ class MovedCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         """See vLLM; return the tokens beyond those in the local prefix cache, or None to wait."""
         if request.request_id in self.held_back:
             return None, False
-        kept = self._arrived.get(request.request_id)
-        return (0 if kept is None else max(kept.cache.stop - num_computed_tokens, 0)), False
+        arrival = self._arrived.get(request.request_id)
+        return (0 if arrival is None else max(arrival.cache.stop - num_computed_tokens, 0)), False
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         """See vLLM; the request has blocks and is part of this step."""
-        kept = self._arrived.pop(request.request_id, None)
-        if kept is not None and num_external_tokens:
-            start, stop = kept.cache.stop - num_external_tokens, kept.cache.stop
+        arrival = self._arrived.pop(request.request_id, None)
+        if arrival is not None and num_external_tokens:
+            start, stop = arrival.cache.stop - num_external_tokens, arrival.cache.stop
             slots = slots_of(blocks.get_block_ids()[0], self._block_tokens, start, stop)
-            self._loads.append(CacheLoad(kept, start, slots))
+            self._loads.append(CacheLoad(arrival, start, slots))
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
         """See vLLM; return the loads of this step."""

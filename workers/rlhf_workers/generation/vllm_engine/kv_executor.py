@@ -77,7 +77,7 @@ def _learn(context: Mapping[str, Any], kv_heads: int) -> _Learned:
     if not layers:
         raise UnknownLayoutError("no layer keeps keys and values")
     places = tuple(learn_places(layer) for layer in layers)
-    shapes = tuple(KvShape(one.heads, one.key_size, one.value_size, one.cache.dtype) for one in layers)
+    shapes = tuple(KvShape(layer.heads, layer.key_size, layer.value_size, layer.cache.dtype) for layer in layers)
     first = own_heads(shapes[0].heads, kv_heads).start
     described = ExecutorLayers(tuple(layer.name for layer in layers), shapes, first)
     return _Learned(layers, places, KvStaging(layers[0].cache.device), described)

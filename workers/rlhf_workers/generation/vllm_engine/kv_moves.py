@@ -43,7 +43,7 @@ class Samples(Protocol):
     """The engine's record of its samples."""
 
     @property
-    def held(self) -> int: ...
+    def in_flight(self) -> int: ...
     def name_of(self, key: SampleKey) -> str | None:
         """Return the core's name of an unfinished sample; None if it is not here."""
 
@@ -137,7 +137,7 @@ class VllmKvMoves:
     def reserve(self) -> bool:
         """See KvMoves."""
         more = self._reserved + 1
-        if self._samples.held + more > self._limits.max_batch_size or not self._caches.room_for(more):
+        if self._samples.in_flight + more > self._limits.max_batch_size or not self._caches.room_for(more):
             return False
         self._reserved = more
         return True
@@ -152,7 +152,7 @@ class VllmKvMoves:
         self._check(request)
         name = sample_name(request.key)
         if self._samples.name_of(request.key) is not None:
-            raise EngineError("DuplicateSample", f"{name} is here already")
+            raise EngineError("DuplicateSample", f"{name} is already in this engine")
         if self._complete_reason(request):
             raise EngineError("KvInconsistent", f"{name} is complete; it needs no worker any more")
         if cache is None or not cache.stop:
@@ -160,8 +160,8 @@ class VllmKvMoves:
             return
         last = len(request.prompt) + len(request.tokens) - 1
         if cache.start or cache.stop > last or not cache.fits(self.shapes):
-            what = f"{name}: a cache of positions {cache.start} to {cache.stop}, needs 0 to at most {last}"
-            raise EngineError("KvInconsistent", f"{what}, {len(self.shapes)} layers of the model's shapes")
+            problem = f"{name}: a cache of positions {cache.start} to {cache.stop}, needs 0 to at most {last}"
+            raise EngineError("KvInconsistent", f"{problem}, {len(self.shapes)} layers of the model's shapes")
         self._caches.keep(self._samples.take(request, arrives=True), cache, self._layers)
 
 

@@ -60,7 +60,7 @@ def reported_build() -> Iterator[None]:
     logger.handlers.clear()
     logger.propagate = True
     for handler in logging.getLogger().handlers:
-        if not any(isinstance(known, BoundedLines) for known in handler.filters):
+        if not any(isinstance(log_filter, BoundedLines) for log_filter in handler.filters):
             handler.addFilter(BoundedLines())
     with stage("building the vLLM engine") as said:
         speaking, level = _SaysStage(said), logger.level

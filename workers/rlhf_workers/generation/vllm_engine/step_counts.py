@@ -21,10 +21,10 @@ def count(step: CoreStep, samples: Mapping[str, HeldSample], report: StepReport)
         report.prefills.append(Prefill(len(prefilled), report.prefilled, resumed))
     decoded = [name for name in ran if name not in prefilled]
     report.rows = len(decoded)
-    report.positions = sum(len(samples[name].known) for name in decoded)
+    report.positions = sum(len(samples[name].sequence) for name in decoded)
     report.keys = report.positions
     for name, drafted in step.drafts.items():
         if name in samples:
-            report.keys += sum(len(samples[name].known) + ahead for ahead in range(1, len(drafted) + 1))
+            report.keys += sum(len(samples[name].sequence) + ahead for ahead in range(1, len(drafted) + 1))
     report.passes = int(bool(step.scheduled))
     report.pass_rows = report.rows + sum(len(drafted) for drafted in step.drafts.values())

@@ -50,15 +50,19 @@ class UniformTable:
         return len(self._places)
 
     def rows(
-        self, names: Sequence[str], lengths: npt.NDArray[np.integer], counts: Ints, known: Callable[[str], KeyedRequest]
+        self,
+        names: Sequence[str],
+        lengths: npt.NDArray[np.integer],
+        counts: Ints,
+        keyed_request: Callable[[str], KeyedRequest],
     ) -> npt.NDArray[np.float64]:
         """Return float64 [sum of counts]: uniforms of `counts` positions of each request, from its next one on.
 
-        `lengths` int [n]: tokens of each request, prompt and response. `counts` int64 [n]: at most BLOCK. `known` is
-        called once for each request.
+        `lengths` int [n]: tokens of each request, prompt and response. `counts` int64 [n]: at most BLOCK.
+        `keyed_request` is called once for each request.
         """
         if self._names != names:
-            self._rows = np.fromiter((self._place(name, known) for name in names), np.int64, len(names))
+            self._rows = np.fromiter((self._place(name, keyed_request) for name in names), np.int64, len(names))
             self._names = list(names)
         places = self._rows
         positions = lengths.astype(np.int64) - self._prompts[places]
@@ -77,10 +81,10 @@ class UniformTable:
                 self._free.append(self._places.pop(name))
             self._names = []
 
-    def _place(self, name: str, known: Callable[[str], KeyedRequest]) -> int:
+    def _place(self, name: str, keyed_request: Callable[[str], KeyedRequest]) -> int:
         place = self._places.get(name)
         if place is None:
-            request = known(name)
+            request = keyed_request(name)
             place = self._places[name] = self._free.pop() if self._free else self._more()
             self._keys[place], self._prompts[place], self._drawings[place] = request
             self._starts[place] = -1

@@ -31,10 +31,10 @@ class VllmDraftModel:
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> int:
         """Replace all weights; return bytes. Raises WorkError WeightsMismatch if nothing changed, else WeightsTorn."""
-        checked = self._weights.check(tensors, what="the draft model")
+        checked = self._weights.check(tensors, subject="the draft model")
         try:
             self._core.replace_draft_weights(checked.named)
         except Exception as error:
-            message = f"the draft model was put in place half-way only: {describe(error)}"
+            message = f"the draft model was only partly replaced: {describe(error)}"
             raise WorkError("WeightsTorn", message, retryable=True) from error
         return checked.bytes

@@ -19,7 +19,7 @@ METHODS: Final = ("eagle", "eagle3", "mtp", DRAFT_MODEL)
 FIELDS: Final = ("method", "model", "num_speculative_tokens", "draft_tensor_parallel_size", "quantization")
 
 
-def speculation_arguments(given: Any, device_type: str, speculation: Speculation) -> dict[str, Any]:
+def speculation_arguments(settings: Any, device_type: str, speculation: Speculation) -> dict[str, Any]:
     """Return vLLM's arguments for its own drafter; WorkError with the field and the remedy."""
     if device_type == "cpu":
         raise _refused(
@@ -29,26 +29,27 @@ def speculation_arguments(given: Any, device_type: str, speculation: Speculation
         )
     if speculation.mode == "Disabled":
         raise _refused("", "contradicts spec.generation.speculation.mode: Disabled; remove one of them")
-    if not isinstance(given, dict):
-        raise _refused("", f"{given!r} must be a mapping such as {{method: eagle3, model: /models/heads}}")
-    for name in given:
+    if not isinstance(settings, dict):
+        raise _refused("", f"{settings!r} must be a mapping such as {{method: eagle3, model: /models/heads}}")
+    for name in settings:
         if name not in FIELDS:
             raise _refused(
-                f".{name}", f"{given[name]!r} cannot be set: {', '.join(FIELDS)} can, as tokens are verified by us"
+                f".{name}",
+                f"{settings[name]!r} cannot be set: {', '.join(FIELDS)} can, because the worker verifies the tokens",
             )
-    method = given.get("method")
+    method = settings.get("method")
     if method not in METHODS:
         raise _refused(
             ".method",
             f"{method!r} must be one of {', '.join(METHODS)}; drafts from tokens are those of "
             "spec.generation.speculation.drafters",
         )
-    tokens = given.get("num_speculative_tokens", speculation.max_tokens)
+    tokens = settings.get("num_speculative_tokens", speculation.max_tokens)
     if type(tokens) is not int or not 1 <= tokens <= MAX_DRAFT:
         raise _refused(".num_speculative_tokens", f"{tokens!r} must be a number from 1 to {MAX_DRAFT}")
-    config = {**given, "num_speculative_tokens": tokens}
-    if method != "mtp" or "model" in given:
-        config["model"] = str(readable_folder(str(given.get("model", "")), f"{FIELD}.model"))
+    config = {**settings, "num_speculative_tokens": tokens}
+    if method != "mtp" or "model" in settings:
+        config["model"] = str(readable_folder(str(settings.get("model", "")), f"{FIELD}.model"))
     return config
 
 

@@ -27,13 +27,13 @@ def pieces(tensors: Iterable[Named], sharing: MemorySharing, size: int = PIECE_B
     Raises RegionRefusedError without memory for a chunk.
     """
     batch: list[Named] = []
-    held = 0
+    batch_bytes = 0
     for name, tensor in tensors:
-        if batch and held + tensor.nbytes > size:
+        if batch and batch_bytes + tensor.nbytes > size:
             yield from _lent(batch, sharing)
-            batch, held = [], 0
+            batch, batch_bytes = [], 0
         batch.append((name, tensor))
-        held += tensor.nbytes
+        batch_bytes += tensor.nbytes
     if batch:
         yield from _lent(batch, sharing)
 

@@ -19,13 +19,13 @@ from rlhf_workers.inference.rewards.reward_source import Judgment, RewardError, 
 from rlhf_workers.user_code.code_settings import NO_SETTINGS, CodeSettings
 
 
-def load_reward(given: GivenReward, spec: RLHFJobSpec, device: torch.device, home: torch.device) -> "EndpointReward":
+def load_reward(entry: GivenReward, spec: RLHFJobSpec, device: torch.device, home: torch.device) -> "EndpointReward":
     """Return the source of a reward's `endpoint`; it needs no device."""
-    endpoint = given.reward.endpoint
+    endpoint = entry.reward.endpoint
     assert endpoint is not None
-    headers = f"{given.field}.endpoint.headers"
+    headers = f"{entry.field}.endpoint.headers"
     settings = reward_settings(endpoint.headers, headers, spec)
-    return EndpointReward(endpoint, given.reward.timeout_seconds, settings, field=given.field)
+    return EndpointReward(endpoint, entry.reward.timeout_seconds, settings, field=entry.field)
 
 
 class EndpointReward:

@@ -13,10 +13,10 @@ from rlhf_workers.inference.rewards.reward_source import Judgment, RewardError, 
 
 
 def load_reward(
-    given: GivenReward, spec: RLHFJobSpec, device: torch.device, home: torch.device
+    entry: GivenReward, spec: RLHFJobSpec, device: torch.device, home: torch.device
 ) -> "EnvironmentRewardSource":
     """Return the source of a reward's `environment`; it needs no device."""
-    return EnvironmentRewardSource(f"{given.field}.environment")
+    return EnvironmentRewardSource(f"{entry.field}.environment")
 
 
 class EnvironmentRewardSource:

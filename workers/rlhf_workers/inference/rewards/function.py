@@ -18,13 +18,13 @@ from rlhf_workers.user_code.user_process import UserCode, UserProcess
 from rlhf_workers.user_code.user_processes import CHILDREN, UserProcesses
 
 
-def load_reward(given: GivenReward, spec: RLHFJobSpec, device: torch.device, home: torch.device) -> "FunctionReward":
+def load_reward(entry: GivenReward, spec: RLHFJobSpec, device: torch.device, home: torch.device) -> "FunctionReward":
     """Return the source of a reward's `function`; it needs no device."""
-    function, threads = given.reward.function, spec.inference.cpu_threads
+    function, threads = entry.reward.function, spec.inference.cpu_threads
     assert function is not None
-    env = f"{given.field}.function.env"
+    env = f"{entry.field}.function.env"
     settings = reward_settings(function.env, env, spec)
-    return FunctionReward(function, given.reward.timeout_seconds, threads, settings=settings, field=given.field)
+    return FunctionReward(function, entry.reward.timeout_seconds, threads, settings=settings, field=entry.field)
 
 
 class FunctionReward(UserProcesses):

@@ -48,6 +48,6 @@ def _number(value: Any) -> tuple[float | None, str]:
     return number, "" if number is not None else "a reward must be finite, or None to abstain"
 
 
-def _invalid(secrets: list[str], number: int, value: Any, what: str) -> dict[str, Any]:
-    message = f"the function returned {shown(value, secrets)}; {what}"
+def _invalid(secrets: list[str], number: int, value: Any, problem: str) -> dict[str, Any]:
+    message = f"the function returned {shown(value, secrets)}; {problem}"
     return {"id": number, "reason": "RewardInvalid", "message": message}

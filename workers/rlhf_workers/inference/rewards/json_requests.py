@@ -59,8 +59,10 @@ class JsonRequests:
                 message = f"{self._url} did not answer within {self._timeout:g} s"
                 raise RewardError("RewardTimeout", message, self._timeout_field) from None
             except httpx.HTTPError as error:
-                what = self.redacted(str(error)) or type(error).__name__
-                raise RewardError("RewardUnreachable", f"{self._url} cannot be reached: {what}", self.field) from error
+                reason = self.redacted(str(error)) or type(error).__name__
+                raise RewardError(
+                    "RewardUnreachable", f"{self._url} cannot be reached: {reason}", self.field
+                ) from error
         shown = self.redacted(body.decode(errors="replace"))[:SHOWN_CHARACTERS]
         if status != httpx.codes.OK:
             raise self.invalid(f"status {status}: {shown}")
@@ -77,9 +79,9 @@ class JsonRequests:
         """Return the beginning of an answer, for a message."""
         return self.redacted(json.dumps(answer))[:SHOWN_CHARACTERS]
 
-    def invalid(self, what: str) -> RewardError:
+    def invalid(self, problem: str) -> RewardError:
         """Return the failure for a wrong answer."""
-        return RewardError("RewardInvalid", f"{self._url} answered with {what}", self.field)
+        return RewardError("RewardInvalid", f"{self._url} answered with {problem}", self.field)
 
     async def _post(self, content: Mapping[str, Any]) -> tuple[int, bytes]:
         assert self._client is not None

@@ -39,10 +39,10 @@ TOP: Final = 20
 
 
 def load_reward(
-    given: GivenReward, spec: RLHFJobSpec, device: torch.device, home: torch.device
+    entry: GivenReward, spec: RLHFJobSpec, device: torch.device, home: torch.device
 ) -> "JudgeAtEndpoint | judge_model.JudgeModelScorer | judge_model.JudgeModelComparer":
     """Return the source of a reward's `judge`; WorkError if it cannot be loaded or has nothing to compare."""
-    judge, field = given.reward.judge, f"{given.field}.judge"
+    judge, field = entry.reward.judge, f"{entry.field}.judge"
     assert judge is not None
     if judge.method == "Pairwise" and samples_per_prompt(spec) < 2:
         message = f"{field}.method: Pairwise compares responses to a prompt, and the algorithm samples one: use Direct"
@@ -51,7 +51,7 @@ def load_reward(
         return judge_model.load(judge, field, spec, device, home)
     headers = f"{field}.endpoint.headers"
     settings = reward_settings(judge.endpoint.headers, headers, spec)
-    return JudgeAtEndpoint(judge, given.reward.timeout_seconds, settings, field=given.field)
+    return JudgeAtEndpoint(judge, entry.reward.timeout_seconds, settings, field=entry.field)
 
 
 class JudgeAtEndpoint:
@@ -88,11 +88,11 @@ class JudgeAtEndpoint:
         """Close connections."""
         await self._server.close()
 
-    async def _first_is_better(self, one: ScoringSample, other: ScoringSample) -> float:
+    async def _first_is_better(self, sample: ScoringSample, other: ScoringSample) -> float:
         """Return the probability that the first is better, averaged over both orders."""
         as_first, as_second = await asyncio.gather(
-            self._ask(one, first=one.response_text, second=other.response_text),
-            self._ask(one, first=other.response_text, second=one.response_text),
+            self._ask(sample, first=sample.response_text, second=other.response_text),
+            self._ask(sample, first=other.response_text, second=sample.response_text),
         )
         return of_both_orders(as_first, as_second)
 

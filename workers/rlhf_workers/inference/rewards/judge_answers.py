@@ -45,8 +45,8 @@ def question(judge: Judge, sample: ScoringSample, **responses: str) -> str:
         if not record:
             record.update(json.loads(sample.record or "{}"))
         if key not in record:
-            known = ", ".join(sorted(record)) or "none"
-            raise UnaskableError(f"the judge's template asks for {place[0]}, but the keys of the prompt are: {known}")
+            keys = ", ".join(sorted(record)) or "none"
+            raise UnaskableError(f"the judge's template asks for {place[0]}, but the keys of the prompt are: {keys}")
         value = record[key]
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -84,11 +84,11 @@ def of_both_orders(as_first: float, as_second: float) -> float:
 def mean_wins(count: int, better: Mapping[tuple[int, int], float]) -> list[float | None]:
     """Return each response's mean probability of being better than another; None if there is no other.
 
-    `better`: (one, other) -> probability that `one` is better, for every two of `count` responses.
+    `better`: (first, other) -> probability that `first` is better, for every two of `count` responses.
     """
     wins: list[list[float]] = [[] for _ in range(count)]
-    for (one, other), probability in better.items():
-        wins[one].append(probability)
+    for (first, other), probability in better.items():
+        wins[first].append(probability)
         wins[other].append(1 - probability)
     return [sum(own) / len(own) if own else None for own in wins]
 
@@ -97,8 +97,8 @@ def written(judge: Judge, answer: str) -> float:
     """Return the value of a written answer: its last number. UnreadableAnswerError if that is no label."""
     numbers = _NUMBER.findall(answer)
     if not numbers or numbers[-1] not in judge.labels:
-        what = f"its last number is {numbers[-1][:20]}" if numbers else "it holds no number"
-        raise UnreadableAnswerError(f"the answer is none of {', '.join(judge.labels)}: {what}")
+        problem = f"its last number is {numbers[-1][:20]}" if numbers else "it holds no number"
+        raise UnreadableAnswerError(f"the answer is not one of {', '.join(judge.labels)}: {problem}")
     return judge.labels[numbers[-1]]
 
 
@@ -120,5 +120,5 @@ def first_probabilities(choice: Mapping[str, Any]) -> dict[str, float]:
             label = label_of(str(token))
             result[label] = result.get(label, 0.0) + math.exp(min(float(logprob), 0.0))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UnreadableAnswerError(f"its logprobs are of no known form ({type(error).__name__}: {error})") from error
+        raise UnreadableAnswerError(f"its logprobs have an unknown form ({type(error).__name__}: {error})") from error
     return result

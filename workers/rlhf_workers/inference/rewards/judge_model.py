@@ -86,7 +86,7 @@ class _JudgeModel:
     def _try_template(self) -> None:
         """Raise WorkError for a template that omits the question, or that depends on the date."""
         try:
-            why = "" if PROBE in _rendered(self._tokenizer, PROBE) else "the chat template leaves out what it is asked"
+            why = "" if PROBE in _rendered(self._tokenizer, PROBE) else "the chat template omits the question"
         except Exception as error:  # templates are user data and may raise anything
             why = str(error)
         if why:
@@ -141,14 +141,14 @@ class JudgeModelComparer(_JudgeModel):
     def compare(self, samples: Sequence[ScoringSample]) -> Comparing:
         """Compare every two responses in two passes, and yield after each two; WorkError names the sample."""
         better: dict[tuple[int, int], float] = {}
-        for one, other in combinations(range(len(samples)), 2):
-            better[one, other] = self._first_is_better(samples[one], samples[other])
+        for first, other in combinations(range(len(samples)), 2):
+            better[first, other] = self._first_is_better(samples[first], samples[other])
             yield
         rewards = mean_wins(len(samples), better)
         return [None if reward is None else np.array([reward], np.float32) for reward in rewards]
 
-    def _first_is_better(self, one: ScoringSample, other: ScoringSample) -> float:
-        texts = one.response_text, other.response_text
-        as_first = self._ask(one, first=texts[0], second=texts[1])
-        as_second = self._ask(one, first=texts[1], second=texts[0])
+    def _first_is_better(self, sample: ScoringSample, other: ScoringSample) -> float:
+        texts = sample.response_text, other.response_text
+        as_first = self._ask(sample, first=texts[0], second=texts[1])
+        as_second = self._ask(sample, first=texts[1], second=texts[0])
         return of_both_orders(as_first, as_second)

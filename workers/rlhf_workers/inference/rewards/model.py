@@ -25,10 +25,10 @@ from rlhf_workers.models.precision import compute_dtype
 log = logging.getLogger(__name__)
 
 
-def load_reward(given: GivenReward, spec: RLHFJobSpec, device: torch.device, home: torch.device) -> "RewardModelScorer":
+def load_reward(entry: GivenReward, spec: RLHFJobSpec, device: torch.device, home: torch.device) -> "RewardModelScorer":
     """Return the scorer of a reward's `model`, with its model loaded on `home`."""
-    assert given.reward.model is not None
-    path, field = given.reward.model.path, f"{given.field}.model.path"
+    assert entry.reward.model is not None
+    path, field = entry.reward.model.path, f"{entry.field}.model.path"
     dtype, attention = compute_dtype(spec), scoring_attention(spec)
     model = models.load_sequence_classifier(path, field=field, dtype=dtype, device=home, attention=attention)
     policy = models.load_tokenizer(spec.models.actor.path, "spec.models.actor.path")

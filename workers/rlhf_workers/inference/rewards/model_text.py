@@ -70,10 +70,10 @@ class OwnTokenizer:
             raise self._invalid(sample, f"is refused by the chat template of {self._field}: {error}") from error
         lost = [message["role"] for message in messages if message["content"].strip() not in text]
         lost += ["tools"] if tools and text == render_undated(self._tokenizer, messages) else []
-        for what in {*lost} - self._warned:
-            self._warned.add(what)
+        for part in {*lost} - self._warned:
+            self._warned.add(part)
             where = f"sample {sample.key.sample} of iteration {sample.key.iteration}"
-            log.warning("%s: its chat template does not write the %s of %s as it stands", self._field, what, where)
+            log.warning("%s: its chat template does not write the %s of %s as it stands", self._field, part, where)
         ids: list[int] = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
         return ids if self._closes else self._ended(ids)
 
@@ -96,8 +96,8 @@ class OwnTokenizer:
             return True
 
     @staticmethod
-    def _invalid(sample: ScoringSample, what: str) -> WorkError:
-        return WorkError("SampleInvalid", f"sample {sample.key.sample} of iteration {sample.key.iteration} {what}")
+    def _invalid(sample: ScoringSample, problem: str) -> WorkError:
+        return WorkError("SampleInvalid", f"sample {sample.key.sample} of iteration {sample.key.iteration} {problem}")
 
 
 def _prompts(spec: RLHFJobSpec) -> tuple[Prompts, Prompts]:

@@ -36,14 +36,14 @@ def load_reward(
 
     Raises WorkError with the manifest field of a problem.
     """
-    given = spec.models.reward_of(task)
-    module = import_module(REWARDS[given.reward.kind])
-    loaded: ModelScorer | GroupScorer | RewardSource = module.load_reward(given, spec, device, home)
+    entry = spec.models.reward_of(task)
+    module = import_module(REWARDS[entry.reward.kind])
+    loaded: ModelScorer | GroupScorer | RewardSource = module.load_reward(entry, spec, device, home)
     if not isinstance(loaded, RewardSource):
         return loaded
     source: RewardSource = loaded
-    if given.reward.calls == "Batch" and isinstance(loaded, GroupRewardSource):
-        source = BatchedReward(loaded, given.reward.batch_size)
+    if entry.reward.calls == "Batch" and isinstance(loaded, GroupRewardSource):
+        source = BatchedReward(loaded, entry.reward.batch_size)
     calls = RewardCalls(source)
     calls.start()
     return calls

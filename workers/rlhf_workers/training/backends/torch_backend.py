@@ -181,17 +181,17 @@ def build_trainer(
     if parallelism.shard > 1:  # the group determines this rank's part of a stage
         communicator = connect(layout)
         require_shards(job, layout, communicator.transport)
-        stages = {key: load_sharded_stage(job, layout, *key, become.checkpoint, device) for key in layout.held}
+        stages = {key: load_sharded_stage(job, layout, *key, become.checkpoint, device) for key in layout.local_stages}
     elif layout.in_tensor_groups:  # a chunk asks torch.distributed for its place in the group
         communicator = connect(layout)
-        stages = {key: load(job, layout, *key, become.checkpoint, device, trunk) for key in layout.held}
-        for held in stages.values():
-            held.join(communicator)
+        stages = {key: load(job, layout, *key, become.checkpoint, device, trunk) for key in layout.local_stages}
+        for stage in stages.values():
+            stage.join(communicator)
     else:
-        stages = {key: load(job, layout, *key, become.checkpoint, device, trunk) for key in layout.held}
+        stages = {key: load(job, layout, *key, become.checkpoint, device, trunk) for key in layout.local_stages}
         communicator = connect(layout)
-        for held in stages.values():
-            held.join(communicator)
+        for stage in stages.values():
+            stage.join(communicator)
     draft = build_draft_training(job, layout, communicator, become.checkpoint, device, span)
     trainer = new_trainer(job.spec, layout, stages, communicator, device, compute, span, draft)
     if become.checkpoint:

@@ -71,15 +71,15 @@ def units_of(samples: Sequence[int], replicas: int, microbatches: int, together:
     return [list(samples[start : start + together]) for start in range(0, len(samples), together)]
 
 
-def shared_out(given: Sequence[list[int]], tokens: Sequence[int], replicas: int) -> list[list[list[int]]]:
+def shared_out(microbatches: Sequence[list[int]], tokens: Sequence[int], replicas: int) -> list[list[list[int]]]:
     """Return the micro-batches of each replica. The micro-batches come largest first; each goes to the replica with the
     fewest tokens that still needs one, and all get the same number."""
     shares: list[list[list[int]]] = [[] for _ in range(replicas)]
     load = [0] * replicas
-    for one, count in zip(given, tokens, strict=True):
-        wanting = [replica for replica in range(replicas) if len(shares[replica]) < len(given) // replicas]
+    for microbatch, count in zip(microbatches, tokens, strict=True):
+        wanting = [replica for replica in range(replicas) if len(shares[replica]) < len(microbatches) // replicas]
         replica = min(wanting, key=lambda candidate: (load[candidate], candidate))
-        shares[replica].append(one)
+        shares[replica].append(microbatch)
         load[replica] += count
     return shares
 

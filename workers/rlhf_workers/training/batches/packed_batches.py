@@ -38,8 +38,8 @@ def packed_split(
         if max(loads) <= bound:
             break
     order = sorted(range(len(cells)), key=lambda cell: (-loads[cell], cells[cell][0]))
-    made = [[sample for place in cells[cell] for sample in ranked[place]] for cell in order]
-    return shared_out(made, [loads[cell] for cell in order], replicas)
+    splits = [[sample for place in cells[cell] for sample in ranked[place]] for cell in order]
+    return shared_out(splits, [loads[cell] for cell in order], replicas)
 
 
 def _balanced(sizes: Sequence[int], count: int, most: int) -> list[list[int]]:

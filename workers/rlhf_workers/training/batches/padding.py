@@ -30,9 +30,9 @@ class Padding(TrainingHook):
 
     def add_mini_batch(self, plan: MicroBatchPlan, lengths: Sequence[int]) -> None:
         """Count a mini-batch."""
-        self.micro_batches.append(max(sum(map(len, made)) for made in plan.splits.values()))
-        for made in plan.splits.values():
-            sizes = [plan.tokens(cell, lengths) for replica in made for cell in replica]
+        self.micro_batches.append(max(sum(map(len, replicas)) for replicas in plan.splits.values()))
+        for replicas in plan.splits.values():
+            sizes = [plan.tokens(cell, lengths) for replica in replicas for cell in replica]
             self.largest = max(self.largest, *sizes)
             self.padded += sum(sizes)
             self.tokens += sum(lengths[sample] for sample in plan.samples)

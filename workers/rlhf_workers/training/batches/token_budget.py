@@ -52,27 +52,29 @@ def split_minibatch(
     """Return the micro-batches of one mini-batch with at most `most_tokens` tokens each, including padding (None: no
     limit), and a layout whose table runs that number. A longer sample raises the limit to its length."""
     splits: dict[str, Split] = {}
-    made: dict[tuple[int, int], Split] = {}  # models of the same shape share one
+    by_shape: dict[tuple[int, int], Split] = {}  # models of the same shape share one
     for model in layout.models:
         shape = layout.replicas(model), layout.microbatches(model)
-        if shape not in made and packed:
-            made[shape] = packed_split(samples, lengths, *shape, together, most_tokens)
-        elif shape not in made:
-            made[shape] = split(samples, lengths, *shape, together)
+        if shape not in by_shape and packed:
+            by_shape[shape] = packed_split(samples, lengths, *shape, together, most_tokens)
+        elif shape not in by_shape:
+            by_shape[shape] = split(samples, lengths, *shape, together)
             if most_tokens is not None:
-                made[shape] = bounded(made[shape], lengths, together, most_tokens)
-        splits[model] = made[shape]
+                by_shape[shape] = bounded(by_shape[shape], lengths, together, most_tokens)
+        splits[model] = by_shape[shape]
     counts = {model: len(cells[0]) for model, cells in splits.items()}
     return MicroBatchPlan(layout.with_microbatches(counts), samples, splits, packed)
 
 
-def bounded(made: Split, lengths: Sequence[int], together: int, most_tokens: int) -> Split:
+def bounded(unbounded: Split, lengths: Sequence[int], together: int, most_tokens: int) -> Split:
     """Return a split unchanged if it is within the limit, otherwise another one. All its replicas have the same number
-    of micro-batches, none with more samples than the largest of `made`."""
-    if all(padded_tokens(cell, lengths) <= most_tokens for replica in made for cell in replica):
-        return made
-    replicas, most_units = len(made), len(made[0][0]) // together
-    units = [cell[start : start + together] for row in made for cell in row for start in range(0, len(cell), together)]
+    of micro-batches, none with more samples than the largest of `unbounded`."""
+    if all(padded_tokens(cell, lengths) <= most_tokens for replica in unbounded for cell in replica):
+        return unbounded
+    replicas, most_units = len(unbounded), len(unbounded[0][0]) // together
+    units = [
+        cell[start : start + together] for row in unbounded for cell in row for start in range(0, len(cell), together)
+    ]
     longest = {unit[0]: max(lengths[sample] for sample in unit) for unit in units}
     ranked = sorted(units, key=lambda unit: (-longest[unit[0]], unit[0]))
     tokens = [longest[unit[0]] * together for unit in ranked]

@@ -36,7 +36,7 @@ def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile
     """Write this rank's part. Replicas beyond the first write nothing except their moments with shared moments. Raises
     WorkError StorageFull, StorageDenied."""
     files = []
-    for model, stage in trainer.layout.held:
+    for model, stage in trainer.layout.local_stages:
         optimizer, whole = trainer.optimizers[model, stage], trainer.writes(model, stage)
         if whole:
             files += _save_weights(trainer, folder, model, stage)
@@ -81,12 +81,12 @@ def restore(trainer: Trainer, folder: Path, version: int) -> None:
     """Read optimizer, progress and algorithm state of a checkpoint into a trainer whose stages hold its weights."""
     try:
         state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-        held, trainer.progress = state["version"], _progress(state)
+        saved_version, trainer.progress = state["version"], _progress(state)
         trainer.algorithm.restore(state["algorithm"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _corrupt(folder, f"{STATE_FILE} cannot be read: {error!r}") from error
-    if held != version:
-        raise _corrupt(folder, f"{STATE_FILE} holds version {held}, not {version}")
+    if saved_version != version:
+        raise _corrupt(folder, f"{STATE_FILE} holds version {saved_version}, not {version}")
     for (model, _), optimizer in trainer.optimizers.items():
         files = sorted((folder / "optimizer").glob(f"{model}-stage-*.safetensors"))
         optimizer.load_state(TensorFolder(files, CHECKPOINT_FIELD), trainer.progress.steps - trainer.held_steps(model))

@@ -66,7 +66,7 @@ def build_draft_training(
     if draft is None or draft.train == "Disabled":
         return None
     stage = None
-    if (policy, layout.stages(policy) - 1) in layout.held:
+    if (policy, layout.stages(policy) - 1) in layout.local_stages:
         source, field = job.spec.models.source(policy), job.spec.models.path_field(policy)
         assert source is not None  # a policy has a model
         folder = Path(checkpoint) / policy if checkpoint else checked_folder(source.path, field)

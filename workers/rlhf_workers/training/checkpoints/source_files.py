@@ -39,7 +39,7 @@ def read_source_files(job: RLHFJob, layout: RankLayout, checkpoint_folder: str) 
     """Return the files of hub models whose first stage this rank writes, and the configuration of all such models, from
     the checkpoint if the rank starts from one."""
     files: dict[str, dict[str, bytes]] = {}
-    for model, stage in layout.held:
+    for model, stage in layout.local_stages:
         role = ModelRole(model)
         source = job.spec.models.source(role)
         assert source is not None  # a trained role has a model

@@ -15,10 +15,10 @@ _present = ""
 
 
 @contextmanager
-def told_to_wait_for(what: str) -> Iterator[None]:
+def told_to_wait_for(description: str) -> Iterator[None]:
     """Report this wait while the context is open, such as `a transfer of rank 1`."""
     global _present
-    before, _present = _present, what
+    before, _present = _present, description
     try:
         yield
     finally:

@@ -111,9 +111,9 @@ class TorchCommunicator:
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {everyone: dist.group.WORLD}
         for ranks in dict.fromkeys(groups):
             if len(ranks) > 1 and ranks not in self._groups:
-                made = dist.new_group(list(ranks))
+                process_group = dist.new_group(list(ranks))
                 if rank in ranks:
-                    self._groups[ranks] = made
+                    self._groups[ranks] = process_group
 
     def send(self, tensor: torch.Tensor, peer: int) -> Handle:
         with waiting_for(f"rank {peer} to take a transfer"):

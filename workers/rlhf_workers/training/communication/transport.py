@@ -78,17 +78,18 @@ def read_statement(statement: bytes) -> RankDevice | None:
 
 def choose_transport(devices: Sequence[RankDevice | None], rank: int) -> GroupTransport:
     """Return the transport of a group with these devices (by rank), from the view of `rank`."""
-    known = {index: device for index, device in enumerate(devices) if device is not None}
-    gpus = [index for index, device in known.items() if device.kind == "cuda"]
+    present = {index: device for index, device in enumerate(devices) if device is not None}
+    gpus = [index for index, device in present.items() if device.kind == "cuda"]
     if not gpus:
         return GroupTransport("gloo")
     shared = {
-        index: [other for other in gpus if known[other].names & known[index].names or other == index] for index in gpus
+        index: [other for other in gpus if present[other].names & present[index].names or other == index]
+        for index in gpus
     }
     sharers = len(shared.get(rank, [rank]))
     crowd = next((ranks for ranks in shared.values() if len(ranks) > 1), None)
-    others = [index for index in known if index not in gpus]
-    without = [index for index in gpus if not known[index].nccl]
+    others = [index for index in present if index not in gpus]
+    without = [index for index in gpus if not present[index].nccl]
     if crowd is not None:
         reason = f"ranks {_listed(crowd)} are on one GPU, which NCCL refuses"
     elif others:

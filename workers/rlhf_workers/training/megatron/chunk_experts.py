@@ -33,9 +33,9 @@ from rlhf_workers.models.experts import Spread, TellCounts
 class PlainRouter(TopKRouter):  # type: ignore[misc]
     """Megatron's router with a family's weights and choice of experts."""
 
-    def __init__(self, normalised: bool, **given: Any) -> None:
+    def __init__(self, normalised: bool, **options: Any) -> None:
         """`normalised`: whether the weights of a token's experts sum to 1."""
-        super().__init__(**given)
+        super().__init__(**options)
         self._normalised = normalised
 
     def forward(self, hidden: torch.Tensor, padding_mask: None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,8 +94,8 @@ class PackedExperts(SequentialMLP):  # type: ignore[misc]
 def put_in_experts(spec: Any, normalised: bool, column: type, row: type) -> None:
     """Replace the layer of experts in Megatron's local layer specification, with these linear layers."""
 
-    def router(**given: Any) -> PlainRouter:
-        return PlainRouter(normalised, **given)
+    def router(**options: Any) -> PlainRouter:
+        return PlainRouter(normalised, **options)
 
     parts = spec.submodules.mlp.submodules
     parts.router, parts.experts.module = router, PackedExperts

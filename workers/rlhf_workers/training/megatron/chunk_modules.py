@@ -60,8 +60,8 @@ class PlainColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
         to add."""
         if self.tensor.by_position:
             return linear_of_rows(input_, self.weight, self.bias, self.tensor), None
-        made = functional.linear(self.tensor.shared(input_), self.weight, self.bias)
-        return made.float() if self.widens else made, None
+        output = functional.linear(self.tensor.shared(input_), self.weight, self.bias)
+        return output.float() if self.widens else output, None
 
 
 class PlainRowLinear(RowParallelLinear):  # type: ignore[misc]
@@ -177,8 +177,8 @@ def _layer_spec(config: Any, experts: bool, attention: Attention) -> Any:
     attending = spec.submodules.self_attention.submodules
     attending.linear_qkv, attending.linear_proj = PlainColumnLinear, PlainRowLinear
 
-    def core_attention(**given: Any) -> CausalAttention:
-        return CausalAttention(kernel=attention, **given)
+    def core_attention(**options: Any) -> CausalAttention:
+        return CausalAttention(kernel=attention, **options)
 
     attending.core_attention = core_attention
     if experts:

@@ -70,7 +70,7 @@ def chunk_format(config: Any, layers: range, shapes: Shapes, tied_head: bool, ra
             stacked[f"{ours}.self_attention.linear_qkv.{kind}"] = _by_group(
                 names, config.num_key_value_heads, shapes, ranks
             )
-    result = {name: Conversion((part,), lambda one: one[0], lambda whole: (whole,)) for name, part in plain.items()}
+    result = {name: Conversion((part,), lambda parts: parts[0], lambda whole: (whole,)) for name, part in plain.items()}
     if ranks > 1:
         for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
             if name in plain:

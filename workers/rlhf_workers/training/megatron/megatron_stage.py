@@ -58,7 +58,7 @@ class MegatronStage(PipelineStage):
     ) -> None:
         """`reference`: the same stage of the Hugging Face model, on the meta device."""
         super().__init__(reference.config, reference.layer_numbers, stages_after, reference.head, tensor)
-        tensor, self.keepers, self.kept = self.tensor, {}, {}
+        tensor, self.keepers, self.whole_tensors = self.tensor, {}, {}
         self._shapes: Shapes = {name: part.shape for name, part in reference.named_parameters()}
         shared = self.tied and self.is_first and self.is_last
         routed = [f"model.layers.{number}.mlp.gate.weight" in self._shapes for number in self.layer_numbers]
@@ -78,15 +78,17 @@ class MegatronStage(PipelineStage):
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """See PipelineStage. Each rank of a tensor group embeds the tokens of its rows. The padding row has no
         gradient, as in transformers: it starts at zero, and a norm would make a huge gradient of it."""
-        weight, given = self.chunk.embedding.word_embeddings.weight, self.config.pad_token_id
-        padding: int | None = None if given is None else given % self.config.vocab_size  # -1 is the last row
+        weight, padding_id = self.chunk.embedding.word_embeddings.weight, self.config.pad_token_id
+        padding: int | None = None if padding_id is None else padding_id % self.config.vocab_size  # -1 is the last row
         if self.tensor.size == 1:
             return nn.functional.embedding(tokens, weight, padding).float()
         first = self.tensor.rank * len(weight)
         own = tokens - first
-        known = (own >= 0) & (own < len(weight))
+        in_range = (own >= 0) & (own < len(weight))
         at = padding - first if padding is not None and first <= padding < first + len(weight) else None
-        embedded = nn.functional.embedding(own.where(known, 0), weight, at).float().masked_fill(~known[..., None], 0.0)
+        embedded = (
+            nn.functional.embedding(own.where(in_range, 0), weight, at).float().masked_fill(~in_range[..., None], 0.0)
+        )
         if not self.tensor.by_position:
             return self.tensor.summed(embedded)
         missing = self.own_positions(tokens.shape[1]) * self.tensor.size - tokens.shape[1]
@@ -178,11 +180,11 @@ class MegatronStage(PipelineStage):
         owned = {name: value for name, value in self.named_parameters() if name not in self.duplicates}
         found = {part: own for name, value in owned.items() for part, own in self.in_folder(name, value.detach())}
         sizes = {name: self._shapes[name].numel() if name in self._shapes else found[name].numel() for name in found}
-        self.keepers, self.kept = near_equal_keepers(sizes, self.tensor.size), {}
+        self.keepers, self.whole_tensors = near_equal_keepers(sizes, self.tensor.size), {}
         for name, own in found.items():
             if self.keepers[name] == self.tensor.rank:
                 whole = own if self.part_of(name) is None else tensors.read(name, self._shapes[name])
-                self.kept[name] = whole.to(own.device, torch.float32, copy=True)
+                self.whole_tensors[name] = whole.to(own.device, torch.float32, copy=True)
 
     def difference(self) -> str:
         """Return tensors that exist only in the Hugging Face model or only in the chunk; empty: none."""
@@ -291,7 +293,7 @@ def _require_parts(config: Any, field: str, ranks: int, split_by: str) -> None:
             field=split_by,
             exit_code=ExitCode.BAD_MODEL,
         )
-    wrong = [f"{count} {what}" for what, count in counts.items() if count % ranks]
+    wrong = [f"{count} {part}" for part, count in counts.items() if count % ranks]
     if wrong:
         common = math.gcd(*counts.values())
         raise WorkError(

@@ -152,14 +152,14 @@ class HostAdamW:
             brought.hold_compute()
             self._step_piece(piece, buffer, rate)
             copies.follow_compute()
-            for held, moment in zip(self._host, buffer, strict=True):
-                copies.copy(held[piece.place], moment[: piece.place.stop - piece.place.start])
+            for host_moment, moment in zip(self._host, buffer, strict=True):
+                copies.copy(host_moment[piece.place], moment[: piece.place.stop - piece.place.start])
         copies.mark().wait()
         self._steps += 1
 
     def _bring(self, copies: CopyStream, piece: _Piece, buffer: torch.Tensor) -> CopyMark:
-        for held, moment in zip(self._host, buffer, strict=True):
-            copies.copy(moment[: piece.place.stop - piece.place.start], held[piece.place])
+        for host_moment, moment in zip(self._host, buffer, strict=True):
+            copies.copy(moment[: piece.place.stop - piece.place.start], host_moment[piece.place])
         return copies.mark()
 
     def _step_piece(self, piece: _Piece, buffer: torch.Tensor, rate: float) -> None:

@@ -49,7 +49,7 @@ class ExpertOptimizer(TensorOptimizer):
         for own in self.owned:
             for name, value in self._shared.in_folder(own, self.parameters[own].detach()):
                 if self._shared.keepers[name] == self._shared.group.rank:
-                    yield name, self._shared.kept.get(name, value)
+                    yield name, self._shared.whole_tensors.get(name, value)
 
     def _writes_whole(self, name: str) -> bool:
         return self._shared.keepers[name] == self._shared.group.rank

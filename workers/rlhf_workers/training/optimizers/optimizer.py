@@ -53,13 +53,13 @@ class Horizon:
         return Horizon(total, step, self.share(step, warmup) if step > warmup else 0.0)
 
 
-def learning_rate(fields: Optimizer, peak: float, step: int, horizon: Horizon, held: int = 0) -> float:
+def learning_rate(fields: Optimizer, peak: float, step: int, horizon: Horizon, skipped: int = 0) -> float:
     """Return the learning rate of optimizer step `step` (from 0): linear warm-up, then the schedule.
 
     Linear and Cosine decay to minLearningRateRatio of the peak at the end of the job. A model that skipped the first
-    `held` steps warms up from its own first step, until it meets the schedule.
+    `skipped` steps warms up from its own first step, until it meets the schedule.
     """
-    own = step - held
+    own = step - skipped
     if own < fields.warmup_steps:
         rising = peak * (own + 1) / fields.warmup_steps
         return rising if step < fields.warmup_steps else min(rising, _shaped(fields, peak, step, horizon))
@@ -187,13 +187,13 @@ class StageOptimizer:
         """Return `<Hugging Face name>.exp_avg` and `.exp_avg_sq` of the parameters that it owns and steps; zeros before
         the first."""
         result = {}
-        for name in self._kept():
+        for name in self._stepped_names():
             for moment, value in self._adamw.moments(name).items():
                 for saved, part in self._stage.in_folder(name, value):
                     result[f"{saved}.{moment}"] = part
         return result
 
-    def _kept(self) -> tuple[str, ...]:
+    def _stepped_names(self) -> tuple[str, ...]:
         """Return the parameters that it owns and has moments for."""
         return tuple(name for name in self.owned if name in self.stepped)
 

@@ -57,14 +57,14 @@ class ShardedOptimizer(StageOptimizer):
                 if len(rows):
                     communicator.send(rows.contiguous(), keeper).wait()
                 continue
-            whole = self._sharded.kept[name]
+            whole = self._sharded.whole_tensors[name]
             part.own(whole).copy_(rows)
             theirs = {rank: part.rows(len(whole), rank) for rank in range(part.count) if rank != part.rank}
             coming = [
                 communicator.receive(whole[there.start : there.stop], rank) for rank, there in theirs.items() if there
             ]
-            for one in coming:
-                one.wait()
+            for transfer in coming:
+                transfer.wait()
 
     def step(self, rate: float, scale: float) -> None:
         """See StageOptimizer."""
@@ -73,16 +73,16 @@ class ShardedOptimizer(StageOptimizer):
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face name, master weight) of the parameters that this rank keeps whole."""
-        for name, whole in self._sharded.kept.items():
+        for name, whole in self._sharded.whole_tensors.items():
             yield from self._stage.in_folder(name, whole)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the moments of this rank's rows; zeros before the first step."""
         result = {}
         for name in self.parameters:
-            held = self._sharded.part.rows(self._length(name), self._sharded.part.rank)
-            for moment, value in self._adamw.moments(name).items() if held else ():
-                result[f"{name}.{moment}{TensorPart(0, held.start, held.stop).ending}"] = value.detach()
+            rows = self._sharded.part.rows(self._length(name), self._sharded.part.rank)
+            for moment, value in self._adamw.moments(name).items() if rows else ():
+                result[f"{name}.{moment}{TensorPart(0, rows.start, rows.stop).ending}"] = value.detach()
         return result
 
     def _read(self, tensors: TensorFolder, name: str, moment: str) -> torch.Tensor:

@@ -19,7 +19,7 @@ def broadcast_updates(
     models: Collection[str], layout: RankLayout, optimizers: Optimizers, communicator: Communicator, span: SpanSink
 ) -> None:
     """Update the copies of a stage with shared moments with the steps of each."""
-    shared = [key for key in layout.held if key[0] in models and optimizers[key].shares.part]
+    shared = [key for key in layout.local_stages if key[0] in models and optimizers[key].shares.part]
     if shared:
         with measured(span, "train/hand-on"):
             for key in shared:
@@ -32,6 +32,6 @@ def gather_weights(
     """Gather whole parameters of the models that ranks hold in parts."""
     if any(optimizer.part for optimizer in optimizers.values()):
         with measured(span, "train/gather"):
-            for key in layout.held:
+            for key in layout.local_stages:
                 if key[0] in models and (layout.writes(*key) or optimizers[key].over_data):
                     optimizers[key].gather(communicator)

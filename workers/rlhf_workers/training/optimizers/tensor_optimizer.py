@@ -79,7 +79,7 @@ class TensorOptimizer(StageOptimizer):
     def _receive(self, communicator: Communicator, name: str, value: torch.Tensor) -> None:
         """Assemble the ranks' parts of a tensor on the rank that keeps it."""
         stage, group = self._stage, self._group_of(self._stage)
-        whole = stage.kept[name]
+        whole = stage.whole_tensors[name]
         if stage.part_of(name) is None:
             whole.copy_(value)
             return
@@ -98,12 +98,12 @@ class TensorOptimizer(StageOptimizer):
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face name, master weight) of the tensors that this rank keeps whole."""
-        yield from self._stage.kept.items()
+        yield from self._stage.whole_tensors.items()
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the moments of the parts that this rank steps; zeros before the first step."""
         result = {}
-        for own in self._kept():
+        for own in self._stepped_names():
             for moment, value in self._adamw.moments(own).items():
                 for name, mine in self._stage.in_folder(own, value):
                     part = self._stage.part_of(name)

@@ -59,19 +59,19 @@ class ChunkMasks:
         """Return the masks for one window. `window`: keys that a query sees, including its own; None: all before it.
         Masks have the type and device of `hidden`."""
         chunks = cut.own_chunks
-        made: dict[SampleChunk, ChunkKeys] = {}
+        by_chunk: dict[SampleChunk, ChunkKeys] = {}
         for chunk in chunks:
-            if chunk not in made:
+            if chunk not in by_chunk:
                 first = 0 if window is None else max(0, chunk.start - window + 1)
                 keys = slice(first, chunk.start + chunk.length)
-                made[chunk] = ChunkKeys(keys, _mask(chunk, first, window, eager, hidden))
-        return cls(cut, chunks, [made[chunk] for chunk in chunks])
+                by_chunk[chunk] = ChunkKeys(keys, _mask(chunk, first, window, eager, hidden))
+        return cls(cut, chunks, [by_chunk[chunk] for chunk in chunks])
 
     def parts(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Iterator[Part]:
         """Yield (queries, keys, values, mask) of each chunk, in the order of this rank's positions, from query [b,
         heads, l, width], key and value [b, groups, l, width]. All ranks of the group must call this together."""
-        made = as_multiplied(torch.cat((key, value), dim=1))
-        keys, values = self.cut.whole(made).chunk(2, dim=1)
+        packed = as_multiplied(torch.cat((key, value), dim=1))
+        keys, values = self.cut.whole(packed).chunk(2, dim=1)
         queries = as_multiplied(query).split([chunk.length for chunk in self.chunks], dim=2)
         # Cut by sample first: autograd then joins the gradients of a row's parts once, not a whole row per part.
         lengths = self.cut.lengths
@@ -95,10 +95,10 @@ def _mask(chunk: SampleChunk, first: int, window: int | None, eager: bool, hidde
     return scores.masked_fill_(~seen, torch.finfo(hidden.dtype).min)[None, None]
 
 
-def _chunks(given: Part, arguments: dict[str, Any]) -> Iterator[Part]:
+def _chunks(part: Part, arguments: dict[str, Any]) -> Iterator[Part]:
     """Yield the chunks of a rank's queries, with the visible keys of all ranks."""
     masks: ChunkMasks = arguments.pop(CONTEXT)
-    query, key, value, _ = given
+    query, key, value, _ = part
     yield from masks.parts(query, key, value)
 
 

@@ -34,23 +34,29 @@ class ExpertGroup:
         computes its rows, in the order of the ranks that they come from."""
         rows = as_multiplied(rows)
         size = len(self.ranks)
-        held = len(counts) // size
-        given = self._counts(counts, rows.device)
-        sent = [sum(counts[first : first + held]) for first in range(0, len(counts), held)]
-        moved = RowCounts([sum(given[first : first + held]) for first in range(0, len(given), held)], sent)
+        local_experts = len(counts) // size
+        row_counts = self._counts(counts, rows.device)
+        sent = [sum(counts[first : first + local_experts]) for first in range(0, len(counts), local_experts)]
+        moved = RowCounts(
+            [sum(row_counts[first : first + local_experts]) for first in range(0, len(row_counts), local_experts)], sent
+        )
         came: torch.Tensor = _exchange(rows, self, moved)
-        repeats = torch.tensor(given, device=rows.device)
-        order = torch.arange(held, device=rows.device).repeat(size).repeat_interleave(repeats).argsort(stable=True)
-        made = compute(came.index_select(0, order), [sum(given[expert::held]) for expert in range(held)])
-        return _exchange(made.index_select(0, order.argsort()), self, moved.back)
+        repeats = torch.tensor(row_counts, device=rows.device)
+        order = (
+            torch.arange(local_experts, device=rows.device).repeat(size).repeat_interleave(repeats).argsort(stable=True)
+        )
+        outputs = compute(
+            came.index_select(0, order), [sum(row_counts[expert::local_experts]) for expert in range(local_experts)]
+        )
+        return _exchange(outputs.index_select(0, order.argsort()), self, moved.back)
 
     def _counts(self, counts: Sequence[int], device: torch.device) -> list[int]:
         """Return the number of rows that each rank has for each expert of this one, rank by rank."""
         sent = torch.tensor(counts, device=device)
         received, equal = torch.empty_like(sent), [len(counts) // len(self.ranks)] * len(self.ranks)
         self.all_to_all(received, sent, RowCounts(equal, equal))
-        given: list[int] = received.tolist()
-        return given
+        row_counts: list[int] = received.tolist()
+        return row_counts
 
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, rows: RowCounts) -> None:
         """Exchange rows with the group."""

@@ -36,7 +36,7 @@ class SharedExperts(PipelineStage):
     def share_out(self, group: ExpertGroup) -> None:
         """Reduce the experts to this rank's, on the meta device, and assign whole tensors to the ranks that keep
         them."""
-        self.group, self.kept = group, {}
+        self.group, self.whole_tensors = group, {}
         sizes = {name: value.numel() for name, value in self.named_parameters() if name not in self.duplicates}
         experts = {name: size for name, size in sizes.items() if self.in_parts(name)}
         others = {name: size for name, size in sizes.items() if name not in experts}
@@ -73,7 +73,7 @@ class SharedExperts(PipelineStage):
             return
         ((part, _),) = self.in_folder(name, value)  # experts are one tensor with the same layout
         if self.keepers[part] == self.group.rank:
-            self.kept[part] = value.to(parameter.device, torch.float32, copy=True)
+            self.whole_tensors[part] = value.to(parameter.device, torch.float32, copy=True)
 
 
 class ExpertStage(SharedExperts, ModelStage):
@@ -90,8 +90,8 @@ class ExpertStage(SharedExperts, ModelStage):
         return read(name, self._whole(name))
 
     def _whole(self, name: str) -> torch.Size:
-        held = self.get_parameter(name).shape
-        return torch.Size((held[0] * len(self.group.ranks), *held[1:])) if self.in_parts(name) else held
+        shape = self.get_parameter(name).shape
+        return torch.Size((shape[0] * len(self.group.ranks), *shape[1:])) if self.in_parts(name) else shape
 
 
 def sharing(group: ExpertGroup) -> Callable[[Any, range, int, Head], ModelStage]:

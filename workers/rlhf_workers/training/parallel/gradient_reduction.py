@@ -23,14 +23,14 @@ def sum_gradients(
     trained: Collection[str], layout: RankLayout, stages: Stages, optimizers: Optimizers, communicator: Communicator
 ) -> None:
     """Sum the gradients of the trained models, in place."""
-    for model, stage in layout.held:
+    for model, stage in layout.local_stages:
         if model in trained and not optimizers[model, stage].over_data:
             holders, by_experts = layout.holders(model, stage), layout.by_experts(model, stage)
             optimizers[model, stage].sum_copies(communicator, holders, by_experts)
             optimizers[model, stage].sum_parts(communicator)
     for model in trained:
         last = layout.stages(model) - 1
-        if last and any(held.sums_embedding for (name, _), held in stages.items() if name == model):
+        if last and any(stage.sums_embedding for (name, _), stage in stages.items() if name == model):
             _sum_embeddings(model, last, layout, stages, optimizers, communicator)
 
 

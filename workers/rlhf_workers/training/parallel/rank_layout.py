@@ -180,7 +180,7 @@ class RankLayout:
         return tuple(dict.fromkeys(pipeline.model for pipeline in self.table.pipelines))
 
     @cached_property
-    def held(self) -> tuple[tuple[str, int], ...]:
+    def local_stages(self) -> tuple[tuple[str, int], ...]:
         """(model, stage) of every stage on this rank, sorted."""
         return tuple(
             sorted(
@@ -269,7 +269,7 @@ class RankLayout:
             found += [tuple(range(first, first + size)) for first in range(0, self.world, size)]
         if self.expert > 1:
             ranks = [replace(self, rank=rank) for rank in range(self.world)]
-            found += [of.by_experts(*key) for of in ranks for key in of.held]
+            found += [of.by_experts(*key) for of in ranks for key in of.local_stages]
             found += [of.expert_group for of in ranks]
         if self.context > 1:
             found += [replace(self, rank=rank).context_group for rank in range(self.world)]
@@ -290,5 +290,8 @@ def _serial(pipelines: tuple[Pipeline, ...], counts: tuple[tuple[str, int], ...]
     the same."""
     wanted = dict(counts)
     return serial_table(
-        [one.model_copy(update={"microbatches": wanted.get(one.model, one.microbatches)}) for one in pipelines]
+        [
+            pipeline.model_copy(update={"microbatches": wanted.get(pipeline.model, pipeline.microbatches)})
+            for pipeline in pipelines
+        ]
     )

@@ -51,7 +51,7 @@ class ShardedStage(ModelStage):
     part: Part
     keepers: dict[str, int]
     """Parameter name -> the rank that keeps it whole."""
-    kept: dict[str, torch.Tensor]
+    whole_tensors: dict[str, torch.Tensor]
     """Whole parameters, float32, on this stage's device, as of the last gathering or loading."""
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -79,7 +79,7 @@ class ShardedStage(ModelStage):
         own: torch.Tensor = cast(Any, parameter).to_local()
         own.copy_(self.part.own(value))
         if self.keepers[name] == self.part.rank:
-            self.kept[name] = value.to(own.device, torch.float32, copy=True)
+            self.whole_tensors[name] = value.to(own.device, torch.float32, copy=True)
 
 
 def sharding(device: torch.device, compute: torch.dtype) -> Callable[[Any, range, int, Head], ModelStage]:
@@ -89,7 +89,7 @@ def sharding(device: torch.device, compute: torch.dtype) -> Callable[[Any, range
 
     def make(skeleton: Any, layers: range, stages_after: int, head: Head) -> ModelStage:
         stage = ShardedStage(skeleton, layers, stages_after, head)
-        stage.part, stage.kept = Part(dist.get_rank(), ranks), {}
+        stage.part, stage.whole_tensors = Part(dist.get_rank(), ranks), {}
         stage.keepers = near_equal_keepers({name: value.numel() for name, value in stage.named_parameters()}, ranks)
         policy = MixedPrecisionPolicy()
         if compute != torch.float32:

@@ -48,11 +48,11 @@ def equal_part(shape: torch.Size, dimension: int, rank: int, count: int) -> Tens
 
 def near_equal_keepers(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
     """Return name -> rank: each goes to the rank with the least so far."""
-    kept = [0] * ranks
+    loads = [0] * ranks
     result = {}
     for name, size in sizes.items():
-        result[name] = kept.index(min(kept))
-        kept[result[name]] += size
+        result[name] = loads.index(min(loads))
+        loads[result[name]] += size
     return result
 
 

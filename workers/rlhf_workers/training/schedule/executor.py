@@ -59,7 +59,7 @@ class TimedAction:
 
 
 @dataclass
-class _Kept:
+class _Saved:
     """Data of a forward step for its backward."""
 
     input: torch.Tensor
@@ -120,7 +120,7 @@ class _Run:
         """Start of the current computation, after its input arrived."""
         self._work, self._communicator = work, communicator
         self._first_rank, self._apart = places
-        self._kept: dict[Key, _Kept] = {}
+        self._saved: dict[Key, _Saved] = {}
         self._forward: dict[Key, torch.Tensor] = {}  # output of a stage, for the next one
         self._backward: dict[Key, torch.Tensor] = {}  # output of a stage, for the previous one
         self._coming: dict[tuple[str, Key], tuple[Action, Handle, torch.Tensor]] = {}
@@ -155,7 +155,7 @@ class _Run:
         """Wait for pending sends, after a check that every stored tensor was used."""
         for handle, _ in self._leaving:
             handle.wait()
-        left = [*self._kept, *self._forward, *self._backward, *(key for _, key in self._coming)]
+        left = [*self._saved, *self._forward, *self._backward, *(key for _, key in self._coming)]
         if left:
             raise ValueError(f"schedule row leaves work unfinished, such as (pipeline, stage, micro-batch) {left[0]}")
 
@@ -205,7 +205,7 @@ class _Run:
             hidden.requires_grad_()
         output = work.forward(stage, microbatch, hidden)
         if self._keep:
-            self._kept[key] = _Kept(hidden, output, embedded)
+            self._saved[key] = _Saved(hidden, output, embedded)
         if stage < work.stages - 1:
             self._forward[key] = output.detach()
 
@@ -219,39 +219,39 @@ class _Run:
         return received if received is not None else self._take(self._backward, source, action)
 
     def _do_backward(self, action: Action, key: Key) -> None:
-        kept = self._take(self._kept, key, action)
-        torch.autograd.backward(kept.output, self._output_gradient(action, key))
-        self._pass_back(key, kept)
-        self._finish_embedding(kept)
+        saved = self._take(self._saved, key, action)
+        torch.autograd.backward(saved.output, self._output_gradient(action, key))
+        self._pass_back(key, saved)
+        self._finish_embedding(saved)
 
     def _do_input_gradient(self, action: Action, key: Key) -> None:
-        kept = self._kept.get(key)
-        if kept is None or kept.output is None:
+        saved = self._saved.get(key)
+        if saved is None or saved.output is None:
             raise _missing(action)
         gradient = self._output_gradient(action, key)
         parameters = iter(self._work[action.pipeline].parameters(action.stage))
-        _, kept.groups = stage_backward_input(
-            [kept.output], None if gradient is None else [gradient], [kept.input], parameters
+        _, saved.groups = stage_backward_input(
+            [saved.output], None if gradient is None else [gradient], [saved.input], parameters
         )
-        kept.output = None
-        self._pass_back(key, kept)
+        saved.output = None
+        self._pass_back(key, saved)
 
     def _do_weight_gradient(self, action: Action, key: Key) -> None:
-        kept = self._take(self._kept, key, action)
-        if kept.groups is None:
+        saved = self._take(self._saved, key, action)
+        if saved.groups is None:
             raise _missing(action)
-        stage_backward_weight(iter(self._work[action.pipeline].parameters(action.stage)), kept.groups)
-        self._finish_embedding(kept)
+        stage_backward_weight(iter(self._work[action.pipeline].parameters(action.stage)), saved.groups)
+        self._finish_embedding(saved)
 
-    def _pass_back(self, key: Key, kept: _Kept) -> None:
+    def _pass_back(self, key: Key, saved: _Saved) -> None:
         if key[1] > 0:
-            assert kept.input.grad is not None
-            self._backward[key] = kept.input.grad
+            assert saved.input.grad is not None
+            self._backward[key] = saved.input.grad
 
     @staticmethod
-    def _finish_embedding(kept: _Kept) -> None:
-        if kept.embedded is not None and kept.embedded.requires_grad:
-            torch.autograd.backward(kept.embedded, kept.input.grad)
+    def _finish_embedding(saved: _Saved) -> None:
+        if saved.embedded is not None and saved.embedded.requires_grad:
+            torch.autograd.backward(saved.embedded, saved.input.grad)
 
     @staticmethod
     def _take(store: dict[Key, Any], key: Key, action: Action) -> Any:

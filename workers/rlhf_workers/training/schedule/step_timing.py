@@ -65,8 +65,8 @@ def made_up_batch(trainer: Trainer) -> TrainingBatch:
     vocabulary = min(int(stage.config.vocab_size) for stage in trainer.stages.values())
     tokens = (torch.arange(size * (prompt + response)) % vocabulary).view(size, prompt + response)
     wave = _wave((size, response))
-    given = (field for field in trainer.algorithm.context.graph.batch_fields if field.shape is Shape.PER_TOKEN)
-    fields = (*given, *trainer.algorithm.prepared)
+    sampled = (field for field in trainer.algorithm.context.graph.batch_fields if field.shape is Shape.PER_TOKEN)
+    fields = (*sampled, *trainer.algorithm.prepared)
     return TrainingBatch(
         prompts=tuple(row[:prompt] for row in tokens),
         responses=tokens[:, prompt:].contiguous(),
@@ -98,10 +98,10 @@ def _wave(shape: Sequence[int]) -> torch.Tensor:
 def _room(trainer: Trainer) -> int:
     if trainer.device.type != "cuda":
         return 0
-    known = device_sharers(
+    sharers = device_sharers(
         trainer.device
     )  # of all groups; in a cluster only ranks report with which ranks they share a GPU
-    beside = 1 if known > 1 else trainer.communicator.transport.sharers
+    beside = 1 if sharers > 1 else trainer.communicator.transport.sharers
     return int(ROOM_SHARE * free_memory(trainer.device)) // beside
 
 
@@ -113,7 +113,7 @@ def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
     done: set[tuple[str, int]] = set()
     trainer.barrier()
     for index, pipeline in enumerate(trainer.layout.table.pipelines):
-        for stage in work[index].held if index in work else ():
+        for stage in work[index].local_stages if index in work else ():
             if (pipeline.model, stage) in done or not trainer.layout.runs(index, stage):
                 continue
             done.add((pipeline.model, stage))
@@ -221,17 +221,17 @@ class Arrived:
 
 @dataclass
 class _SavedBytes:
-    """Counts bytes that forward steps keep for their backward, each storage once, without the `known` ones
+    """Counts bytes that forward steps keep for their backward, each storage once, without the `counted` ones
     (weights)."""
 
-    known: set[int]
+    counted: set[int]
     total: int = 0
     _kept: list[Any] = field(default_factory=list)  # keeps storages alive, so that no address is reused
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self.known:
-            self.known.add(storage.data_ptr())
+        if storage.data_ptr() not in self.counted:
+            self.counted.add(storage.data_ptr())
             self._kept.append(storage)
             self.total += storage.nbytes()
         return tensor

@@ -79,10 +79,10 @@ def share(stage: PipelineStage, folder: str, trunk: Trunk) -> None:
     for name, parameter in list(stage.named_parameters()):
         if parameter.requires_grad:
             continue
-        held = trunk.setdefault((folder, name), parameter)
-        if held is not parameter:
+        shared = trunk.setdefault((folder, name), parameter)
+        if shared is not parameter:
             module, _, last = name.rpartition(".")
-            setattr(stage.get_submodule(module), last, held)
+            setattr(stage.get_submodule(module), last, shared)
 
 
 def load(stage: PipelineStage, folder: Path, settings: Lora, field: str) -> None:

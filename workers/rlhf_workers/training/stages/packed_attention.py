@@ -62,12 +62,12 @@ def in_parts(attend: Any, parts: Parts) -> Any:
     return attention
 
 
-def _samples(given: Part, arguments: dict[str, Any]) -> Iterator[Part]:
+def _samples(part: Part, arguments: dict[str, Any]) -> Iterator[Part]:
     """Yield the samples of a packed row; the whole input if no lengths are given."""
-    query, key, value, mask = given
+    query, key, value, mask = part
     lengths = arguments.pop(PACKED, None)
     if lengths is None:
-        yield given
+        yield part
         return
     # A mask depends only on the distance, so that of a shorter sample is a corner of the longest one's.
     masks = [None if mask is None else mask[..., :length, :length] for length in lengths]

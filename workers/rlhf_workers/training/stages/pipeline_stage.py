@@ -56,7 +56,7 @@ class PipelineStage(nn.Module, ABC):
     """Replicated parameters whose gradient on a rank covers only its own heads."""
     keepers: Mapping[str, int]
     """For a stage in parts: name of a whole tensor -> number of the rank that keeps it for readers."""
-    kept: dict[str, torch.Tensor]
+    whole_tensors: dict[str, torch.Tensor]
     """Whole tensors that this rank keeps, float32, on the stage's device, as of the last gathering or loading."""
     saved_type: torch.dtype = torch.float32
     """Number type of the model's weights in checkpoints."""

@@ -26,7 +26,7 @@ class StageWork:
     def __init__(
         self,
         stages: int,
-        held: Mapping[int, PipelineStage],
+        local_stages: Mapping[int, PipelineStage],
         microbatches: Sequence[MicroBatch],
         ending: Ending,
         compute: torch.dtype,
@@ -34,8 +34,8 @@ class StageWork:
     ) -> None:
         """`notes` receive the outputs of the last stage."""
         self.stages, self._notes = stages, notes
-        self.held, self._microbatches, self._ending, self._compute = held, microbatches, ending, compute
-        self._any_stage = next(iter(held.values()))
+        self.local_stages, self._microbatches, self._ending, self._compute = local_stages, microbatches, ending, compute
+        self._any_stage = next(iter(local_stages.values()))
         self._hidden_size: int = self._any_stage.config.hidden_size
 
     def like_hidden(self, microbatch: int) -> torch.Tensor:
@@ -44,10 +44,10 @@ class StageWork:
         return torch.empty(len(tokens), length, self._hidden_size, device=tokens.device)
 
     def embed(self, microbatch: int) -> torch.Tensor:
-        return self.held[0].embed(self._microbatches[microbatch].tokens)
+        return self.local_stages[0].embed(self._microbatches[microbatch].tokens)
 
     def forward(self, stage: int, microbatch: int, hidden: torch.Tensor) -> torch.Tensor:
-        module, of = self.held[stage], self._microbatches[microbatch]
+        module, of = self.local_stages[stage], self._microbatches[microbatch]
         with casting(hidden.device, self._compute):
             output: torch.Tensor = module(hidden, of.packed, of.cut)
             if stage == self.stages - 1:
@@ -58,7 +58,7 @@ class StageWork:
         return output.float()
 
     def parameters(self, stage: int) -> list[torch.nn.Parameter]:
-        return [parameter for parameter in self.held[stage].parameters() if parameter.requires_grad]
+        return [parameter for parameter in self.local_stages[stage].parameters() if parameter.requires_grad]
 
 
 def mini_batch_work(
@@ -74,18 +74,18 @@ def mini_batch_work(
 
     `cell` makes the micro-batch of some samples; models with the same samples in one share it.
     """
-    made: dict[tuple[int, ...], MicroBatch] = {}
+    by_samples: dict[tuple[int, ...], MicroBatch] = {}
     work = {}
     for index, pipeline in enumerate(layout.table.pipelines):
         model = pipeline.model
-        held = {stage: stages[name, stage] for name, stage in stages if name == model}
-        if not held or model not in endings:
+        own_stages = {stage: stages[name, stage] for name, stage in stages if name == model}
+        if not own_stages or model not in endings:
             continue
         microbatches = []
         for chosen in plan.splits[model][layout.replica(index)]:
-            if tuple(chosen) not in made:
-                made[tuple(chosen)] = cell(chosen)
-            microbatches.append(made[tuple(chosen)])
+            if tuple(chosen) not in by_samples:
+                by_samples[tuple(chosen)] = cell(chosen)
+            microbatches.append(by_samples[tuple(chosen)])
         seen_by = notes.get(model, ())
-        work[index] = StageWork(len(pipeline.stage_ranks), held, microbatches, endings[model], compute, seen_by)
+        work[index] = StageWork(len(pipeline.stage_ranks), own_stages, microbatches, endings[model], compute, seen_by)
     return work
