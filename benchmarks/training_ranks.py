@@ -19,10 +19,12 @@ import numpy as np
 import torch
 from benchmarks import fused_training
 from benchmarks.fused_training import run_measure, take_core
-from benchmarks.training import FIELDS, sample_of
 
+from rlhf_api.algorithms import full_graph
+from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.job import RLHFJob
 from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import pack
 from rlhf_common.schedule import ScheduleTable
 from rlhf_planner.schedule.methods import opposite
 from rlhf_planner.schedule.serial import serial_table
@@ -31,6 +33,7 @@ from rlhf_workers.training.batches.training_batch import TrainingBatch, batch_fr
 from rlhf_workers.training.trainer import Trainer
 
 MODELS: Final = ("actor", "critic")
+FIELDS: Final = (SAMPLED_FIELD, *full_graph("ppo").scored_fields)
 LOADS: Final = {"torch": torch_backend.load_stage, "megatron": megatron_backend.load_stage}
 WAIT_SECONDS: Final = 300.0
 """Time-out for ranks to join, and for each request."""
@@ -72,6 +75,18 @@ def job_of(folder: Path, options: argparse.Namespace, layout: Layout) -> RLHFJob
         "optimizer": {"learningRate": STILL, "criticLearningRate": STILL, "weightDecay": 0.0},
     }
     return fused_training.job_of(folder, options, options.microbatches, training)
+
+
+def sample_of(rng: np.random.Generator, index: int, prompt: int, response: int) -> pb.TrainSample:
+    """Return a random sample of PPO with so many tokens."""
+    fields = {name: rng.normal(-1, 0.1, 1 if name == "reward" else response) for name in FIELDS}
+    return pb.TrainSample(
+        sample=index,
+        group=index,
+        prompt=pack(rng.integers(3, fused_training.VOCABULARY, prompt).astype(np.int32)),
+        response=pack(rng.integers(3, fused_training.VOCABULARY, response).astype(np.int32)),
+        fields={name: pack(value.astype(np.float32)) for name, value in fields.items()},
+    )
 
 
 def batch_of(options: argparse.Namespace) -> TrainingBatch:
