@@ -31,6 +31,8 @@ def document(dashboard: Dashboard) -> str:
             variable.pop(name, None)  # for intervals; the library writes it for all
     for panel in built["panels"]:
         panel.get("options", {}).pop("footer", None)  # for tables; Grafana 13 has dropped it, and no panel used it
+        for name in ("transparent", "repeatDirection"):
+            panel.pop(name, None)  # defaults of Grafana; no panel is transparent or repeated
     built["annotations"] = {"list": [annotation_json(each) for each in annotations(dashboard)]}
     return json.dumps(built, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
