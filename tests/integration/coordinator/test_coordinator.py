@@ -315,12 +315,12 @@ async def test_metrics_are_served(jobs: list[Coordinated], tmp_path: Path) -> No
     text = (await asyncio.to_thread(urllib.request.urlopen, f"http://{address}/metrics")).read().decode()
     endpoint.close()
     pace.tokens_per_tick = 8
-    assert 'rlhf_iteration 1.0' in text
+    assert "rlhf_iteration 1.0" in text
     assert 'rlhf_phase{phase="Training"}' in text
     assert 'rlhf_iteration_metric{name="reward"}' in text
     assert 'rlhf_phase_seconds_total{phase="Generating"}' in text
-    assert 'rlhf_unfinished_samples' in text
-    assert 'rlhf_fusion_threshold 0.0' in text
+    assert "rlhf_unfinished_samples" in text
+    assert "rlhf_fusion_threshold 0.0" in text
     assert 'rlhf_migrated_samples_total{by="kv"} 0.0' in text
     await coordinated.outcome()
     await workers.end()
