@@ -57,7 +57,7 @@ class Kills:
 
 @dataclass
 class Ended:
-    """The end of a run, with its kills. As text: the kills, and the end of its output."""
+    """The end of a run, with its kills. Its text is the kills and the end of the output."""
 
     run_dir: Path
     code: int = -1
