@@ -10,7 +10,6 @@ which all workers wait for it.
 import argparse
 import asyncio
 import json
-import os
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.process_tree import cpu_seconds
 from tests.support.coordinator.coordinated import write_files
 from tests.support.coordinator.coordinator_process import CoordinatorProcess
 from tests.support.coordinator.simulated_rank import Pace
@@ -26,16 +26,9 @@ from tests.support.coordinator.simulated_worker import crew
 
 from rlhf_common.names import Group
 
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 FLOOD = Pace(tick_seconds=0.05, tokens_per_tick=10_000, train_seconds=0.0, progress_seconds=1e9)
 PACED = Pace(tick_seconds=0.5, tokens_per_tick=16, train_seconds=1.0, progress_seconds=4.0)
 """32 tokens per second and sample; progress at the interval that the coordinator sets for 256 workers."""
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the user and system time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
 
 
 async def measure(arguments: argparse.Namespace, pace: Pace, tokens: int, iterations: int) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from tokenizers import Tokenizer, models
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.coordinator import cpu_seconds
+from benchmarks.process_tree import cpu_seconds
 from tests.support.coordinator.scripted_coordinator import ScriptedCoordinator, ScriptedSession, worker_process
 
 from rlhf_common import control_pb2 as pb

@@ -1,4 +1,4 @@
-"""Processor time of a process and its descendants, sampled from outside while it runs.
+"""Processor time of a process, and of a process with its descendants, sampled from outside while it runs.
 
 Rule: reads only /proc, so that the measured processes are not disturbed. A finished child counts with the time
 credited to its parent. If its parent did not wait for it, its time is lost.
@@ -55,6 +55,12 @@ class ProcessorTime:
             spent = max(seconds_of_tree(self._pid), self._spent[-1])
             self._times.append(time.time_ns())
             self._spent.append(spent)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the user and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
 
 
 def seconds_of_tree(pid: int) -> float:

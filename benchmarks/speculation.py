@@ -43,7 +43,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.known_responses import KnownResponses
 from benchmarks.paced_worker import Pacer, StepPace, pace_workers
-from benchmarks.timed_decoding import DecodingTime, decode
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import DRAFTERS
@@ -56,6 +55,9 @@ from rlhf_workers.generation.torch_engine.buckets import pass_widths
 from rlhf_workers.generation.torch_engine.build import build_engine
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.models.loading import load_tokenizer
+
+Responses = dict[int, list[int]]
+"""Sample -> tokens."""
 
 CPU: Final = torch.device("cpu")
 VOCABULARY: Final = 256
@@ -74,6 +76,13 @@ class Bench(NamedTuple):
     tokenizer: Any
     job: RLHFJob
     prompts: list[TokenArray]
+
+
+class DecodingTime(NamedTuple):
+    """Time of decoding the samples."""
+
+    seconds: float
+    cpu_seconds: float
 
 
 def write_policy(folder: Path, layers: int) -> None:
@@ -135,6 +144,22 @@ def speculator(bench: Bench, drafters: Sequence[Drafter], length: int, *, fixed:
     most = bench.engine.limits.max_batch_size * (length + 1)
     widths = pass_widths(most, tiled=bench.engine.deterministic, static=False)
     return Speculator(drafters, mode="Fixed" if fixed else "Auto", longest=length, widths=widths)
+
+
+def decode(
+    engine: TorchEngine, samples: Sequence[SampleRequest], wanted: Responses | None
+) -> tuple[Responses, DecodingTime]:
+    """Return the responses and the time. Raises SystemExit unless the responses are `wanted`."""
+    responses: Responses = {}
+    began, cpu = time.perf_counter(), time.process_time()
+    engine.submit(samples)
+    while engine.in_flight:
+        for response in engine.step().finished:
+            responses[response.key.sample] = response.tokens.tolist()
+    taken = DecodingTime(time.perf_counter() - began, time.process_time() - cpu)
+    if wanted is not None and responses != wanted:
+        raise SystemExit("drafts changed a token")
+    return responses, taken
 
 
 def compare(bench: Bench, acceptance: float | None, batch: int, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -30,6 +30,7 @@ import signal
 import socket
 import statistics
 import tempfile
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -43,18 +44,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.fused_training import costs_of, tables_for, write_model
-from benchmarks.training_ranks import MODELS, WAIT_SECONDS, Layout, Rank, job_of, serve
+import transformers
+from benchmarks.training_ranks import MODELS, VOCABULARY, WAIT_SECONDS, Layout, Rank, job_of, serve
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from rlhf_common import control_pb2 as pb
 from rlhf_common.schedule import ScheduleTable
 from rlhf_planner.device_memory import ModelSize, training
-from rlhf_planner.schedule.candidate_tables import forecast
-from rlhf_planner.schedule.methods import opposite
+from rlhf_planner.schedule.candidate_tables import StageCost, coarse, exact_instance, forecast, search_options, table_of
+from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT, opposite
+from rlhf_planner.schedule.report import solution_json
 from rlhf_planner.schedule.serial import METHOD as SERIAL
 from rlhf_planner.schedule.serial import serial_table
+from rlhf_planner.schedule.solve import solve
 from rlhf_workers.training.parallel.tensor_parts import ENDINGS
 from rlhf_workers.training.stages.pipeline_stage import VALUE_HEAD
 
@@ -90,6 +93,21 @@ def layouts(ranks: int) -> list[Layout]:
     return [Layout("torch"), *many]
 
 
+def write_model(folder: Path, hidden: int, layers: int, seed: int) -> Path:
+    """Write a random Llama."""
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+    )
+    torch.manual_seed(seed)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return folder
+
+
 def write_models(folder: Path, options: argparse.Namespace) -> None:
     """Write an actor, and a critic whose value head is not zero as in a new one, which would give no gradient."""
     write_model(folder / "actor", options.hidden, options.layers, options.seed)
@@ -99,6 +117,44 @@ def write_models(folder: Path, options: argparse.Namespace) -> None:
     generator = torch.Generator().manual_seed(options.seed)
     tensors[VALUE_HEAD] = 0.02 * torch.randn(1, options.critic_hidden, generator=generator)
     save_file(tensors, file, {"format": "pt"})
+
+
+# ---------------------------------------------------------------- schedules
+
+
+def costs_of(results: list[pb.MeasureResult]) -> tuple[dict[tuple[str, int], StageCost], dict[tuple[int, int], float]]:
+    """Return the shortest of all measurements of each step of a stage."""
+    times: dict[tuple[str, int], list[StageCost]] = {}
+    for result in results:
+        for stage in result.stages:
+            cost = StageCost(
+                stage.forward,
+                stage.backward,
+                stage.input_gradient,
+                stage.weight_gradient,
+                float(stage.activation_bytes),
+            )
+            times.setdefault((stage.model, stage.stage), []).append(cost)
+    names = ("forward", "backward", "input_gradient", "weight_gradient", "activation")
+    costs = {
+        key: StageCost(*(min(getattr(cost, name) for cost in found) for name in names)) for key, found in times.items()
+    }
+    transfers = {(edge.rank, edge.peer): edge.seconds for result in results for edge in result.transfers}
+    return costs, transfers
+
+
+def tables_for(
+    pipeline: int, microbatches: int, search_seconds: float, stages: list[pb.MeasureResult]
+) -> list[ScheduleTable]:
+    """Return the serial, fused and fused-split tables."""
+    costs, transfers = costs_of(stages)
+    pipes = opposite(MODELS, pipeline, microbatches)
+    tables = [serial_table(pipes)]
+    for method in (FUSED, FUSED_SPLIT):
+        asked = coarse(exact_instance(pipes, costs, transfers, method == FUSED_SPLIT))
+        solution = solve(asked, search_options(method, search_seconds), time.monotonic)
+        tables.append(table_of(asked, pipes, solution_json(solution), method))
+    return tables
 
 
 # ---------------------------------------------------------------- groups of ranks
@@ -178,8 +234,8 @@ class LayoutRanks:
         self.memory = self.all("memory")
         self.stages = self.before = self.measured()
         if self.layout.pipeline > 1:
-            asked = argparse.Namespace(pipeline=self.layout.pipeline, search_seconds=options.search_seconds)
-            self.tables = {table.method: table for table in tables_for(asked, count, self.stages)}
+            tables = tables_for(self.layout.pipeline, count, options.search_seconds, self.stages)
+            self.tables = {table.method: table for table in tables}
 
     def step(self, method: str) -> dict[str, float]:
         answers: list[dict[str, float]] = self.all("step", self.tables[method].model_dump_json())

@@ -17,21 +17,24 @@ from typing import Final
 
 import numpy as np
 import torch
-from benchmarks import fused_training
-from benchmarks.fused_training import run_measure, take_core
-from benchmarks.training import FIELDS, sample_of
 
+from rlhf_api.algorithms import full_graph
+from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.job import RLHFJob
 from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import pack
 from rlhf_common.schedule import ScheduleTable
 from rlhf_planner.schedule.methods import opposite
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.training.backends import megatron_backend, torch_backend
 from rlhf_workers.training.batches.training_batch import TrainingBatch, batch_from
+from rlhf_workers.training.schedule.step_timing import measure
 from rlhf_workers.training.trainer import Trainer
 
 MODELS: Final = ("actor", "critic")
+FIELDS: Final = (SAMPLED_FIELD, *full_graph("ppo").scored_fields)
 LOADS: Final = {"torch": torch_backend.load_stage, "megatron": megatron_backend.load_stage}
+VOCABULARY: Final = 512
 WAIT_SECONDS: Final = 300.0
 """Time-out for ranks to join, and for each request."""
 STILL: Final = 1e-11
@@ -71,7 +74,37 @@ def job_of(folder: Path, options: argparse.Namespace, layout: Layout) -> RLHFJob
         "parallelism": {name: getattr(layout, name) for name in SIZES} | {"shardOptimizer": layout.shard_optimizer},
         "optimizer": {"learningRate": STILL, "criticLearningRate": STILL, "weightDecay": 0.0},
     }
-    return fused_training.job_of(folder, options, options.microbatches, training)
+    batch = options.micro_batch * options.microbatches
+    spec = {
+        "algorithm": {"ppo": {"miniBatchSize": batch}},
+        "models": {
+            "actor": {"path": str(folder / "actor")},
+            "critic": {"path": str(folder / "critic")},
+            "reward": {"function": {"module": "none"}},
+        },
+        "prompts": {"path": "none"},
+        # Synthetic samples are half as long as the job's maximum.
+        "rollout": {
+            "batchSize": batch,
+            "maxPromptTokens": 2 * options.prompt,
+            "maxResponseTokens": 2 * options.response,
+        },
+        "training": {"microBatchSize": options.micro_batch, **training},
+    }
+    body = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "benchmark"}, "spec": spec}
+    return RLHFJob.model_validate(body)
+
+
+def sample_of(rng: np.random.Generator, index: int, prompt: int, response: int) -> pb.TrainSample:
+    """Return a random sample of PPO with so many tokens."""
+    fields = {name: rng.normal(-1, 0.1, 1 if name == "reward" else response) for name in FIELDS}
+    return pb.TrainSample(
+        sample=index,
+        group=index,
+        prompt=pack(rng.integers(3, VOCABULARY, prompt).astype(np.int32)),
+        response=pack(rng.integers(3, VOCABULARY, response).astype(np.int32)),
+        fields={name: pack(value.astype(np.float32)) for name, value in fields.items()},
+    )
 
 
 def batch_of(options: argparse.Namespace) -> TrainingBatch:
@@ -80,6 +113,23 @@ def batch_of(options: argparse.Namespace) -> TrainingBatch:
     count = options.micro_batch * options.microbatches
     samples = [sample_of(rng, index, options.prompt, options.response) for index in range(count)]
     return batch_from(samples, len(samples), FIELDS)
+
+
+def take_core(rank: int, ranks: int) -> None:
+    """Pin this process to its own core if there are enough for all ranks."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) >= ranks:
+        os.sched_setaffinity(0, {cores[rank]})
+
+
+def run_measure(trainer: Trainer, command: pb.Measure) -> pb.MeasureResult:
+    steps = measure(trainer, command)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as finished:
+            result: pb.MeasureResult = finished.value
+            return result
 
 
 class Rank:

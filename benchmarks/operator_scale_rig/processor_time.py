@@ -6,13 +6,12 @@ and fake nodes share the cores, so the time of one delays the others.
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
+from benchmarks.process_tree import TICKS_A_SECOND, cpu_seconds
 from tests.cluster import Cluster
 
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 OWN = {
     "kube-apiserver": "api_server",
     "etcd": "etcd",
@@ -23,12 +22,6 @@ OWN = {
 """Content of /proc/PID/comm, which the kernel truncates -> name in the results."""
 
 
-def seconds_of(pid: int) -> float:
-    """Return the processor time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
-
-
 def seconds(cluster: Cluster, operator: int | None) -> dict[str, float]:
     """Return processor time so far, by name; `client` is this process, `machine` all processes."""
     supervisor = cluster.component("kube-apiserver").supervisor.pid
@@ -36,9 +29,9 @@ def seconds(cluster: Cluster, operator: int | None) -> dict[str, float]:
     for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split():
         name = Path(f"/proc/{pid}/comm").read_text().strip()
         if name in OWN:
-            result[OWN[name]] = seconds_of(int(pid))
+            result[OWN[name]] = cpu_seconds(int(pid))
     if operator is not None:
-        result["operator"] = seconds_of(operator)
+        result["operator"] = cpu_seconds(operator)
     return result
 
 

@@ -24,6 +24,7 @@ from benchmarks.operator_scale_rig import processor_time
 from benchmarks.operator_scale_rig.bare_client import BareClient
 from benchmarks.operator_scale_rig.jobs import ROOT, job, objects
 from benchmarks.operator_scale_rig.progress import Progress
+from benchmarks.process_tree import cpu_seconds
 from tests.cluster import Cluster
 from tests.cluster.kwok import TAINT
 from tests.cluster.operator_process import OperatorProcess
@@ -188,7 +189,7 @@ class Rig:
 
     def spent(self) -> Spent:
         """Return the operator's time so far."""
-        return Spent(time.perf_counter(), processor_time.seconds_of(self.operator.pid))
+        return Spent(time.perf_counter(), cpu_seconds(self.operator.pid))
 
     def used(self) -> dict[str, float]:
         """Return the processor time so far, by process."""

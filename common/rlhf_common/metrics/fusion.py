@@ -7,22 +7,19 @@ from functools import partial
 from typing import Final
 
 from rlhf_common.metrics import buckets, labels
-from rlhf_common.metrics.metric import Metric, MetricKind, Server, Unit
+from rlhf_common.metrics.metric import Unit, coordinator_counter, coordinator_gauge, coordinator_histogram
 
 _NONE: Final = "no iteration is finished, or none in which fusion was possible"
-_gauge = partial(Metric, kind=MetricKind.GAUGE, servers=(Server.COORDINATOR,))
-_last = partial(_gauge, absent=_NONE)
-_counter = partial(Metric, kind=MetricKind.COUNTER, servers=(Server.COORDINATOR,))
-_histogram = partial(Metric, kind=MetricKind.HISTOGRAM, servers=(Server.COORDINATOR,))
+_last = partial(coordinator_gauge, absent=_NONE)
 
-THRESHOLD: Final = _gauge(
+THRESHOLD: Final = coordinator_gauge(
     "rlhf_fusion_threshold",
     unit=Unit.SAMPLES,
     meaning="Unfinished samples at which the tail moves to the pool in this iteration; 0 without fusion.",
     source="the plan of the iteration in progress",
     normal="a tenth to a third of the batch",
 )
-POOL: Final = _gauge(
+POOL: Final = coordinator_gauge(
     "rlhf_fusion_pool",
     unit=Unit.STATE,
     meaning="1 for a worker of the migration pool.",
@@ -31,14 +28,14 @@ POOL: Final = _gauge(
     labels=(labels.WORKER,),
     absent="the worker is not in the pool",
 )
-POOL_WORKERS: Final = _gauge(
+POOL_WORKERS: Final = coordinator_gauge(
     "rlhf_fusion_pool_workers",
     unit=Unit.NUMBER,
     meaning="Workers that are to keep the tail in this iteration; 0 without fusion.",
     source="the plan of the iteration in progress",
     normal="a quarter to a half of the generation workers",
 )
-RELEASED: Final = _gauge(
+RELEASED: Final = coordinator_gauge(
     "rlhf_fusion_released",
     unit=Unit.STATE,
     meaning="1 for a generation worker that scores.",
@@ -47,7 +44,7 @@ RELEASED: Final = _gauge(
     labels=(labels.WORKER,),
     absent="the worker is not released",
 )
-PREDICTED: Final = _gauge(
+PREDICTED: Final = coordinator_gauge(
     "rlhf_fusion_predicted_seconds",
     unit=Unit.SECONDS,
     meaning="Predicted time of generation and inference of the iteration in progress, with and without fusion.",
@@ -137,7 +134,7 @@ LENGTH_DRIFT: Final = _last(
     normal="below 0.2; above it predictions lag behind",
     run_metric="fusion/length_drift",
 )
-MIGRATED: Final = _counter(
+MIGRATED: Final = coordinator_counter(
     "rlhf_migrated_samples_total",
     unit=Unit.SAMPLES,
     meaning="Samples moved between workers, with their KV cache or by their tokens alone.",
@@ -145,21 +142,21 @@ MIGRATED: Final = _counter(
     normal="at most the threshold an iteration, mostly by kv",
     labels=(labels.MOVED_BY,),
 )
-MIGRATED_BYTES: Final = _counter(
+MIGRATED_BYTES: Final = coordinator_counter(
     "rlhf_migrated_bytes_total",
     unit=Unit.BYTES,
     meaning="KV cache moved between workers.",
     source="answers to moves, since the coordinator started",
     normal="samples moved by kv times their context",
 )
-MIGRATION_FAILURES: Final = _counter(
+MIGRATION_FAILURES: Final = coordinator_counter(
     "rlhf_migration_failures_total",
     unit=Unit.SAMPLES,
     meaning="Samples that were to move with their KV cache and stayed where they were.",
     source="answers to moves, since the coordinator started; the event migration-failed says why",
     normal="a few, of samples that finished meanwhile; far below rlhf_migrated_samples_total",
 )
-MIGRATION_SECONDS: Final = _histogram(
+MIGRATION_SECONDS: Final = coordinator_histogram(
     "rlhf_migration_seconds",
     unit=Unit.SECONDS,
     meaning="From the first part of a sample's KV cache to the destination's answer.",
@@ -167,7 +164,7 @@ MIGRATION_SECONDS: Final = _histogram(
     normal="the bytes over the speed of the link",
     buckets=buckets.MOVE_SECONDS,
 )
-MIGRATION_PAUSED: Final = _histogram(
+MIGRATION_PAUSED: Final = coordinator_histogram(
     "rlhf_migration_paused_seconds",
     unit=Unit.SECONDS,
     meaning="Time in which neither worker decoded a sample that moved with its KV cache.",

@@ -3,40 +3,35 @@
 Rule: no label names the job; the scrape adds it. Counters start again with the coordinator's process.
 """
 
-from functools import partial
 from typing import Final
 
 from rlhf_common.metrics import buckets, labels
-from rlhf_common.metrics.metric import Metric, MetricKind, Server, Unit
-
-_gauge = partial(Metric, kind=MetricKind.GAUGE, servers=(Server.COORDINATOR,))
-_counter = partial(Metric, kind=MetricKind.COUNTER, servers=(Server.COORDINATOR,))
-_histogram = partial(Metric, kind=MetricKind.HISTOGRAM, servers=(Server.COORDINATOR,))
+from rlhf_common.metrics.metric import Unit, coordinator_counter, coordinator_gauge, coordinator_histogram
 
 # ---------------------------------------------------------------- iterations and phases
 
-ITERATION: Final = _gauge(
+ITERATION: Final = coordinator_gauge(
     "rlhf_iteration",
     unit=Unit.NUMBER,
     meaning="Iteration in progress, from 0.",
     source="the ledger",
     normal="rises until rlhf_iterations - 1",
 )
-ITERATIONS: Final = _gauge(
+ITERATIONS: Final = coordinator_gauge(
     "rlhf_iterations",
     unit=Unit.NUMBER,
     meaning="Iterations that the job is to train.",
     source="spec.iterations",
     normal="constant, or as the user changes it",
 )
-STARTED: Final = _gauge(
+STARTED: Final = coordinator_gauge(
     "rlhf_started_timestamp_seconds",
     unit=Unit.TIMESTAMP,
     meaning="When the job's first coordinator started.",
     source="the journal",
     normal="constant",
 )
-ITERATION_SECONDS: Final = _histogram(
+ITERATION_SECONDS: Final = coordinator_histogram(
     "rlhf_iteration_seconds",
     unit=Unit.SECONDS,
     meaning="Time of a whole iteration.",
@@ -44,7 +39,7 @@ ITERATION_SECONDS: Final = _histogram(
     normal="steady; longer as responses get longer",
     buckets=buckets.ITERATION_SECONDS,
 )
-PHASE: Final = _gauge(
+PHASE: Final = coordinator_gauge(
     "rlhf_phase",
     unit=Unit.STATE,
     meaning="1 for the phase the coordinator is in, 0 for the others.",
@@ -52,14 +47,14 @@ PHASE: Final = _gauge(
     normal="Generating, Scoring, Training and Publishing in turn",
     labels=(labels.PHASE,),
 )
-PHASE_SINCE: Final = _gauge(
+PHASE_SINCE: Final = coordinator_gauge(
     "rlhf_phase_since_timestamp_seconds",
     unit=Unit.TIMESTAMP,
     meaning="When the coordinator entered the phase it is in.",
     source="the loop",
     normal="at most an iteration ago",
 )
-PHASE_SECONDS: Final = _counter(
+PHASE_SECONDS: Final = coordinator_counter(
     "rlhf_phase_seconds_total",
     unit=Unit.SECONDS,
     meaning="Time spent by phase, the one in progress included.",
@@ -68,21 +63,21 @@ PHASE_SECONDS: Final = _counter(
     labels=(labels.PHASE,),
     absent="the coordinator was never in this phase",
 )
-LAST_PROGRESS: Final = _gauge(
+LAST_PROGRESS: Final = coordinator_gauge(
     "rlhf_last_progress_timestamp_seconds",
     unit=Unit.TIMESTAMP,
     meaning="When a token, a score, a finished optimizer batch, a loaded version or a checkpoint last came in.",
     source="results of workers; the coordinator's start before there was any",
     normal="seconds ago; minutes in a long optimizer batch",
 )
-RECOVERIES: Final = _counter(
+RECOVERIES: Final = coordinator_counter(
     "rlhf_recoveries_total",
     unit=Unit.NUMBER,
     meaning="Times the job entered the phase Recovering.",
     source="the loop, since the coordinator started",
     normal="0, and one for each lost training rank",
 )
-COORDINATOR_EPOCH: Final = _gauge(
+COORDINATOR_EPOCH: Final = coordinator_gauge(
     "rlhf_coordinator_epoch",
     unit=Unit.NUMBER,
     meaning="Starts of the job's coordinator.",
@@ -92,7 +87,7 @@ COORDINATOR_EPOCH: Final = _gauge(
 
 # ---------------------------------------------------------------- where time and GPUs go
 
-STAGE_LAST: Final = _gauge(
+STAGE_LAST: Final = coordinator_gauge(
     "rlhf_iteration_stage_seconds",
     unit=Unit.SECONDS,
     meaning="Where the time of the last finished iteration went; the stages add up to rlhf_iteration_last_seconds.",
@@ -103,7 +98,7 @@ STAGE_LAST: Final = _gauge(
     absent="no iteration is finished",
     run_metric="stage/{stage}",
 )
-STAGE_SECONDS: Final = _counter(
+STAGE_SECONDS: Final = coordinator_counter(
     "rlhf_stage_seconds_total",
     unit=Unit.SECONDS,
     meaning="Time by stage of the iteration since the coordinator started, the one in progress included.",
@@ -111,7 +106,7 @@ STAGE_SECONDS: Final = _counter(
     normal="generation the largest, then training; wait near 0",
     labels=(labels.STAGE,),
 )
-GPUS: Final = _gauge(
+GPUS: Final = coordinator_gauge(
     "rlhf_gpus",
     unit=Unit.NUMBER,
     meaning="GPUs of connected workers by group; a worker without a GPU counts as one.",
@@ -119,7 +114,7 @@ GPUS: Final = _gauge(
     normal="constant but for resizing",
     labels=(labels.GROUP,),
 )
-GPU_BUSY: Final = _counter(
+GPU_BUSY: Final = coordinator_counter(
     "rlhf_gpu_busy_seconds_total",
     unit=Unit.SECONDS,
     meaning="GPU seconds in which workers of a group computed.",
@@ -127,7 +122,7 @@ GPU_BUSY: Final = _counter(
     normal="generation above 70% of its GPU seconds; training as its share of the iteration",
     labels=(labels.GROUP,),
 )
-GPU_IDLE: Final = _counter(
+GPU_IDLE: Final = coordinator_counter(
     "rlhf_gpu_idle_seconds_total",
     unit=Unit.SECONDS,
     meaning="GPU seconds in which workers of a group computed nothing, by cause.",
@@ -138,7 +133,7 @@ GPU_IDLE: Final = _counter(
     labels=(labels.GROUP, labels.CAUSE),
     absent="nothing was idle for this cause",
 )
-WORKER_IDLE: Final = _gauge(
+WORKER_IDLE: Final = coordinator_gauge(
     "rlhf_worker_idle_share",
     unit=Unit.RATIO,
     meaning="Share of generation and inference, 0 to 1, in which a worker neither decoded nor scored.",

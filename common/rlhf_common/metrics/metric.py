@@ -8,6 +8,7 @@ label.
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from math import prod
 from typing import Final
 
@@ -140,3 +141,8 @@ class Metric:
         if self.kind is MetricKind.HISTOGRAM:
             return (f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count")
         return (self.name,)
+
+
+coordinator_gauge: Final = partial(Metric, kind=MetricKind.GAUGE, servers=(Server.COORDINATOR,))
+coordinator_counter: Final = partial(Metric, kind=MetricKind.COUNTER, servers=(Server.COORDINATOR,))
+coordinator_histogram: Final = partial(Metric, kind=MetricKind.HISTOGRAM, servers=(Server.COORDINATOR,))

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Final
 
 from rlhf_common.metrics import labels
-from rlhf_common.metrics.metric import Metric, MetricKind, Server, Unit
+from rlhf_common.metrics.metric import Unit, coordinator_gauge
 
 _NONE: Final = "no iteration is finished, or it has no such number"
-_gauge = partial(Metric, kind=MetricKind.GAUGE, servers=(Server.COORDINATOR,), absent=_NONE)
+_gauge = partial(coordinator_gauge, absent=_NONE)
 _of_model = partial(_gauge, labels=(labels.MODEL,))
 
 ITERATION_METRIC: Final = _gauge(

@@ -8,89 +8,77 @@ from functools import partial
 from typing import Final
 
 from rlhf_common.metrics import labels
-from rlhf_common.metrics.metric import Metric, MetricKind, Server, Unit
+from rlhf_common.metrics.metric import Unit, coordinator_counter, coordinator_gauge
 
 _OFF: Final = "the job decodes token by token"
-_counter = partial(Metric, kind=MetricKind.COUNTER, servers=(Server.COORDINATOR,))
-_gauge = partial(Metric, kind=MetricKind.GAUGE, servers=(Server.COORDINATOR,))
-_of_drafts = partial(_counter, labels=(labels.DRAFTER, labels.POSITION), absent=_OFF)
-_last = partial(_gauge, absent=f"{_OFF}, or no iteration is finished")
+_of_steps = partial(coordinator_counter, source="steps, as workers report them")
+_of_drafts = partial(_of_steps, labels=(labels.DRAFTER, labels.POSITION), absent=_OFF)
+_last = partial(coordinator_gauge, absent=f"{_OFF}, or no iteration is finished")
 
 DRAFTED: Final = _of_drafts(
     "rlhf_drafted_tokens_total",
     unit=Unit.TOKENS,
     meaning="Drafted tokens that were verified, by who drafted and by their position in the draft.",
-    source="steps, as workers report them",
     normal="many while few samples run, few at large batches; positions fall off as drafts get shorter",
 )
 ACCEPTED: Final = _of_drafts(
     "rlhf_accepted_tokens_total",
     unit=Unit.TOKENS,
     meaning="Drafted tokens that are what was drawn, by who drafted and by their position in the draft.",
-    source="steps, as workers report them",
     normal="half and more of rlhf_drafted_tokens_total at position 0",
 )
-STEPS: Final = _counter(
+STEPS: Final = _of_steps(
     "rlhf_speculation_steps_total",
     unit=Unit.NUMBER,
     meaning="Decode steps of engines that speculate, plain ones among them.",
-    source="steps, as workers report them",
     normal="as rlhf_engine_steps_total of these workers",
 )
-DRAFTED_STEPS: Final = _counter(
+DRAFTED_STEPS: Final = _of_steps(
     "rlhf_speculation_drafted_steps_total",
     unit=Unit.NUMBER,
     meaning="Decode steps that verified drafts.",
-    source="steps, as workers report them",
     normal="most steps of the tail, few of a full batch",
 )
-PROBES: Final = _counter(
+PROBES: Final = _of_steps(
     "rlhf_speculation_probes_total",
     unit=Unit.NUMBER,
     meaning="Decode steps that measured a choice that was not in use.",
-    source="steps, as workers report them",
     normal="a few in a hundred steps",
 )
-SAMPLE_STEPS: Final = _counter(
+SAMPLE_STEPS: Final = _of_steps(
     "rlhf_speculation_sample_steps_total",
     unit=Unit.NUMBER,
     meaning="Steps of each sample, added up: what would be tokens without drafts.",
-    source="steps, as workers report them",
     normal="below rlhf_speculation_tokens_total by what was accepted",
 )
-TOKENS: Final = _counter(
+TOKENS: Final = _of_steps(
     "rlhf_speculation_tokens_total",
     unit=Unit.TOKENS,
     meaning="Tokens that were drawn in steps of engines that speculate.",
-    source="steps, as workers report them",
     normal="as rlhf_tokens_total",
 )
-STEP_SECONDS: Final = _counter(
+STEP_SECONDS: Final = _of_steps(
     "rlhf_speculation_step_seconds_total",
     unit=Unit.SECONDS,
     meaning="Time of these steps, drafting included, of all workers.",
-    source="steps, as workers report them",
     normal="as rlhf_engine_decode_seconds_total of these workers",
 )
-DRAFT_SECONDS: Final = _counter(
+DRAFT_SECONDS: Final = _of_steps(
     "rlhf_speculation_draft_seconds_total",
     unit=Unit.SECONDS,
     meaning="Time of it that choosing and drafting took.",
-    source="steps, as workers report them",
     normal="below a tenth of rlhf_speculation_step_seconds_total",
 )
-VERIFY_SECONDS: Final = _counter(
+VERIFY_SECONDS: Final = _of_steps(
     "rlhf_speculation_verify_seconds_total",
     unit=Unit.SECONDS,
     meaning="Time of it that passes took which verified drafts.",
-    source="steps, as workers report them",
     normal="most of the tail",
 )
-REGRET_SECONDS: Final = _counter(
+REGRET_SECONDS: Final = _of_steps(
     "rlhf_speculation_regret_seconds_total",
     unit=Unit.SECONDS,
     meaning="Time of it beyond what the best alternative on record would have taken for the same tokens.",
-    source="steps, as workers report them",
     normal="a few hundredths of rlhf_speculation_step_seconds_total where equal steps take equal times; half of it and "
     "more on a machine that is shared, where it says little",
 )
@@ -110,7 +98,7 @@ ACCEPTANCE: Final = _last(
     normal="above 0.4 while drafts are made; no series in an iteration without any",
     run_metric="speculation/acceptance",
 )
-SIBLING_TOKENS: Final = _counter(
+SIBLING_TOKENS: Final = coordinator_counter(
     "rlhf_sibling_tokens_total",
     unit=Unit.TOKENS,
     meaning="Tokens of siblings and earlier epochs for workers to draft by, once for each worker: sent, or dropped as "
@@ -119,7 +107,7 @@ SIBLING_TOKENS: Final = _counter(
     normal="dropped is a few of every response: its last tokens; more where links or bounds are too narrow",
     labels=(labels.SHARED,),
 )
-EARLIER_TOKENS: Final = _gauge(
+EARLIER_TOKENS: Final = coordinator_gauge(
     "rlhf_earlier_response_tokens",
     unit=Unit.TOKENS,
     meaning="Tokens of earlier epochs' responses that the coordinator keeps to draft by.",

@@ -4,24 +4,27 @@ Rule: disks are read at a scrape, at most every ten seconds, and never on the ev
 has no series.
 """
 
-from functools import partial
 from typing import Final
 
 from rlhf_common.metrics import buckets, labels
-from rlhf_common.metrics.metric import Metric, MetricKind, Server, Unit
+from rlhf_common.metrics.metric import (
+    Metric,
+    MetricKind,
+    Server,
+    Unit,
+    coordinator_counter,
+    coordinator_gauge,
+    coordinator_histogram,
+)
 
-_gauge = partial(Metric, kind=MetricKind.GAUGE, servers=(Server.COORDINATOR,))
-_counter = partial(Metric, kind=MetricKind.COUNTER, servers=(Server.COORDINATOR,))
-_histogram = partial(Metric, kind=MetricKind.HISTOGRAM, servers=(Server.COORDINATOR,))
-
-WEIGHT_VERSION: Final = _gauge(
+WEIGHT_VERSION: Final = coordinator_gauge(
     "rlhf_weight_version",
     unit=Unit.NUMBER,
     meaning="Weight version the job has reached; version i + 1 is the outcome of iteration i.",
     source="the ledger",
     normal="one more each iteration",
 )
-WEIGHT_UPDATE: Final = _histogram(
+WEIGHT_UPDATE: Final = coordinator_histogram(
     "rlhf_weight_update_seconds",
     unit=Unit.SECONDS,
     meaning="Time in which one worker loaded a new weight version from the training ranks.",
@@ -31,7 +34,7 @@ WEIGHT_UPDATE: Final = _histogram(
     buckets=buckets.STEP_SECONDS,
     absent="no worker of the group has loaded a version yet",
 )
-WEIGHT_COPY: Final = _histogram(
+WEIGHT_COPY: Final = coordinator_histogram(
     "rlhf_weight_update_copy_seconds",
     unit=Unit.SECONDS,
     meaning="Time of an update in which one worker put weights in place that had come: it decodes nothing meanwhile.",
@@ -41,7 +44,7 @@ WEIGHT_COPY: Final = _histogram(
     buckets=buckets.STEP_SECONDS,
     absent="no worker of the group has loaded a version yet",
 )
-WEIGHT_PAUSED: Final = _histogram(
+WEIGHT_PAUSED: Final = coordinator_histogram(
     "rlhf_weight_update_paused_seconds",
     unit=Unit.SECONDS,
     meaning="Time of an iteration in which the job waited for weights alone.",
@@ -49,7 +52,7 @@ WEIGHT_PAUSED: Final = _histogram(
     normal="near the slowest rlhf_weight_update_seconds",
     buckets=buckets.STEP_SECONDS,
 )
-WEIGHT_BYTES: Final = _counter(
+WEIGHT_BYTES: Final = coordinator_counter(
     "rlhf_weight_update_bytes_total",
     unit=Unit.BYTES,
     meaning="Weights that workers of a group loaded.",
@@ -57,14 +60,14 @@ WEIGHT_BYTES: Final = _counter(
     normal="bytes of the model, times workers, an iteration",
     labels=(labels.WEIGHT_GROUP,),
 )
-CHECKPOINT_VERSION: Final = _gauge(
+CHECKPOINT_VERSION: Final = coordinator_gauge(
     "rlhf_checkpoint_version",
     unit=Unit.NUMBER,
     meaning="Weight version of the newest complete checkpoint; 0 without one.",
     source="the checkpoint folder",
     normal="at most rlhf_checkpoint_interval_iterations behind rlhf_weight_version",
 )
-CHECKPOINT_INTERVAL: Final = _gauge(
+CHECKPOINT_INTERVAL: Final = coordinator_gauge(
     "rlhf_checkpoint_interval_iterations",
     unit=Unit.NUMBER,
     meaning="Iterations between two checkpoints.",
@@ -72,7 +75,7 @@ CHECKPOINT_INTERVAL: Final = _gauge(
     normal="constant",
     absent="the job makes no checkpoints",
 )
-CHECKPOINT_TIME: Final = _gauge(
+CHECKPOINT_TIME: Final = coordinator_gauge(
     "rlhf_checkpoint_timestamp_seconds",
     unit=Unit.TIMESTAMP,
     meaning="When the newest checkpoint was complete; its age is time() less this.",
@@ -80,7 +83,7 @@ CHECKPOINT_TIME: Final = _gauge(
     normal="at most the interval, in time of iterations, ago",
     absent="there is no checkpoint",
 )
-CHECKPOINT_BYTES: Final = _gauge(
+CHECKPOINT_BYTES: Final = coordinator_gauge(
     "rlhf_checkpoint_size_bytes",
     unit=Unit.BYTES,
     meaning="Size of the newest checkpoint.",
@@ -88,7 +91,7 @@ CHECKPOINT_BYTES: Final = _gauge(
     normal="weights and optimizer state: 12 to 16 bytes a parameter that is trained",
     absent="this coordinator has made no checkpoint",
 )
-CHECKPOINT_SECONDS: Final = _histogram(
+CHECKPOINT_SECONDS: Final = coordinator_histogram(
     "rlhf_checkpoint_seconds",
     unit=Unit.SECONDS,
     meaning="Time to create a checkpoint.",
@@ -96,21 +99,21 @@ CHECKPOINT_SECONDS: Final = _histogram(
     normal="its bytes over the speed of the volume",
     buckets=buckets.STEP_SECONDS,
 )
-CHECKPOINT_FAILURES: Final = _counter(
+CHECKPOINT_FAILURES: Final = coordinator_counter(
     "rlhf_checkpoint_failures_total",
     unit=Unit.NUMBER,
     meaning="Tries to make a checkpoint that failed, since the coordinator started.",
     source="the event checkpoint-failed says why",
     normal="0; three in a row end the job",
 )
-TRACKERS_LOST: Final = _counter(
+TRACKERS_LOST: Final = coordinator_counter(
     "rlhf_trackers_lost_total",
     unit=Unit.NUMBER,
     meaning="Trackers of metrics that failed for good, since the coordinator started.",
     source="the event tracker-lost says which and why",
     normal="0; the job continues without them, and metrics.jsonl has everything",
 )
-TRACKER_BEHIND: Final = _gauge(
+TRACKER_BEHIND: Final = coordinator_gauge(
     "rlhf_tracker_behind_iterations",
     unit=Unit.NUMBER,
     meaning="Iterations that a service of spec.trackers has not taken yet.",
@@ -130,14 +133,14 @@ TRACE_SPANS: Final = Metric(
     labels=(labels.TRACE_OUTCOME,),
     absent="no endpoint of OpenTelemetry is set",
 )
-JOURNAL_BYTES: Final = _counter(
+JOURNAL_BYTES: Final = coordinator_counter(
     "rlhf_journal_bytes_total",
     unit=Unit.BYTES,
     meaning="Bytes journaled, since the coordinator started.",
     source="the journal",
     normal="tokens and scores of every sample: some 20 bytes a token",
 )
-DISK_FREE: Final = _gauge(
+DISK_FREE: Final = coordinator_gauge(
     "rlhf_disk_free_bytes",
     unit=Unit.BYTES,
     meaning="Free space of the file system that a folder of the job is on.",
@@ -146,7 +149,7 @@ DISK_FREE: Final = _gauge(
     labels=(labels.FOLDER,),
     absent="the job has no such folder, or its file system does not answer",
 )
-DISK_SIZE: Final = _gauge(
+DISK_SIZE: Final = coordinator_gauge(
     "rlhf_disk_size_bytes",
     unit=Unit.BYTES,
     meaning="Size of the file system that a folder of the job is on.",

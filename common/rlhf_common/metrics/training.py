@@ -8,10 +8,7 @@ from functools import partial
 from typing import Final
 
 from rlhf_common.metrics import buckets, labels
-from rlhf_common.metrics.metric import Metric, MetricKind, Server, Unit
-
-_gauge = partial(Metric, kind=MetricKind.GAUGE, servers=(Server.COORDINATOR,))
-_counter = partial(Metric, kind=MetricKind.COUNTER, servers=(Server.COORDINATOR,))
+from rlhf_common.metrics.metric import Metric, MetricKind, Server, Unit, coordinator_counter, coordinator_gauge
 
 STEP_SECONDS: Final = Metric(
     "rlhf_training_step_seconds",
@@ -23,7 +20,7 @@ STEP_SECONDS: Final = Metric(
     "steady, near rlhf_training_predicted_step_seconds; it follows the lengths of responses",
     buckets=buckets.STEP_SECONDS,
 )
-PREDICTED_STEP: Final = _gauge(
+PREDICTED_STEP: Final = coordinator_gauge(
     "rlhf_training_predicted_step_seconds",
     unit=Unit.SECONDS,
     meaning="Time of an optimizer step that the schedule in force was chosen for.",
@@ -31,7 +28,7 @@ PREDICTED_STEP: Final = _gauge(
     normal="within 25% of the median of rlhf_training_step_seconds",
     absent="the schedule was not chosen by measurement",
 )
-BUBBLE: Final = _gauge(
+BUBBLE: Final = coordinator_gauge(
     "rlhf_training_bubble_ratio",
     unit=Unit.RATIO,
     meaning="Share of a training step in which a rank waits for others, as predicted by the schedule and as measured.",
@@ -40,7 +37,7 @@ BUBBLE: Final = _gauge(
     labels=(labels.FORECAST,),
     absent="not measured yet, or not predicted",
 )
-SCHEDULE: Final = _gauge(
+SCHEDULE: Final = coordinator_gauge(
     "rlhf_training_schedule",
     unit=Unit.STATE,
     meaning="1 for the method of the schedule in force; the others have no series.",
@@ -49,7 +46,7 @@ SCHEDULE: Final = _gauge(
     labels=(labels.METHOD,),
     one_a_set=True,
 )
-SKIPPED_STEPS: Final = _gauge(
+SKIPPED_STEPS: Final = coordinator_gauge(
     "rlhf_training_skipped_steps",
     unit=Unit.NUMBER,
     meaning="Optimizer steps of the last finished iteration left out because every sample of them abstained.",
@@ -58,7 +55,7 @@ SKIPPED_STEPS: Final = _gauge(
     absent="no iteration is finished",
     run_metric="training/train/skipped_steps",
 )
-CRITIC_OVERLAP: Final = _gauge(
+CRITIC_OVERLAP: Final = coordinator_gauge(
     "rlhf_training_critic_overlap_seconds",
     unit=Unit.SECONDS,
     meaning="Time for which the critics of the last reported iteration were trained beside the next one's decoding.",
@@ -67,7 +64,7 @@ CRITIC_OVERLAP: Final = _gauge(
     absent="spec.training.criticOverlap is Disabled, or the last iteration trained all models at once",
     run_metric="training/critic_overlap_seconds",
 )
-CRITIC_OVERLAP_ON: Final = _gauge(
+CRITIC_OVERLAP_ON: Final = coordinator_gauge(
     "rlhf_training_critic_overlap_on",
     unit=Unit.NUMBER,
     meaning="Whether the last iteration chose to train its critics beside the next one's decoding: 1 or 0.",
@@ -76,7 +73,7 @@ CRITIC_OVERLAP_ON: Final = _gauge(
     absent="spec.training.criticOverlap is Disabled or Enabled",
     run_metric="critic_overlap/on",
 )
-ROLLOUT_OVERLAP: Final = _gauge(
+ROLLOUT_OVERLAP: Final = coordinator_gauge(
     "rlhf_rollout_overlap_seconds",
     unit=Unit.SECONDS,
     meaning="Time for which the last reported iteration was trained on while the next one was decoded and scored.",
@@ -85,7 +82,7 @@ ROLLOUT_OVERLAP: Final = _gauge(
     absent="spec.rollout.overlapTraining is Disabled, or a checkpoint or an evaluation followed the last iteration",
     run_metric="rollout/overlap_seconds",
 )
-PADDING: Final = _gauge(
+PADDING: Final = coordinator_gauge(
     "rlhf_training_padding_ratio",
     unit=Unit.RATIO,
     meaning="Share of the tokens that the ranks computed in the last finished iteration which was padding.",
@@ -94,7 +91,7 @@ PADDING: Final = _gauge(
     absent="no iteration is finished, or it took no step",
     run_metric="training/train/padding",
 )
-MICRO_BATCHES: Final = _gauge(
+MICRO_BATCHES: Final = coordinator_gauge(
     "rlhf_training_micro_batches",
     unit=Unit.NUMBER,
     meaning="Micro-batches of a mini-batch, all data parallel copies together; mean of the last finished iteration.",
@@ -103,7 +100,7 @@ MICRO_BATCHES: Final = _gauge(
     absent="no iteration is finished, or it took no step",
     run_metric="training/train/micro_batches",
 )
-LARGEST_MICRO_BATCH: Final = _gauge(
+LARGEST_MICRO_BATCH: Final = coordinator_gauge(
     "rlhf_training_largest_micro_batch_tokens",
     unit=Unit.NUMBER,
     meaning="Tokens of the largest micro-batch of the last finished iteration, padding included.",
@@ -112,7 +109,7 @@ LARGEST_MICRO_BATCH: Final = _gauge(
     absent="no iteration is finished, or it took no step",
     run_metric="training/train/largest_micro_batch_tokens",
 )
-HOST_OPTIMIZER: Final = _gauge(
+HOST_OPTIMIZER: Final = coordinator_gauge(
     "rlhf_training_host_optimizer_bytes",
     unit=Unit.BYTES,
     meaning="AdamW's moments in host memory of the training rank that has most there.",
@@ -121,7 +118,7 @@ HOST_OPTIMIZER: Final = _gauge(
     absent="spec.training.parallelism.offloadOptimizer is false, or no iteration is finished",
     run_metric="training/train/host_optimizer_bytes",
 )
-NONFINITE_STEPS: Final = _counter(
+NONFINITE_STEPS: Final = coordinator_counter(
     "rlhf_nonfinite_steps_total",
     unit=Unit.NUMBER,
     meaning="Optimizer steps of the job that were skipped, because a loss or gradient was infinite or NaN.",
@@ -130,14 +127,14 @@ NONFINITE_STEPS: Final = _counter(
     absent="no iteration is finished",
     run_metric="nonfinite_steps",
 )
-GROUP_RESTARTS: Final = _counter(
+GROUP_RESTARTS: Final = coordinator_counter(
     "rlhf_training_group_restarts_total",
     unit=Unit.NUMBER,
     meaning="Restarts of the training group, since the coordinator started.",
     source="the scheduler",
     normal="one for each lost rank",
 )
-GROUP_EPOCH: Final = _gauge(
+GROUP_EPOCH: Final = coordinator_gauge(
     "rlhf_training_group_epoch",
     unit=Unit.NUMBER,
     meaning="Number of the training group: each that forms has a higher one.",
@@ -145,57 +142,52 @@ GROUP_EPOCH: Final = _gauge(
     normal="1, and one more for each group that formed",
 )
 _UNTRAINED: Final = "no draft model is trained, or no iteration is finished"
-DRAFT_LOSS: Final = _gauge(
+_draft = partial(coordinator_gauge, absent=_UNTRAINED)
+DRAFT_LOSS: Final = _draft(
     "rlhf_draft_model_loss_nats",
     unit=Unit.NUMBER,
     meaning="Cross entropy of the draft model's next token to the policy's, per token of the last finished iteration.",
     source="the training ranks that hold the policy's last stage",
     normal="falls at first, then follows the policy's entropy at a distance",
-    absent=_UNTRAINED,
     run_metric="training/draft/loss",
 )
-DRAFT_DIVERGENCE: Final = _gauge(
+DRAFT_DIVERGENCE: Final = _draft(
     "rlhf_draft_model_divergence_nats",
     unit=Unit.NUMBER,
     meaning="What of that is above the policy's own entropy: how far the draft model is from the policy.",
     source="the training ranks that hold the policy's last stage",
     normal="falls; where it rises the policy moves faster than the draft model learns",
-    absent=_UNTRAINED,
     run_metric="training/draft/divergence",
 )
-DRAFT_AGREEMENT: Final = _gauge(
+DRAFT_AGREEMENT: Final = _draft(
     "rlhf_draft_model_agreement_ratio",
     unit=Unit.RATIO,
     meaning="Share of tokens at which the draft model's most probable token is the policy's.",
     source="the training ranks that hold the policy's last stage",
     normal="rises; drafts are accepted about as often at temperature 0",
-    absent=_UNTRAINED,
     run_metric="training/draft/agreement",
 )
-DRAFT_STEP_SECONDS: Final = _gauge(
+DRAFT_STEP_SECONDS: Final = _draft(
     "rlhf_draft_model_step_seconds",
     unit=Unit.SECONDS,
     meaning="Longest time of one mini-batch of the last finished iteration that training the draft model took.",
     source="measured around its passes and its optimizer step, of the slowest rank",
     normal="a small part of rlhf_training_step_seconds, beside which it comes; it follows the lengths of responses",
-    absent=_UNTRAINED,
     run_metric="training/draft/step_seconds_max",
 )
-DRAFT_SKIPPED: Final = _gauge(
+DRAFT_SKIPPED: Final = _draft(
     "rlhf_draft_model_skipped_steps",
     unit=Unit.NUMBER,
     meaning="Steps of the draft model of the last finished iteration that were skipped: its gradient was not finite.",
     source="the training ranks that hold the policy's last stage",
     normal="0",
-    absent=_UNTRAINED,
     run_metric="training/draft/skipped_steps",
 )
-DRAFT_BYTES: Final = _gauge(
+DRAFT_BYTES: Final = _draft(
     "rlhf_draft_model_published_bytes",
     unit=Unit.BYTES,
     meaning="Size of the draft model as generation workers load it with each version of the policy.",
     source="its parameters, in the number type of the job",
     normal="constant",
-    absent=_UNTRAINED,
     run_metric="training/draft/published_bytes",
 )

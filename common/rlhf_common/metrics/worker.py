@@ -9,8 +9,9 @@ from typing import Final
 from rlhf_common.metrics import labels
 from rlhf_common.metrics.metric import Metric, MetricKind, Server, Unit
 
-_gauge = partial(Metric, kind=MetricKind.GAUGE, servers=(Server.WORKER,))
-_counter = partial(Metric, kind=MetricKind.COUNTER, servers=(Server.WORKER,))
+_OWN: Final = (labels.OWN_WORKER, labels.OWN_GROUP)
+_gauge = partial(Metric, kind=MetricKind.GAUGE, servers=(Server.WORKER,), labels=_OWN)
+_counter = partial(Metric, kind=MetricKind.COUNTER, servers=(Server.WORKER,), labels=_OWN)
 
 TOKENS: Final = _counter(
     "rlhf_worker_tokens_total",
@@ -18,7 +19,6 @@ TOKENS: Final = _counter(
     meaning="Tokens decoded, scored or trained, since the worker started.",
     source="the roles of the worker",
     normal="a steady rate while it has work",
-    labels=(labels.OWN_WORKER, labels.OWN_GROUP),
 )
 BUSY: Final = _counter(
     "rlhf_worker_busy_seconds_total",
@@ -26,7 +26,6 @@ BUSY: Final = _counter(
     meaning="Time the worker's compute thread worked, since the worker started.",
     source="the compute thread",
     normal="rate above 0.7 for generation",
-    labels=(labels.OWN_WORKER, labels.OWN_GROUP),
 )
 ACTIVE: Final = _gauge(
     "rlhf_worker_active_samples",
@@ -34,7 +33,6 @@ ACTIVE: Final = _gauge(
     meaning="Samples held by the roles of the worker.",
     source="the compute thread",
     normal="generation.maxBatchSize and an eighth more, until the tail",
-    labels=(labels.OWN_WORKER, labels.OWN_GROUP),
 )
 QUEUED: Final = _gauge(
     "rlhf_worker_queued_samples",
@@ -42,7 +40,6 @@ QUEUED: Final = _gauge(
     meaning="Samples in commands that the worker has not obeyed yet.",
     source="the compute thread",
     normal="0, and a batch for moments",
-    labels=(labels.OWN_WORKER, labels.OWN_GROUP),
 )
 WEIGHTS: Final = _gauge(
     "rlhf_worker_weight_version",
@@ -50,7 +47,7 @@ WEIGHTS: Final = _gauge(
     meaning="Weight version that the worker holds, by model role.",
     source="the roles of the worker",
     normal="rlhf_weight_version of the coordinator, but while weights are loaded",
-    labels=(labels.OWN_WORKER, labels.OWN_GROUP, labels.MODEL),
+    labels=(*_OWN, labels.MODEL),
     absent="it holds no weights yet",
 )
 CONNECTED: Final = _gauge(
@@ -59,7 +56,6 @@ CONNECTED: Final = _gauge(
     meaning="1 while the worker holds a session with its coordinator.",
     source="the session",
     normal="1",
-    labels=(labels.OWN_WORKER, labels.OWN_GROUP),
 )
 DEVICE_USED: Final = _gauge(
     "rlhf_worker_device_memory_used_bytes",
@@ -67,7 +63,6 @@ DEVICE_USED: Final = _gauge(
     meaning="Memory of the worker's GPU that is in use, by whichever process.",
     source="cudaMemGetInfo",
     normal="below rlhf_worker_device_memory_size_bytes; falls when a colocated role is offloaded",
-    labels=(labels.OWN_WORKER, labels.OWN_GROUP),
     absent="the worker computes on a CPU",
 )
 DEVICE_SIZE: Final = _gauge(
@@ -76,7 +71,6 @@ DEVICE_SIZE: Final = _gauge(
     meaning="Memory of the worker's GPU.",
     source="cudaMemGetInfo",
     normal="constant",
-    labels=(labels.OWN_WORKER, labels.OWN_GROUP),
     absent="the worker computes on a CPU",
 )
 MOVED: Final = _counter(
@@ -85,7 +79,7 @@ MOVED: Final = _counter(
     meaning="Bytes moved between memories, by what went and how, since the worker started.",
     source="loads of weights, offload and onload, migrations",
     normal="bytes / seconds near the bus of the host for offload and onload",
-    labels=(labels.OWN_WORKER, labels.OWN_GROUP, labels.MOVE),
+    labels=(*_OWN, labels.MOVE),
     absent="nothing was moved yet",
 )
 MOVE_SECONDS: Final = _counter(
@@ -94,14 +88,15 @@ MOVE_SECONDS: Final = _counter(
     meaning="Time that moves between memories took, by what went and how, since the worker started.",
     source="loads of weights, offload and onload, migrations",
     normal="a small part of an iteration",
-    labels=(labels.OWN_WORKER, labels.OWN_GROUP, labels.MOVE),
+    labels=(*_OWN, labels.MOVE),
     absent="nothing was moved yet",
 )
 
 # ---------------------------------------------------------------- engines of generation
 
 _NO_ENGINE: Final = "the worker does not generate"
-_engine = partial(_counter, labels=(labels.OWN_WORKER, labels.OWN_GROUP), absent=_NO_ENGINE)
+_engine = partial(_counter, absent=_NO_ENGINE)
+_steps = partial(_engine, source="reports of steps")
 
 ENGINE: Final = _gauge(
     "rlhf_worker_engine",
@@ -109,90 +104,79 @@ ENGINE: Final = _gauge(
     meaning="1: the engine that decodes in the worker, and why it is this one; `own` is a module of the user's.",
     source="the choice when the worker began to generate",
     normal="the same engine in all workers of a job",
-    labels=(labels.OWN_WORKER, labels.OWN_GROUP, labels.ENGINE, labels.ENGINE_REASON),
+    labels=(*_OWN, labels.ENGINE, labels.ENGINE_REASON),
     one_a_set=True,
     absent="it does not generate",
 )
-ENGINE_STEPS: Final = _engine(
+ENGINE_STEPS: Final = _steps(
     "rlhf_engine_steps_total",
     unit=Unit.NUMBER,
     meaning="Decode steps of the engine, since the worker started.",
-    source="reports of steps",
     normal="decode seconds / steps is the time of a step",
 )
-ENGINE_ROWS: Final = _engine(
+ENGINE_ROWS: Final = _steps(
     "rlhf_engine_step_samples_total",
     unit=Unit.SAMPLES,
     meaning="Samples in decode steps, added up; divided by rlhf_engine_steps_total the mean batch of a step.",
-    source="reports of steps",
     normal="a mean batch near generation.maxBatchSize until the tail",
 )
-ENGINE_DECODED: Final = _engine(
+ENGINE_DECODED: Final = _steps(
     "rlhf_engine_decoded_tokens_total",
     unit=Unit.TOKENS,
     meaning="Tokens sampled by the engine, since the worker started.",
-    source="reports of steps",
     normal="as rlhf_engine_step_samples_total; more where it speculates",
 )
-ENGINE_PREFILLED: Final = _engine(
+ENGINE_PREFILLED: Final = _steps(
     "rlhf_engine_prefilled_tokens_total",
     unit=Unit.TOKENS,
     meaning="Prompt tokens, and tokens of resumed responses, that ran through the model.",
-    source="reports of steps",
     normal="the prompts of an iteration; more after moves by tokens",
 )
-ENGINE_KEPT: Final = _engine(
+ENGINE_KEPT: Final = _steps(
     "rlhf_engine_kept_tokens_total",
     unit=Unit.TOKENS,
     meaning="Tokens whose caches were kept from one turn to the next, and did not run through the model again.",
-    source="reports of steps",
     normal="0 without rollout.environment; with one, more than rlhf_engine_prefilled_tokens_total after two turns",
 )
-ENGINE_DECODE_SECONDS: Final = _engine(
+ENGINE_DECODE_SECONDS: Final = _steps(
     "rlhf_engine_decode_seconds_total",
     unit=Unit.SECONDS,
     meaning="Time of steps that was not prefill.",
-    source="reports of steps",
     normal="most of the engine's time",
 )
-ENGINE_PREFILL_SECONDS: Final = _engine(
+ENGINE_PREFILL_SECONDS: Final = _steps(
     "rlhf_engine_prefill_seconds_total",
     unit=Unit.SECONDS,
     meaning="Time of steps that was prefill.",
-    source="reports of steps",
     normal="a tenth of the engine's time, with long prompts more",
 )
-ENGINE_PASSES: Final = _engine(
+ENGINE_PASSES: Final = _steps(
     "rlhf_engine_passes_total",
     unit=Unit.NUMBER,
     meaning="Decode passes of the engine: one a step, several in a deterministic job.",
-    source="reports of steps",
     normal="as rlhf_engine_steps_total",
 )
-ENGINE_GRAPH_PASSES: Final = _engine(
+ENGINE_GRAPH_PASSES: Final = _steps(
     "rlhf_engine_graph_passes_total",
     unit=Unit.NUMBER,
     meaning="Decode passes that were replayed from a captured graph.",
-    source="reports of steps",
     normal="on a GPU nine of ten of rlhf_engine_passes_total; 0 where staticShapes is off",
 )
-ENGINE_FUSED_PASSES: Final = _engine(
+ENGINE_FUSED_PASSES: Final = _steps(
     "rlhf_engine_fused_passes_total",
     unit=Unit.NUMBER,
     meaning="Decode passes that ran by kernels of several steps of the model each.",
-    source="reports of steps",
     normal="all of rlhf_engine_passes_total or none; none where fusedKernels is off, or was measured to be slower",
 )
-ENGINE_CAPTURE_SECONDS: Final = _engine(
+ENGINE_CAPTURE_SECONDS: Final = _steps(
     "rlhf_engine_capture_seconds_total",
     unit=Unit.SECONDS,
     meaning="Time of steps that captured graphs.",
-    source="reports of steps",
     normal="rises after a start, a wake and when samples are longer than ever; else constant",
 )
 _SAYS_NOTHING: Final = "the worker does not generate, or its engine does not say (that of torch)"
-_load = partial(_gauge, labels=(labels.OWN_WORKER, labels.OWN_GROUP), absent=_SAYS_NOTHING)
-_cache = partial(_counter, labels=(labels.OWN_WORKER, labels.OWN_GROUP), absent=_SAYS_NOTHING)
+_load = partial(_gauge, absent=_SAYS_NOTHING)
+_cache = partial(_counter, absent=_SAYS_NOTHING)
 
 ENGINE_RUNNING: Final = _load(
     "rlhf_engine_running_samples",

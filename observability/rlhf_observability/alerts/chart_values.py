@@ -1,7 +1,7 @@
 """Alert settings of a cluster: the section `alerts` of the chart's values.yaml and its schema.
 
-Rule: this section is generated from the families; the rest of both files does not change. The schema rejects values
-that no alert has.
+Rule: this section and its definitions are generated from the families; the rest of both files does not change. The
+schema rejects values that no alert has.
 """
 
 import json
@@ -15,6 +15,11 @@ from rlhf_observability.alerts.rule_file import RUNBOOKS
 BEGIN: Final = "# ---- alerts: written by `make alerts`\n"
 END: Final = "# ---- end of alerts\n"
 _WIDTH: Final = 120
+DEFINITIONS: Final[dict[str, Any]] = {
+    "alertDuration": {"type": "string", "pattern": f"^({DURATION.pattern})$"},
+    "alertSeverity": {"enum": [severity.value for severity in AlertSeverity]},
+}
+"""Schemas that the properties of all alerts refer to."""
 
 
 def with_section(values_yaml: str, families: Iterable[Family]) -> str:
@@ -48,8 +53,9 @@ def section(families: Iterable[Family]) -> str:
 
 
 def with_schema(schema_json: str, families: Iterable[Family]) -> str:
-    """Return values.schema.json with its property of alerts regenerated."""
+    """Return values.schema.json with its property of alerts and their definitions regenerated."""
     document = json.loads(schema_json)
+    document["definitions"] |= DEFINITIONS
     document["properties"]["alerts"] = schema(families)
     return json.dumps(document, indent=2) + "\n"
 
@@ -83,8 +89,8 @@ def _schema(alert: Alert) -> dict[str, Any]:
     return _closed(
         {
             "enabled": {"type": "boolean"},
-            "for": _duration(),
-            "severity": {"enum": [severity.value for severity in AlertSeverity]},
+            "for": {"$ref": "#/definitions/alertDuration"},
+            "severity": {"$ref": "#/definitions/alertSeverity"},
             **{threshold.name: _threshold(threshold) for threshold in alert.thresholds},
         }
     )
@@ -94,10 +100,6 @@ def _threshold(threshold: Threshold) -> dict[str, Any]:
     kind = "integer" if isinstance(threshold.default, int) else "number"
     result = {"type": kind, "description": threshold.meaning, "minimum": threshold.least}
     return result if threshold.most is None else result | {"maximum": threshold.most}
-
-
-def _duration() -> dict[str, Any]:
-    return {"type": "string", "pattern": f"^({DURATION.pattern})$"}
 
 
 def _closed(properties: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ belongs to a database, and no datasource name, which is a variable: any Grafana 
 
 import json
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Final
 
 from grafana_foundation_sdk.builders import dashboard as sdk
@@ -31,6 +32,8 @@ def document(dashboard: Dashboard) -> str:
             variable.pop(name, None)  # for intervals; the library writes it for all
     for panel in built["panels"]:
         panel.get("options", {}).pop("footer", None)  # for tables; Grafana 13 has dropped it, and no panel used it
+        for name in ("transparent", "repeatDirection"):
+            panel.pop(name, None)  # defaults of Grafana; no panel is transparent or repeated
     built["annotations"] = {"list": [annotation_json(each) for each in annotations(dashboard)]}
     return json.dumps(built, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
@@ -65,14 +68,22 @@ def places(row: Row, top: int) -> Iterator[tuple[Panel, models.GridPos]]:
     Raises ValueError if panels of one line differ in height, or a line does not fill the grid.
     """
     left, height = 0, 0
-    for panel in row.panels:
+    for panel, width in _widths(row):
         if left and panel.height != height:
             raise ValueError(f"panel {panel.title!r} is {panel.height} high beside one of {height}")
-        if left + panel.width > GRID_WIDTH:
-            raise ValueError(f"panel {panel.title!r} ends at column {left + panel.width} of {GRID_WIDTH}")
-        yield panel, models.GridPos(h=panel.height, w=panel.width, x=left, y=top)
-        left, height = left + panel.width, panel.height
+        if left + width > GRID_WIDTH:
+            raise ValueError(f"panel {panel.title!r} ends at column {left + width} of {GRID_WIDTH}")
+        yield panel, models.GridPos(h=panel.height, w=width, x=left, y=top)
+        left, height = left + width, panel.height
         if left == GRID_WIDTH:
             left, top = 0, top + height
     if left:
         raise ValueError(f"the last line of row {row.title!r} ends at column {left} of {GRID_WIDTH}")
+
+
+def _widths(row: Row) -> Iterator[tuple[Panel, int]]:
+    """Yield the panels of a row with their widths."""
+    for _, neighbours in groupby(row.panels, key=lambda panel: (panel.width, panel.height)):
+        panels = list(neighbours)
+        share = GRID_WIDTH // min(len(panels), row.columns)
+        yield from ((panel, panel.width or share) for panel in panels)

@@ -68,7 +68,7 @@ def _link(title: str, url: str) -> dashboard.DashboardLink:
 
 
 def _target(kind: PanelKind, query: Query, letter: str) -> prometheus.Dataquery:
-    target = prometheus.Dataquery().ref_id(letter).expr(query.asked).datasource(DATASOURCE)
+    target = prometheus.Dataquery().ref_id(letter).expr(query.asked)  # a query without a data source uses the panel's
     if query.legend:
         target.legend_format(query.legend)
     if "_bucket{" in query.expression:

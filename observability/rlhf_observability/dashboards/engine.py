@@ -16,11 +16,8 @@ from rlhf_common.metrics import samples, worker
 from rlhf_observability.dashboards.panels import (
     BY_JOB,
     GREEN,
-    HALF,
     ORANGE,
-    QUARTER,
     RED,
-    THIRD,
     Dashboard,
     PanelUnit,
     Query,
@@ -81,7 +78,6 @@ FAST: Final = Row(
         stacked(
             title="Tokens by group",
             unit=PanelUnit.TOKENS_PER_SECOND,
-            width=THIRD,
             shows="Tokens a second of the workers of each group: decoded, scored or trained.",
             normal="generation first, then inference and training; overlapping where stages are fused.",
             cure="A gap between groups is time in which nobody works: the job's row on GPUs names the cause.",
@@ -90,8 +86,6 @@ FAST: Final = Row(
         lines(
             title="Decoded and prefilled",
             unit=PanelUnit.TOKENS_PER_SECOND,
-            width=THIRD,
-            low=0,
             shows="Tokens sampled, tokens of prompts and resumed responses that ran through the model, and those found "
             "in the caches instead (vLLM) or kept there from one turn of a response to the next.",
             normal="prefill is a burst at the start of an iteration, and after moves by tokens.",
@@ -106,8 +100,6 @@ FAST: Final = Row(
         lines(
             title="Where the engine's time goes",
             unit=PanelUnit.NUMBER,
-            width=THIRD,
-            low=0,
             shows="Engines that decode and that prefill, as a mean over the time of a point.",
             normal=worker.ENGINE_PREFILL_SECONDS.normal,
             cure="Both far below the number of workers while the job generates: engines wait for samples.",
@@ -124,8 +116,6 @@ SLOW: Final = Row(
         lines(
             title="Slowest workers",
             unit=PanelUnit.TOKENS_PER_SECOND,
-            width=THIRD,
-            low=0,
             shows="Tokens a second of the eight chosen workers with the fewest.",
             normal=samples.WORKER_TOKENS.normal,
             cure="One below all others with work to do: look at its node; end its pod, and another takes its samples.",
@@ -134,8 +124,6 @@ SLOW: Final = Row(
         lines(
             title="Longest steps",
             unit=PanelUnit.SECONDS,
-            width=THIRD,
-            low=0,
             shows="Time of a decode step of the eight chosen workers with the longest.",
             normal="within a fifth of each other.",
             cure="One above all others: its batch beside; else its device is shared, hot or slow.",
@@ -144,8 +132,6 @@ SLOW: Final = Row(
         lines(
             title="Most samples",
             unit=PanelUnit.SAMPLES,
-            width=THIRD,
-            low=0,
             shows="Samples held by the eight chosen workers with the most, those that wait in commands, and those "
             "that wait in the engine for a place in its batch or its caches (vLLM).",
             normal=worker.ACTIVE.normal,
@@ -164,8 +150,6 @@ WAIT: Final = Row(
         lines(
             title="From the first lease to the end",
             unit=PanelUnit.SECONDS,
-            width=QUARTER,
-            low=0,
             shows="Median and 99th percentile of a sample's time in generation; 99th of its wait for a token.",
             normal=samples.GENERATION_SECONDS.normal,
             cure="A 99th percentile of several medians is what fusion is for.",
@@ -178,7 +162,6 @@ WAIT: Final = Row(
         heatmap(
             title="Responses by length",
             unit=PanelUnit.TOKENS,
-            width=QUARTER,
             shows=samples.RESPONSE_TOKENS.meaning,
             normal=samples.RESPONSE_TOKENS.normal,
             cure="A band at the top is the limit: see the share cut off on the job's dashboard.",
@@ -187,8 +170,6 @@ WAIT: Final = Row(
         lines(
             title="Until scores come",
             unit=PanelUnit.SECONDS,
-            width=QUARTER,
-            low=0,
             shows="99th percentile of the time from a response's end to a score; of that to the first score.",
             normal=samples.SCORING_SECONDS.normal,
             cure="Long for one task: more inference workers, or a slow reward endpoint.",
@@ -202,8 +183,6 @@ WAIT: Final = Row(
         lines(
             title="Samples taken back, and failed",
             unit=PanelUnit.SAMPLES,
-            width=QUARTER,
-            low=0,
             shows="Leases taken back as their worker was lost or reconnected; samples that workers failed on; samples "
             "that no worker could decode; samples that an engine computed again for want of cache (vLLM).",
             normal="0 but when workers are lost",
@@ -225,8 +204,6 @@ MEMORY: Final = Row(
             title="Fullest devices and caches",
             empty="with the torch engine on CPUs",
             unit=PanelUnit.SHARE,
-            width=HALF,
-            low=0,
             high=1,
             thresholds=((None, GREEN), (0.9, ORANGE), (0.97, RED)),
             shows="Of the eight chosen workers with the most: the share of a GPU's memory in use, and of the engine's "
@@ -249,8 +226,6 @@ MEMORY: Final = Row(
             title="Held for scoring, given back by sleep",
             empty="where nothing is scored early and no engine sleeps",
             unit=PanelUnit.BYTES,
-            width=HALF,
-            low=0,
             shows="Keys and values that the eight workers with the most hold of samples scored before they end; "
             "bytes that engines gave to scoring and training when they slept.",
             normal=worker.ENGINE_FREED.normal,

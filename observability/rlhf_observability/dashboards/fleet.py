@@ -13,11 +13,8 @@ from rlhf_common.metrics import job, operator
 from rlhf_observability.dashboards.panels import (
     BY_JOB,
     GREEN,
-    HALF,
     ORANGE,
     RED,
-    SIXTH,
-    THIRD,
     YELLOW,
     Dashboard,
     PanelUnit,
@@ -65,7 +62,6 @@ NOW: Final = Row(
         stat(
             title="Running",
             unit=PanelUnit.NUMBER,
-            width=SIXTH,
             shows="Jobs whose iterations are under way.",
             normal="as many as the cluster has room for.",
             cure="Look at the jobs below: what is not Running says in its phase what it waits for.",
@@ -74,7 +70,6 @@ NOW: Final = Row(
         stat(
             title="Waiting",
             unit=PanelUnit.NUMBER,
-            width=SIXTH,
             shows="Jobs that do not run yet: queued, without a node, or starting.",
             normal="0, or what the queue is for.",
             cure="The row on queues says for what they wait; `kubectl describe rlhf NAME` says it of one job in words.",
@@ -83,7 +78,6 @@ NOW: Final = Row(
         stat(
             title="Failed or recovering",
             unit=PanelUnit.NUMBER,
-            width=SIXTH,
             thresholds=((None, GREEN), (1, ORANGE), (5, RED)),
             shows="Jobs that gave up or lost a process, and are still in the cluster.",
             normal="0; a recovering job is back within minutes.",
@@ -93,7 +87,6 @@ NOW: Final = Row(
         stat(
             title="GPUs held",
             unit=PanelUnit.NUMBER,
-            width=SIXTH,
             shows="GPUs that pods of jobs occupy.",
             normal="near the GPUs of the cluster.",
             cure="With a queue and free GPUs, look for fragments: a gang needs all its GPUs at once.",
@@ -102,7 +95,6 @@ NOW: Final = Row(
         stat(
             title="GPUs waited for",
             unit=PanelUnit.NUMBER,
-            width=SIXTH,
             shows="GPUs that waiting jobs ask for.",
             normal="0, or what the queue is for.",
             cure="More than the cluster has free for days is a case for more GPUs, or for fewer of a job.",
@@ -111,7 +103,6 @@ NOW: Final = Row(
         stat(
             title="GPUs computing",
             unit=PanelUnit.SHARE,
-            width=SIXTH,
             low=0,
             high=1,
             thresholds=((None, RED), (0.3, ORANGE), (0.6, GREEN)),
@@ -157,7 +148,6 @@ WHICH: Final = Row(
         stacked(
             title="Jobs by phase",
             unit=PanelUnit.NUMBER,
-            width=HALF,
             shows="Jobs by the phase that `kubectl get rlhf` shows.",
             normal="Running is the widest band; Starting and Recovering are thin and short.",
             cure="A band of Recovering on many jobs at once is a node or the network, not a job.",
@@ -167,7 +157,6 @@ WHICH: Final = Row(
             title="Ends of pods, by job",
             links=_OF_BAR,
             unit=PanelUnit.NUMBER,
-            width=HALF,
             thresholds=((None, GREEN), (3, YELLOW), (10, RED)),
             shows="Ends of pods in the time shown, of the ten jobs with the most.",
             normal=operator.RESTARTS.normal,
@@ -188,7 +177,6 @@ GPUS: Final = Row(
         stacked(
             title="GPUs by use",
             unit=PanelUnit.NUMBER,
-            width=HALF,
             shows="GPUs of running jobs: those that compute, by group, and those that do not, by cause.",
             normal="groups that compute are the larger part; of generation, `training` is idle unless colocated.",
             cure="`tail` grows with long responses: fusion. `training` and `inference`: another split of the groups, "
@@ -201,8 +189,6 @@ GPUS: Final = Row(
         lines(
             title="GPUs by namespace",
             unit=PanelUnit.NUMBER,
-            width=HALF,
-            low=0,
             shows="GPUs that jobs hold and ask for, of the ten namespaces with the most.",
             normal="held equals asked for, but while jobs wait.",
             cure="A namespace that asks for more than its quota waits forever: see its queue.",
@@ -215,7 +201,6 @@ GPUS: Final = Row(
             title="GPU time wasted, by job",
             links=_OF_BAR,
             unit=PanelUnit.SECONDS,
-            width=HALF,
             shows="GPU time in which nothing was computed in the time shown, of the ten jobs with the most.",
             normal="below a third of a job's GPUs times the time shown.",
             cure="Open the job: its causes are there, with what each is cured by.",
@@ -224,13 +209,13 @@ GPUS: Final = Row(
         bars(
             title="GPU time wasted, by cause",
             unit=PanelUnit.SECONDS,
-            width=HALF,
             shows="The same of all jobs, by cause.",
             normal="`training` and `tail` lead; `starting`, `recovering` and `turn` are small.",
             cure="What leads here is what more hardware would not cure.",
             queries=(Query(total(FLEET.increase(job.GPU_IDLE, "$__range"), "cause"), "{{cause}}", instant=True),),
         ),
     ),
+    columns=2,
 )
 QUEUES: Final = Row(
     "How long is the queue?",
@@ -238,7 +223,6 @@ QUEUES: Final = Row(
         stacked(
             title="Waiting jobs, by reason",
             unit=PanelUnit.NUMBER,
-            width=THIRD,
             shows="Jobs before Running, by what they wait for.",
             normal="Queued as long as the queue is full; the others for minutes.",
             cure="Unschedulable: no node fits. NameTaken: an object of another owner. Released: pods could not start.",
@@ -252,7 +236,6 @@ QUEUES: Final = Row(
             title="Longest waits",
             links=_OF_BAR,
             unit=PanelUnit.SECONDS,
-            width=THIRD,
             shows="How long the ten jobs have waited that wait longest.",
             normal="as long as jobs before them run.",
             cure="Longer than that: its gang may be larger than what one queue ever has free.",
@@ -262,8 +245,6 @@ QUEUES: Final = Row(
             title="From creation to Running, and resizes",
             empty="when neither happened within an hour",
             unit=PanelUnit.SECONDS,
-            width=THIRD,
-            low=0,
             shows="Median and 90th percentile from a job's creation to Running, and of changes of size.",
             normal=operator.READY_SECONDS.normal,
             cure="Without a queue it is images and models: keep them on the nodes, or nearer to them.",

@@ -13,11 +13,8 @@ from rlhf_common.metrics import fusion, job, samples
 from rlhf_observability.dashboards.panels import (
     BY_JOB,
     GREEN,
-    HALF,
     ORANGE,
     RED,
-    SIXTH,
-    THIRD,
     YELLOW,
     Annotation,
     Dashboard,
@@ -57,7 +54,6 @@ PAYS: Final = Row(
             title="Gain",
             empty=_UNPREDICTED,
             unit=PanelUnit.SHARE,
-            width=SIXTH,
             thresholds=((None, RED), (0, YELLOW), (0.05, GREEN)),
             shows=fusion.GAIN.meaning,
             normal=fusion.GAIN.normal,
@@ -68,7 +64,6 @@ PAYS: Final = Row(
             title="Error of the prediction",
             empty=_UNPREDICTED,
             unit=PanelUnit.SHARE,
-            width=SIXTH,
             thresholds=_OFF,
             shows=fusion.PREDICTION_ERROR.meaning,
             normal=fusion.PREDICTION_ERROR.normal,
@@ -78,7 +73,6 @@ PAYS: Final = Row(
         stat(
             title="Threshold",
             unit=PanelUnit.SAMPLES,
-            width=SIXTH,
             shows=fusion.THRESHOLD.meaning,
             normal=fusion.THRESHOLD.normal,
             cure="0 with mode Auto: nothing was predicted to gain; `rlhf plan FILE` shows by how much.",
@@ -87,7 +81,6 @@ PAYS: Final = Row(
         stat(
             title="Workers of the pool",
             unit=PanelUnit.NUMBER,
-            width=SIXTH,
             shows=fusion.POOL_WORKERS.meaning,
             normal=fusion.POOL_WORKERS.normal,
             cure="All workers: the tail is as wide as the batch, nothing can be released.",
@@ -96,7 +89,6 @@ PAYS: Final = Row(
         stat(
             title="Cost of control",
             unit=PanelUnit.SHARE,
-            width=SIXTH,
             thresholds=((None, GREEN), (0.02, ORANGE), (0.05, RED)),
             shows=fusion.OVERHEAD.meaning,
             normal=fusion.OVERHEAD.normal,
@@ -107,7 +99,6 @@ PAYS: Final = Row(
             title="Scored early",
             empty="where the algorithm has nothing to score early",
             unit=PanelUnit.SHARE,
-            width=SIXTH,
             low=0,
             high=1,
             shows=fusion.EARLY.meaning,
@@ -123,8 +114,6 @@ PREDICTED: Final = Row(
         lines(
             title="Generation and inference: measured, predicted, without fusion",
             unit=PanelUnit.SECONDS,
-            width=HALF,
-            low=0,
             shows="Time of both stages in the last iteration: measured, predicted before it, and simulated afterwards "
             "with the lengths that came out; with fusion and without.",
             normal="measured near predicted; without fusion above both: the space between is the gain.",
@@ -140,8 +129,6 @@ PREDICTED: Final = Row(
         lines(
             title="The iteration in progress: predicted with and without fusion",
             unit=PanelUnit.SECONDS,
-            width=HALF,
-            low=0,
             shows="Predicted time of generation and inference with fusion and without, and what scoring early gains.",
             normal=fusion.PREDICTED.normal,
             cure="Both alike: short tails, fusion cannot gain and costs nothing.",
@@ -154,8 +141,6 @@ PREDICTED: Final = Row(
             title="Costs learned, against the profile",
             empty=_UNPREDICTED,
             unit=PanelUnit.SHARE,
-            width=HALF,
-            low=0,
             shows=fusion.COST.meaning,
             normal=fusion.COST.normal,
             cure="One kind far off: something else uses the device or link. Predictions follow in five iterations.",
@@ -165,10 +150,9 @@ PREDICTED: Final = Row(
             fusion.LENGTH_DRIFT,
             "Drift of lengths",
             "Above 0.2 for long: the policy changes faster than lengths are learned; expect errors, they settle.",
-            width=HALF,
-            low=0,
         ),
     ),
+    columns=2,
 )
 TAIL: Final = Row(
     "What happens in the tail?",
@@ -177,13 +161,10 @@ TAIL: Final = Row(
             samples.UNFINISHED,
             "Unfinished samples",
             "A long flat end that never moves: fusion is off or its threshold too low.",
-            low=0,
         ),
         lines(
             title="Workers in the pool, and released",
             unit=PanelUnit.NUMBER,
-            width=THIRD,
-            low=0,
             shows="Generation workers that keep the tail, and those that score meanwhile.",
             normal="none until the tail; then the pool, and all others released.",
             cure="A pool without any released: inference does not use generation's GPUs; see placement.",
@@ -195,8 +176,6 @@ TAIL: Final = Row(
         lines(
             title="GPUs idle in the tail",
             unit=PanelUnit.NUMBER,
-            width=THIRD,
-            low=0,
             shows="GPUs that compute nothing because the last samples decode elsewhere.",
             normal="what fusion makes small: a tenth of generation's GPUs.",
             cure="Large with fusion on: a higher threshold, or more scoring to fill them with.",
@@ -210,8 +189,6 @@ MOVES: Final = Row(
         lines(
             title="Moved samples",
             unit=PanelUnit.SAMPLES,
-            width=THIRD,
-            low=0,
             shows="Samples that moved with their KV cache or by their tokens, and those that were to move and stayed.",
             normal=fusion.MIGRATED.normal,
             cure="Mostly by tokens, or many that stay: workers do not reach each other's ports; the event "
@@ -225,8 +202,6 @@ MOVES: Final = Row(
             title="Time of a move",
             empty="when nothing moved with its KV cache within half an hour",
             unit=PanelUnit.SECONDS,
-            width=THIRD,
-            low=0,
             shows="99th percentile of the time of a move, and of the pause in which nobody decodes the sample.",
             normal="a move: bytes over the speed of the link. A pause: a step or two.",
             cure="Long pauses with fast moves: steps are long; long moves: the link is shared or slow.",
@@ -238,8 +213,6 @@ MOVES: Final = Row(
         lines(
             title="KV cache moved",
             unit=PanelUnit.BYTES_PER_SECOND,
-            width=THIRD,
-            low=0,
             shows=fusion.MIGRATED_BYTES.meaning,
             normal=fusion.MIGRATED_BYTES.normal,
             cure="Near the speed of the link for long: fewer samples at a time, or a faster network for workers.",

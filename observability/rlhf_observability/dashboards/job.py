@@ -17,9 +17,7 @@ from rlhf_observability.dashboards.panels import (
     GREY,
     MAX_SERIES,
     ORANGE,
-    QUARTER,
     RED,
-    THIRD,
     YELLOW,
     Annotation,
     Dashboard,
@@ -139,26 +137,24 @@ LEARNS: Final = Row(
         lines(
             title="Reward",
             unit=PanelUnit.REWARD,
-            width=THIRD,
             shows=run.REWARD.meaning,
             normal=run.REWARD.normal,
             cure="A fall to a constant: a broken reward or a collapsed policy. Log what the reward function scores.",
             queries=(per_job(run.REWARD),),
+            low=None,
         ),
         lines(
             title="Divergence from the reference",
             unit=PanelUnit.NATS,
-            width=THIRD,
             shows=run.KL_PER_TOKEN.meaning,
             normal=run.KL_PER_TOKEN.normal,
             cure="A steep rise: raise klCoefficient or set klTarget; a rising reward is then worth nothing.",
             queries=(per_job(run.KL_PER_TOKEN),),
+            low=None,
         ),
         lines(
             title="Length of responses",
             unit=PanelUnit.TOKENS,
-            width=THIRD,
-            low=0,
             shows="Mean and longest response of the last iteration.",
             normal="changes slowly, and the longest is below rollout.maxResponseTokens.",
             cure="At the limit samples are cut off: see beside. Longer with more reward may be reward hacking.",
@@ -172,7 +168,6 @@ TIME: Final = Row(
         stacked(
             title="An iteration, by stage",
             unit=PanelUnit.SECONDS,
-            width=QUARTER,
             shows="Where the time of the last finished iteration went; the mean of the jobs chosen.",
             normal=job.STAGE_LAST.normal,
             cure="Generation grows: lengths, or fewer workers. Wait grows: lost processes. Weight update or checkpoint "
@@ -182,8 +177,6 @@ TIME: Final = Row(
         lines(
             title="Time of an iteration",
             unit=PanelUnit.SECONDS,
-            width=QUARTER,
-            low=0,
             shows="Median and 95th percentile of whole iterations within an hour, by job.",
             normal=job.ITERATION_SECONDS.normal,
             cure="The 95th far above the median: recoveries, or checkpoints; see the stages beside.",
@@ -195,8 +188,6 @@ TIME: Final = Row(
         lines(
             title="Tokens per second",
             unit=PanelUnit.TOKENS_PER_SECOND,
-            width=QUARTER,
-            low=0,
             shows="Response tokens: of the last finished iteration over its whole time, and decoded now.",
             normal="the first steady, the second high while the job generates.",
             cure="Compare the stages beside: fewer tokens with the same generation time are shorter responses.",
@@ -205,7 +196,6 @@ TIME: Final = Row(
         stacked(
             title="Idle GPUs, by cause",
             unit=PanelUnit.NUMBER,
-            width=QUARTER,
             shows="GPUs of the jobs chosen that computed nothing, by cause.",
             normal=job.GPU_IDLE.normal,
             cure="tail: inter-stage fusion. training, inference: another split of groups, or colocation. turn: devices "
@@ -220,7 +210,6 @@ WELL: Final = Row(
         stacked(
             title="Samples, by state",
             unit=PanelUnit.SAMPLES,
-            width=QUARTER,
             shows="Samples of the iteration in progress by state.",
             normal=samples.SAMPLES.normal,
             cure="A band of `decoding` that stays is the tail; of `generated`, scorers that are too slow or gone.",
@@ -229,8 +218,6 @@ WELL: Final = Row(
         lines(
             title="Missing workers",
             unit=PanelUnit.NUMBER,
-            width=QUARTER,
-            low=0,
             thresholds=((None, GREEN), (1, RED)),
             shows="Workers that a group is to have and that hold no session.",
             normal="0, but while the job starts, resizes or recovers.",
@@ -245,8 +232,6 @@ WELL: Final = Row(
         lines(
             title="Lost and restarted",
             unit=PanelUnit.NUMBER,
-            width=QUARTER,
-            low=0,
             shows="Workers lost or out of memory, restarts of the training group, times the job went into recovery.",
             normal="0 but for drained nodes.",
             cure="Again and again: exit codes in `rlhf describe NAME` tell memory, the device and the code apart.",
@@ -260,8 +245,6 @@ WELL: Final = Row(
         lines(
             title="Scores that failed",
             unit=PanelUnit.NUMBER,
-            width=QUARTER,
-            low=0,
             shows=samples.SCORE_FAILURES.meaning,
             normal=samples.SCORE_FAILURES.normal,
             cure="The event score-failed has the reward's own words; look at its endpoint, or at the function.",

@@ -13,9 +13,6 @@ from rlhf_common.metrics import run, samples
 from rlhf_common.metrics.catalogue import METRICS
 from rlhf_observability.dashboards.panels import (
     BY_JOB,
-    QUARTER,
-    THIRD,
-    WIDE,
     Dashboard,
     PanelUnit,
     Query,
@@ -41,7 +38,6 @@ AHEAD: Final = Row(
         stat(
             title="Reward now",
             unit=PanelUnit.REWARD,
-            width=WIDE,
             decimals=3,
             shows=run.REWARD.meaning,
             normal=run.REWARD.normal,
@@ -51,7 +47,6 @@ AHEAD: Final = Row(
         lines(
             title="Reward",
             unit=PanelUnit.REWARD,
-            width=QUARTER,
             shows="Mean reward of training; of the last evaluation and the best one so far, where there are any.",
             normal=run.EVALUATION_REWARD.normal,
             cure="A fall to a constant is a broken reward or a collapsed policy. Evaluations far below the best for "
@@ -61,19 +56,16 @@ AHEAD: Final = Row(
                 Query(JOBS.latest(run.EVALUATION_REWARD), f"evaluation {BY_JOB}"),
                 Query(JOBS.latest(run.EVALUATION_BEST), f"best evaluation {BY_JOB}"),
             ),
+            low=None,
         ),
         lines_of(
             run.REWARD_STD,
             "Spread of the reward",
             "At 0 all samples are worth the same: take harder prompts, more samples of each, or a finer reward.",
-            width=QUARTER,
-            low=0,
         ),
         lines(
             title="Length of responses",
             unit=PanelUnit.TOKENS,
-            width=QUARTER,
-            low=0,
             shows="Median and 99th percentile of the lengths of finished responses.",
             normal=samples.RESPONSE_TOKENS.normal,
             cure="A percentile at maxResponseTokens is cut off: raise it, or let the reward punish length.",
@@ -85,8 +77,6 @@ AHEAD: Final = Row(
         lines(
             title="Cut off",
             unit=PanelUnit.SHARE,
-            width=QUARTER,
-            low=0,
             high=1,
             shows="Share of responses that ended at rollout.maxResponseTokens.",
             normal="below 10% once the policy has learned to stop.",
@@ -107,27 +97,21 @@ FAR: Final = Row(
             run.KL,
             "Divergence of a response",
             "A steep rise: raise klCoefficient, or set klTarget.",
-            width=QUARTER,
+            low=None,
         ),
         lines_of(
             run.KL_COEFFICIENT,
             "Weight of the divergence",
             "At its bound for long: the target cannot be met; change the reward or the target.",
-            width=QUARTER,
-            low=0,
         ),
         lines_of(
             run.ENTROPY,
             "Entropy",
             "Near 0 too early: a smaller learning rate, or a higher temperature.",
-            width=QUARTER,
-            low=0,
         ),
         lines(
             title="What is not trained on",
             unit=PanelUnit.SAMPLES,
-            width=QUARTER,
-            low=0,
             shows="Samples without a reward; those that were dropped, as all responses to their prompt have equal "
             "rewards, and those that took their place; those that were begun anew, as they were carried for too long.",
             normal="without a reward: 0, unless it abstains by design. Dropped: as many as refilled. Begun anew: few.",
@@ -149,29 +133,23 @@ STEPS: Final = Row(
             run.LOSS,
             "Loss",
             "A critic's that rises follows a reward that jumps; a policy's says little.",
-            width=QUARTER,
+            low=None,
         ),
         lines_of(
             run.APPROXIMATE_KL,
             "Divergence of one iteration",
             "Above 0.02: a smaller learning rate, fewer epochs, or smaller mini-batches.",
-            width=QUARTER,
-            low=0,
         ),
         lines_of(
             run.CLIPPED,
             "Clipped tokens",
             "Above 0.3 most of the batch teaches nothing: smaller steps.",
-            width=QUARTER,
-            low=0,
         ),
         lines_of(
             run.RATIO_MAX,
             "Largest ratio of probabilities",
             "Spikes with a low mismatch are steps that are too large; with a high one see the dashboard of training.",
             unit=PanelUnit.NUMBER,
-            width=QUARTER,
-            low=0,
         ),
     ),
 )
@@ -183,21 +161,21 @@ CRITIC: Final = Row(
             "Explained variance",
             "Below 0 for long: a larger learning rate of the critic, or a warm-up before the policy learns.",
             empty="of jobs without a critic",
+            low=None,
         ),
         lines(
             title="Values and returns",
             unit=PanelUnit.REWARD,
-            width=THIRD,
             shows="Mean value that the critic predicts, and the mean return that it is trained on.",
             normal="near each other.",
             empty="of jobs without a critic",
             cure="Far apart: the critic lags behind the reward; see its explained variance.",
             queries=(per_model(run.VALUE_MEAN, "value"), per_model(run.RETURN_MEAN, "return")),
+            low=None,
         ),
         lines(
             title="Rewards by name, and metrics without a panel",
             unit=PanelUnit.NUMBER,
-            width=THIRD,
             shows="Means of rewards by name and of what rewards give beside their number; what algorithms add to "
             "metrics.jsonl below `training/` and no metric of its own has, such as yours.",
             normal="rewards rise, or fall where their weight is negative; the others are what you made them for.",
@@ -209,6 +187,7 @@ CRITIC: Final = Row(
                     f"{{{{name}}}} {BY_JOB}",
                 ),
             ),
+            low=None,
         ),
     ),
 )

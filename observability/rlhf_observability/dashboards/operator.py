@@ -13,11 +13,8 @@ from typing import Final
 from rlhf_common.metrics import operator, process
 from rlhf_observability.dashboards.panels import (
     GREEN,
-    HALF,
     ORANGE,
     RED,
-    SIXTH,
-    THIRD,
     Annotation,
     Dashboard,
     PanelUnit,
@@ -48,7 +45,6 @@ WELL: Final = Row(
         stat(
             title="Leaders",
             unit=PanelUnit.NUMBER,
-            width=SIXTH,
             thresholds=((None, RED), (1, GREEN), (2, ORANGE)),
             shows="Processes that reconcile.",
             normal=operator.LEADER.normal,
@@ -58,7 +54,6 @@ WELL: Final = Row(
         stat(
             title="Jobs that wait",
             unit=PanelUnit.NUMBER,
-            width=SIXTH,
             shows=operator.QUEUE_DEPTH.meaning,
             normal=operator.QUEUE_DEPTH.normal,
             cure="It grows: reconciles or the API server are slow; controller.concurrency is how many at once.",
@@ -67,7 +62,6 @@ WELL: Final = Row(
         stat(
             title="Longest wait",
             unit=PanelUnit.SECONDS,
-            width=SIXTH,
             thresholds=((None, GREEN), (30, ORANGE), (180, RED)),
             shows=operator.QUEUE_OLDEST.meaning,
             normal=operator.QUEUE_OLDEST.normal,
@@ -77,7 +71,6 @@ WELL: Final = Row(
         stat(
             title="Failed reconciles",
             unit=PanelUnit.NUMBER,
-            width=SIXTH,
             thresholds=((None, GREEN), (1, ORANGE), (100, RED)),
             shows="Reconciles that failed in the time shown.",
             normal=operator.RECONCILE_ERRORS.normal,
@@ -87,7 +80,6 @@ WELL: Final = Row(
         stat(
             title="Silence of a watch",
             unit=PanelUnit.SECONDS,
-            width=SIXTH,
             thresholds=_SILENT,
             shows="Time since the most silent watch last heard of the API server.",
             normal=operator.WATCH_ALIVE.normal,
@@ -97,7 +89,6 @@ WELL: Final = Row(
         stat(
             title="Unreadable objects",
             unit=PanelUnit.NUMBER,
-            width=SIXTH,
             thresholds=((None, GREEN), (1, ORANGE)),
             shows=operator.UNREADABLE.meaning,
             normal=operator.UNREADABLE.normal,
@@ -112,8 +103,6 @@ KEEPS_UP: Final = Row(
         lines(
             title="Time of a reconcile",
             unit=PanelUnit.SECONDS,
-            width=THIRD,
-            low=0,
             shows="Median and 99th percentile of the reconciles of five minutes.",
             normal=operator.RECONCILE_SECONDS.normal,
             cure="Slow for all: the API server. The 99th alone: jobs of hundreds of pods that start.",
@@ -125,8 +114,6 @@ KEEPS_UP: Final = Row(
         lines(
             title="Reconciles and errors",
             unit=PanelUnit.PER_SECOND,
-            width=THIRD,
-            low=0,
             shows="Reconciles a second by how they ended, and errors by reason.",
             normal="a few a second for hundreds of jobs; conflicts are rare, errors none.",
             cure="Many that change nothing: something writes to jobs or pods all the time; see requests.",
@@ -140,7 +127,6 @@ KEEPS_UP: Final = Row(
         heatmap(
             title="Reconciles by their time",
             unit=PanelUnit.SECONDS,
-            width=THIRD,
             shows="How many reconciles took how long.",
             normal="nearly all below a tenth of a second.",
             cure="A band at whole seconds is requests that are throttled or time out.",
@@ -154,8 +140,6 @@ REACHES: Final = Row(
         lines(
             title="Requests",
             unit=PanelUnit.PER_SECOND,
-            width=HALF,
-            low=0,
             shows="Requests a second by verb and kind, the ten most frequent.",
             normal="few when nothing changes.",
             cure="A kind that is written all the time fights somebody: another controller, or a webhook that edits.",
@@ -168,8 +152,6 @@ REACHES: Final = Row(
         lines(
             title="Requests that failed",
             unit=PanelUnit.PER_SECOND,
-            width=HALF,
-            low=0,
             shows="Answers from 400 on by code and kind, and 0 for none.",
             normal="none; 409 and 404 now and then.",
             cure="403: rights, see the chart's rbac. 429: throttled. 5xx and 0: the API server, or the way to it.",
@@ -191,8 +173,6 @@ HEARS: Final = Row(
         lines(
             title="Silence of watches",
             unit=PanelUnit.SECONDS,
-            width=THIRD,
-            low=0,
             thresholds=_SILENT,
             shows="Time since each watch last heard of the API server, by kind.",
             normal="below 150 s; of rlhfjobs as long as none changes, where no bookmarks come.",
@@ -202,8 +182,6 @@ HEARS: Final = Row(
         lines(
             title="Time since the last event",
             unit=PanelUnit.SECONDS,
-            width=THIRD,
-            low=0,
             shows=operator.WATCH_EVENT.meaning,
             normal=operator.WATCH_EVENT.normal,
             cure="Old while `kubectl get -w` of that kind shows changes: the watch is deaf; restart the operator.",
@@ -212,8 +190,6 @@ HEARS: Final = Row(
         lines(
             title="Listings anew",
             unit=PanelUnit.NUMBER,
-            width=THIRD,
-            low=0,
             shows=operator.WATCH_RELISTS.meaning,
             normal=operator.WATCH_RELISTS.normal,
             cure="Every few minutes: the API server restarts, or its watch cache is too short.",
@@ -231,8 +207,6 @@ COSTS: Final = Row(
         lines(
             title="Memory",
             unit=PanelUnit.BYTES,
-            width=HALF,
-            low=0,
             shows="Memory that each of the operator's pods occupies.",
             normal=process.RESIDENT_MEMORY.normal,
             cure="It only rises: a leak; note the number of jobs and report it.",
@@ -241,8 +215,6 @@ COSTS: Final = Row(
         lines(
             title="Processor",
             unit=PanelUnit.NUMBER,
-            width=HALF,
-            low=0,
             shows="Cores that each of the operator's pods uses.",
             normal=process.CPU_SECONDS.normal,
             cure="At one core with a queue: more operators, each with its own operatorClass or namespaces.",

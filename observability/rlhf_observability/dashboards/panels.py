@@ -14,7 +14,7 @@ from rlhf_common.metrics.metric import Metric, Unit
 from rlhf_observability.promql import JOB, JOBS, SeriesScope, highest, top
 
 GRID_WIDTH: Final = 24  # columns of Grafana's grid
-SIXTH, QUARTER, THIRD, HALF, TWO_THIRDS, WIDE = 4, 6, 8, 12, 16, GRID_WIDTH
+HALF: Final = 12
 
 GREEN, YELLOW, ORANGE, RED, BLUE, GREY = "green", "yellow", "orange", "red", "blue", "#808080"
 Thresholds = tuple[tuple[float | None, str], ...]
@@ -82,7 +82,8 @@ class Panel:
     queries: tuple[Query, ...]
     empty: str = ""
     """When it has no data although there is no problem, such as "on CPUs"."""
-    width: int = HALF
+    width: int = 0
+    """0: it shares a line equally with its neighbours of its height."""
     height: int = 9
     low: float | None = None
     high: float | None = None
@@ -117,13 +118,13 @@ UNITS: Final = {
 }
 """Unit of the catalogue -> unit of a panel for an unscaled gauge."""
 
-stat = partial(Panel, kind=PanelKind.STAT, width=QUARTER, height=4)
-lines = partial(Panel, kind=PanelKind.LINES)
+stat = partial(Panel, kind=PanelKind.STAT, height=4)
+lines = partial(Panel, kind=PanelKind.LINES, low=0)
 stacked = partial(Panel, kind=PanelKind.STACKED, low=0)
 bars = partial(Panel, kind=PanelKind.BARS, low=0)
 heatmap = partial(Panel, kind=PanelKind.HEATMAP)
-table = partial(Panel, kind=PanelKind.TABLE, width=WIDE, height=9)
-states = partial(Panel, kind=PanelKind.STATES, width=WIDE, height=6)
+table = partial(Panel, kind=PanelKind.TABLE, width=GRID_WIDTH)
+states = partial(Panel, kind=PanelKind.STATES, height=6)
 
 
 def per_job(metric: Metric, name: str = "", scope: SeriesScope = JOBS, **labels: str) -> Query:
@@ -142,8 +143,7 @@ def lines_of(
     cure: str,
     *,
     unit: str = "",
-    width: int = THIRD,
-    low: float | None = None,
+    low: float | None = 0,
     empty: str = "",
 ) -> Panel:
     """Return a panel of one gauge from the catalogue, one line per job, or per model of a job."""
@@ -151,7 +151,6 @@ def lines_of(
     return lines(
         title=title,
         unit=unit or UNITS[metric.unit],
-        width=width,
         low=low,
         empty=empty,
         shows=metric.meaning,
@@ -167,6 +166,8 @@ class Row:
 
     title: str
     panels: tuple[Panel, ...]
+    columns: int = 6
+    """Maximum number of panels without a width in one line."""
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,9 @@ from rlhf_common.metrics import job, run, training
 from rlhf_observability.dashboards.panels import (
     BY_JOB,
     GREEN,
-    GRID_WIDTH,
     HALF,
     ORANGE,
     RED,
-    THIRD,
     Dashboard,
     PanelUnit,
     Query,
@@ -85,8 +83,6 @@ SCHEDULE: Final = Row(
         lines(
             title="Time of a step, against its prediction",
             unit=PanelUnit.SECONDS,
-            width=THIRD,
-            low=0,
             shows="Median and 95th percentile of optimizer steps, the time that the schedule was chosen for, and how "
             "long critics, or all models, trained beside decoding.",
             normal=training.PREDICTED_STEP.normal,
@@ -102,8 +98,6 @@ SCHEDULE: Final = Row(
         lines(
             title="Bubbles against their prediction, and padding",
             unit=PanelUnit.SHARE,
-            width=THIRD,
-            low=0,
             high=1,
             shows=f"{training.BUBBLE.meaning} {training.PADDING.meaning} {training.CRITIC_OVERLAP_ON.meaning}",
             normal=f"{training.BUBBLE.normal}; padding under 0.3.",
@@ -118,7 +112,6 @@ SCHEDULE: Final = Row(
         stacked(
             title="Jobs by schedule",
             unit=PanelUnit.NUMBER,
-            width=THIRD,
             shows="Jobs of those chosen, by the method of their schedule.",
             normal=training.SCHEDULE.normal,
             cure="A job that is serial with mode Auto measured no other to be faster.",
@@ -137,7 +130,6 @@ SCHEDULE: Final = Row(
             title="GPUs of training that compute",
             unit=PanelUnit.NUMBER,
             width=HALF,
-            low=0,
             shows="GPUs of the training group that computed, and those that it holds.",
             normal="equal while the job trains, none meanwhile unless the group is colocated.",
             cure="A small share of the time: fewer training GPUs, or colocation with generation.",
@@ -155,14 +147,16 @@ GRADIENTS: Final = Row(
             run.GRADIENT_NORM,
             "Norm of the gradient",
             "A spike of ten times: look at the reward and the lengths of that iteration; clip, or lower the rate.",
-            low=0,
         ),
-        lines_of(run.LEARNING_RATE, "Learning rate", "Not as meant: `rlhf get NAME -o yaml` shows what is in force."),
+        lines_of(
+            run.LEARNING_RATE,
+            "Learning rate",
+            "Not as meant: `rlhf get NAME -o yaml` shows what is in force.",
+            low=None,
+        ),
         lines(
             title="Use of experts",
             unit=PanelUnit.NUMBER,
-            width=THIRD,
-            low=0,
             shows=f"{run.EXPERT_LOAD.meaning} {run.EXPERTS_UNUSED.meaning}",
             normal=f"load: {run.EXPERT_LOAD.normal}; unused: {run.EXPERTS_UNUSED.normal}.",
             empty="of jobs whose models have no experts",
@@ -173,8 +167,6 @@ GRADIENTS: Final = Row(
         lines(
             title="Mismatch of trainer and engine",
             unit=PanelUnit.NATS,
-            width=THIRD,
-            low=0,
             shows="How much log-probabilities differ at the same weights, and their divergence; nats a token.",
             normal="below 1e-4 in float32, 0.01 in bfloat16; the divergence below 1e-3.",
             cure="A sudden rise is a stale weight version, or another precision or attention in the engine.",
@@ -184,15 +176,14 @@ GRADIENTS: Final = Row(
             run.MISMATCH_MAX,
             "Largest mismatch of a token",
             "Alone without the mean: rare tokens, harmless when clipped. With it: see beside.",
-            low=0,
         ),
         lines_of(
             run.MISMATCH_CORRECTED,
             "Tokens outside the limits of the correction",
             "Most are: the engine samples another policy, see beside, or the limits do not fit the precision.",
-            low=0,
         ),
     ),
+    columns=3,
 )
 DRAFT_MODEL: Final = Row(
     "Does the draft model keep up with the policy?",
@@ -200,8 +191,6 @@ DRAFT_MODEL: Final = Row(
         lines(
             title="Draft model against the policy",
             unit=PanelUnit.NUMBER,
-            width=GRID_WIDTH,
-            low=0,
             shows="Cross entropy of the draft model to the policy in nats a token, and what of it is their difference.",
             normal=training.DRAFT_DIVERGENCE.normal,
             cure="The difference rises or does not fall: raise draftModel.learningRate, or take a larger draft model.",

@@ -15,7 +15,6 @@ from rlhf_observability.dashboards.panels import (
     GREEN,
     MAX_SERIES,
     ORANGE,
-    QUARTER,
     RED,
     Annotation,
     Dashboard,
@@ -97,8 +96,6 @@ WEIGHTS: Final = Row(
         lines(
             title="Time of an update",
             unit=PanelUnit.SECONDS,
-            width=QUARTER,
-            low=0,
             shows="Median and 99th percentile of the time in which one worker loads a version, and how much of the "
             "median is putting weights in place that have come.",
             normal=storage.WEIGHT_UPDATE.normal,
@@ -112,8 +109,6 @@ WEIGHTS: Final = Row(
         lines(
             title="Wait for weights, an iteration",
             unit=PanelUnit.SECONDS,
-            width=QUARTER,
-            low=0,
             shows=storage.WEIGHT_PAUSED.meaning,
             normal=storage.WEIGHT_PAUSED.normal,
             cure="Longer than one update: workers load one after the other, or a lost worker is waited for.",
@@ -122,8 +117,6 @@ WEIGHTS: Final = Row(
         lines(
             title="Weights loaded",
             unit=PanelUnit.BYTES_PER_SECOND,
-            width=QUARTER,
-            low=0,
             shows=storage.WEIGHT_BYTES.meaning,
             normal=storage.WEIGHT_BYTES.normal,
             cure="At the speed of the trainers' link: more workers make updates longer.",
@@ -132,8 +125,6 @@ WEIGHTS: Final = Row(
         lines(
             title="Workers behind",
             unit=PanelUnit.NUMBER,
-            width=QUARTER,
-            low=0,
             shows="Generation workers whose policy is older than the job's newest version.",
             normal="0, but for moments after each iteration.",
             cure="Some for longer than an update takes: they came back late, or are stuck; `rlhf top NAME` names them.",
@@ -147,7 +138,6 @@ CHECKPOINTS: Final = Row(
         lines(
             title="Versions",
             unit=PanelUnit.NUMBER,
-            width=QUARTER,
             shows="Newest weight version, newest checkpoint, and the oldest version that a generation worker holds.",
             normal="three staircases, the checkpoint's with the widest steps.",
             cure="A checkpoint that stays while versions rise: failures beside, and free space.",
@@ -156,12 +146,11 @@ CHECKPOINTS: Final = Row(
                 per_job(storage.CHECKPOINT_VERSION, "checkpoint"),
                 Query(lowest(_HELD, *JOB), f"oldest in generation {BY_JOB}"),
             ),
+            low=None,
         ),
         lines(
             title="Time of a checkpoint",
             unit=PanelUnit.SECONDS,
-            width=QUARTER,
-            low=0,
             shows=storage.CHECKPOINT_SECONDS.meaning,
             normal=storage.CHECKPOINT_SECONDS.normal,
             cure="Slower with the same size: the volume is busy; fewer checkpoints or a faster class.",
@@ -171,14 +160,10 @@ CHECKPOINTS: Final = Row(
             storage.CHECKPOINT_BYTES,
             "Size of a checkpoint",
             "A jump: another model or optimizer; see whether the volume still holds what is kept.",
-            width=QUARTER,
-            low=0,
         ),
         lines(
             title="Behind, against the interval",
             unit=PanelUnit.NUMBER,
-            width=QUARTER,
-            low=0,
             shows="Versions since the newest checkpoint, and the interval that the manifest asks for.",
             normal="a saw between 0 and the interval.",
             cure="Teeth above the interval are checkpoints that failed.",
@@ -192,8 +177,6 @@ DISKS: Final = Row(
         lines(
             title="Free",
             unit=PanelUnit.BYTES,
-            width=QUARTER,
-            low=0,
             shows=storage.DISK_FREE.meaning,
             normal=storage.DISK_FREE.normal,
             cure="A line that meets 0 in days: enlarge the volume before it does.",
@@ -202,8 +185,6 @@ DISKS: Final = Row(
         lines(
             title="Journal",
             unit=PanelUnit.BYTES_PER_SECOND,
-            width=QUARTER,
-            low=0,
             shows=storage.JOURNAL_BYTES.meaning,
             normal=storage.JOURNAL_BYTES.normal,
             cure="It is cut at every checkpoint: a journal that fills the disk wants checkpoints more often.",
@@ -213,14 +194,10 @@ DISKS: Final = Row(
             run.CONTROL,
             "Added by the coordinator",
             "Above 0.01: a slow disk below the journal, or a coordinator without its own core.",
-            width=QUARTER,
-            low=0,
         ),
         lines(
             title="Speed of moves between memories",
             unit=PanelUnit.BYTES_PER_SECOND,
-            width=QUARTER,
-            low=0,
             shows="Bytes over the time that moves of them took, by what went and how: weights, KV caches, offloading.",
             normal="offload and onload near the host's bus; streams near the network; device memory far above both.",
             cure="Far below: pageable memory, a shared link, or a disk in the way. Weights by stream on one machine: "

@@ -15,9 +15,7 @@ from rlhf_observability.dashboards.panels import (
     GREEN,
     MAX_SERIES,
     ORANGE,
-    QUARTER,
     RED,
-    THIRD,
     Dashboard,
     PanelUnit,
     Query,
@@ -41,7 +39,6 @@ THERE: Final = Row(
     "Are all workers there?",
     (
         stat(
-            width=THIRD,
             title="Missing",
             unit=PanelUnit.NUMBER,
             thresholds=((None, GREEN), (1, ORANGE)),
@@ -51,7 +48,6 @@ THERE: Final = Row(
             queries=(Query(or_zero(total(f"{_WANTED} - {_SESSIONS}"))),),
         ),
         stat(
-            width=THIRD,
             title="Lost",
             unit=PanelUnit.NUMBER,
             thresholds=((None, GREEN), (1, ORANGE)),
@@ -61,7 +57,6 @@ THERE: Final = Row(
             queries=(Query(or_zero(total(JOBS.increase(samples.LOST, "$__range")))),),
         ),
         stat(
-            width=THIRD,
             title="Not connected",
             unit=PanelUnit.NUMBER,
             thresholds=((None, GREEN), (1, RED)),
@@ -73,7 +68,6 @@ THERE: Final = Row(
         stacked(
             title="Workers by state",
             unit=PanelUnit.NUMBER,
-            width=THIRD,
             shows="Workers by the state that their coordinator sees.",
             normal=samples.WORKER_STATE.normal,
             cure="Lost or Missing for minutes: the pods' events. Starting for minutes: the loading of models.",
@@ -82,8 +76,6 @@ THERE: Final = Row(
         lines(
             title="Wanted and connected",
             unit=PanelUnit.NUMBER,
-            width=THIRD,
-            low=0,
             shows="Workers that each group is to have, and those with a session.",
             normal="one line over the other.",
             cure="Apart for longer than a pod takes to start: the pods' events.",
@@ -95,8 +87,6 @@ THERE: Final = Row(
         lines(
             title="Workers that came back most",
             unit=PanelUnit.NUMBER,
-            width=THIRD,
-            low=0,
             shows="Returns as a new process within an hour, of the eight workers with the most.",
             normal=samples.WORKER_RESTARTS.normal,
             cure="One again and again: its node or its device; cordon the node. All: the code, or memory.",
@@ -115,8 +105,6 @@ BUSY: Final = Row(
         lines(
             title="Least busy",
             unit=PanelUnit.SHARE,
-            width=THIRD,
-            low=0,
             high=1,
             shows="Share of the time that the compute thread worked, of the eight chosen workers with the least.",
             normal=worker.BUSY.normal,
@@ -126,8 +114,6 @@ BUSY: Final = Row(
         lines(
             title="Most idle in generation and inference",
             unit=PanelUnit.NUMBER,
-            width=THIRD,
-            low=0,
             high=1,
             shows=job.WORKER_IDLE.meaning,
             normal=job.WORKER_IDLE.normal,
@@ -137,8 +123,6 @@ BUSY: Final = Row(
         lines(
             title="Busy by group",
             unit=PanelUnit.SHARE,
-            width=THIRD,
-            low=0,
             high=1,
             shows="Share of GPU time in which workers of a group computed.",
             normal=job.GPU_BUSY.normal,
@@ -158,8 +142,6 @@ PROCESSES: Final = Row(
         lines(
             title="Most memory",
             unit=PanelUnit.BYTES,
-            width=THIRD,
-            low=0,
             shows="Memory of the eight pods of jobs that occupy the most, and AdamW's moments that a training rank "
             "keeps in it.",
             normal=process.RESIDENT_MEMORY.normal,
@@ -172,8 +154,6 @@ PROCESSES: Final = Row(
         lines(
             title="Most processor time",
             unit=PanelUnit.NUMBER,
-            width=THIRD,
-            low=0,
             shows="Cores that the eight busiest pods of jobs use.",
             normal="a coordinator below one core; workers on GPUs one or two, on CPUs all that they may.",
             cure="A coordinator at one core holds the job up: give it its own, and see what it adds.",
@@ -182,8 +162,6 @@ PROCESSES: Final = Row(
         lines(
             title="Open files",
             unit=PanelUnit.SHARE,
-            width=THIRD,
-            low=0,
             high=1,
             thresholds=((None, GREEN), (0.7, ORANGE), (0.9, RED)),
             shows="Share of the file descriptors that a pod may have, of the eight with the most.",
@@ -204,8 +182,6 @@ NONSENSE: Final = Row(
         lines(
             title="Messages",
             unit=PanelUnit.PER_SECOND,
-            width=QUARTER,
-            low=0,
             shows=samples.MESSAGES.meaning,
             normal=samples.MESSAGES.normal,
             cure="Thousands a second with few workers: responses of single tokens; see the coordinator's core.",
@@ -214,8 +190,6 @@ NONSENSE: Final = Row(
         lines(
             title="Dropped and refused messages",
             unit=PanelUnit.NUMBER,
-            width=QUARTER,
-            low=0,
             shows="Messages of leases that are no more in force, and messages that made no sense.",
             normal="0; a few after moves and lost workers. Never any that make no sense.",
             cure="Nonsense is broken or hostile code in a worker: its image, its plug-ins, and who may reach the port.",
@@ -228,7 +202,6 @@ NONSENSE: Final = Row(
             title="Certificates end in",
             empty="of jobs without certificates",
             unit=PanelUnit.SECONDS,
-            width=QUARTER,
             thresholds=((None, RED), (86400, ORANGE), (3 * 86400, GREEN)),
             shows="Time until the first certificate of a job's processes ends.",
             normal=process.CERTIFICATE_EXPIRY.normal,
@@ -236,12 +209,11 @@ NONSENSE: Final = Row(
             queries=(
                 Query(bottom(MAX_SERIES, f"{lowest(JOBS.value(process.CERTIFICATE_EXPIRY), *JOB)} - time()"), BY_JOB),
             ),
+            low=None,
         ),
         lines(
             title="Processes by version",
             unit=PanelUnit.NUMBER,
-            width=QUARTER,
-            low=0,
             shows="Processes of jobs by the version of the package that they run.",
             normal=process.BUILD_INFO.normal,
             cure="Two of one job for long: an image that pods name themselves.",

@@ -1,21 +1,19 @@
 """Registers every cause; the order breaks ties between equal losses.
 
-To add a cause: write a module in `causes` with a class that follows `finding.LossCause`, and add a line here.
+To add a cause: write a class in `causes` that follows `finding.LossCause`, and add a line here.
 """
 
 from typing import Final
 
 from rlhf_planner.explain.causes.bubbles import Bubbles
-from rlhf_planner.explain.causes.checkpoints import SeldomCheckpoints
-from rlhf_planner.explain.causes.evaluations import SeldomEvaluations
 from rlhf_planner.explain.causes.few_generation_workers import FewGenerationWorkers
-from rlhf_planner.explain.causes.few_inference_workers import FewInferenceWorkers
+from rlhf_planner.explain.causes.intervals import SeldomCheckpoints, SeldomEvaluations
 from rlhf_planner.explain.causes.long_tail import LongTail
 from rlhf_planner.explain.causes.low_acceptance import LowAcceptance
 from rlhf_planner.explain.causes.publishing import Publishing
 from rlhf_planner.explain.causes.recovery import Recovery
 from rlhf_planner.explain.causes.scoring_overlap import ScoringOverlap
-from rlhf_planner.explain.causes.slow_reward import SlowReward
+from rlhf_planner.explain.causes.scoring_waits import ScoringWaits
 from rlhf_planner.explain.causes.slow_worker import SlowWorker
 from rlhf_planner.explain.causes.small_batches import SmallBatches
 from rlhf_planner.explain.finding import LossCause
@@ -23,8 +21,8 @@ from rlhf_planner.explain.finding import LossCause
 CAUSES: Final[tuple[LossCause, ...]] = (
     Recovery(),
     SlowWorker(),
-    SlowReward(),
-    FewInferenceWorkers(),
+    ScoringWaits("slow reward", call=True),
+    ScoringWaits("too few inference workers", call=False),
     ScoringOverlap(),
     SmallBatches(),
     FewGenerationWorkers(),

@@ -1,7 +1,7 @@
 """Replays the scoring queue at a higher rate to compute the gain of more scoring workers.
 
-Owns the code shared by the causes `slow_reward` and `few_inference_workers`; they differ in the task that samples
-waited for. Rule: n times the workers give n times the rate, unless the scoring of a single sample takes longer.
+Owns the numbers of the cause `scoring_waits`. Rule: n times the workers give n times the rate, unless the scoring of a
+single sample takes longer.
 """
 
 from collections.abc import Sequence

@@ -49,7 +49,9 @@ VLLM = "workers whose engine is vLLM; tests/integration/vllm/test_vllm_roles.py 
 CARRIED = "jobs with rollout.maxStaleness; tests/integration/jobs/test_carried_job.py reads what they measure"
 BEHIND = "jobs with training.criticOverlap; tests/integration/jobs/test_critic_overlap.py reads what they measure"
 BESIDE = "jobs with rollout.overlapTraining; tests/integration/jobs/test_rollout_overlap.py reads what they measure"
-OFFLOADED = "jobs with parallelism.offloadOptimizer; tests/integration/jobs/test_tensor_job.py reads what they measure"
+OFFLOADED = (
+    "jobs with parallelism.offloadOptimizer; tests/integration/jobs/test_killed_ranks.py reads what they measure"
+)
 EXPERTS = "models of experts; tests/integration/jobs/test_expert_job.py reads what their ranks say"
 RARE = {
     ("engine", "Fullest devices and caches", "A"): "workers that compute on GPUs, whose memory the driver tells",

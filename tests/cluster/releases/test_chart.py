@@ -105,8 +105,10 @@ def test_the_schema_knows_every_value_and_takes_no_other() -> None:
         optional = {"claims"} if path.endswith(".resources") else set()
         assert documented - optional == set(values), path
         for key, value in values.items():
-            if isinstance(value, dict) and "properties" in node["properties"][key]:
-                compare(node["properties"][key], value, f"{path}.{key}")
+            child = node["properties"][key]
+            child = schema["definitions"][child["$ref"].rpartition("/")[2]] if "$ref" in child else child
+            if isinstance(value, dict) and "properties" in child:
+                compare(child, value, f"{path}.{key}")
 
     compare(schema, values, "")
 

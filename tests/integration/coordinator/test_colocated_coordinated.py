@@ -2,14 +2,13 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.coordinator.coordinated import Coordinated, expected_weights, make_job
+from tests.support.coordinator.coordinated import Coordinated, StartedJobs, expected_weights, make_job
 from tests.support.coordinator.simulated_rank import Pace
-from tests.support.coordinator.simulated_worker import Crew, crew
+from tests.support.coordinator.simulated_worker import Crew
 from tests.support.manifests.header_job import write_header_job
 
 from rlhf_coordinator.state import fleet
@@ -22,28 +21,17 @@ KILLS = 8
 SEED = 11
 
 
-@pytest.fixture
-async def jobs() -> AsyncIterator[list[Coordinated]]:
-    started: list[Coordinated] = []
-    yield started
-    for coordinated in started:
-        await coordinated.cancel()
-
-
-def begin(jobs: list[Coordinated], folder: Path, pace: Pace | None = None, **spec: Any) -> tuple[Coordinated, Crew]:
+def begin(jobs: StartedJobs, folder: Path, pace: Pace | None = None, **spec: Any) -> tuple[Coordinated, Crew]:
     fusion = {"intraStage": {"mode": "Disabled"}, "interStage": FUSED}
     parts = {"fusion": fusion, "placement": "Colocated", "inference": {"replicas": 0}, **spec}
-    coordinated = Coordinated(make_job(folder, **parts), folder / "run")
-    jobs.append(coordinated)
-    coordinated.start()
-    return coordinated, crew(dict(coordinated.counts()), coordinated.address, pace=pace)
+    return jobs.begin(make_job(folder, **parts), folder, pace)
 
 
 def clashes(workers: Crew) -> list[str]:
     return [f"{worker.name}: {kind}" for worker in workers.workers for kind in worker.clashes]
 
 
-async def test_generation_workers_decode_score_and_train_in_turn(jobs: list[Coordinated], tmp_path: Path) -> None:
+async def test_generation_workers_decode_score_and_train_in_turn(jobs: StartedJobs, tmp_path: Path) -> None:
     coordinated, workers = begin(jobs, tmp_path)
     assert (await coordinated.outcome(SECONDS)).phase == "Complete"
     await workers.end()
@@ -55,7 +43,7 @@ async def test_generation_workers_decode_score_and_train_in_turn(jobs: list[Coor
 
 
 async def test_a_rank_that_is_lost_with_its_samples_restarts_the_group_and_nothing_else_changes(
-    jobs: list[Coordinated], tmp_path: Path
+    jobs: StartedJobs, tmp_path: Path
 ) -> None:
     pace = Pace(tokens_per_tick=1, train_seconds=0.05)
     # This many kills within one iteration would look as if one of its samples were the cause.
@@ -76,7 +64,7 @@ async def test_a_rank_that_is_lost_with_its_samples_restarts_the_group_and_nothi
 
 
 async def test_a_coordinator_that_comes_back_goes_on_with_the_ranks_it_finds(
-    jobs: list[Coordinated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jobs: StartedJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet, "GRACE_SECONDS", 60.0)  # they are back before they count as lost
     coordinated, workers = begin(jobs, tmp_path, Pace(tokens_per_tick=1))
@@ -91,7 +79,7 @@ async def test_a_coordinator_that_comes_back_goes_on_with_the_ranks_it_finds(
 
 
 async def test_a_device_that_cannot_hold_a_phase_ends_the_job_before_anything_is_loaded(
-    jobs: list[Coordinated], tmp_path: Path
+    jobs: StartedJobs, tmp_path: Path
 ) -> None:
     coordinated, workers = begin(jobs, tmp_path, generation={"replicas": 2, "gpusPerReplica": 1})
     shutil.rmtree(tmp_path / "policy")

@@ -4,13 +4,13 @@ import asyncio
 import json
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.support.coordinator.coordinated import Coordinated, expected_weights, make_job
+from tests.support.coordinator.coordinated import Coordinated, StartedJobs, expected_weights, make_job
 from tests.support.coordinator.simulated_rank import Pace
 from tests.support.coordinator.simulated_worker import Crew, SimulatedWorker, crew
 from tests.support.loopback import free_address
@@ -28,14 +28,6 @@ from rlhf_operator.certificates import new_authority
 
 
 @pytest.fixture
-async def jobs() -> AsyncIterator[list[Coordinated]]:
-    started: list[Coordinated] = []
-    yield started
-    for coordinated in started:
-        await coordinated.cancel()
-
-
-@pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give broken sessions time to reconnect before their workers count as lost, on a slow machine too."""
     monkeypatch.setattr(fleet, "GRACE_SECONDS", 60.0)
@@ -48,13 +40,8 @@ async def until(condition: Callable[[], bool], event: str, seconds: float = 120.
         await asyncio.sleep(0.005)
 
 
-def begin(
-    jobs: list[Coordinated], folder: Path, *, pace: Pace | None = None, **spec: object
-) -> tuple[Coordinated, Crew]:
-    coordinated = Coordinated(make_job(folder, **spec), folder / "run")  # type: ignore[arg-type]
-    jobs.append(coordinated)
-    coordinated.start()
-    return coordinated, crew(dict(coordinated.counts()), coordinated.address, pace=pace)
+def begin(jobs: StartedJobs, folder: Path, *, pace: Pace | None = None, **spec: object) -> tuple[Coordinated, Crew]:
+    return jobs.begin(make_job(folder, **spec), folder, pace)  # type: ignore[arg-type]
 
 
 def certificate_folder(folder: Path) -> Path:
@@ -77,9 +64,7 @@ def trained_once(workers: Crew, iterations: int) -> None:
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if full_graph(name).generates])
 @pytest.mark.parametrize("overlap", ["Enabled", "Disabled"])
-async def test_a_job_trains_every_sample_once(
-    jobs: list[Coordinated], tmp_path: Path, algorithm: str, overlap: str
-) -> None:
+async def test_a_job_trains_every_sample_once(jobs: StartedJobs, tmp_path: Path, algorithm: str, overlap: str) -> None:
     inference = {"replicas": 2, "overlap": overlap}
     coordinated, workers = begin(jobs, tmp_path, algorithm=algorithm, iterations=4, inference=inference)
     outcome = await coordinated.outcome()
@@ -88,7 +73,7 @@ async def test_a_job_trains_every_sample_once(
     assert {workers[f"training-{rank}"].weights for rank in (0, 1)} == {expected_weights(coordinated.job)}
     trained_once(workers, 4)
     assert workers["training-0"].lengths == [4, 4, 4, 4], "learning rates fall towards the end of the job"
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = coordinated.lines
     assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
     assert all(line["reward"] > 0 for line in lines)
     facts = read_facts(tmp_path / "run" / "facts.jsonl")
@@ -124,21 +109,18 @@ async def test_a_job_trains_every_sample_once(
     assert {path.name for path in newest.iterdir() if path.is_dir()} == models
 
 
-async def test_steps_that_were_skipped_are_told_in_words_and_in_the_summary(
-    jobs: list[Coordinated], tmp_path: Path
-) -> None:
+async def test_steps_that_were_skipped_are_told_in_words_and_in_the_summary(jobs: StartedJobs, tmp_path: Path) -> None:
     pace = Pace(training_metrics={"train/nonfinite_steps": 1.0, "train/nonfinite_steps_total": 3.0})
     coordinated, workers = begin(jobs, tmp_path, iterations=1, pace=pace)
     assert (await coordinated.outcome()).phase == "Complete"
     await workers.end(60.0)
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    (reported,) = [event["message"] for event in events if event["kind"] == "steps-skipped"]
+    (reported,) = coordinated.messages("steps-skipped")
     why = "because a loss or gradient was infinite or NaN"
     assert reported == f"iteration 0: 1 optimizer step was skipped, {why}; 3 so far in this job"
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["nonfinite_steps"] == 3
 
 
-async def test_workers_that_die_lose_nothing(jobs: list[Coordinated], tmp_path: Path) -> None:
+async def test_workers_that_die_lose_nothing(jobs: StartedJobs, tmp_path: Path) -> None:
     pace = Pace(tokens_per_tick=2)
     coordinated, workers = begin(jobs, tmp_path, iterations=6, batch=24, pace=pace)
     victims = workers.victims(seed=1)
@@ -153,7 +135,7 @@ async def test_workers_that_die_lose_nothing(jobs: list[Coordinated], tmp_path: 
 
 
 async def test_broken_sessions_give_back_tokens_and_keep_the_training_group(
-    jobs: list[Coordinated], tmp_path: Path, patient: None
+    jobs: StartedJobs, tmp_path: Path, patient: None
 ) -> None:
     coordinated, workers = begin(jobs, tmp_path, iterations=4, pace=Pace(tokens_per_tick=1, train_seconds=0.1))
     await coordinated.until("Generating", 1)
@@ -171,7 +153,7 @@ async def test_broken_sessions_give_back_tokens_and_keep_the_training_group(
     assert coordinated.run.totals.group_restarts == 0
 
 
-async def test_a_lost_rank_restarts_its_group_which_replays(jobs: list[Coordinated], tmp_path: Path) -> None:
+async def test_a_lost_rank_restarts_its_group_which_replays(jobs: StartedJobs, tmp_path: Path) -> None:
     coordinated, workers = begin(jobs, tmp_path, iterations=5, every=2, pace=Pace(train_seconds=0.1))
     await coordinated.until("Training", 3)
     workers["training-1"].kill()
@@ -185,7 +167,7 @@ async def test_a_lost_rank_restarts_its_group_which_replays(jobs: list[Coordinat
     assert [iteration for _, epoch, iteration in survivor.trained if epoch == 2] == [2, 3, 4]
 
 
-async def test_the_coordinator_goes_on_after_it_is_gone(jobs: list[Coordinated], tmp_path: Path, patient: None) -> None:
+async def test_the_coordinator_goes_on_after_it_is_gone(jobs: StartedJobs, tmp_path: Path, patient: None) -> None:
     coordinated, workers = begin(jobs, tmp_path, iterations=5, pace=Pace(tokens_per_tick=2, train_seconds=0.05))
     for phase, iteration in (("Generating", 0), ("Training", 1), ("Publishing", 1), ("Generating", 3)):
         await coordinated.until(phase, iteration)
@@ -196,12 +178,11 @@ async def test_the_coordinator_goes_on_after_it_is_gone(jobs: list[Coordinated],
     assert await workers.end(60.0) == [0] * 6
     assert workers["training-0"].weights == expected_weights(coordinated.job)
     assert {epoch for _, epoch, _ in workers["training-0"].trained} == {1}, "running training was not disturbed"
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["iteration"] for line in lines] == list(range(5))
+    assert [line["iteration"] for line in coordinated.lines] == list(range(5))
 
 
 async def test_a_coordinator_that_dies_beside_its_newest_checkpoint_knows_where_it_is(
-    jobs: list[Coordinated], tmp_path: Path, patient: None
+    jobs: StartedJobs, tmp_path: Path, patient: None
 ) -> None:
     job = {"iterations": 3, "checkpoints": {"path": str(tmp_path / "checkpoints"), "every": 1, "keep": 1}}
     coordinated, workers = begin(jobs, tmp_path, pace=Pace(tokens_per_tick=4), **job)
@@ -217,7 +198,7 @@ async def test_a_coordinator_that_dies_beside_its_newest_checkpoint_knows_where_
     assert (await coordinated.outcome()).phase == "Complete", "a finished job has nothing left to do"
 
 
-async def test_a_failed_score_is_retried_elsewhere_then_ends_the_job(jobs: list[Coordinated], tmp_path: Path) -> None:
+async def test_a_failed_score_is_retried_elsewhere_then_ends_the_job(jobs: StartedJobs, tmp_path: Path) -> None:
     asked: list[tuple[int, int]] = []
 
     def flaky(sample: pb.ScoreSample, task: str, tries: int) -> pb.ScoredSample | None:
@@ -245,7 +226,7 @@ async def test_a_failed_score_is_retried_elsewhere_then_ends_the_job(jobs: list[
     assert not (tmp_path / "checkpoints" / "iteration-000002").exists()
 
 
-async def test_nonsense_is_never_taken_for_a_result(jobs: list[Coordinated], tmp_path: Path) -> None:
+async def test_nonsense_is_never_taken_for_a_result(jobs: StartedJobs, tmp_path: Path) -> None:
     def nonsense(sample: pb.ScoreSample, task: str, tries: int) -> pb.ScoredSample | None:
         if sample.key.sample != 1 or task != "reward":
             return None
@@ -261,7 +242,7 @@ async def test_nonsense_is_never_taken_for_a_result(jobs: list[Coordinated], tmp
 
 @pytest.mark.parametrize("failures", [2, 1000])
 async def test_a_full_disk_at_checkpoint_time_is_retried_then_ends_the_job(
-    jobs: list[Coordinated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+    jobs: StartedJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     monkeypatch.setattr("rlhf_coordinator.training.checkpoint_saver.RETRY_SECONDS", 0.1)
     sent: list[pb.Failure] = []
@@ -287,11 +268,9 @@ async def test_a_full_disk_at_checkpoint_time_is_retried_then_ends_the_job(
         assert names == [], "nothing half-written"
 
 
-async def test_mutual_tls_lets_in_only_the_jobs_own(jobs: list[Coordinated], tmp_path: Path) -> None:
+async def test_mutual_tls_lets_in_only_the_jobs_own(jobs: StartedJobs, tmp_path: Path) -> None:
     ours, others = certificate_folder(tmp_path / "ours"), certificate_folder(tmp_path / "others")
-    coordinated = Coordinated(make_job(tmp_path, iterations=1), tmp_path / "run", ours)
-    jobs.append(coordinated)
-    coordinated.start()
+    coordinated = jobs.start(make_job(tmp_path, iterations=1), tmp_path, ours)
     strangers = [crew({Group.GENERATION: 1}, coordinated.address, certificates=folder) for folder in (others, None)]
     await asyncio.sleep(0.3)
     assert coordinated.run is not None
@@ -303,7 +282,7 @@ async def test_mutual_tls_lets_in_only_the_jobs_own(jobs: list[Coordinated], tmp
     await workers.end()
 
 
-async def test_metrics_are_served(jobs: list[Coordinated], tmp_path: Path) -> None:
+async def test_metrics_are_served(jobs: StartedJobs, tmp_path: Path) -> None:
     pace = Pace()
     coordinated, workers = begin(jobs, tmp_path, iterations=2, pace=pace)
     await coordinated.until("Generating", 1)
@@ -326,7 +305,7 @@ async def test_metrics_are_served(jobs: list[Coordinated], tmp_path: Path) -> No
     await workers.end()
 
 
-async def test_stopping_checkpoints_and_resuming_goes_on(jobs: list[Coordinated], tmp_path: Path) -> None:
+async def test_stopping_checkpoints_and_resuming_goes_on(jobs: StartedJobs, tmp_path: Path) -> None:
     pace = Pace(tokens_per_tick=2)
     coordinated, workers = begin(jobs, tmp_path, iterations=5, every=100, pace=pace)
     await coordinated.until("Generating", 3)
@@ -346,10 +325,8 @@ async def test_stopping_checkpoints_and_resuming_goes_on(jobs: list[Coordinated]
     assert workers["training-0"].trained[0][2] == 3
 
 
-async def test_status_names_what_is_waited_for(jobs: list[Coordinated], tmp_path: Path) -> None:
-    coordinated = Coordinated(make_job(tmp_path), tmp_path / "run")
-    jobs.append(coordinated)
-    coordinated.start()
+async def test_status_names_what_is_waited_for(jobs: StartedJobs, tmp_path: Path) -> None:
+    coordinated = jobs.start(make_job(tmp_path), tmp_path)
     async with aio_channel(coordinated.address, None) as channel:
         stub = CoordinatorStub(channel)
         status = await stub.GetStatus(pb.GetStatusRequest(), wait_for_ready=True)
@@ -373,7 +350,7 @@ def refused(worker: SimulatedWorker, words: str) -> bool:
     return any(words in text for text in worker.refusals)
 
 
-async def test_strangers_and_doubles_are_refused_with_a_reason(jobs: list[Coordinated], tmp_path: Path) -> None:
+async def test_strangers_and_doubles_are_refused_with_a_reason(jobs: StartedJobs, tmp_path: Path) -> None:
     pace = Pace(tokens_per_tick=0)
     coordinated, workers = begin(jobs, tmp_path, iterations=4, pace=pace)
     await until(lambda: all(worker.registered for worker in workers.workers), "all workers")

@@ -3,14 +3,11 @@
 Ranks take a given time for each token, so that the faster way is known.
 """
 
-import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.support.coordinator.coordinated import Coordinated, expected_weights, make_job
+from tests.support.coordinator.coordinated import StartedJobs, expected_weights, make_job
 from tests.support.coordinator.simulated_rank import Pace
-from tests.support.coordinator.simulated_worker import crew
 
 from rlhf_common import control_pb2 as pb
 
@@ -29,28 +26,12 @@ bubbles.
 """
 
 
-@pytest.fixture
-async def jobs() -> AsyncIterator[list[Coordinated]]:
-    started: list[Coordinated] = []
-    yield started
-    for coordinated in started:
-        await coordinated.cancel()
-
-
-def lines(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize("case", ["wins", "loses"])
-async def test_auto_does_what_it_measured_to_be_faster(jobs: list[Coordinated], tmp_path: Path, case: str) -> None:
+async def test_auto_does_what_it_measured_to_be_faster(jobs: StartedJobs, tmp_path: Path, case: str) -> None:
     training = {"parallelism": {"pipeline": 2}, "microBatchSize": 4, "criticOverlap": "Auto"}
     rollout = {"batchSize": 16, "maxResponseTokens": 100}
     job = make_job(tmp_path, iterations=ITERATIONS, every=ITERATIONS, rollout=rollout, training=training)
-    coordinated = Coordinated(job, tmp_path / "run")
-    jobs.append(coordinated)
-    coordinated.start()
-    pace = Pace(tokens_per_tick=1, part_seconds=SECONDS[case])
-    workers = crew(dict(coordinated.counts()), coordinated.address, pace=pace)
+    coordinated, workers = jobs.begin(job, tmp_path, Pace(tokens_per_tick=1, part_seconds=SECONDS[case]))
     if case == "wins":  # another coordinator continues from the first one's record, in the middle of the probe
         await coordinated.until("Scoring", PROBE)
         await coordinated.cancel()
@@ -62,7 +43,7 @@ async def test_auto_does_what_it_measured_to_be_faster(jobs: list[Coordinated], 
 
     apart = {iteration for iteration, part in rank.parts if part == pb.TRAIN_PART_POLICY}
     assert apart == {iteration for iteration, part in rank.parts if part == pb.TRAIN_PART_CRITICS}
-    reported = lines(tmp_path)
+    reported = coordinated.lines
     assert apart == {number for number, line in enumerate(reported) if line["critic_overlap/on"]}
     assert min(apart) == PROBE, "one iteration is trained apart to measure it"
     assert ITERATIONS - 1 not in apart, "nothing is decoded beside the critics of the last one"

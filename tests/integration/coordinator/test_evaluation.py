@@ -4,15 +4,14 @@ It changes no weight, its numbers are the same despite kills, and every due weig
 """
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.coordinator.coordinated import Coordinated, expected_weights, make_job
+from tests.support.coordinator.coordinated import Coordinated, StartedJobs, expected_weights, make_job
 from tests.support.coordinator.simulated_rank import Pace
-from tests.support.coordinator.simulated_worker import Crew, crew
+from tests.support.coordinator.simulated_worker import Crew
 
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
@@ -22,20 +21,9 @@ TIMES = {"seconds", "waited_seconds"}
 EVALUATION = {"every": 2, "promptCount": 5, "samplesPerPrompt": 2, "temperature": 1.0, "passReward": 0.5}
 
 
-@pytest.fixture
-async def started() -> AsyncIterator[list[Coordinated]]:
-    jobs: list[Coordinated] = []
-    yield jobs
-    for job in jobs:
-        await job.cancel()
-
-
-def begin(started: list[Coordinated], folder: Path, pace: Pace | None = None, **spec: Any) -> tuple[Coordinated, Crew]:
+def begin(jobs: StartedJobs, folder: Path, pace: Pace | None = None, **spec: Any) -> tuple[Coordinated, Crew]:
     settings: dict[str, Any] = {"algorithm": "grpo", "iterations": 3, "evaluation": EVALUATION, **spec}
-    coordinated = Coordinated(make_job(folder, **settings), folder / "run")
-    started.append(coordinated)
-    coordinated.start()
-    return coordinated, crew(dict(coordinated.counts()), coordinated.address, pace=pace)
+    return jobs.begin(make_job(folder, **settings), folder, pace)
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
@@ -49,8 +37,8 @@ def figures(run: JobRun | None) -> list[dict[str, float]]:
     return [{name: value for name, value in result.metrics.items() if name not in TIMES} for result in results]
 
 
-async def test_versions_that_are_due_are_evaluated_and_the_last_one(started: list[Coordinated], tmp_path: Path) -> None:
-    coordinated, workers = begin(started, tmp_path)
+async def test_versions_that_are_due_are_evaluated_and_the_last_one(jobs: StartedJobs, tmp_path: Path) -> None:
+    coordinated, workers = begin(jobs, tmp_path)
     assert (await coordinated.outcome()).phase == "Complete"
     await workers.end()
     found = figures(coordinated.run)
@@ -63,9 +51,9 @@ async def test_versions_that_are_due_are_evaluated_and_the_last_one(started: lis
 
 @pytest.mark.parametrize(("every", "versions"), [(1, [0, 1, 2, 3]), (2, [0, 2, 3]), (3, [0, 3])])
 async def test_every_evaluation_is_in_the_metrics(
-    started: list[Coordinated], tmp_path: Path, every: int, versions: list[int]
+    jobs: StartedJobs, tmp_path: Path, every: int, versions: list[int]
 ) -> None:
-    coordinated, workers = begin(started, tmp_path, evaluation={**EVALUATION, "every": every})
+    coordinated, workers = begin(jobs, tmp_path, evaluation={**EVALUATION, "every": every})
     assert (await coordinated.outcome()).phase == "Complete"
     await workers.end()
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
@@ -80,10 +68,10 @@ async def test_every_evaluation_is_in_the_metrics(
 
 @pytest.mark.parametrize("placement", ["Dedicated", "Colocated"])
 async def test_who_dies_changes_no_number(
-    started: list[Coordinated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: str
+    jobs: StartedJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: str
 ) -> None:
     spec: dict[str, Any] = {"placement": placement, "evaluation": {**EVALUATION, "every": 1}}
-    undisturbed, workers = begin(started, tmp_path / "one", **spec)
+    undisturbed, workers = begin(jobs, tmp_path / "one", **spec)
     assert (await undisturbed.outcome()).phase == "Complete"
     await workers.end()
     wanted = figures(undisturbed.run)
@@ -91,7 +79,7 @@ async def test_who_dies_changes_no_number(
 
     monkeypatch.setattr(fleet, "GRACE_SECONDS", 0.2)
     slow = replace(Pace(), tokens_per_tick=1, train_seconds=0.05)
-    disturbed, workers = begin(started, tmp_path / "two", slow, **spec)
+    disturbed, workers = begin(jobs, tmp_path / "two", slow, **spec)
     await disturbed.until("Scoring", 1)
     workers["generation-1"].kill()
     await disturbed.until("Generating", 2)

@@ -1,28 +1,18 @@
 """A sample that no worker can decode, over real gRPC: tried elsewhere, then named; never an empty or zero result."""
 
-import json
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.support.coordinator.coordinated import Coordinated, expected_weights, make_job
+from tests.support.coordinator.coordinated import Coordinated, StartedJobs, expected_weights, make_job
 from tests.support.coordinator.simulated_rank import Pace
-from tests.support.coordinator.simulated_worker import Crew, crew
+from tests.support.coordinator.simulated_worker import Crew
 
 from rlhf_common import control_pb2 as pb
 from rlhf_common.names import ExitCode
 
 POISON = (1, 5)
 """(iteration, sample)."""
-
-
-@pytest.fixture
-async def jobs() -> AsyncIterator[list[Coordinated]]:
-    started: list[Coordinated] = []
-    yield started
-    for coordinated in started:
-        await coordinated.cancel()
 
 
 class Poison:
@@ -40,23 +30,15 @@ class Poison:
         return self.how
 
 
-def begin(jobs: list[Coordinated], folder: Path, poison: Poison, **rollout: int) -> tuple[Coordinated, Crew]:
+def begin(jobs: StartedJobs, folder: Path, poison: Poison, **rollout: int) -> tuple[Coordinated, Crew]:
     settings = {"batchSize": 16, "maxResponseTokens": 48, **rollout}
-    coordinated = Coordinated(make_job(folder, iterations=3, rollout=settings), folder / "run")
-    jobs.append(coordinated)
-    coordinated.start()
-    pace = Pace(tokens_per_tick=2, fail_decode=poison)
-    return coordinated, crew(dict(coordinated.counts()), coordinated.address, pace=pace)
-
-
-def events(folder: Path, kind: str) -> list[str]:
-    lines = (folder / "run" / "events.jsonl").read_text().splitlines()
-    return [event["message"] for event in map(json.loads, lines) if event["kind"] == kind]
+    job = make_job(folder, iterations=3, rollout=settings)
+    return jobs.begin(job, folder, Pace(tokens_per_tick=2, fail_decode=poison))
 
 
 @pytest.mark.parametrize("how", ["refused", "crashed"])
 async def test_the_job_fails_and_names_a_sample_that_nobody_can_decode(
-    jobs: list[Coordinated], tmp_path: Path, how: str
+    jobs: StartedJobs, tmp_path: Path, how: str
 ) -> None:
     poison = Poison(how)
     coordinated, workers = begin(jobs, tmp_path, poison)
@@ -69,7 +51,7 @@ async def test_the_job_fails_and_names_a_sample_that_nobody_can_decode(
     assert "sample 5 of iteration 1 (line " in outcome.failure.message
     assert sum(poison.seen.values()) == 3, "tried twice again"
     assert len(poison.seen) == 2, "and elsewhere"
-    assert events(tmp_path, "sample-failed")
+    assert coordinated.messages("sample-failed")
     run = coordinated.run
     assert run is not None
     assert run.totals.failed == 0
@@ -77,7 +59,7 @@ async def test_the_job_fails_and_names_a_sample_that_nobody_can_decode(
 
 @pytest.mark.parametrize("how", ["refused", "crashed"])
 async def test_an_iteration_goes_on_without_a_failed_sample_where_that_is_allowed(
-    jobs: list[Coordinated], tmp_path: Path, how: str
+    jobs: StartedJobs, tmp_path: Path, how: str
 ) -> None:
     coordinated, workers = begin(jobs, tmp_path, Poison(how), maxFailedSamples=1)
     outcome = await coordinated.outcome()
@@ -85,15 +67,13 @@ async def test_an_iteration_goes_on_without_a_failed_sample_where_that_is_allowe
     assert outcome.phase == "Complete"
     wanted = expected_weights(coordinated.job, failed={POISON})
     assert {workers[f"training-{rank}"].weights for rank in (0, 1)} == {wanted}, "all others are trained on, as ever"
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = coordinated.lines
     assert [line["samples/failed"] for line in lines] == [0, 1, 0]
-    (text,) = events(tmp_path, "sample-left-out")
+    (text,) = coordinated.messages("sample-left-out")
     assert text.startswith("sample 5 of iteration 1 (line ")
 
 
-async def test_a_failed_sample_stays_failed_when_the_coordinator_is_killed(
-    jobs: list[Coordinated], tmp_path: Path
-) -> None:
+async def test_a_failed_sample_stays_failed_when_the_coordinator_is_killed(jobs: StartedJobs, tmp_path: Path) -> None:
     poison = Poison("refused")
     coordinated, workers = begin(jobs, tmp_path, poison, maxFailedSamples=1)
     await coordinated.until("Training", 1)
@@ -107,10 +87,10 @@ async def test_a_failed_sample_stays_failed_when_the_coordinator_is_killed(
     assert workers["training-0"].weights == expected_weights(coordinated.job, failed={POISON})
 
 
-async def test_a_fault_that_passes_costs_nothing(jobs: list[Coordinated], tmp_path: Path) -> None:
+async def test_a_fault_that_passes_costs_nothing(jobs: StartedJobs, tmp_path: Path) -> None:
     coordinated, workers = begin(jobs, tmp_path, Poison("crashed", times=2))
     outcome = await coordinated.outcome()
     await workers.end()
     assert outcome.phase == "Complete"
     assert workers["training-0"].weights == expected_weights(coordinated.job)
-    assert not events(tmp_path, "sample-left-out")
+    assert not coordinated.messages("sample-left-out")

@@ -1,17 +1,15 @@
 """Incremental scoring over real gRPC with simulated workers: despite kills nothing is lost or scored twice."""
 
 import asyncio
-import json
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.coordinator.coordinated import Coordinated, expected_weights, make_job
+from tests.support.coordinator.coordinated import Coordinated, StartedJobs, expected_weights, make_job
 from tests.support.coordinator.simulated_rank import Pace
-from tests.support.coordinator.simulated_worker import Crew, crew
+from tests.support.coordinator.simulated_worker import Crew
 
 from rlhf_planner.inter_stage import incremental_gain
 
@@ -23,30 +21,15 @@ STRIKES = 20
 ROLLOUT = {"batchSize": 16, "maxResponseTokens": 400}
 
 
-@pytest.fixture
-async def jobs() -> AsyncIterator[list[Coordinated]]:
-    started: list[Coordinated] = []
-    yield started
-    for coordinated in started:
-        await coordinated.cancel()
-
-
 def begin(
-    jobs: list[Coordinated], folder: Path, pace: Pace, *, iterations: int = 3, **inference: Any
+    jobs: StartedJobs, folder: Path, pace: Pace, *, iterations: int = 3, **inference: Any
 ) -> tuple[Coordinated, Crew]:
     job = make_job(folder, iterations=iterations, rollout=ROLLOUT, inference={"replicas": 2, **inference})
-    coordinated = Coordinated(job, folder / "run")
-    jobs.append(coordinated)
-    coordinated.start()
-    return coordinated, crew(dict(coordinated.counts()), coordinated.address, pace=pace)
-
-
-def lines(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    return jobs.begin(job, folder, pace)
 
 
 @pytest.mark.parametrize("incremental", ["Disabled", "Enabled"])
-async def test_scores_are_those_of_a_job_without(jobs: list[Coordinated], tmp_path: Path, incremental: str) -> None:
+async def test_scores_are_those_of_a_job_without(jobs: StartedJobs, tmp_path: Path, incremental: str) -> None:
     coordinated, workers = begin(jobs, tmp_path, Pace(tokens_per_tick=4), incremental=incremental)
     assert (await coordinated.outcome(SECONDS)).phase == "Complete"
     await workers.end()
@@ -54,17 +37,17 @@ async def test_scores_are_those_of_a_job_without(jobs: list[Coordinated], tmp_pa
     asked = sum(worker.prefixes for worker in workers.workers)
     if incremental == "Disabled":
         assert asked == 0
-        assert not any("incremental/on" in line for line in lines(tmp_path))
+        assert not any("incremental/on" in line for line in coordinated.lines)
         return
     assert asked > 0
-    assert any(line["incremental/early_share"] > 0 for line in lines(tmp_path))
+    assert any(line["incremental/early_share"] > 0 for line in coordinated.lines)
     scores = Counter(score for worker in workers.workers for score in worker.scored)
     assert set(scores.values()) == {1}, "every task once"
 
 
 @pytest.mark.parametrize("token_seconds", [5e-5, 1e-9])
 async def test_auto_goes_by_the_last_iteration(
-    jobs: list[Coordinated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token_seconds: float
+    jobs: StartedJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token_seconds: float
 ) -> None:
     # Scoring time is simulated and decoding time is real, so on a slow machine the gain is a small share.
     monkeypatch.setattr(incremental_gain, "MIN_GAIN", 1e-4)
@@ -73,7 +56,7 @@ async def test_auto_goes_by_the_last_iteration(
     assert (await coordinated.outcome(SECONDS)).phase == "Complete"
     await workers.end()
     assert workers["training-0"].weights == expected_weights(coordinated.job)
-    reported = lines(tmp_path)
+    reported = coordinated.lines
     worth = token_seconds > 1e-6
     assert (reported[0]["incremental/on"], reported[0]["incremental/early_share"]) == (0, 0)
     assert (reported[-1]["incremental/on"], reported[-1]["incremental/early_share"] > 0) == (worth, worth)
@@ -85,7 +68,7 @@ async def test_auto_goes_by_the_last_iteration(
 
 @pytest.mark.parametrize(("seed", "incremental"), [(0, "Enabled"), (2, "Auto")])
 async def test_whoever_dies_the_weights_are_the_same(
-    jobs: list[Coordinated], tmp_path: Path, seed: int, incremental: str
+    jobs: StartedJobs, tmp_path: Path, seed: int, incremental: str
 ) -> None:
     rng = random.Random(seed)
     pace = Pace(tokens_per_tick=4, score_seconds=0.002, token_seconds=5e-6, most_prefixes=rng.choice([0, 3, 1000]))

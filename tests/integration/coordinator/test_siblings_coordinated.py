@@ -2,14 +2,13 @@
 result.
 """
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.support.coordinator.coordinated import Coordinated, expected_weights, make_job, make_prompts
+from tests.support.coordinator.coordinated import Coordinated, StartedJobs, expected_weights, make_job, make_prompts
 from tests.support.coordinator.simulated_rank import Pace
 from tests.support.coordinator.simulated_results import response
-from tests.support.coordinator.simulated_worker import SimulatedWorker, crew
+from tests.support.coordinator.simulated_worker import SimulatedWorker
 
 from rlhf_common.arrays import unpack
 from rlhf_coordinator.storage.prompts import random_key
@@ -20,23 +19,10 @@ ITERATIONS = 7
 """Iterations of 4 prompts each, with 11 prompts: the last iterations repeat prompts."""
 
 
-@pytest.fixture
-async def jobs() -> AsyncIterator[list[Coordinated]]:
-    started: list[Coordinated] = []
-    yield started
-    for coordinated in started:
-        await coordinated.cancel()
-
-
-async def test_siblings_reach_who_decodes_their_prompt_and_change_nothing(
-    jobs: list[Coordinated], tmp_path: Path
-) -> None:
+async def test_siblings_reach_who_decodes_their_prompt_and_change_nothing(jobs: StartedJobs, tmp_path: Path) -> None:
     rollout = {"batchSize": 16, "maxResponseTokens": 200}
     job = make_job(tmp_path, algorithm="grpo", iterations=ITERATIONS, rollout=rollout)
-    coordinated = Coordinated(job, tmp_path / "run")
-    jobs.append(coordinated)
-    coordinated.start()
-    workers = crew(dict(coordinated.counts()), coordinated.address, pace=Pace(tokens_per_tick=2))
+    coordinated, workers = jobs.begin(job, tmp_path, Pace(tokens_per_tick=2))
     learners = [worker for worker in workers.workers if worker.name.startswith("generation")]
     for worker in learners:
         worker.learns_siblings = True

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.support.jobs.chaos import Kills, lines, run_job, trained
+from tests.support.jobs.chaos import Ended, Kills, run_job, trained
 from tests.support.jobs.local_job import write_job
 
 from rlhf_coordinator.reports.trackers.timeline_json import read_spans
@@ -19,11 +19,11 @@ SAME = ("reward", "tokens_cut", "response_tokens_", "kl", *OF_TRAINING)
 TIMES = ("seconds", "time_ns")
 
 
-def reports(run_dir: Path) -> list[dict[str, float]]:
+def reports(run: Ended) -> list[dict[str, float]]:
     """Return the reports of every iteration that must be equal."""
     return [
         {name: value for name, value in line.items() if name.startswith(SAME) and not name.endswith(TIMES)}
-        for line in lines(run_dir)
+        for line in run.lines
     ]
 
 
@@ -31,27 +31,20 @@ def reports(run_dir: Path) -> list[dict[str, float]]:
 def test_critics_that_train_beside_decoding_change_nothing_whoever_dies_meanwhile(tmp_path: Path) -> None:
     manifest = write_job(tmp_path, iterations=ITERATIONS)
 
-    def options(name: str, overlap: str) -> list[str]:
-        checkpoints = f"spec.checkpoints.path={tmp_path / name / 'checkpoints'}"
-        settings = (checkpoints, f"spec.checkpoints.every={EVERY}", f"spec.training.criticOverlap={overlap}")
-        return [part for setting in settings for part in ("--set", setting)]
+    def run(name: str, overlap: str, kills: Kills | None = None) -> Ended:
+        checkpoints = (f"checkpoints.path={tmp_path / name / 'checkpoints'}", f"checkpoints.every={EVERY}")
+        settings = (*checkpoints, f"training.criticOverlap={overlap}")
+        return run_job(manifest, tmp_path / name, settings=settings, kills=kills)
 
-    off = run_job(manifest, tmp_path / "off", options=options("off", "Disabled"))
-    assert off.code == 0, off.output[-3000:]
-    undisturbed = run_job(manifest, tmp_path / "on", options=options("on", "Enabled"))
-    kills = Kills(3, len(VICTIMS), VICTIMS, first=VICTIMS, at_event="critics-behind")
-    killed = run_job(manifest, tmp_path / "killed", options=options("killed", "Enabled"), kills=kills)
-    once = Kills(3, 1, VICTIMS, first=VICTIMS[:1], at_event="critics-behind")
-    chosen = run_job(manifest, tmp_path / "auto", options=options("auto", "Auto"), kills=once)
-    for ended, name in ((undisturbed, "on"), (killed, "killed"), (chosen, "auto")):
-        assert ended.code == 0, f"{ended.kills}\n{ended.output[-3000:]}"
-        assert trained(tmp_path / name) == trained(tmp_path / "off"), ended.kills
-        assert reports(tmp_path / name) == reports(tmp_path / "off"), ended.kills
-    assert len(killed.kills) == len(VICTIMS)
-    assert len(chosen.kills) == 1
-    assert [line["critic_overlap/on"] for line in lines(tmp_path / "auto")][:3] == [0, 0, 1], "the third one is a probe"
+    off, undisturbed = run("off", "Disabled"), run("on", "Enabled")
+    killed = run("killed", "Enabled", Kills(3, len(VICTIMS), VICTIMS, first=VICTIMS, at_event="critics-behind"))
+    chosen = run("auto", "Auto", Kills(3, 1, VICTIMS, first=VICTIMS[:1], at_event="critics-behind"))
+    for ended in (undisturbed, killed, chosen):
+        assert trained(ended.run_dir) == trained(off.run_dir), ended.kills
+        assert reports(ended) == reports(off), ended.kills
+    assert [line["critic_overlap/on"] for line in chosen.lines][:3] == [0, 0, 1], "the third one is a probe"
 
-    beside = ["training/critic_overlap_seconds" in line for line in lines(tmp_path / "on")]
+    beside = ["training/critic_overlap_seconds" in line for line in undisturbed.lines]
     assert beside == [(number + 1) % EVERY != 0 and number + 1 < ITERATIONS for number in range(ITERATIONS)]
     spans = list(read_spans(tmp_path / "on" / "timeline.json"))
     for number in (place for place, apart in enumerate(beside) if apart):

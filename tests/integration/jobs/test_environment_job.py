@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.jobs.chaos import Ended, Kills, run_job
+from tests.support.jobs.chaos import Ended, Kills, assert_same_weights, run_job
 from tests.support.jobs.local_job import HELD, HELD_SECONDS
-
-from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
@@ -44,9 +42,8 @@ def straight(manifest: Path) -> Ended:
     return run_job(manifest, manifest.parent / "straight")
 
 
-def test_it_learns_to_ask_and_to_repeat_the_answer(manifest: Path, straight: Ended) -> None:
-    assert straight.code == 0, straight.output[-3000:]
-    lines = read_metrics(manifest.parent / "straight" / "metrics.jsonl")
+def test_it_learns_to_ask_and_to_repeat_the_answer(straight: Ended) -> None:
+    lines = straight.lines
     assert lines[0]["reward"] < 0.5
     assert max(line["reward"] for line in lines) > 0.75, [line["reward"] for line in lines]
     assert lines[-1]["rewards/reward/metrics/turns"] > 1.5, "most ask, and go on after the answer"
@@ -74,10 +71,7 @@ def test_whoever_is_killed_it_ends_in_the_same_weights_by_chat_messages_too(
 ) -> None:
     victims = ("generation-0", "coordinator", "generation-1")
     kills = Kills(3, 3, victims, victims, longest_calm_seconds=0.4, iterations_between=1)
-    run = run_job(chat, manifest.parent / "killed", kills=kills)
-    assert run.code == 0, run.output[-3000:]
-    assert len(run.kills) == 3, run.kills
-    assert run.weights == straight.weights != "", run.output[-3000:]
+    assert_same_weights(run_job(chat, manifest.parent / "killed", kills=kills), straight)
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
@@ -87,12 +81,9 @@ def test_more_conversations_than_the_batch_are_begun_and_cut_off_between_turns(
     """With a staleness they continue in the next iteration from any turn."""
     more = 2
     sizes = (f"rollout.oversample={more}", f"rollout.maxStaleness={staleness}")
-    fields = ("deterministic=false", *sizes, f"checkpoints={{path: kept-{staleness}, every: 1}}")
-    options = [part for field in fields for part in ("--set", f"spec.{field}")]
+    settings = ("deterministic=false", *sizes, f"checkpoints={{path: kept-{staleness}, every: 1}}")
     kills = Kills(5, 2, ["generation-1", "coordinator"], longest_calm_seconds=0.5, iterations_between=1)
-    run = run_job(manifest, tmp_path / "run", options=options, kills=kills)
-    assert (run.code, len(run.kills)) == (0, 2), f"{run.kills}\n{run.output[-3000:]}"
-    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    lines = run_job(manifest, tmp_path / "run", settings=settings, kills=kills).lines
     assert [line["iteration"] for line in lines] == list(range(ITERATIONS))
     group_size = yaml.safe_load(manifest.read_text())["spec"]["algorithm"]["grpo"]["groupSize"]
     for line in lines:
@@ -108,7 +99,7 @@ def test_an_environment_that_raises_fails_its_sample_with_its_words(manifest: Pa
     raising = text.replace("self.questions += 1", "raise RuntimeError('out of ' + 'batteries')")
     (tmp_path / "environment.py").write_text(raising)
     shutil.copy(EXAMPLE / "job.yaml", tmp_path / "job.yaml")
-    run = run_job(tmp_path / "job.yaml", tmp_path / "run")
+    run = run_job(tmp_path / "job.yaml", tmp_path / "run", code=None)
     assert run.code not in (0, -1)
     assert "environment.py:" in run.output
     assert "RuntimeError: out of batteries" in run.output, run.output[-3000:]

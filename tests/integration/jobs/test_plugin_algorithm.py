@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.support.algorithms import REINFORCE
-from tests.support.jobs.chaos import Ended, Kills, run_job
+from tests.support.jobs.chaos import Kills, assert_same_weights, run_job
 from tests.support.jobs.local_job import write_job
-
-from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
@@ -19,19 +17,14 @@ LINES = 60
 """Largest number of lines of the plug-in: an algorithm is little code."""
 
 
-def said(*runs: Ended) -> str:
-    return "\n".join(f"kills {run.kills}\n{run.output[-3000:]}" for run in runs)
-
-
 def test_reinforce_as_a_plugin_learns_and_a_killed_rank_changes_no_bit(tmp_path: Path) -> None:
     assert len(REINFORCE.read_text().splitlines()) < LINES
     manifest = write_job(tmp_path, algorithm="plugin", iterations=ITERATIONS, batch=32, every=3)
     first = run_job(manifest, tmp_path / "first")
     kills = Kills(SEED, 1, ["training-1"], in_phases=("Training",), iterations_between=4)
     killed = run_job(manifest, tmp_path / "killed", kills=kills)
-    assert (first.code, killed.code, len(killed.kills)) == (0, 0, 1), said(first, killed)
-    assert first.weights == killed.weights != "", said(killed)
-    lines = read_metrics(tmp_path / "first" / "metrics.jsonl")
+    assert_same_weights(killed, first)
+    lines = first.lines
     baselines = [line["training/reinforce/baseline"] for line in lines]
     rewards = [line["reward"] for line in lines]
     assert baselines[0] == pytest.approx(rewards[0], abs=1e-6)
@@ -48,7 +41,6 @@ def test_a_mistake_in_a_plugin_ends_the_job_and_names_the_line(tmp_path: Path) -
     shutil.copy(REINFORCE, tmp_path / "mine.py")
     code = (tmp_path / "mine.py").read_text()
     (tmp_path / "mine.py").write_text(code.replace("* log_p, None", "@ log_p, None"))
-    ended = run_job(manifest, tmp_path / "run", options=["--set", f"spec.algorithm.plugin.file={tmp_path / 'mine.py'}"])
-    assert ended.code == 20, said(ended)
+    ended = run_job(manifest, tmp_path / "run", settings=(f"algorithm.plugin.file={tmp_path / 'mine.py'}",), code=20)
     assert "spec.algorithm.plugin" in ended.output
     assert "Reinforce.policy_loss" in ended.output

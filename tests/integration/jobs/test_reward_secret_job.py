@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import pytest
-import yaml
 from tests.support.jobs.chaos import run_job
-from tests.support.jobs.local_job import write_job
+from tests.support.jobs.local_job import edited_spec, write_job
 
 pytestmark = pytest.mark.full
 
@@ -25,14 +24,12 @@ def score(prompt, response, record):
 @pytest.mark.timeout(1800)
 def test_a_secret_reaches_the_reward_and_no_file_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = write_job(tmp_path, iterations=1, batch=8, algorithm="grpo")
-    job = yaml.safe_load(manifest.read_text())
-    secret = {"name": "JUDGE_TOKEN", "secretKeyRef": {"name": "judge", "key": "token"}}
-    job["spec"]["models"]["reward"]["function"]["env"] = [secret]
-    manifest.write_text(yaml.safe_dump(job))
+    with edited_spec(manifest) as spec:
+        secret = {"name": "JUDGE_TOKEN", "secretKeyRef": {"name": "judge", "key": "token"}}
+        spec["models"]["reward"]["function"]["env"] = [secret]
     (tmp_path / "reward.py").write_text(REWARD)
     monkeypatch.setenv("RLHF_SECRET_JUDGE_TOKEN", SECRET)
     run = run_job(manifest, tmp_path / "run")
-    assert run.code == 0, run.output[-3000:]
     logs = "".join(file.read_text() for file in (tmp_path / "run" / "logs").iterdir())
     assert "my token is ***" in logs
     assert SECRET not in run.output

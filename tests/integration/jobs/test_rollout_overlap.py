@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.support.jobs.chaos import Kills, lines, run_job, trained
+from tests.support.jobs.chaos import Ended, Kills, run_job, trained
 from tests.support.jobs.local_job import write_job
 
 from rlhf_coordinator.reports.trackers.timeline_json import read_spans
@@ -19,11 +19,11 @@ VICTIMS = ("coordinator", "training-1", "generation-0", "inference-0")
 SAME = ("reward", "staleness/", "response_tokens_", "kl", "training/actor/", "training/critic/", "training/gradient")
 
 
-def reports(run_dir: Path) -> list[dict[str, float]]:
+def reports(run: Ended) -> list[dict[str, float]]:
     """Return the reports of every iteration that must be equal."""
     return [
         {name: value for name, value in line.items() if name.startswith(SAME) and "seconds" not in name}
-        for line in lines(run_dir)
+        for line in run.lines
     ]
 
 
@@ -31,22 +31,17 @@ def reports(run_dir: Path) -> list[dict[str, float]]:
 def test_iterations_decode_beside_training_by_weights_one_version_older_whoever_dies_meanwhile(tmp_path: Path) -> None:
     manifest = write_job(tmp_path, iterations=ITERATIONS)
 
-    def options(name: str) -> list[str]:
-        checkpoints = f"spec.checkpoints.path={tmp_path / name / 'checkpoints'}"
-        settings = (checkpoints, f"spec.checkpoints.every={EVERY}", "spec.rollout.overlapTraining=Enabled")
-        fast = ("spec.fusion.intraStage.mode=Disabled",)
-        return [part for setting in (*settings, *fast) for part in ("--set", setting)]
+    def run(name: str, kills: Kills | None = None) -> Ended:
+        checkpoints = (f"checkpoints.path={tmp_path / name / 'checkpoints'}", f"checkpoints.every={EVERY}")
+        settings = (*checkpoints, "rollout.overlapTraining=Enabled", "fusion.intraStage.mode=Disabled")
+        return run_job(manifest, tmp_path / name, settings=settings, kills=kills)
 
-    undisturbed = run_job(manifest, tmp_path / "undisturbed", options=options("undisturbed"))
-    assert undisturbed.code == 0, undisturbed.output[-3000:]
-    kills = Kills(3, len(VICTIMS), VICTIMS, first=VICTIMS, at_event="training-behind")
-    killed = run_job(manifest, tmp_path / "killed", options=options("killed"), kills=kills)
-    assert killed.code == 0, f"{killed.kills}\n{killed.output[-3000:]}"
-    assert len(killed.kills) == len(VICTIMS)
-    assert trained(tmp_path / "killed") == trained(tmp_path / "undisturbed") != {}, killed.kills
-    assert reports(tmp_path / "killed") == reports(tmp_path / "undisturbed"), killed.kills
+    undisturbed = run("undisturbed")
+    killed = run("killed", Kills(3, len(VICTIMS), VICTIMS, first=VICTIMS, at_event="training-behind"))
+    assert trained(killed.run_dir) == trained(undisturbed.run_dir) != {}, killed.kills
+    assert reports(killed) == reports(undisturbed), killed.kills
 
-    said = lines(tmp_path / "undisturbed")
+    said = undisturbed.lines
     assert [line["staleness/max"] for line in said] == [0.0, *map(float, BESIDE[:-1])]
     assert [line["staleness/mean"] for line in said] == [line["staleness/max"] for line in said]
     assert ["rollout/overlap_seconds" in line for line in said] == BESIDE

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from tests.support.jobs.chaos import Kills, run_job
-from tests.support.jobs.local_job import write_job
+from tests.support.jobs.chaos import Kills, assert_same_weights, run_job
+from tests.support.jobs.local_job import edited_spec, write_job
 from tests.support.workers.answering_server import answering
 
 from rlhf_coordinator.reports.sample_table import read_table, table_files
@@ -44,27 +43,19 @@ def test_rewards_are_combined_alike_in_a_run_that_was_killed_and_a_judges_failur
     tmp_path: Path, judge: str
 ) -> None:
     manifest = write_job(tmp_path, iterations=3, batch=8, every=1, algorithm="grpo")
-    job = yaml.safe_load(manifest.read_text())
-    del job["spec"]["models"]["reward"]
-    job["spec"]["models"]["rewards"] = [
-        {"name": "digits", "calls": "Group", "function": {"file": "reward.py"}},
-        {
-            "name": "judge",
-            "weight": 0.5,
-            "judge": {"endpoint": {"url": judge, "model": "judge"}},
-            "retries": 0,
-            "onFailure": "Abstain",
-        },
-    ]
-    job["spec"]["rewardShaping"] = {"combine": "NormalizedSum", "overlongBuffer": 8, "truncated": "Mask"}
-    manifest.write_text(yaml.safe_dump(job))
+    with edited_spec(manifest) as spec:
+        del spec["models"]["reward"]
+        failing = {"judge": {"endpoint": {"url": judge, "model": "judge"}}, "retries": 0, "onFailure": "Abstain"}
+        spec["models"]["rewards"] = [
+            {"name": "digits", "calls": "Group", "function": {"file": "reward.py"}},
+            {"name": "judge", "weight": 0.5, **failing},
+        ]
+        spec["rewardShaping"] = {"combine": "NormalizedSum", "overlongBuffer": 8, "truncated": "Mask"}
     (tmp_path / "reward.py").write_text(REWARD)
     calm = run_job(manifest, tmp_path / "calm")
-    assert calm.code == 0, calm.output[-3000:]
-    killed = run_job(manifest, tmp_path / "killed", kills=Kills(seed=1, count=2, among=("coordinator", "inference-0")))
-    assert killed.code == 0, killed.output[-3000:]
-    assert calm.weights == killed.weights
-    lines = [json.loads(line) for line in (tmp_path / "calm" / "metrics.jsonl").read_text().splitlines()]
+    kills = Kills(seed=1, count=2, among=("coordinator", "inference-0"), required=False)
+    assert_same_weights(calm, run_job(manifest, tmp_path / "killed", kills=kills))
+    lines = calm.lines
     for line in lines:
         assert line["rewards/digits/abstained"] == 0
         assert abs(line["rewards/digits/mean"]) < 1e-6
@@ -75,5 +66,5 @@ def test_rewards_are_combined_alike_in_a_run_that_was_killed_and_a_judges_failur
     assert all({"reward", "digits"} <= row.rewards.keys() for row in rows if row.reward is not None)
     shaped = [row for row in rows if row.shaped_reward is not None and row.reward is not None]
     assert any(row.shaped_reward != pytest.approx(row.reward) for row in shaped), "normalised, less the penalty"
-    events = [json.loads(line) for line in (tmp_path / "calm" / "events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in calm.read("events.jsonl").splitlines()]
     assert {"score-abstained"} <= {event["kind"] for event in events}

@@ -7,16 +7,13 @@ of a job without fusion.
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from tests.support.jobs.chaos import Ended, Kills, run_job
-from tests.support.jobs.local_job import write_job
+from tests.support.jobs.local_job import edited_spec, write_job
 from tests.support.model_folders import models
 
 from rlhf_common.arrays import unpack
-from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 from rlhf_coordinator.reports.trackers.timeline_json import read_spans
 from rlhf_coordinator.storage.journal import unframe
 
@@ -41,27 +38,19 @@ def write(folder: Path) -> Path:
     """
     manifest = write_job(folder, algorithm="grpo", iterations=ITERATIONS, responses=TOKENS, batch=BATCH)
     models.write_policy(folder / "policy", "llama", head_dim=32)
-    job = yaml.safe_load(manifest.read_text())
-    spec = job["spec"]
-    spec["deterministic"] = False
-    spec["generation"]["engine"] = "vllm"
-    spec["generation"]["maxBatchSize"] = 12
-    spec["inference"]["replicas"] = 0
-    spec["training"]["optimizer"]["learningRate"] = 1e-9
-    manifest.write_text(yaml.safe_dump(job, sort_keys=False))
+    with edited_spec(manifest) as spec:
+        spec["deterministic"] = False
+        spec["generation"]["engine"] = "vllm"
+        spec["generation"]["maxBatchSize"] = 12
+        spec["inference"]["replicas"] = 0
+        spec["training"]["optimizer"]["learningRate"] = 1e-9
     return manifest
 
 
-def options(mode: str, **others: object) -> list[str]:
-    """Return arguments of `rlhf run`."""
-    values = {"spec.fusion.interStage.mode": mode, "spec.fusion.intraStage.mode": "Disabled", **others}
-    return [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
-
-
-def gathered(transfer: str, **others: object) -> list[str]:
-    """Return options that gather the tail on one worker."""
-    settings = {"threshold": THRESHOLD, "pool": 1, "transfer": transfer}
-    return options("Fixed", **{f"spec.fusion.interStage.{name}": value for name, value in settings.items()}, **others)
+def gathered(transfer: str) -> tuple[str, ...]:
+    """Return settings that gather the tail on one worker."""
+    fusion = f"{{mode: Fixed, threshold: {THRESHOLD}, pool: 1, transfer: {transfer}}}"
+    return f"fusion.interStage={fusion}", "fusion.intraStage.mode=Disabled"
 
 
 def tokens_of(run_dir: Path) -> dict[tuple[int, int], list[int]]:
@@ -75,28 +64,13 @@ def tokens_of(run_dir: Path) -> dict[tuple[int, int], list[int]]:
     return found
 
 
-def total(run_dir: Path, name: str) -> float:
-    """Return the sum of a metric over iterations."""
-    return math.fsum(line[name] for line in read_metrics(run_dir / "metrics.jsonl"))
-
-
-def lengths(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the results of every iteration that depend on tokens alone."""
+def assert_same(run: Ended, off: Ended) -> None:
+    """Assert that a run has the same results as the one without fusion, as far as they depend on tokens alone."""
     names = ("iteration", "reward", "tokens", "response_tokens_max", "samples/truncated")
-    return [{name: line.get(name) for name in names} for line in read_metrics(run_dir / "metrics.jsonl")]
-
-
-def said(*runs: Ended) -> str:
-    return "\n".join(f"kills {run.kills}\n{run.output[-3000:]}" for run in runs)
-
-
-def same(run: Ended, run_dir: Path, off: tuple[Path, Path, Ended]) -> None:
-    """Fail unless a run has the same results as the one without fusion."""
-    assert run.code == 0, said(run)
-    assert lengths(run_dir) == lengths(off[1]), said(run)
-    undisturbed, tokens = tokens_of(off[1]), tokens_of(run_dir)
+    assert run.reported(*names) == off.reported(*names), str(run)
+    undisturbed, tokens = tokens_of(off.run_dir), tokens_of(run.run_dir)
     assert tokens
-    assert tokens == undisturbed, said(run)
+    assert tokens == undisturbed, str(run)
 
 
 def rebuilt(run_dir: Path) -> float:
@@ -111,45 +85,43 @@ def rebuilt(run_dir: Path) -> float:
 
 
 @pytest.fixture(scope="module")
-def off(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Ended]:
-    """Return (manifest, run folder, how it ended) of the job without fusion."""
+def off(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    """Return the manifest and the run of the job without fusion."""
     folder = tmp_path_factory.mktemp("fusion")
     manifest = write(folder)
-    ended = run_job(manifest, folder / "off", options=options("Disabled"))
-    assert ended.code == 0, said(ended)
-    return manifest, folder / "off", ended
+    settings = ("fusion.interStage.mode=Disabled", "fusion.intraStage.mode=Disabled")
+    return manifest, run_job(manifest, folder / "off", settings=settings)
 
 
 def test_a_gathered_tail_of_vllm_workers_changes_no_token_and_released_workers_score(
-    off: tuple[Path, Path, Ended], tmp_path: Path
+    off: tuple[Path, Ended], tmp_path: Path
 ) -> None:
-    run = run_job(off[0], tmp_path / "run", options=gathered("KV"))
-    same(run, tmp_path / "run", off)
-    kinds = [json.loads(line)["kind"] for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    assert "pool-formed" in kinds, said(run)
-    assert total(tmp_path / "run", "fusion/moved_kv") > 0, said(run)
+    run = run_job(off[0], tmp_path / "run", settings=gathered("KV"))
+    assert_same(run, off[1])
+    kinds = [json.loads(line)["kind"] for line in run.read("events.jsonl").splitlines()]
+    assert "pool-formed" in kinds, str(run)
+    assert run.total("fusion/moved_kv") > 0, str(run)
     assert rebuilt(tmp_path / "run") == 0, "a moved cache is not computed again"
     scored = {span.worker for span in read_spans(tmp_path / "run" / "timeline.json") if span.name.startswith("score")}
     assert len([worker for worker in scored if worker.startswith("generation")]) == 2, scored
 
 
 def test_sources_destinations_and_coordinators_killed_when_the_tail_gathers_change_no_token(
-    off: tuple[Path, Path, Ended], tmp_path: Path
+    off: tuple[Path, Ended], tmp_path: Path
 ) -> None:
     victims = ("generation-0", "generation-1", "coordinator")
     kills = Kills(SEED, len(victims), victims, first=victims, at_event="pool-formed")
-    run = run_job(off[0], tmp_path / "run", options=gathered("KV"), kills=kills)
-    assert len(run.kills) == len(victims), said(run)
-    same(run, tmp_path / "run", off)
+    run = run_job(off[0], tmp_path / "run", settings=gathered("KV"), kills=kills)
+    assert_same(run, off[1])
 
 
 def test_workers_of_two_engines_exchange_samples_by_their_tokens(
-    off: tuple[Path, Path, Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    off: tuple[Path, Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    engine = {"spec.generation.engine": "tests.support.jobs.mixed_engines"}
-    run = run_job(off[0], tmp_path / "run", options=gathered("Auto", **engine))
-    same(run, tmp_path / "run", off)
-    assert total(tmp_path / "run", "fusion/moved_kv") == 0
-    assert total(tmp_path / "run", "fusion/moved_tokens") > 0, said(run)
+    settings = (*gathered("Auto"), "generation.engine=tests.support.jobs.mixed_engines")
+    run = run_job(off[0], tmp_path / "run", settings=settings)
+    assert_same(run, off[1])
+    assert run.total("fusion/moved_kv") == 0
+    assert run.total("fusion/moved_tokens") > 0, str(run)
     assert rebuilt(tmp_path / "run") > 0, "known tokens go through the other engine"

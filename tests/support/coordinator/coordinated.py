@@ -12,6 +12,8 @@ from typing import Any
 import yaml
 from tests.support import algorithms
 from tests.support.coordinator import simulated_results
+from tests.support.coordinator.simulated_rank import Pace
+from tests.support.coordinator.simulated_worker import Crew, crew
 from tests.support.loopback import free_address
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -224,3 +226,41 @@ class Coordinated:
     def counts(self) -> Mapping[Group, int]:
         """Return the number of workers of each group."""
         return wanted(self.job.spec)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The reported iterations."""
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """Return the reported events of a kind."""
+        lines = (self.folder / "events.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+    def messages(self, kind: str) -> list[str]:
+        """Return the messages of the events of a kind."""
+        return [event["message"] for event in self.events(kind)]
+
+
+class StartedJobs:
+    """The jobs of one test, each with simulated workers; all end with the test."""
+
+    def __init__(self) -> None:
+        self._started: list[Coordinated] = []
+
+    def start(self, job: RLHFJob, folder: Path, certificates: Path | None = None) -> Coordinated:
+        """Start the coordinator of a job, with its run folder in `folder`."""
+        coordinated = Coordinated(job, folder / "run", certificates)
+        self._started.append(coordinated)
+        coordinated.start()
+        return coordinated
+
+    def begin(self, job: RLHFJob, folder: Path, pace: Pace | None = None) -> tuple[Coordinated, Crew]:
+        """Start the coordinator of a job, and its workers."""
+        coordinated = self.start(job, folder)
+        return coordinated, crew(dict(coordinated.counts()), coordinated.address, pace=pace)
+
+    async def end(self) -> None:
+        """Cancel all coordinators."""
+        for coordinated in self._started:
+            await coordinated.cancel()

@@ -1,12 +1,14 @@
 """Runs a job with `rlhf run`, kills its processes at random moments, and reports the result.
 
-Rule: kills by pid, and only processes that the run itself started: a process of a job is a child of the run's process
-with the group and index variables in its environment. Moments and victims come from a seed. A job whose reward is
-`held` does not end before all kills: its last responses are scored afterwards.
+Owns the checks of every run: its exit code, and that all planned kills happened. Rule: kills by pid, and only processes
+that the run itself started: a process of a job is a child of the run's process with the group and index variables in
+its environment. Moments and victims come from a seed. A job whose reward is `held` does not end before all kills: its
+last responses are scored afterwards.
 """
 
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -49,12 +51,15 @@ class Kills:
     """Kind of event in events.jsonl at which to kill at once: the next one after the previous kill."""
     in_phases: Sequence[str] = ()
     """Phases of the job at whose beginning to kill at once, one phase per kill, each in a later iteration."""
+    required: bool = True
+    """Whether a run that ends before all kills fails its test."""
 
 
 @dataclass
 class Ended:
-    """The end of a run, with its kills."""
+    """The end of a run, with its kills. Its text is the kills and the end of the output."""
 
+    run_dir: Path
     code: int = -1
     seconds: float = 0.0
     output: str = ""
@@ -63,6 +68,26 @@ class Ended:
     summary: dict[str, Any] = field(default_factory=dict)
     weights: str = ""
     """SHA-256 over the files of the last checkpoint's actor."""
+
+    def __str__(self) -> str:
+        return f"{self.run_dir.name}: exit code {self.code}, kills {self.kills}\n{self.output[-4000:]}"
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The reported iterations."""
+        return lines(self.run_dir)
+
+    def read(self, name: str) -> str:
+        """Return the text of a file of the run folder."""
+        return (self.run_dir / name).read_text()
+
+    def reported(self, *names: str) -> list[dict[str, Any]]:
+        """Return these metrics of every iteration; None for those that it lacks."""
+        return [{name: line.get(name) for name in names} for line in self.lines]
+
+    def total(self, name: str) -> float:
+        """Return the sum of a metric over the iterations that have it."""
+        return math.fsum(line.get(name, 0.0) for line in self.lines)
 
 
 def processes(runner: int) -> dict[str, int]:
@@ -115,41 +140,52 @@ def lines(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def assert_killed_ranks_change_no_weight(
-    manifest: Path, folder: Path, options: Sequence[str], seed: int, *, otherwise: Sequence[str] = ()
-) -> None:
-    """Run a job of two ranks undisturbed, and again with `otherwise` and one kill of each rank; compare the weights."""
-    undisturbed = run_job(manifest, folder / "undisturbed", options=options)
-    assert undisturbed.code == 0, undisturbed.output[-4000:]
+def assert_same_weights(*runs: Ended) -> None:
+    """Assert that runs saved the same weights."""
+    assert {run.weights for run in runs} == {runs[0].weights} - {""}, "\n".join(map(str, runs))
+
+
+def killed_beside_undisturbed(
+    manifest: Path, folder: Path, settings: Sequence[str], seed: int, *, otherwise: Sequence[str] = ()
+) -> tuple[Ended, Ended]:
+    """Run a job of two ranks undisturbed, and with `otherwise` and one kill of each rank; return both runs.
+
+    Asserts that their weights are the same.
+    """
+    undisturbed = run_job(manifest, folder / "undisturbed", settings=settings)
     ranks = ("training-1", "training-0")
     kills = Kills(seed, len(ranks), PROCESSES, first=ranks, longest_calm_seconds=0.5, iterations_between=1)
-    killed = run_job(manifest, folder / "killed", options=[*options, *otherwise], kills=kills)
-    assert killed.code == 0, f"{killed.kills}\n{killed.output[-4000:]}"
-    assert len(killed.kills) == len(ranks), killed.kills
-    assert killed.weights == undisturbed.weights != "", killed.kills
+    killed = run_job(manifest, folder / "killed", settings=[*settings, *otherwise], kills=kills)
+    assert_same_weights(killed, undisturbed)
+    return killed, undisturbed
 
 
 def run_job(
     manifest: Path,
     run_dir: Path,
     *,
+    settings: Sequence[str] = (),
     options: Sequence[str] = (),
     kills: Kills | None = None,
     interrupt_after: int | None = None,
     executed: bool = False,
+    code: int | None = 0,
 ) -> Ended:
     """Run `rlhf run` of a manifest, with `kills`, or with an interrupt like Ctrl-C after a number of iterations.
 
-    A run beyond its time-out is ended and reported as -1. `executed`: never forked (`forked_runs`).
+    `settings` are fields below `spec` with their values. `executed`: never forked (`forked_runs`). Asserts that the run
+    ends with `code`, unless it is None, and after all required kills. A run beyond its time-out has the code -1.
     """
     log, hold = run_dir.with_suffix(".out"), manifest.with_name(HOLD)
     log.parent.mkdir(parents=True, exist_ok=True)
     last = int(yaml.safe_load(manifest.read_text())["spec"]["iterations"]) - 1
     if kills is not None or interrupt_after is not None:
         hold.write_text(f"{run_dir.absolute() / 'metrics.jsonl'}\n{last}\n")
-    ended = Ended()
+    ended = Ended(run_dir)
     started = time.monotonic()
-    runner = start_run(["run", str(manifest), "--run-dir", str(run_dir), "--plain", *options], log, executed=executed)
+    changes = (word for setting in settings for word in ("--set", f"spec.{setting}"))
+    command = ["run", str(manifest), "--run-dir", str(run_dir), "--plain", *changes, *options]
+    runner = start_run(command, log, executed=executed)
     try:
         if kills is not None:
             _disturb(runner, run_dir, kills, last, started, ended)
@@ -173,6 +209,8 @@ def run_job(
     summary = run_dir / "summary.json"
     ended.summary = json.loads(summary.read_text()) if summary.is_file() else {}
     ended.weights = digest(run_dir / "checkpoints")
+    assert code in (None, ended.code), str(ended)
+    assert kills is None or not kills.required or len(ended.kills) == kills.count, str(ended)
     return ended
 
 

@@ -2,6 +2,8 @@
 
 import json
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +107,11 @@ def write_job(
     manifest = folder / "job.yaml"
     manifest.write_text(yaml.safe_dump(job, sort_keys=False))
     return manifest
+
+
+@contextmanager
+def edited_spec(manifest: Path) -> Iterator[dict[str, Any]]:
+    """Yield the spec of a manifest, and write its changes."""
+    job = yaml.safe_load(manifest.read_text())
+    yield job["spec"]
+    manifest.write_text(yaml.safe_dump(job, sort_keys=False))

@@ -340,6 +340,23 @@ class SimulatedCluster:
         """Return the PHASE column."""
         return str(self.condition("Running")["reason"])
 
+    @property
+    def running_message(self) -> str:
+        """Return the message of the condition Running."""
+        return str(self.condition("Running")["message"])
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Return the failures and disruptions counted so far."""
+        restarts = self.job["status"]["restarts"]
+        return restarts["failures"], restarts["disruptions"]
+
+    def turn(self) -> None:
+        """Settle, let leaving pods end, and settle again."""
+        self.settle()
+        self.finish_deletions()
+        self.settle()
+
     def begin(self) -> "SimulatedCluster":
         """Start all pods."""
         self.settle()

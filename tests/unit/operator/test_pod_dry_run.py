@@ -148,7 +148,7 @@ def test_a_refused_template_starts_nothing_and_is_told() -> None:
         "PodsRefused",
         cluster.dry_run_problem,
     )
-    assert cluster.condition("Running")["message"] == f"nothing was started: {cluster.dry_run_problem}"
+    assert cluster.running_message == f"nothing was started: {cluster.dry_run_problem}"
     assert cluster.events == ["PodsRefused"]
     assert plan.requeue_after is not None
     assert plan.requeue_after <= DRY_RUN_RETRY_SECONDS

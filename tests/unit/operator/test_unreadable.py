@@ -179,11 +179,11 @@ def test_a_pod_of_the_job_that_cannot_be_read_is_told_once_and_not_replaced() ->
         cluster.read()
     assert "job-generation-0" in cluster.pods
     assert cluster.events.count("Unreadable") == 1
-    message = cluster.condition("Running")["message"]
+    message = cluster.running_message
     assert 'Pod job-generation-0 cannot be read (metadata.labels[rlhf.dev/epoch] is "abc"' in message
     cluster.pods["job-generation-0"]["metadata"]["labels"][names.LABEL_EPOCH] = "0"
     cluster.settle()
-    assert "cannot be read" not in cluster.condition("Running")["message"]
+    assert "cannot be read" not in cluster.running_message
 
 
 def test_a_suspended_job_leaves_no_pod_that_cannot_be_read() -> None:
@@ -204,7 +204,7 @@ def test_the_name_of_a_pod_that_somebody_else_has_is_told() -> None:
     cluster.taken = operator.index.pods(KEY, "job-uid")[1]
     cluster.later(11)
     cluster.settle()
-    assert "job-coordinator: a pod of this name is not this job's" in cluster.condition("Running")["message"]
+    assert "job-coordinator: a pod of this name is not this job's" in cluster.running_message
 
 
 def nested(levels: int) -> Any:

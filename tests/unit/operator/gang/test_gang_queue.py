@@ -115,7 +115,7 @@ def test_an_evicted_job_without_checkpoints_is_said_to_begin_anew() -> None:
     cluster.evict()
     cluster.settle()
     assert cluster.phase == "Stopping"
-    assert cluster.condition("Running")["message"].endswith(
+    assert cluster.running_message.endswith(
         "the job's pods end; spec.checkpoints is not set, so nothing is saved and the job starts from the beginning "
         "later"
     )
@@ -147,8 +147,7 @@ def test_an_evicted_job_saves_its_checkpoint_ends_and_gives_the_reservation_back
     cluster.admit()
     cluster.settle()
     assert cluster.workers == EVERYBODY
-    restarts = cluster.job["status"]["restarts"]
-    assert (restarts["failures"], restarts["disruptions"]) == (0, 0)
+    assert cluster.counts == (0, 0)
 
 
 @pytest.mark.parametrize("reason", ["Preempted", "PodsReadyTimeout", "NodeFailures", "Deactivated"])
@@ -399,7 +398,7 @@ def test_a_job_with_a_queue_that_the_operator_does_not_use_waits_and_starts_when
     assert (admitted["status"], admitted["reason"]) == ("False", "QueueNotServed")
     assert "the label kueue.x-k8s.io/queue-name: team asks for a queue" in admitted["message"]
     assert "install Kueue, or remove the label" in admitted["message"]
-    assert cluster.condition("Running")["message"] == f"nothing is started: {admitted['message']}"
+    assert cluster.running_message == f"nothing is started: {admitted['message']}"
     assert cluster.phase == "Queued"
     assert "Queued" in cluster.events
     del cluster.job["metadata"]["labels"]

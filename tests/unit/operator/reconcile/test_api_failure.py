@@ -11,28 +11,24 @@ from rlhf_operator.reconcile.api_failure import LEAD, TAIL, describe_failure
 from rlhf_operator.reconcile.conditions import MESSAGE_MAX
 
 
-def running_message(cluster: SimulatedCluster) -> str:
-    return str(cluster.condition("Running")["message"])
-
-
 @settings(max_examples=20)
 @given(st.lists(st.text(max_size=3000), min_size=1, max_size=3))
 def test_any_words_stand_first_once_and_go_when_the_api_server_does_what_is_asked(words: list[str]) -> None:
     cluster = SimulatedCluster().begin()
-    before = running_message(cluster)
+    before = cluster.running_message
     for each in words:
         cluster.later(60)
         cluster.read()
         cluster.api_failure = describe_failure(each, "team")
         cluster.settle()
-        message = running_message(cluster)
+        message = cluster.running_message
         assert message.startswith(LEAD)
         assert message.endswith(f"{TAIL}. {before}")
         assert len(message) <= MESSAGE_MAX
         assert "\n" not in message
     cluster.api_failure = ""
     cluster.settle()
-    assert running_message(cluster) == before
+    assert cluster.running_message == before
 
 
 @pytest.mark.parametrize(
@@ -48,10 +44,10 @@ def test_the_words_come_and_go_in_every_phase(spec: dict[str, Any], ended: int |
         cluster.finish_deletions()
     cluster.later(60)
     cluster.settle()
-    before = running_message(cluster)
+    before = cluster.running_message
     cluster.api_failure = describe_failure("500 etcd has no leader", "team")
     cluster.settle()
-    assert running_message(cluster) == f"{LEAD}500 etcd has no leader): {TAIL}. {before}"
+    assert cluster.running_message == f"{LEAD}500 etcd has no leader): {TAIL}. {before}"
     cluster.api_failure = ""
     cluster.settle()
-    assert running_message(cluster) == before
+    assert cluster.running_message == before

@@ -16,10 +16,6 @@ NO_ACCOUNT = (
 CLAIM = "see that the claim exists in namespace team and can be bound (kubectl get pvc)"
 
 
-def diagnosis(cluster: SimulatedCluster) -> str:
-    return str(cluster.condition("Running")["message"])
-
-
 def begun(**spec: Any) -> SimulatedCluster:
     cluster = SimulatedCluster(**spec)
     cluster.settle()
@@ -58,7 +54,7 @@ def test_the_remedy_follows_the_schedulers_words(words: str, remedy: str) -> Non
     cluster.later(11)
     cluster.settle()
     assert cluster.phase == "Unschedulable"
-    assert f"no node can take job-generation-0 ({words.rstrip('.')}): {remedy}" in diagnosis(cluster)
+    assert f"no node can take job-generation-0 ({words.rstrip('.')}): {remedy}" in cluster.running_message
 
 
 TAINT = "node(s) had untolerated taint"
@@ -104,7 +100,7 @@ def test_the_remedy_is_not_that_of_nodes_which_the_pod_is_not_meant_for(words: s
     cluster.cannot_schedule("generation-0", words)
     cluster.later(11)
     cluster.settle()
-    assert f"no node can take job-generation-0 ({words}): {remedies}" in diagnosis(cluster)
+    assert f"no node can take job-generation-0 ({words}): {remedies}" in cluster.running_message
 
 
 IMAGE = "Back-off pulling image: not found"
@@ -115,7 +111,7 @@ def test_the_default_image_is_corrected_where_the_operator_is_installed() -> Non
     cluster.wait_with("generation-0", "ImagePullBackOff", IMAGE)
     cluster.later(11)
     cluster.settle()
-    assert diagnosis(cluster).startswith(
+    assert cluster.running_message.startswith(
         f"job-generation-0 cannot get the image ({IMAGE}): spec.generation.template names none, so it is the "
         "operator's default: push it there, or have the operator installed with one that is there (image.registry of "
         "the chart; it holds for jobs that start anew), or name one in spec.generation.template. "
@@ -129,7 +125,7 @@ def test_an_image_of_the_template_is_corrected_there() -> None:
     cluster.later(11)
     cluster.settle()
     remedy = "correct the image in spec.generation.template, or give imagePullSecrets there. "
-    assert diagnosis(cluster).startswith(f"job-generation-0 cannot get the image ({IMAGE}): {remedy}")
+    assert cluster.running_message.startswith(f"job-generation-0 cannot get the image ({IMAGE}): {remedy}")
 
 
 def test_default_images_and_those_of_templates_have_a_sentence_each() -> None:
@@ -139,7 +135,7 @@ def test_default_images_and_those_of_templates_have_a_sentence_each() -> None:
     cluster.wait_with("inference-0", "ImagePullBackOff", "mine:1: denied")
     cluster.later(11)
     cluster.settle()
-    said = diagnosis(cluster)
+    said = cluster.running_message
     assert f"job-generation-0 cannot get the image ({IMAGE}): spec.generation.template names none" in said
     assert "job-inference-0 cannot get the image (mine:1: denied): correct the image in spec.inference.template" in said
 
@@ -163,7 +159,7 @@ def test_an_init_container_that_runs_is_named_with_its_pod() -> None:
         initializing(cluster, worker, done, sidecar, {"name": "fetch", "started": True, "state": running}, later)
     cluster.later(11)
     cluster.settle()
-    assert diagnosis(cluster).startswith(
+    assert cluster.running_message.startswith(
         "job-generation-0, job-generation-1 wait for their init container fetch, which runs since "
         "2026-08-22T10:00:05Z: `kubectl logs job-generation-0 -c fetch` says what it does. 0 of 6 pods are ready"
     )
@@ -177,7 +173,7 @@ def test_an_init_container_that_waits_is_named_with_its_pod() -> None:
     cluster.later(11)
     cluster.settle()
     words = "job-generation-0 cannot get the image (init container fetch: Back-off pulling image x): correct the image"
-    assert diagnosis(cluster).startswith(words)
+    assert cluster.running_message.startswith(words)
 
 
 def test_causes_that_differ_are_told_each_and_causes_that_come_together_have_both_remedies() -> None:
@@ -188,8 +184,8 @@ def test_causes_that_differ_are_told_each_and_causes_that_come_together_have_bot
     cluster.cannot_schedule("training-0", 'persistentvolumeclaim "nosuch" not found')
     cluster.later(11)
     cluster.settle()
-    assert "or lower spec.generation.replicas; add a toleration to spec.generation.template" in diagnosis(cluster)
-    assert "or correct the volumes of the pod template" in diagnosis(cluster)
+    assert "or lower spec.generation.replicas; add a toleration to spec.generation.template" in cluster.running_message
+    assert "or correct the volumes of the pod template" in cluster.running_message
 
 
 def test_words_about_other_pods_are_left_out_and_every_group_is_named() -> None:
@@ -201,7 +197,7 @@ def test_words_about_other_pods_are_left_out_and_every_group_is_named() -> None:
         cluster.cannot_schedule(worker, words)
     cluster.later(11)
     cluster.settle()
-    assert diagnosis(cluster).startswith(
+    assert cluster.running_message.startswith(
         "no node can take job-generation-0, job-inference-0 (0/1 nodes are available: 1 Insufficient cpu): "
         "add nodes, free some, or lower spec.generation.replicas or spec.inference.replicas. "
     )
@@ -239,7 +235,7 @@ def test_a_pod_that_the_api_server_refuses_is_told_with_what_to_change(why: str,
     cluster.refusals = {"job-generation-0": why}
     cluster.later(11)
     cluster.carry_out(cluster.plan())
-    assert diagnosis(cluster).startswith(f"job-generation-0 cannot be created: {why}: {remedy}")
+    assert cluster.running_message.startswith(f"job-generation-0 cannot be created: {why}: {remedy}")
 
 
 def test_names_that_others_have_are_told_with_both_ways_out_and_no_pod_is_made() -> None:
@@ -267,7 +263,7 @@ def test_a_secret_that_a_variable_needs_is_named_with_the_namespace() -> None:
     cluster.wait_with("inference-0", "CreateContainerConfigError", 'secret "hub" not found')
     cluster.later(11)
     cluster.settle()
-    assert diagnosis(cluster).startswith(
+    assert cluster.running_message.startswith(
         'job-inference-0 cannot be started (CreateContainerConfigError: secret "hub" not found): '
         "create it in namespace team, or correct spec.inference.template"
     )
@@ -279,11 +275,11 @@ def test_a_pod_that_hangs_before_its_container_is_told_after_a_minute_with_what_
     cluster.later(11)
     look = cluster.settle().requeue_after
     assert look is not None
-    assert "generation-0" not in diagnosis(cluster)
+    assert "generation-0" not in cluster.running_message
     assert look == 49
     cluster.later(look)
     cluster.settle()
-    assert diagnosis(cluster).startswith(
+    assert cluster.running_message.startswith(
         "job-generation-0 got a node over 60 s ago and cannot start: the image is large, or a mounted object does "
         "not exist (secret hub); `kubectl describe pod job-generation-0` has the kubelet's words"
     )
@@ -296,8 +292,8 @@ def test_a_pod_whose_first_init_container_has_not_begun_hangs_in_the_same_way() 
     cluster.pods["job-coordinator"]["status"]["initContainerStatuses"] = [{"name": "assets", **waiting}]
     cluster.later(61)
     cluster.settle()
-    assert "job-coordinator got a node over 60 s ago" in diagnosis(cluster)
-    assert "(claim models)" in diagnosis(cluster)
+    assert "job-coordinator got a node over 60 s ago" in cluster.running_message
+    assert "(claim models)" in cluster.running_message
 
 
 def test_workers_that_nobody_hears_of_point_at_the_network() -> None:
@@ -307,19 +303,22 @@ def test_workers_that_nobody_hears_of_point_at_the_network() -> None:
     cluster.later(60)
     cluster.read("Starting", 0, waiting_for=("generation-0 to register (100 s)",))
     cluster.settle()
-    assert "DNS" not in diagnosis(cluster), "they may be loading still"
+    assert "DNS" not in cluster.running_message, "they may be loading still"
     cluster.later(60)
     cluster.read("Starting", 0, waiting_for=("generation-0 to register (160 s)",))
     cluster.settle()
     assert (
         "job-generation-0, job-generation-1, job-inference-0 and 2 more run and cannot reach the coordinator"
-        in diagnosis(cluster)
+        in cluster.running_message
     )
-    assert "that the cluster's DNS finds job-coordinator.job.team.svc, and that no NetworkPolicy" in diagnosis(cluster)
+    assert (
+        "that the cluster's DNS finds job-coordinator.job.team.svc, and that no NetworkPolicy"
+        in cluster.running_message
+    )
     cluster.later(11)
     cluster.read("Starting", 0, streams=1)
     cluster.settle()
-    assert "DNS" not in diagnosis(cluster)
+    assert "DNS" not in cluster.running_message
 
 
 @pytest.mark.parametrize(
@@ -335,17 +334,17 @@ def test_pods_behind_a_scheduling_gate_are_told_with_the_gate_and_who_removes_it
     cluster = begun()
     for worker in ("generation-0", "training-1"):
         cluster.gate(worker, gate)
-    assert "scheduling gate" not in diagnosis(cluster)
+    assert "scheduling gate" not in cluster.running_message
     look = cluster.settle().requeue_after
     assert look is not None
     assert look <= 10
     cluster.later(look)
     cluster.settle()
-    assert diagnosis(cluster).startswith(
+    assert cluster.running_message.startswith(
         f"scheduling gate {gate} keeps job-generation-0, job-training-1 from being scheduled: {owner}"
     )
     for worker in ("generation-0", "training-1"):
         cluster.gate(worker)
     cluster.later(11)
     cluster.settle()
-    assert "scheduling gate" not in diagnosis(cluster)
+    assert "scheduling gate" not in cluster.running_message

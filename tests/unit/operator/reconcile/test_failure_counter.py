@@ -6,23 +6,18 @@ import pytest
 from tests.support.operator.simulated_cluster import EVERYBODY, Json, SimulatedCluster
 
 
-def counts(cluster: SimulatedCluster) -> tuple[int, int]:
-    restarts = cluster.job["status"]["restarts"]
-    return restarts["failures"], restarts["disruptions"]
-
-
 def test_a_failing_worker_is_counted_once_however_often_it_is_looked_at() -> None:
     cluster = SimulatedCluster().begin()
     cluster.end("generation-1", 1, message="Traceback\nValueError: no")
     cluster.settle()
     cluster.later(60)
     cluster.settle()
-    assert counts(cluster) == (1, 0)
+    assert cluster.counts == (1, 0)
     assert cluster.job["status"]["restarts"]["lastReason"] == "job-generation-1: exit code 1: ValueError: no"
     assert cluster.events[-1] == "WorkerFailed"
     cluster.end("generation-1", 1)
     cluster.settle()
-    assert counts(cluster) == (2, 0)
+    assert cluster.counts == (2, 0)
 
 
 def test_an_operator_that_dies_after_the_status_is_written_counts_nothing_twice() -> None:
@@ -34,7 +29,7 @@ def test_an_operator_that_dies_after_the_status_is_written_counts_nothing_twice(
     cluster.settle()
     cluster.finish_deletions()
     cluster.settle()
-    assert counts(cluster) == (0, 1)
+    assert cluster.counts == (0, 1)
     assert cluster.workers == EVERYBODY
 
 
@@ -58,7 +53,7 @@ def test_a_request_to_be_restarted_is_free_and_does_not_wait_for_the_kubelets_ba
         cluster.later(300)
         cluster.read()
         cluster.settle()
-    assert counts(cluster) == (0, 0)
+    assert cluster.counts == (0, 0)
     assert cluster.phase == "Running"
     [training] = [group for group in cluster.job["status"]["groups"] if group["name"] == "training"]
     assert training["restarts"] == 5
@@ -70,7 +65,7 @@ def test_workers_that_end_well_before_the_coordinator_is_seen_to_are_no_restarts
         cluster.end(worker, 0)
         cluster.settle()
     assert {group["restarts"] for group in cluster.job["status"]["groups"]} == {0}
-    assert counts(cluster) == (0, 0)
+    assert cluster.counts == (0, 0)
 
 
 def test_more_failures_than_the_limit_fail_the_job_with_the_last_reason() -> None:
@@ -79,7 +74,7 @@ def test_more_failures_than_the_limit_fail_the_job_with_the_last_reason() -> Non
         assert cluster.condition("Failed")["status"] == "False"
         cluster.end("generation-0", 137, reason="OOMKilled")
         cluster.settle()
-        assert counts(cluster) == (number + 1, 0)
+        assert cluster.counts == (number + 1, 0)
     killed = {group["name"]: group["outOfMemory"] for group in cluster.job["status"]["groups"]}
     assert killed == {"coordinator": 0, "generation": 3, "inference": 0, "training": 0}
     failed = cluster.condition("Failed")
@@ -117,7 +112,7 @@ def test_an_exit_code_of_a_worker_that_no_restart_cures_fails_the_job_at_once() 
     cluster = SimulatedCluster().begin()
     cluster.end("inference-0", 20, message="RewardRaised: spec.models.reward.function.file: KeyError: 'answer'")
     cluster.settle()
-    assert counts(cluster) == (0, 0)
+    assert cluster.counts == (0, 0)
     failed = cluster.condition("Failed")
     assert (failed["status"], failed["reason"]) == ("True", "RewardFailed")
     assert failed["message"] == (
@@ -131,7 +126,7 @@ def test_a_wrong_setting_or_a_taken_port_of_one_worker_is_a_failure_like_any_oth
     cluster = SimulatedCluster().begin()
     cluster.end("inference-0", code)
     cluster.settle()
-    assert counts(cluster) == (1, 0)
+    assert cluster.counts == (1, 0)
     assert cluster.condition("Failed")["status"] == "False"
 
 
@@ -148,7 +143,7 @@ def test_evictions_and_deletions_from_outside_are_disruptions_without_a_limit() 
         cluster.later(300)
         cluster.settle()
         cluster.run()
-        assert counts(cluster) == (0, number + 1)
+        assert cluster.counts == (0, number + 1)
     assert cluster.workers == EVERYBODY
     assert cluster.condition("Failed")["status"] == "False"
 
@@ -167,7 +162,7 @@ def test_a_deleted_coordinator_is_replaced_and_the_job_recovers() -> None:
     cluster.read()
     cluster.settle()
     assert cluster.phase == "Running"
-    assert counts(cluster) == (0, 1)
+    assert cluster.counts == (0, 1)
 
 
 def test_a_rank_of_a_lost_node_is_not_waited_for_as_one_that_stays_for_a_checkpoint() -> None:
@@ -197,7 +192,7 @@ def test_workers_of_a_lost_node_are_deleted_by_force_and_the_coordinator_is_not(
     assert forced == ["job-generation-0"]
     cluster.settle()
     assert "job-coordinator" in cluster.pods
-    assert counts(cluster) == (0, 2)
+    assert cluster.counts == (0, 2)
 
 
 def test_a_worker_that_ended_well_too_early_comes_back_without_being_counted() -> None:
@@ -211,7 +206,7 @@ def test_a_worker_that_ended_well_too_early_comes_back_without_being_counted() -
     assert cluster.finish_deletions() == ["job-generation-0"]
     cluster.settle()
     assert cluster.workers == EVERYBODY
-    assert counts(cluster) == (0, 0)
+    assert cluster.counts == (0, 0)
 
 
 def test_a_container_beside_ours_that_still_runs_keeps_nothing_of_a_finished_job() -> None:
@@ -250,7 +245,7 @@ def test_a_missing_image_is_told_with_its_name() -> None:
     cluster.wait_with("training-1", "ImagePullBackOff", words)
     cluster.later(11)
     cluster.settle()
-    assert cluster.condition("Running")["message"].startswith(f"job-training-1 cannot get the image ({words})")
+    assert cluster.running_message.startswith(f"job-training-1 cannot get the image ({words})")
 
 
 def test_an_init_container_that_fails_is_told_with_the_last_line_of_its_log() -> None:
@@ -268,7 +263,7 @@ def test_an_init_container_that_fails_is_told_with_the_last_line_of_its_log() ->
         message = (
             "job-coordinator cannot be started (Init:Error: assets ended with exit code 1: OSError: no space left)"
         )
-        assert cluster.condition("Running")["message"].startswith(message)
+        assert cluster.running_message.startswith(message)
 
 
 def test_a_crash_loop_is_told_with_the_last_line_of_its_log() -> None:
@@ -278,7 +273,7 @@ def test_a_crash_loop_is_told_with_the_last_line_of_its_log() -> None:
     cluster.end("generation-0", 24, message='{"message": "0.0.0.0:7710 is taken"}', restarted=False)
     cluster.later(11)
     cluster.settle()
-    message = cluster.condition("Running")["message"]
+    message = cluster.running_message
     assert "job-generation-0 keeps ending: exit code 24 (its port is in use): 0.0.0.0:7710 is taken" in message
 
 
@@ -293,6 +288,6 @@ def test_an_exceeded_quota_is_told_and_tried_again_later() -> None:
     assert plan.requeue_after is not None
     assert plan.requeue_after <= 15
     cluster.carry_out(plan)
-    message = cluster.condition("Running")["message"]
+    message = cluster.running_message
     assert message.startswith("job-training-1 cannot be created: ")
     assert "free quota in the namespace, or raise it" in message

@@ -23,11 +23,6 @@ def job(*rules: dict[str, Any], limit: int = 2, **spec: Any) -> SimulatedCluster
     return SimulatedCluster(runPolicy={"backoffLimit": limit, "failurePolicy": {"rules": list(rules)}}, **spec).begin()
 
 
-def counts(cluster: SimulatedCluster) -> tuple[int, int]:
-    restarts = cluster.job["status"]["restarts"]
-    return restarts["failures"], restarts["disruptions"]
-
-
 def epochs(cluster: SimulatedCluster) -> dict[str, int]:
     return {group["name"]: group["epoch"] for group in cluster.job["status"]["groups"]}
 
@@ -36,7 +31,7 @@ def test_a_rule_ends_the_job_and_is_named() -> None:
     cluster = job(rule("oom", "FailJob", groups=["training"], onExitCodes={"values": [137]}))
     cluster.end("generation-0", 137, reason="OOMKilled")
     cluster.settle()
-    assert counts(cluster) == (1, 0), "the rule is about training"
+    assert cluster.counts == (1, 0), "the rule is about training"
     cluster.end("training-1", 137, reason="OOMKilled")
     cluster.settle()
     failed = cluster.condition("Failed")
@@ -50,7 +45,7 @@ def test_what_a_rule_ignores_never_reaches_the_limit() -> None:
     for number in range(4):
         cluster.end("inference-0", 3)
         cluster.settle()
-        assert counts(cluster) == (0, number + 1)
+        assert cluster.counts == (0, number + 1)
     assert cluster.events[-1] == "FailureIgnored"
     cluster.end("inference-0", 1)
     cluster.settle()
@@ -63,7 +58,7 @@ def test_the_first_rule_that_matches_decides_also_over_the_built_in_ones() -> No
     )
     cluster.end("coordinator", 23)
     cluster.settle()
-    assert counts(cluster) == (1, 0)
+    assert cluster.counts == (1, 0)
     assert cluster.condition("Failed")["status"] == "False"
 
 
@@ -71,7 +66,7 @@ def test_evictions_can_be_made_to_count() -> None:
     cluster = job(rule("evicted", "Restart", onPodConditions=[DISRUPTED]), limit=1)
     cluster.evict("generation-0")
     cluster.settle()
-    assert counts(cluster) == (1, 0)
+    assert cluster.counts == (1, 0)
     cluster.finish_deletions()
     cluster.settle()
     cluster.run()
@@ -85,7 +80,7 @@ def test_what_kills_a_disrupted_pod_is_no_exit_code_of_the_job() -> None:
     cluster.end("generation-0", 137, restarted=False)
     cluster.evict("generation-0")
     cluster.settle()
-    assert counts(cluster) == (0, 1)
+    assert cluster.counts == (0, 1)
 
 
 def test_a_group_restarts_together_under_a_higher_epoch() -> None:
@@ -107,7 +102,7 @@ def test_a_group_restarts_together_under_a_higher_epoch() -> None:
     assert {cluster.pods[f"job-training-{rank}"]["metadata"]["labels"]["rlhf.dev/epoch"] for rank in (0, 1)} == {"1"}
     others = {name for name, body in cluster.pods.items() if body["metadata"]["uid"] == before[name]}
     assert others == before.keys() - {"job-training-0", "job-training-1"}
-    assert counts(cluster) == (1, 0), "the ranks that were deleted are no disruptions"
+    assert cluster.counts == (1, 0), "the ranks that were deleted are no disruptions"
     cluster.run()
     cluster.later(11)
     cluster.read()
@@ -122,16 +117,16 @@ def test_the_whole_job_restarts_the_coordinator_included() -> None:
     body = cluster.pods["job-inference-0"]
     body["status"]["conditions"].append({"type": "FabricDown", "status": "True"})
     cluster.settle()
-    assert counts(cluster) == (0, 0), "a condition of a pod that runs is no end"
+    assert cluster.counts == (0, 0), "a condition of a pod that runs is no end"
     cluster.end("inference-0", 1)
     cluster.settle()
-    assert counts(cluster) == (0, 1)
+    assert cluster.counts == (0, 1)
     assert set(epochs(cluster).values()) == {1}
     assert cluster.condition("Restarting")["reason"] == "JobRestart"
     cluster.finish_deletions()
     cluster.settle()
     assert {pod["metadata"]["labels"]["rlhf.dev/epoch"] for pod in cluster.pods.values()} == {"1"}
-    assert counts(cluster) == (0, 1)
+    assert cluster.counts == (0, 1)
 
 
 def test_an_operator_that_dies_after_raising_an_epoch_goes_on_with_the_restart() -> None:
@@ -144,7 +139,7 @@ def test_an_operator_that_dies_after_raising_an_epoch_goes_on_with_the_restart()
     cluster.settle()
     assert epochs(cluster)["training"] == 1
     assert cluster.pods["job-training-0"]["metadata"]["labels"]["rlhf.dev/epoch"] == "1"
-    assert counts(cluster) == (1, 0)
+    assert cluster.counts == (1, 0)
 
 
 @pytest.mark.parametrize(("worker", "code"), [("training-0", 75), ("generation-0", 0), ("coordinator", 130)])
@@ -152,7 +147,7 @@ def test_requests_of_our_own_processes_are_no_failures_whatever_the_rules_say(wo
     cluster = job(rule("any", "FailJob", onExitCodes={"operator": "NotIn", "values": [200]}))
     cluster.end(worker, code)
     cluster.settle()
-    assert counts(cluster) == (0, 0)
+    assert cluster.counts == (0, 0)
     assert cluster.condition("Failed")["status"] == "False"
 
 

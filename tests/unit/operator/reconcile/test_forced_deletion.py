@@ -29,10 +29,6 @@ def forced(cluster: SimulatedCluster) -> list[str]:
     return [item.name for item in cluster.plan().delete if item.force]
 
 
-def running_message(cluster: SimulatedCluster) -> str:
-    return str(cluster.condition("Running")["message"])
-
-
 def test_it_is_forced_after_its_grace_and_the_time_of_the_manifest() -> None:
     cluster = lost_node(**FORCED)
     assert cluster.job["status"]["journalLockShared"] is True
@@ -55,7 +51,7 @@ def test_it_is_forced_after_its_grace_and_the_time_of_the_manifest() -> None:
 
 def told_later(cluster: SimulatedCluster) -> str:
     cluster.settle()
-    return running_message(cluster)
+    return cluster.running_message
 
 
 def test_it_is_never_forced_unasked_and_its_user_is_told_what_to_do() -> None:

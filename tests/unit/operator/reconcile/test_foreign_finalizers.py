@@ -18,15 +18,11 @@ def kept_pods(*workers: str, **spec: Any) -> SimulatedCluster:
     return cluster
 
 
-def running_message(cluster: SimulatedCluster) -> str:
-    return str(cluster.condition("Running")["message"])
-
-
 def test_a_pod_on_a_lost_node_is_forced_once_and_then_named_with_its_finalizer() -> None:
     cluster = kept_pods("generation-1")
     cluster.ask_deletion("job-generation-1")
     cluster.settle()
-    assert WORDS not in running_message(cluster), "its node may still end it"
+    assert WORDS not in cluster.running_message, "its node may still end it"
     cluster.later(62)
     assert [(item.name, item.force) for item in cluster.plan().delete] == [("job-generation-1", True)]
     cluster.settle()
@@ -36,11 +32,11 @@ def test_a_pod_on_a_lost_node_is_forced_once_and_then_named_with_its_finalizer()
         cluster.read()
         assert cluster.plan().delete == ()
         cluster.settle()
-    assert f"job-generation-1 {WORDS}" in running_message(cluster)
+    assert f"job-generation-1 {WORDS}" in cluster.running_message
     del cluster.pods["job-generation-1"]
     cluster.later(10)
     cluster.settle()
-    assert WORDS not in running_message(cluster)
+    assert WORDS not in cluster.running_message
     assert "job-generation-1" in cluster.pods, "it is made again"
 
 
@@ -54,7 +50,7 @@ def test_all_pods_that_one_finalizer_keeps_are_named_together() -> None:
     assert look <= 10
     cluster.later(11)
     cluster.settle()
-    assert f"job-generation-0, job-generation-1, job-training-0 and 1 more {WORDS}" in running_message(cluster)
+    assert f"job-generation-0, job-generation-1, job-training-0 and 1 more {WORDS}" in cluster.running_message
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -93,8 +89,8 @@ def test_a_finished_job_names_what_stays_of_it_until_it_is_gone() -> None:
     cluster.settle()
     cluster.later(10)
     cluster.settle()
-    assert running_message(cluster).startswith(f"all 100 iterations are trained. job-generation-0 {WORDS}; see that")
+    assert cluster.running_message.startswith(f"all 100 iterations are trained. job-generation-0 {WORDS}; see that")
     assert cluster.condition("Complete")["message"] == "all 100 iterations are trained"
     del cluster.pods["job-generation-0"]
     cluster.settle()
-    assert running_message(cluster) == "all 100 iterations are trained"
+    assert cluster.running_message == "all 100 iterations are trained"

@@ -33,7 +33,7 @@ def test_a_worker_that_is_lost_while_its_pod_is_ready_is_replaced_and_counted() 
     cluster.settle()
     assert not cluster.deleting
     message = "the coordinator has lost job-generation-1, whose pod is ready: it is replaced after 90 s"
-    assert message in cluster.condition("Running")["message"]
+    assert message in cluster.running_message
 
     cluster.later(51)
     silence(cluster, ["generation-1"], 91)
@@ -64,9 +64,8 @@ def test_when_more_than_half_are_lost_at_once_it_is_the_coordinator_and_nobody_i
     silence(cluster, EVERYBODY[:3], 500)
     cluster.settle()
     assert not cluster.deleting
-    assert (
-        "the coordinator has lost 3 of 5 workers at once, so its own network is more likely cut"
-        in (cluster.condition("Running")["message"])
+    assert "the coordinator has lost 3 of 5 workers at once, so its own network is more likely cut" in (
+        cluster.running_message
     )
     assert cluster.job["status"]["restarts"]["failures"] == 0
 

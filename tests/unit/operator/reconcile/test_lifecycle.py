@@ -93,7 +93,7 @@ def test_a_sample_that_workers_fail_on_is_told_once_and_shown() -> None:
         cluster.read(iteration=0, sample_failures=(text,))
         cluster.settle()
     assert cluster.job["status"]["progress"]["sampleFailure"] == text
-    assert text in cluster.condition("Running")["message"]
+    assert text in cluster.running_message
     assert cluster.events.count("SampleFailed") == 1
 
 
@@ -105,7 +105,7 @@ def test_a_tracker_that_was_given_up_is_told_once_and_shown() -> None:
         cluster.read(iteration=0, lost_trackers=(text, "mlflow is not written from now on: x"))
         cluster.settle()
     assert cluster.job["status"]["progress"]["trackerLost"] == text
-    assert text in cluster.condition("Running")["message"]
+    assert text in cluster.running_message
     assert cluster.events.count("TrackerLost") == 1
     cluster.later(11)
     cluster.read(iteration=1)  # a coordinator that began anew has its trackers again
@@ -121,7 +121,7 @@ def test_warnings_of_the_start_are_told_once_and_shown() -> None:
         cluster.read(iteration=0, warnings=warnings)
         cluster.settle()
     assert cluster.job["status"]["progress"]["warning"] == ". ".join(warnings)
-    message = cluster.condition("Running")["message"]
+    message = cluster.running_message
     assert all(f"warning: {warning}" in message for warning in warnings)
     assert cluster.events.count("StartWarning") == 1
 
@@ -243,8 +243,7 @@ def test_a_suspension_ends_the_coordinator_before_the_ranks_that_its_checkpoint_
     cluster.job["spec"]["suspend"] = False
     cluster.settle()
     assert cluster.workers == EVERYBODY
-    restarts = cluster.job["status"]["restarts"]
-    assert (restarts["failures"], restarts["disruptions"]) == (0, 0)
+    assert cluster.counts == (0, 0)
 
 
 def test_a_suspension_without_checkpoints_says_that_the_job_will_begin_anew_and_never_that_one_is_saved() -> None:
@@ -322,8 +321,7 @@ def test_a_group_grows_and_shrinks_while_the_job_runs(group: str) -> None:
     cluster.settle()
     assert [worker for worker in cluster.workers if worker.startswith(group)] == [f"{group}-0"]
     assert cluster.condition("Resizing")["status"] == "False"
-    restarts = cluster.job["status"]["restarts"]
-    assert (restarts["failures"], restarts["disruptions"]) == (0, 0)
+    assert cluster.counts == (0, 0)
 
 
 def test_growing_again_before_the_leaving_pods_are_gone_counts_no_disruption() -> None:

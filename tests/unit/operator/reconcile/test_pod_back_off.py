@@ -22,18 +22,6 @@ def job(*rules: dict[str, Any], limit: int = LIMIT, **spec: Any) -> SimulatedClu
     return SimulatedCluster(runPolicy={"backoffLimit": limit, "failurePolicy": {"rules": list(rules)}}, **spec).begin()
 
 
-def counts(cluster: SimulatedCluster) -> tuple[int, int]:
-    restarts = cluster.job["status"]["restarts"]
-    return restarts["failures"], restarts["disruptions"]
-
-
-def turn(cluster: SimulatedCluster) -> None:
-    """Run the operator until it has nothing left to do, and the kubelets with it."""
-    cluster.settle()
-    cluster.finish_deletions()
-    cluster.settle()
-
-
 def uid(cluster: SimulatedCluster, worker: str = "generation-1") -> str | None:
     body = cluster.pods.get(cluster.name(worker))
     return body["metadata"]["uid"] if body else None
@@ -45,7 +33,7 @@ def made(
     """Return the seconds at which a pod was created, if each of its pods ends as the next of `ends` once it is up."""
     begun, at, seen, left = cluster.now, [], uid(cluster, worker), iter(ends)
     while (cluster.now - begun).total_seconds() < seconds:
-        turn(cluster)
+        cluster.turn()
         if uid(cluster, worker) not in (seen, None):
             seen = uid(cluster, worker)
             at.append((cluster.now - begun).total_seconds())
@@ -101,7 +89,7 @@ def test_a_place_whose_pods_end_at_once_gets_three_pods_in_25_seconds_and_not_52
     cluster = job()
     at = made(cluster, 25, [end] * 60, step=0.25)
     assert 2 <= len(at) <= 3, at
-    reported = str(cluster.condition("Running")["message"])
+    reported = cluster.running_message
     assert (
         "before it creates job-generation-1 again, because job-generation-1 ended 3 times in a row, the last time: "
         in reported
@@ -118,14 +106,14 @@ def test_a_pod_that_ran_well_begins_anew() -> None:
     cluster = job()
     made(cluster, 30, [drained] * 3)
     cluster.later(60)
-    turn(cluster)
+    cluster.turn()
     cluster.run()
     cluster.later(RAN_WELL.total_seconds())
     cluster.settle()
     assert cluster.job["status"]["restarts"]["backOff"] == []
     cluster.evict("generation-1")
     before = uid(cluster)
-    turn(cluster)
+    cluster.turn()
     assert uid(cluster) not in (before, None), "the first replacement is made at once"
 
 
@@ -136,11 +124,11 @@ def test_a_restarted_operator_waits_as_long_and_no_longer() -> None:
     cluster.written = None  # what a process knows beside the status
     [place] = cluster.job["status"]["restarts"]["backOff"]
     cluster.now = datetime.fromisoformat(place["until"]) - timedelta(seconds=3)
-    turn(cluster)
+    cluster.turn()
     assert uid(cluster) is None
     assert (cluster.plan().requeue_after or 99) <= 3
     cluster.later(3)
-    turn(cluster)
+    cluster.turn()
     assert uid(cluster) is not None
 
 
@@ -150,7 +138,7 @@ def test_another_template_is_tried_at_once() -> None:
     assert uid(cluster) is None
     cluster.job["spec"]["generation"]["template"] = {"metadata": {"annotations": {"cured": "yes"}}}
     cluster.job["metadata"]["generation"] = 2
-    turn(cluster)
+    cluster.turn()
     assert uid(cluster) is not None
 
 
@@ -159,9 +147,9 @@ def test_a_suspension_begins_anew() -> None:
     made(cluster, 12, [sick] * 9, step=0.25)
     cluster.job["spec"]["suspend"] = True
     for _ in range(3):
-        turn(cluster)
+        cluster.turn()
     cluster.job["spec"]["suspend"] = False
-    turn(cluster)
+    cluster.turn()
     assert uid(cluster) is not None
     assert cluster.job["status"]["restarts"]["backOff"] == []
 
@@ -207,13 +195,13 @@ def test_an_end_is_the_nodes_or_the_pods_own_and_the_kubelets_words_stay(
 ) -> None:
     cluster = job()
     cluster.fail("generation-1", reason, message, killed=not message.startswith("Pod was rejected"))
-    turn(cluster)
-    assert counts(cluster) == expected
+    cluster.turn()
+    assert cluster.counts == expected
     last_reason = cluster.job["status"]["restarts"]["lastReason"]
     assert last_reason.startswith("job-generation-1: ")
     assert f"{reason}: {message.strip()}" in last_reason
     cluster.settle()
-    assert counts(cluster) == expected, "looked at twice"
+    assert cluster.counts == expected, "looked at twice"
 
 
 def test_an_eviction_for_its_own_limit_counts_towards_the_backoff_limit() -> None:
@@ -230,10 +218,10 @@ def test_a_container_that_is_seen_dead_before_its_pod_is_failed_counts_once_and_
     status = cluster.pods["job-generation-1"]["status"]
     status["containerStatuses"] = [{"name": "worker", "state": {"terminated": ended}}]
     cluster.settle()
-    assert counts(cluster) == (1, 0)
+    assert cluster.counts == (1, 0)
     status |= {"phase": "Failed", "reason": "Evicted", "message": FULL}
-    turn(cluster)
-    assert counts(cluster) == (1, 0)
+    cluster.turn()
+    assert cluster.counts == (1, 0)
     assert cluster.job["status"]["restarts"]["lastReason"] == f"job-generation-1: Evicted: {FULL.strip()}"
 
 
@@ -243,8 +231,8 @@ def test_a_node_that_evicts_a_container_it_was_seen_to_kill_is_told_once() -> No
     status["containerStatuses"] = [{"name": "worker", "state": {"terminated": cluster.killed()}}]
     cluster.settle()
     cluster.evict("generation-1")
-    turn(cluster)
-    assert sum(counts(cluster)) == 1
+    cluster.turn()
+    assert sum(cluster.counts) == 1
 
 
 # -- rules about the kubelet's words
@@ -265,7 +253,7 @@ def test_a_rule_about_reason_and_words_decides(terminated: dict[str, Any], match
     full(cluster, "generation-1")
     cluster.settle()
     assert (cluster.condition("Failed")["reason"] == "FailurePolicy") == matches
-    assert counts(cluster) == ((0, 0) if matches else (1, 0))
+    assert cluster.counts == ((0, 0) if matches else (1, 0))
 
 
 def test_a_rule_can_make_a_sick_device_plugin_count_and_read_the_last_lines_of_a_log() -> None:
@@ -275,11 +263,11 @@ def test_a_rule_can_make_a_sick_device_plugin_count_and_read_the_last_lines_of_a
     ]
     cluster = job(*rules)
     sick(cluster, "generation-1")
-    turn(cluster)
-    assert counts(cluster) == (1, 0)
+    cluster.turn()
+    assert cluster.counts == (1, 0)
     cluster.end("training-0", 1, message="RuntimeError: CUDA error: Uncorrectable ECC error encountered")
-    turn(cluster)
-    assert counts(cluster) == (1, 1)
+    cluster.turn()
+    assert cluster.counts == (1, 1)
 
 
 @pytest.mark.parametrize(

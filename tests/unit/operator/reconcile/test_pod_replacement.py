@@ -13,11 +13,6 @@ def change(cluster: SimulatedCluster, group: str, **fields: Any) -> None:
     cluster.job["metadata"]["generation"] += 1
 
 
-def uncounted(cluster: SimulatedCluster) -> bool:
-    restarts = cluster.job["status"]["restarts"]
-    return (restarts["failures"], restarts["disruptions"]) == (0, 0)
-
-
 def test_generation_gets_a_new_image_one_pod_at_a_time() -> None:
     cluster = SimulatedCluster(checkpoints=CHECKPOINTS).begin()
     change(cluster, "generation", template=template_with_image("new:1"))
@@ -46,7 +41,7 @@ def test_generation_gets_a_new_image_one_pod_at_a_time() -> None:
     assert cluster.image("generation-0") == "new:1"
     assert cluster.condition("Restarting")["status"] == "False"
     assert cluster.condition("Resizing")["status"] == "False"
-    assert uncounted(cluster)
+    assert cluster.counts == (0, 0)
     assert cluster.events[-1] != "NotRestarting"
 
 
@@ -83,7 +78,7 @@ def test_a_broken_image_stops_at_one_pod_and_the_next_template_replaces_it() -> 
         cluster.read(working={"generation": 1, "inference": 1, "training": 2})
         cluster.settle()
     assert sorted(cluster.deleting) == []
-    assert "cannot get the image" in cluster.condition("Running")["message"]
+    assert "cannot get the image" in cluster.running_message
     change(cluster, "generation", template=template_with_image("good:1"))
     cluster.settle()
     assert sorted(cluster.deleting) == ["job-generation-1"], "it was never up, so nobody waits for it"
@@ -104,7 +99,7 @@ def test_training_rolls_as_a_whole_after_the_coordinator_has_saved_a_checkpoint(
     cluster.settle()
     assert sorted(cluster.deleting) == []
     assert cluster.condition("Restarting")["status"] == "False"
-    assert uncounted(cluster)
+    assert cluster.counts == (0, 0)
 
 
 def test_without_checkpoints_the_coordinator_keeps_the_journal() -> None:
@@ -130,7 +125,7 @@ def test_a_setting_that_is_read_at_the_start_restarts_the_coordinator_alone() ->
     cluster.settle()
     assert sorted(cluster.deleting) == []
     assert cluster.condition("Restarting")["status"] == "False"
-    assert uncounted(cluster)
+    assert cluster.counts == (0, 0)
 
 
 @pytest.mark.parametrize(

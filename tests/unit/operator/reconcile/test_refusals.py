@@ -167,4 +167,4 @@ def test_the_phase_of_a_job_shows_the_cause_once() -> None:
     cluster.refusals = {name: forbidden(name, "failed quota: q: must specify limits.cpu for: worker") for name in NAMES}
     cluster.later(11)
     cluster.carry_out(cluster.plan())
-    assert cluster.condition("Running")["message"].count("must specify") == 1
+    assert cluster.running_message.count("must specify") == 1

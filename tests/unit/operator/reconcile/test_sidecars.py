@@ -18,11 +18,6 @@ def beside_sidecars(**spec: Any) -> SimulatedCluster:
     return cluster
 
 
-def counts(cluster: SimulatedCluster) -> tuple[int, int]:
-    restarts = cluster.job["status"]["restarts"]
-    return restarts["failures"], restarts["disruptions"]
-
-
 def test_workers_that_ended_are_made_again_after_a_suspension_that_was_taken_back() -> None:
     cluster = beside_sidecars()
     for worker in ("generation-0", "generation-1", "training-0", "training-1"):
@@ -34,7 +29,7 @@ def test_workers_that_ended_are_made_again_after_a_suspension_that_was_taken_bac
     cluster.finish_deletions()
     cluster.settle()
     assert cluster.workers == EVERYBODY
-    assert counts(cluster) == (0, 0)
+    assert cluster.counts == (0, 0)
 
 
 @pytest.mark.parametrize("left", [None, "generation-1"])
@@ -64,7 +59,7 @@ def test_a_coordinator_whose_kubelet_is_silent_has_ended_when_it_has_let_all_wor
     cluster.settle()
     assert cluster.phase == "Suspended"
     assert set(cluster.deleting.values()) == {10}
-    assert counts(cluster) == (0, 0)
+    assert cluster.counts == (0, 0)
 
 
 def test_a_suspension_is_over_when_the_workers_have_ended_and_the_sidecars_get_ten_seconds() -> None:
@@ -90,7 +85,7 @@ def test_a_suspension_is_over_when_the_workers_have_ended_and_the_sidecars_get_t
     cluster.finish_deletions()
     cluster.settle()
     assert cluster.workers == EVERYBODY
-    assert counts(cluster) == (0, 0)
+    assert cluster.counts == (0, 0)
 
 
 def test_a_worker_beyond_the_size_leaves_with_a_sidecar_that_does_not() -> None:
@@ -119,7 +114,7 @@ def test_a_rank_that_fails_beside_a_sidecar_is_started_again_in_its_pod() -> Non
     cluster.end("training-0", 1)
     cluster.settle()
     assert cluster.deleting == {}
-    assert counts(cluster) == (1, 0)
+    assert cluster.counts == (1, 0)
 
 
 def test_a_coordinator_that_ended_is_not_waited_for_by_a_deletion() -> None:

@@ -19,16 +19,6 @@ def begun(**spec: Any) -> SimulatedCluster:
     return cluster
 
 
-def turn(cluster: SimulatedCluster) -> None:
-    cluster.settle()
-    cluster.finish_deletions()
-    cluster.settle()
-
-
-def running_message(cluster: SimulatedCluster) -> str:
-    return str(cluster.condition("Running")["message"])
-
-
 def kept_from_starting(worker: str = "training-0", **spec: Any) -> SimulatedCluster:
     """All pods run except one."""
     cluster = begun(**spec)
@@ -49,8 +39,9 @@ def test_an_hour_without_gpus_ends_nothing_and_is_told_with_its_beginning() -> N
         cluster.read("Starting", iteration=0, working={}, waiting_for=("training-0 to register (3 s)",))
         cluster.settle()
     assert cluster.phase == "Unschedulable"
-    assert f"no node can take job-training-0 since {since} (0/3 nodes are available: 3 Insufficient" in running_message(
-        cluster
+    assert (
+        f"no node can take job-training-0 since {since} (0/3 nodes are available: 3 Insufficient"
+        in cluster.running_message
     )
     assert cluster.condition("Failed")["status"] == "False"
     assert cluster.job["status"]["restarts"]["failures"] == 0
@@ -75,16 +66,16 @@ def test_a_pod_that_cannot_start_gives_back_the_gpus_of_all_after_the_stated_tim
     cluster.wait_with(worker, reason, message)
     cluster.run(*(item for item in cluster.workers if item != worker))
     cluster.later(LIMIT - 1)
-    turn(cluster)
+    cluster.turn()
     assert len(cluster.pods) == 6
     cluster.later(1)
-    turn(cluster)
-    turn(cluster)
+    cluster.turn()
+    cluster.turn()
     assert cluster.pods == {}
     assert cluster.phase == "Released"
-    assert f"job-{worker} has a node since {since} and cannot start ({reason}" in running_message(cluster)
-    assert message in running_message(cluster)
-    assert f"the next attempt (2) is at {cluster.job['status']['release']['until']}" in running_message(cluster)
+    assert f"job-{worker} has a node since {since} and cannot start ({reason}" in cluster.running_message
+    assert message in cluster.running_message
+    assert f"the next attempt (2) is at {cluster.job['status']['release']['until']}" in cluster.running_message
     assert cluster.events.count("Released") == 1
     assert cluster.job["status"]["restarts"]["failures"] == 0
 
@@ -94,8 +85,8 @@ def test_it_tries_again_ever_later_and_begins_anew_when_it_was_at_work() -> None
     waits = []
     for _ in range(8):
         cluster.later(LIMIT)
-        turn(cluster)
-        turn(cluster)
+        cluster.turn()
+        cluster.turn()
         assert cluster.pods == {}
         began = cluster.now
         while not cluster.pods:
@@ -103,7 +94,7 @@ def test_it_tries_again_ever_later_and_begins_anew_when_it_was_at_work() -> None
             assert left is not None
             assert left > 0
             cluster.later(left)
-            turn(cluster)
+            cluster.turn()
         waits.append((cluster.now - began).total_seconds())
         cluster.wait_with("training-0", *PULL)
     assert waits == [60, 120, 240, 480, 960, 1920, 3600, 3600]
@@ -119,14 +110,14 @@ def test_it_tries_again_ever_later_and_begins_anew_when_it_was_at_work() -> None
 def test_an_edit_is_tried_at_once() -> None:
     cluster = kept_from_starting()
     cluster.later(LIMIT)
-    turn(cluster)
-    turn(cluster)
+    cluster.turn()
+    cluster.turn()
     assert cluster.pods == {}
     pod_spec = cluster.job["spec"]["training"].setdefault("template", {}).setdefault("spec", {})
     [container] = pod_spec.setdefault("containers", [{"name": "worker"}])
     container["image"] = "registry/worker:v1"
     cluster.job["metadata"]["generation"] = 2
-    turn(cluster)
+    cluster.turn()
     assert len(cluster.pods) == 6
 
 
@@ -135,8 +126,8 @@ def test_an_operator_that_dies_while_pods_end_goes_on() -> None:
     cluster.later(LIMIT)
     cluster.carry_out(cluster.plan(), only_status=True)
     assert len(cluster.pods) == 6
-    turn(cluster)
-    turn(cluster)
+    cluster.turn()
+    cluster.turn()
     assert cluster.pods == {}
     assert cluster.job["status"]["release"]["attempts"] == 1
     assert cluster.job["status"]["restarts"]["disruptions"] == 0
@@ -145,9 +136,9 @@ def test_an_operator_that_dies_while_pods_end_goes_on() -> None:
 def test_zero_is_never() -> None:
     cluster = kept_from_starting(runPolicy={"podStartTimeoutSeconds": 0})
     cluster.later(10 * 24 * 3600)
-    turn(cluster)
+    cluster.turn()
     assert len(cluster.pods) == 6
-    assert "cannot get the image" in running_message(cluster)
+    assert "cannot get the image" in cluster.running_message
 
 
 def test_a_pod_that_an_iteration_can_do_without_is_replaced_alone_and_backs_off() -> None:
@@ -157,7 +148,7 @@ def test_a_pod_that_an_iteration_can_do_without_is_replaced_alone_and_backs_off(
     cluster.wait_with("generation-1", *PULL)
     cluster.later(LIMIT)
     cluster.read()
-    turn(cluster)
+    cluster.turn()
     assert len(cluster.pods) == 6
     assert cluster.pods["job-generation-1"]["metadata"]["uid"] != before
     assert [item["pod"] for item in cluster.job["status"]["restarts"]["backOff"]] == ["job-generation-1"]
@@ -172,17 +163,17 @@ def test_workers_that_run_and_never_reach_their_coordinator_give_their_gpus_back
         cluster.read("Starting", iteration=0, working={}, waiting_for=("training-0 to register (70 s)", "more"))
         cluster.settle()
     assert cluster.phase == "Released"
-    assert "and the coordinator still waits for training-0 to register. All pods ended" in running_message(cluster)
+    assert "and the coordinator still waits for training-0 to register. All pods ended" in cluster.running_message
 
 
 def test_the_deadline_of_a_job_goes_on_while_it_holds_nothing() -> None:
     cluster = kept_from_starting(runPolicy={"activeDeadlineSeconds": 2000})
     cluster.later(LIMIT)
-    turn(cluster)
-    turn(cluster)
+    cluster.turn()
+    cluster.turn()
     assert cluster.phase == "Released"
     cluster.later(300)
-    turn(cluster)
+    cluster.turn()
     assert cluster.condition("Failed")["reason"] == "DeadlineExceeded"
 
 
@@ -195,8 +186,8 @@ def test_the_reservation_of_a_queue_is_given_back_and_asked_for_again() -> None:
     cluster.run(*(worker for worker in cluster.workers if worker != "training-0"))
     assert WORKLOAD_KEY in cluster.applied
     cluster.later(LIMIT)
-    turn(cluster)
-    turn(cluster)
+    cluster.turn()
+    cluster.turn()
     assert cluster.pods == {}
     assert cluster.phase == "Released"
     assert WORKLOAD_KEY not in cluster.applied, "Kueue frees the quota with it"

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support.algorithms import SMALL, member
-from tests.support.model_folders import models
 from tests.support.training.training_ranks import make_batch, make_job
 
 from rlhf_api.algorithms import ALGORITHMS, graph_of
@@ -13,11 +12,6 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_workers.algorithms.registry import IMPLEMENTATIONS, build_algorithm
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.write_policy(tmp_path_factory.mktemp("model"), "llama", seed=1)
 
 
 def spec_of(folder: Path, algorithm: str) -> RLHFJobSpec:

@@ -9,7 +9,6 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.algorithms import member
-from tests.support.model_folders import models
 from tests.support.training.training_ranks import CPU, gradients_of, make_batch, make_job, serial
 
 from rlhf_api.algorithms.graph import SampleField
@@ -20,11 +19,6 @@ from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 PAIRS = 4
 BETA = 0.4
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.write_policy(tmp_path_factory.mktemp("model"), "llama", seed=1)
 
 
 def tokens_of(batch: TrainingBatch, row: int) -> torch.Tensor:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from tests.support.algorithms import REINFORCE
-from tests.support.model_folders import models
 from tests.support.training.training_ranks import make_batch, make_job
 
 from rlhf_common.names import ExitCode
@@ -17,11 +16,6 @@ from rlhf_workers.training.batches.training_batch import MicroBatch, micro_batch
 
 CPU = torch.device("cpu")
 START = REINFORCE.read_text()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.write_policy(tmp_path_factory.mktemp("model"), "llama", seed=1)
 
 
 def built(folder: Path, file: Path, **fields: Any) -> Algorithm:

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from tests.support.model_folders import models
 from tests.support.training.training_ranks import make_batch, make_job
 
 from rlhf_workers.algorithms.base import Algorithm
@@ -28,11 +27,6 @@ CPU: Final = torch.device("cpu")
 ABSTAINED: Final = 5
 ONE_TOKEN: Final = 2
 ROWS: Final = list(range(8))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.write_policy(tmp_path_factory.mktemp("model"), "llama", seed=1)
 
 
 def built(folder: Path, algorithm: str, **fields: Any) -> Algorithm:

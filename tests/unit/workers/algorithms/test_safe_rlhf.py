@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tests.support.model_folders import models
 from tests.support.training.training_ranks import make_batch, make_job
 
 from rlhf_workers.algorithms.registry import build_algorithm
@@ -16,11 +15,6 @@ from rlhf_workers.algorithms.safe_rlhf import SafeReinforcementLearning
 from rlhf_workers.training.batches.training_batch import TrainingBatch, micro_batch
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.write_policy(tmp_path_factory.mktemp("model"), "llama", seed=1)
 
 
 def algorithm_of(folder: Path, **fields: Any) -> SafeReinforcementLearning:

@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tests.support.model_folders import models
 from tests.support.training.gradient_comparison import assert_same_gradients
 from tests.support.training.training_ranks import (
     Alone,
@@ -36,12 +35,6 @@ from rlhf_workers.training.trainer import Trainer
 FAMILIES = ("llama", "qwen2", "gemma2")
 LORA = {"rank": 3, "alpha": 6.0}
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("models")
-    return {family: models.write_policy(root / family, family, seed=1, num_hidden_layers=4) for family in FAMILIES}
 
 
 @pytest.fixture

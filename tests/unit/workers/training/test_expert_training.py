@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.support.model_folders import models
 from tests.support.training.fused_ranks import moments_of
 from tests.support.training.gradient_comparison import assert_same_gradients, plain_gradients
 from tests.support.training.training_ranks import (
@@ -35,12 +34,6 @@ from rlhf_workers.training.checkpoints import checkpoint
 from rlhf_workers.weights.expert_files import NAMES
 
 TOLERANCE = 1e-5
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("models")
-    return {family: models.write_policy(root / family, family, seed=1, num_hidden_layers=4) for family in FAMILIES}
 
 
 def test_files_are_converted_for_the_families_whose_experts_are_computed() -> None:

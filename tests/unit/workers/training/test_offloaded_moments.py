@@ -4,7 +4,6 @@ Layouts are those that ranks of one process can have. Either kind of rank reads 
 where moments were.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from tests.support.training.training_ranks import (
     assert_bitwise,
     exhaust,
     finish_folder,
-    group_of_one,
     make_batch,
     make_job,
     on_ranks,
@@ -42,22 +40,12 @@ HELD = "train/host_optimizer_bytes"
 PIECE_BYTES = 2 * 4 * 512
 """Bytes of both moments: some parameters are larger, and some chunks contain many."""
 
-
-@pytest.fixture(scope="module", autouse=True)
-def distributed() -> Iterator[None]:
-    with group_of_one():
-        yield
+pytestmark = pytest.mark.usefixtures("megatron_group")
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adamw, "OFFLOADED_PIECE_BYTES", PIECE_BYTES)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tied, so that both ends of a pipeline have a copy of the embedding."""
-    return models.write_policy(tmp_path_factory.mktemp("model"), "qwen2", seed=1)
 
 
 def job_of(

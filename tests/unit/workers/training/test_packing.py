@@ -37,12 +37,6 @@ FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "mixtral", "qwen3_mo
 TOLERANCE = 1e-5
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("models")
-    return {family: models.write_policy(root / family, family, seed=1, num_hidden_layers=4) for family in FAMILIES}
-
-
 def packed(folder: Path, training: dict[str, Any] | None = None, **spec: Any) -> RLHFJob:
     return make_job(folder, folder, training={"microBatchSize": 4, "packing": True, **(training or {})}, **spec)
 

@@ -1,18 +1,15 @@
 """Copies that divide AdamW's moments train the same bits as copies with all of them; any layout reads their files."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.support.model_folders import models
 from tests.support.training.fused_ranks import moments_of
 from tests.support.training.training_ranks import (
     TWO_EPOCHS,
     assert_bitwise,
     finish_folder,
-    group_of_one,
     make_job,
     run,
     weights_of,
@@ -26,17 +23,7 @@ from rlhf_workers.training.trainer import Trainer
 LAYOUTS = [("torch", 1, 1, 2), ("torch", 1, 2, 2), ("torch", 1, 1, 4), ("megatron", 2, 1, 2), ("megatron", 2, 2, 2)]
 """Backend, tensor, pipeline, data."""
 
-
-@pytest.fixture(scope="module", autouse=True)
-def distributed() -> Iterator[None]:
-    with group_of_one():
-        yield
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tied, so that both ends of a pipeline have a copy of the embedding."""
-    return models.write_policy(tmp_path_factory.mktemp("model"), "qwen2", seed=1)
+pytestmark = pytest.mark.usefixtures("megatron_group")
 
 
 def job_of(policy: Path, backend: str, tensor: int, shared: bool, **training: Any) -> RLHFJob:

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from tests.support.training.training_ranks import (
     exhaust,
     finish_folder,
     gradients_of,
-    group_of_one,
     make_batch,
     make_job,
     on_ranks,
@@ -51,11 +49,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"tie_word_embeddings": True},
 }
 
-
-@pytest.fixture(scope="module", autouse=True)
-def distributed() -> Iterator[None]:
-    with group_of_one():
-        yield
+pytestmark = pytest.mark.usefixtures("megatron_group")
 
 
 @pytest.fixture(scope="module")

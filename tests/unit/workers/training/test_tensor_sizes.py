@@ -3,7 +3,6 @@
 Compares gradients, metrics, checkpoints and schedules.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from tests.support.training.training_ranks import (
     exhaust,
     finish_folder,
     gradients_of,
-    group_of_one,
     make_batch,
     make_job,
     on_ranks,
@@ -41,11 +39,7 @@ TOLERANCE = 1e-5
 SIZES = [(2, 1, 1, 1), (2, 1, 2, 1), (1, 2, 2, 1), (1, 2, 4, 1), (4, 1, 1, 1), (4, 2, 1, 2), (2, 4, 2, 1), (1, 2, 2, 2)]
 """Ranks of the actor's and of the critic's tensor groups, stages of the actor, copies."""
 
-
-@pytest.fixture(scope="module", autouse=True)
-def distributed() -> Iterator[None]:
-    with group_of_one():
-        yield
+pytestmark = pytest.mark.usefixtures("megatron_group")
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])

@@ -22,12 +22,6 @@ from rlhf_workers.training.parallel.rank_layout import RankLayout
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "mixtral", "qwen3_moe")
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("models")
-    return {family: models.write_policy(root / family, family, seed=1, num_hidden_layers=4) for family in FAMILIES}
-
-
 @pytest.mark.full(quick=1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_pipeline_of_two_gives_the_gradients_of_the_whole_model(family: str, folders: dict[str, Path]) -> None:

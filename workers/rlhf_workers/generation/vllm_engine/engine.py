@@ -12,8 +12,6 @@ from itertools import count
 from time import perf_counter_ns
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from prometheus_client.registry import Collector
 
@@ -173,11 +171,6 @@ class VllmEngine:
             )
         self._speculator = speculator if isinstance(speculator, Speculator) else None
         self._drafting = EngineDrafts(self._core.drafts, speculator, self.vocabulary)
-
-    @property
-    def draft_widths(self) -> npt.NDArray[np.int64]:
-        """Padded rows of passes, for a speculator: int64 [rows + 1]."""
-        return self._core.drafts.widths
 
     def close(self) -> None:
         """Release memory, executor processes and the process's group of ranks; the engine is unusable afterwards."""
