@@ -66,7 +66,7 @@ def names(folder: Path) -> set[str]:
     return found
 
 
-class Case(NamedTuple):
+class KilledRankCase(NamedTuple):
     """One job of two ranks."""
 
     seed: int
@@ -85,41 +85,41 @@ FEW = SHORT | {"responses": 12}
 SHARED = (*TWO, "training.parallelism.shardOptimizer=true")
 EXPERTS = (*TWO, "training.parallelism.expert=2")
 CASES = {
-    "megatron": Case(20, {"iterations": 6, "every": 2, "family": "llama"}, (MEGATRON,)),
-    "megatron's experts": Case(21, SHORT | {"family": "mixtral"}, (MEGATRON, *EXPERTS)),
-    "sharded": Case(21, LONG, (*TWO, "training.parallelism.shard=2")),
-    "tensors": Case(22, SHORT, (MEGATRON, PARTS, "training.parallelism.tensor=2")),
-    "tensors of the actor, by position": Case(
+    "megatron": KilledRankCase(20, {"iterations": 6, "every": 2, "family": "llama"}, (MEGATRON,)),
+    "megatron's experts": KilledRankCase(21, SHORT | {"family": "mixtral"}, (MEGATRON, *EXPERTS)),
+    "sharded": KilledRankCase(21, LONG, (*TWO, "training.parallelism.shard=2")),
+    "tensors": KilledRankCase(22, SHORT, (MEGATRON, PARTS, "training.parallelism.tensor=2")),
+    "tensors of the actor, by position": KilledRankCase(
         22,
         SHORT,
         (MEGATRON, "training.parallelism={pipeline: 1, tensor: 2, criticTensor: 1, sequenceParallel: Enabled}"),
     ),
-    "tensors of the critic": Case(
+    "tensors of the critic": KilledRankCase(
         22, SHORT, (MEGATRON, "training.parallelism={pipeline: 2, tensor: 1, criticTensor: 2}")
     ),
-    "shared moments": Case(22, SHORT, SHARED),
-    "moments in host memory": Case(
+    "shared moments": KilledRankCase(22, SHORT, SHARED),
+    "moments in host memory": KilledRankCase(
         22, SHORT, SHARED, ("training.parallelism.offloadOptimizer=true",), moments_are_in_host_memory
     ),
     # Hidden states of different shapes pass between two stages; most mini-batches reach the limit.
-    "micro-batches by tokens": Case(
+    "micro-batches by tokens": KilledRankCase(
         22, LONG, ("training.parallelism.pipeline=2", "training.microBatchTokens=40"), check=at_most_40_tokens
     ),
     # Rows of different lengths pass between two stages, and more micro-batches if needed.
-    "packed": Case(
+    "packed": KilledRankCase(
         27,
         LONG,
         ("training.packing=true", "training.microBatchTokens=80", "algorithm.ppo.oldLogProbabilities=Trainer"),
         check=at_most_80_tokens_without_padding,
     ),
-    "samples by position": Case(
+    "samples by position": KilledRankCase(
         27,
         FEW,
         ("training.parallelism={pipeline: 1, data: 1, context: 2}", "training.packing=true"),
         check=learns_as_one_rank_with_whole_samples,
     ),
-    "experts": Case(23, FEW | {"family": "mixtral"}, EXPERTS, check=every_expert_is_trained_and_saved),
-    "sharded experts": Case(
+    "experts": KilledRankCase(23, FEW | {"family": "mixtral"}, EXPERTS, check=every_expert_is_trained_and_saved),
+    "sharded experts": KilledRankCase(
         24,
         FEW | {"family": "qwen3_moe"},
         (*TWO, "training.parallelism.shard=2"),
@@ -129,7 +129,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_ranks_killed_once_go_on_from_a_checkpoint_to_the_same_weights(case: Case, tmp_path: Path) -> None:
+def test_ranks_killed_once_go_on_from_a_checkpoint_to_the_same_weights(case: KilledRankCase, tmp_path: Path) -> None:
     manifest = write_job(tmp_path, **case.job)
     killed, undisturbed = killed_beside_undisturbed(
         manifest, tmp_path, case.settings, case.seed, otherwise=case.otherwise

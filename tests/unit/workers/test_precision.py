@@ -77,7 +77,7 @@ def test_an_engine_argument_of_another_type_is_refused(folder: Path) -> None:
     job = make_job(
         folder, rollout=SHORT, generation={"engineArgs": {"dtype": "bfloat16"}}, training={"precision": "Float32"}
     )
-    with pytest.raises(WorkError, match=r"'bfloat16' must be one of float32, as spec.training.precision is Float32"):
+    with pytest.raises(WorkError, match=r"'bfloat16' must be one of float32, because spec.training.precision Float32"):
         generation.build(job, pb.Command(), CPU, None)
     same = make_job(folder, rollout=SHORT, generation={"engineArgs": {"dtype": "float32"}})
     generation.build(same, pb.Command(), CPU, None).close()

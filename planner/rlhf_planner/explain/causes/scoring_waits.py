@@ -28,10 +28,9 @@ class ScoringWaits:
         present = last.settings.inference_workers
         workers = "1 inference worker" if present == 1 else f"{present} inference workers"
         verb = ("calls it" if self.call else "scores") if present == 1 else ("call it" if self.call else "score")
-        summary = (
-            f"{more.waits / last.total:.0%} of the iteration ({more.waits:.3g} s) waits for the "
-            f"{'reward' if self.call else 'task'} {task.name!r} after the last response; {workers} {verb}"
-        )
+        waits = f"{more.waits / last.total:.0%} of the iteration ({more.waits:.3g} s) waits for the"
+        scorer = f"reward {task.name!r}" if self.call else f"task {task.name!r}"
+        summary = f"{waits} {scorer} after the last response; {workers} {verb}"
         change = {"field": "spec.inference.replicas", "value": str(more.workers)}
         if more.saved is None:
             why = "a replay of its queue does not match the measurement"
