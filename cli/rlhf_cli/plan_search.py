@@ -251,7 +251,8 @@ def _entry(forecast: PlanForecast) -> dict[str, Any]:
 
 def _print(result: SearchResult) -> None:
     out = output()
-    out.print(f"Plans of up to {result.request.devices} devices, seconds per iteration", style="bold")
+    devices = result.request.devices
+    out.print(f"Plans of up to {devices} device{'s' * (devices > 1)}, seconds per iteration", style="bold")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("", "s", "gain", "devices", "groups", "training", "generate", "score", "train", "publish",
                     "switch", "memory", "bound by"):  # fmt: skip
@@ -264,7 +265,7 @@ def _print(result: SearchResult) -> None:
     if result.own_words:
         out.print(f"the job's own plan {result.own_words}", markup=False, soft_wrap=True)
     out.print("\nThe best plan", style="bold")
-    for line in device_chart(result.job.spec, result.plans[0].plan, result.request.devices):
+    for line in device_chart(result.job.spec, result.plans[0].plan, devices):
         out.print(line, markup=False, soft_wrap=True)
     for note in result.notes:
         out.print(f"note: {note}", markup=False, soft_wrap=True)

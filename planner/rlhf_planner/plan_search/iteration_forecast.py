@@ -45,7 +45,7 @@ class TrainingHalf:
     settings: TrainingSettings
     times: TrainingTimes
     memory: Estimate
-    """Memory of a rank, with activations."""
+    """Memory of a rank; with activations if it was checked against a device."""
 
 
 @dataclass(frozen=True)

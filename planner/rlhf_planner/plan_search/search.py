@@ -3,7 +3,7 @@
 Training depends on its ranks alone, and a rollout on its workers alone. So the search computes the best training once
 per number of ranks, each rollout at most once, and combines them. It takes rollouts in the order of a lower bound of
 their iteration, and stops when the bound exceeds the best plans: up to EXHAUSTIVE devices nothing else is cut off.
-`seeded_search` extends the search beyond. Plans may leave devices idle, so one more device never gives a slower plan.
+`seeded_search` extends it. Plans may leave devices idle, so one more device never gives a slower plan.
 Pure; the same inputs give the same plans. Must never return a plan that validation refuses.
 """
 
@@ -95,7 +95,7 @@ class PlanSearch:
         bounded = [
             (self._bound(placement, workers, devices), placement, workers)
             for placement in self.placements
-            for workers in self._workers(placement, devices)
+            for workers in self.workers(placement, devices)
         ]
         found: list[Candidate] = []
         for bound, placement, workers in sorted(bounded):
@@ -106,7 +106,8 @@ class PlanSearch:
                 found = sorted([*found, candidate], key=lambda each: each.order)[: BEST * SPARE]
         return found
 
-    def _workers(self, placement: Placement, devices: int) -> Iterator[RolloutWorkers]:
+    def workers(self, placement: Placement, devices: int) -> Iterator[RolloutWorkers]:
+        """Yield the workers of a rollout that are tried on up to so many devices."""
         counts, scorers = counts_up_to(devices, WORKERS), counts_up_to(devices, SCORERS, PER_OCTAVE // 4)
         sizes = self.rollouts.tensor_sizes
         if placement == "Colocated" and self.workload.on_gpus:
@@ -128,7 +129,7 @@ class PlanSearch:
         rollout = self.rollouts.half(workers)
         best: Candidate | None = None
         for ranks, training in reversed(self._front(placement, self._ranks_left(placement, workers, devices))):
-            for overlap in self._overlaps(placement):
+            for overlap in self.overlaps(placement):
                 exposed = self._exposed if overlap != "Disabled" else self.trainings.seconds
                 least = self._together(rollout.forecast.seconds, exposed(placement, training))
                 if best is not None and least > best.seconds:
@@ -141,7 +142,8 @@ class PlanSearch:
                     best = tried
         return best
 
-    def _overlaps(self, placement: Placement) -> tuple[CriticOverlap, ...]:
+    def overlaps(self, placement: Placement) -> tuple[CriticOverlap, ...]:
+        """Return the modes of critic overlap that the job may have with a placement."""
         spec = self.workload.spec
         possible = placement == "Dedicated" and len(self.workload.trained) > 1
         fused = spec.fusion.intra_stage.mode in ("Fused", "FusedSplit")
@@ -174,7 +176,7 @@ class PlanSearch:
 
     def _exposed(self, placement: Placement, half: TrainingHalf) -> float:
         """Return the seconds of training that no mode hides."""
-        if len(self._overlaps(placement)) == 1:
+        if len(self.overlaps(placement)) == 1:
             return self.trainings.seconds(placement, half)
         return half.times.of_model(str(self.workload.trained[0]))
 

@@ -30,11 +30,14 @@ STEPS: Final = (0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2.0)
 """Factors by which a try changes the number of workers of a group."""
 
 
-def find_plans(search: PlanSearch, devices: int, seed: int = 0) -> list[PlanForecast]:
-    """Return the best plans of up to so many devices that validation accepts, the fastest first."""
-    found = search.exhaustive(min(devices, EXHAUSTIVE))
-    for rung in counts_up_to(devices):
-        if rung > EXHAUSTIVE:
+def find_plans(search: PlanSearch, devices: int, seed: int = 0, exhaustive: int = EXHAUSTIVE) -> list[PlanForecast]:
+    """Return the best plans of up to so many devices that validation accepts, the fastest first.
+
+    Up to `exhaustive` devices the search is exhaustive.
+    """
+    found = search.exhaustive(min(devices, exhaustive))
+    for rung in counts_up_to(devices, exhaustive):
+        if rung > exhaustive:
             found = _best([*found, *_climb(search, found, rung, np.random.default_rng((seed, rung)))])
     return search.forecasts(found)
 

@@ -35,7 +35,7 @@ class TrainingChoices:
         """Return the fastest training of exactly so many ranks; None if no layout fits."""
         key = (placement, ranks)
         if key not in self._best:
-            found = sorted(self._fitting(placement, ranks), key=lambda half: self._order(placement, half))
+            found = sorted(self.fitting(placement, ranks), key=lambda half: self._order(placement, half))
             self._best[key] = found[0] if found else None
         return self._best[key]
 
@@ -51,16 +51,18 @@ class TrainingChoices:
         distance = max(size, asked) // max(1, min(size, asked))
         return self.seconds(placement, half), half.memory.total, distance, half.settings.parallelism.model_dump_json()
 
-    def _fitting(self, placement: Placement, ranks: int) -> Iterator[TrainingHalf]:
+    def fitting(self, placement: Placement, ranks: int) -> Iterator[TrainingHalf]:
+        """Yield the fitting trainings of so many ranks, in every layout and micro-batch."""
         spec = self._workload.spec.model_copy(update={"placement": placement})
-        asked = spec.training.micro_batch_size
-        largest = spec.algorithm.fields.mini_batch_size
-        sizes = [int(asked * factor) for factor in MICRO_BATCH_FACTORS if 1 <= asked * factor <= largest]
-        for size in dict.fromkeys(sizes):
-            training = spec.training.model_copy(update={"micro_batch_size": size})
-            found = layouts(spec.model_copy(update={"training": training}), self._workload.sizes, ranks)
-            half = len(found) // 2  # the second half is the first with moments in host memory
-            for layout, offloaded in zip(found[:half], found[half:], strict=True):
+        asked, mini_batch = spec.training.micro_batch_size, spec.algorithm.fields.mini_batch_size
+        smallest = spec.training.model_copy(update={"micro_batch_size": 1})  # its layouts include those of larger ones
+        found = layouts(spec.model_copy(update={"training": smallest}), self._workload.sizes, ranks)
+        half = len(found) // 2  # the second half is the first with moments in host memory
+        sizes = dict.fromkeys(int(asked * factor) for factor in MICRO_BATCH_FACTORS if asked * factor >= 1)
+        for layout, offloaded in zip(found[:half], found[half:], strict=True):
+            for size in sizes:
+                if mini_batch % (size * layout.parallelism.data):
+                    continue
                 choice = self._first_that_fits(layout, offloaded, size)
                 if choice is not None:
                     yield choice
@@ -72,13 +74,12 @@ class TrainingChoices:
         for recompute in (self._workload.spec.training.activation_checkpointing, True):
             for tried in (layout, offloaded):
                 settings = TrainingSettings(tried.parallelism, micro_batch_size, recompute, use)
-                memory = with_activations(self._workload, tried.memory, settings)
-                if self._fits(memory):
+                memory = tried.memory
+                if self._device_bytes is not None:
+                    memory = with_activations(self._workload, memory, settings)
+                if self._device_bytes is None or memory.total <= self._device_bytes:
                     return TrainingHalf(settings, training_times(self._workload, self._costs, settings), memory)
         return None
-
-    def _fits(self, memory: Estimate) -> bool:
-        return self._device_bytes is None or memory.total <= self._device_bytes
 
 
 def own_training(workload: Workload, costs: PlanCosts, memory: Estimate) -> TrainingHalf:

@@ -23,7 +23,7 @@ from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.plan_search.cost_figures import FigureSource
 from rlhf_planner.transformer_shape import TransformerShape
 
-MAX_DRAWS: Final = 8
+MAX_DRAWS: Final = 4
 """Maximum number of batches that are drawn."""
 SAMPLES_DRAWN: Final = 512
 """Approximate number of samples in all draws together; at least one batch is drawn."""
