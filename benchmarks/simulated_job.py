@@ -50,7 +50,7 @@ class HiddenPace:
         """Return the seconds of one decode step of `rows` samples with `keys` keys in total."""
         work = model.size.parameters * (1.2e-9 + 4e-11 * rows**0.85) + 2.5e-8 * keys**0.97
         sums = self.ring(rows * model.hidden * 4, tensor, tensor)
-        return 4e-4 + work / tensor**0.8 + 2 * model.layers * sums**0.95
+        return 4e-4 + work / tensor**0.8 + 2 * model.layers * sums * (1 + 0.1 * math.log2(tensor))
 
     def score(self, models: tuple[ModelFacts, ...], tokens: float) -> float:
         """Return the seconds of a scoring pass over so many tokens by all models."""

@@ -103,7 +103,8 @@ class Combination:
         seconds = work.seconds + train + publish.value + moves.value
         if overlap != "Disabled":
             times = self._overlap(work, training.times, publish.value)
-            seconds -= critic_overlap.unchanged(times) - critic_overlap.overlapped(times)
+            gain = critic_overlap.unchanged(times) - critic_overlap.overlapped(times)
+            seconds -= max(0.0, gain) if overlap == "Auto" else gain  # Auto returns to training all at once
         return seconds, publish, moves
 
     def _overlap(self, work: RolloutForecast, times: TrainingTimes, publishing: float) -> OverlapTimes:
