@@ -48,17 +48,17 @@ class HiddenPace:
 
     def decode(self, model: ModelFacts, rows: int, keys: float, tensor: int) -> float:
         """Return the seconds of one decode step of `rows` samples with `keys` keys in total."""
-        work = model.size.parameters * (1.2e-9 + 4e-11 * rows**0.85) + 2.5e-8 * keys**0.97
+        work = model.size.parameters * (1.2e-9 + 4e-11 * math.pow(rows, 0.85)) + 2.5e-8 * math.pow(keys, 0.97)
         sums = self.ring(rows * model.hidden * 4, tensor, tensor)
-        return 4e-4 + work / tensor**0.8 + 2 * model.layers * sums * (1 + 0.1 * math.log2(tensor))
+        return 4e-4 + work / math.pow(tensor, 0.8) + 2 * model.layers * sums * (1 + 0.1 * math.log2(tensor))
 
     def score(self, models: tuple[ModelFacts, ...], tokens: float) -> float:
         """Return the seconds of a scoring pass over so many tokens by all models."""
-        return sum(6e-4 + 1.6e-11 * model.size.parameters * tokens**0.98 for model in models)
+        return sum(6e-4 + 1.6e-11 * model.size.parameters * math.pow(tokens, 0.98) for model in models)
 
     def layer(self, model: ModelFacts, tokens: float, tensor: int) -> float:
         """Return the seconds of one layer, forward and backward, without communication."""
-        work = 5.2e-11 * model.layer_parameters * tokens**0.96 / tensor**0.9
+        work = 5.2e-11 * model.layer_parameters * math.pow(tokens, 0.96) / math.pow(tensor, 0.9)
         return work + 1.1e-4 * (1 + 0.3 * math.exp(-tokens / 200))
 
     def message(self, count: float, span: int) -> float:
@@ -195,7 +195,8 @@ class SimulatedJob:
         key = (seed, settings.parallelism.model_dump_json(), settings.micro_batch_size)
         if key not in self._trainings:
             chance = np.random.default_rng((seed, 11))
-            lengths = np.array(self._workload.prompts) + self._workload.lengths.draw(chance, self._workload.prompts)
+            lengths = np.asarray(self._workload.prompts, dtype=np.float64)
+            lengths += self._workload.lengths.draw(chance, self._workload.prompts)
             self._trainings[key] = {
                 str(role): self._model_steps(self._workload.model(role), settings, lengths, chance)
                 for role in self._workload.trained

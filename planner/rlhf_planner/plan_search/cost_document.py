@@ -105,8 +105,8 @@ class CostDocument(_Part):
         except ValidationError as error:
             detail = error.errors(include_url=False)[0]
             field = ".".join(str(part) for part in detail["loc"]) or "the document"
-            given = "" if detail["type"] == "missing" else f" = {str(detail['input'])[:80]!r}"
-            raise CostDocumentError(f"{field}{given}: {detail['msg']}") from error
+            stated = "" if detail["type"] == "missing" else f" = {str(detail['input'])[:80]!r}"
+            raise CostDocumentError(f"{field}{stated}: {detail['msg']}") from error
 
     def applied(self, assumed: PlanCosts) -> PlanCosts:
         """Return the costs of this document, with assumed figures for those that it leaves out.
@@ -114,8 +114,8 @@ class CostDocument(_Part):
         Raises CostDocumentError for engine costs that are no document of `StageCosts`.
         """
         names = ("memory_bandwidth", "flops", "layer_seconds", "host_bandwidth", "devices_per_node")
-        update: dict[str, Any] = {name: given.figure for name in names if (given := getattr(self, name)) is not None}
-        update |= {name: given.link for name in ("inside", "between") if (given := getattr(self, name)) is not None}
+        update: dict[str, Any] = {name: stated.figure for name in names if (stated := getattr(self, name)) is not None}
+        update |= {name: stated.link for name in ("inside", "between") if (stated := getattr(self, name)) is not None}
         update |= {"device_name": self.device} if self.device is not None else {}
         if self.engine is not None:
             update["engine"] = self._engine(self.engine)

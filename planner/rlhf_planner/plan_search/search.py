@@ -131,7 +131,7 @@ class PlanSearch:
         for ranks, training in reversed(self._front(placement, self._ranks_left(placement, workers, devices))):
             for overlap in self.overlaps(placement):
                 exposed = self._exposed if overlap != "Disabled" else self.trainings.seconds
-                least = self._together(rollout.forecast.seconds, exposed(placement, training))
+                least = self._iteration_bound(rollout.forecast.seconds, exposed(placement, training))
                 if best is not None and least > best.seconds:
                     continue
                 seconds = self.combination.seconds(placement, rollout, training, overlap)[0]
@@ -186,9 +186,9 @@ class PlanSearch:
         if not front:
             return math.inf
         training = min(self._exposed(placement, half) for _, half in front)
-        return self._together(self.rollouts.bound(workers), training)
+        return self._iteration_bound(self.rollouts.bound(workers), training)
 
-    def _together(self, rollout: float, training: float) -> float:
+    def _iteration_bound(self, rollout: float, training: float) -> float:
         """Return the seconds of a rollout and of the training that is not hidden, without publishing."""
         parallel = self.workload.spec.rollout.overlap_training == "Enabled"
         return max(rollout, training) if parallel else rollout + training

@@ -1,7 +1,7 @@
 """The job of a search: its spec, its models, and batches of response lengths that every plan is compared on.
 
 Owns the common random numbers: all plans see the same drawn lengths. Pure; the same seed draws the same lengths. Must
-never depend on the number of devices, so that a plan has one prediction whatever else is searched.
+never depend on the number of devices, so that a plan has one prediction regardless of the rest of a search.
 """
 
 from __future__ import annotations
