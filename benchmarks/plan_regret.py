@@ -45,7 +45,7 @@ LIMIT: Final = 256
 
 
 @dataclass(frozen=True)
-class Case:
+class RegretCase:
     """One workload and the links of its devices."""
 
     name: str
@@ -61,14 +61,14 @@ class Case:
 
 
 CASES: Final = (
-    Case("ppo, short, small critic, fast links", "ppo", False, True, True),
-    Case("ppo, short, large critic, slow links", "ppo", False, False, False),
-    Case("ppo, long tail, small critic, slow links", "ppo", True, True, False),
-    Case("ppo, long tail, large critic, fast links", "ppo", True, False, True),
-    Case("grpo, short, fast links", "grpo", False, False, True),
-    Case("grpo, short, slow links", "grpo", False, False, False),
-    Case("grpo, long tail, fast links", "grpo", True, False, True),
-    Case("grpo, long tail, slow links", "grpo", True, False, False),
+    RegretCase("ppo, short, small critic, fast links", "ppo", False, True, True),
+    RegretCase("ppo, short, large critic, slow links", "ppo", False, False, False),
+    RegretCase("ppo, long tail, small critic, slow links", "ppo", True, True, False),
+    RegretCase("ppo, long tail, large critic, fast links", "ppo", True, False, True),
+    RegretCase("grpo, short, fast links", "grpo", False, False, True),
+    RegretCase("grpo, short, slow links", "grpo", False, False, False),
+    RegretCase("grpo, long tail, fast links", "grpo", True, False, True),
+    RegretCase("grpo, long tail, slow links", "grpo", True, False, False),
 )
 
 
@@ -91,7 +91,7 @@ def size_of(shape: TransformerShape) -> ModelSize:
     return ModelSize(parameters, values, layers=shape.layers, key_value_heads=shape.key_value_heads)
 
 
-def workload_of(case: Case) -> Workload:
+def workload_of(case: RegretCase) -> Workload:
     """Return the workload of a case: 64 samples, on GPUs, trained with Megatron's layers."""
     own = {"ppo": {"miniBatchSize": 32}} if case.algorithm == "ppo" else {"grpo": {"miniBatchSize": 32, "groupSize": 4}}
     spec = {
@@ -117,7 +117,7 @@ def workload_of(case: Case) -> Workload:
 class Trial:
     """All plans of one case for N devices; each half is measured once."""
 
-    def __init__(self, case: Case, devices: int) -> None:
+    def __init__(self, case: RegretCase, devices: int) -> None:
         self.case, self.devices, self.workload = case, devices, workload_of(case)
         self.costs: PlanCosts = measured_costs(case.pace, self.workload)
         self.search = PlanSearch(self.workload, self.costs, None)
@@ -202,7 +202,7 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
     return float(agreement.sum() / pairs) if pairs else 1.0
 
 
-def result_of(case: Case, devices: int) -> dict[str, Any]:
+def result_of(case: RegretCase, devices: int) -> dict[str, Any]:
     """Return the regrets of one case."""
     trial = Trial(case, devices)
     plans = trial.all_plans()

@@ -162,9 +162,9 @@ class SimulatedJob:
             self._rollouts[key] = self._decoded(half, np.random.default_rng((seed, 7)))
         return self._rollouts[key]
 
-    def _decoded(self, half: RolloutHalf, chance: np.random.Generator) -> tuple[list[float], Floats, float]:
+    def _decoded(self, half: RolloutHalf, randomness: np.random.Generator) -> tuple[list[float], Floats, float]:
         workload, pace = self._workload, self._pace
-        lengths = workload.lengths.draw(chance, workload.prompts).tolist()
+        lengths = workload.lengths.draw(randomness, workload.prompts).tolist()
         finished = [0.0] * len(lengths)
         waiting = list(range(len(lengths)))[::-1]
         rows: list[dict[int, int]] = [{} for _ in range(half.generation_workers)]
@@ -180,7 +180,7 @@ class SimulatedJob:
                 continue
             keys = sum(32 + done for done in mine.values())
             step = pace.decode(workload.policy, len(mine), keys, half.engine_tensor)
-            now += step * chance.lognormal(0, JITTER)
+            now += step * randomness.lognormal(0, JITTER)
             for sample in list(mine):
                 mine[sample] += 1
                 if mine[sample] >= lengths[sample]:
@@ -189,22 +189,22 @@ class SimulatedJob:
             heapq.heappush(events, (now, worker))
         tokens = [32.0 + length for length in lengths]
         one_pass = [pace.score(workload.scorers, SCORED * count) / SCORED for count in tokens]
-        return finished, np.array(one_pass) * chance.lognormal(0, JITTER, len(tokens)), max(finished)
+        return finished, np.array(one_pass) * randomness.lognormal(0, JITTER, len(tokens)), max(finished)
 
     def _training(self, settings: TrainingSettings, seed: int) -> dict[str, float]:
         key = (seed, settings.parallelism.model_dump_json(), settings.micro_batch_size)
         if key not in self._trainings:
-            chance = np.random.default_rng((seed, 11))
+            randomness = np.random.default_rng((seed, 11))
             lengths = np.asarray(self._workload.prompts, dtype=np.float64)
-            lengths += self._workload.lengths.draw(chance, self._workload.prompts)
+            lengths += self._workload.lengths.draw(randomness, self._workload.prompts)
             self._trainings[key] = {
-                str(role): self._model_steps(self._workload.model(role), settings, lengths, chance)
+                str(role): self._model_steps(self._workload.model(role), settings, lengths, randomness)
                 for role in self._workload.trained
             }
         return self._trainings[key]
 
     def _model_steps(
-        self, model: ModelFacts, settings: TrainingSettings, lengths: Floats, chance: np.random.Generator
+        self, model: ModelFacts, settings: TrainingSettings, lengths: Floats, randomness: np.random.Generator
     ) -> float:
         """Return the seconds of all mini-batches of one model."""
         parallelism, mini = settings.parallelism, self._workload.spec.algorithm.fields.mini_batch_size
@@ -218,12 +218,12 @@ class SimulatedJob:
                     mine[at : at + settings.micro_batch_size] for at in range(0, len(mine), settings.micro_batch_size)
                 ]
                 tokens = [float(part.max() * len(part)) for part in sizes]
-                slowest = max(slowest, self._pipeline(model, parallelism, tokens, chance))
+                slowest = max(slowest, self._pipeline(model, parallelism, tokens, randomness))
             total += slowest + self._step(model, parallelism)
         return total
 
     def _pipeline(
-        self, model: ModelFacts, parallelism: TrainingParallelism, tokens: list[float], chance: np.random.Generator
+        self, model: ModelFacts, parallelism: TrainingParallelism, tokens: list[float], randomness: np.random.Generator
     ) -> float:
         """Return the seconds of 1F1B over the stages of one copy."""
         stages, tensor, pace = parallelism.pipeline, parallelism.tensor, self._pace
@@ -235,7 +235,7 @@ class SimulatedJob:
             for stage in range(stages):
                 own = model.layers // stages + (stage < model.layers % stages)
                 work[stage, batch] = own * layer
-        work *= chance.lognormal(0, JITTER, work.shape)
+        work *= randomness.lognormal(0, JITTER, work.shape)
         edge = [pace.message(size * model.hidden * width, stages * tensor) if stages > 1 else 0.0 for size in tokens]
         return _one_f_one_b(work / 3, work * 2 / 3, edge)
 

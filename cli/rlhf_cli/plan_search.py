@@ -195,12 +195,13 @@ def _check_write(request: SearchRequest) -> None:
     if request.write is None:
         return
     check_output_file("--write", request.write, MANIFESTS)
-    here, there = request.manifest.absolute(), request.write.absolute()
-    if here == there:
+    manifest, target = request.manifest.absolute(), request.write.absolute()
+    if manifest == target:
         raise RunError(f"--write {request.write}: is the manifest itself; give another name")
-    if here.parent != there.parent:
+    if manifest.parent != target.parent:
         raise RunError(
-            f"--write {request.write}: relative paths of a manifest start at its folder; give a file in {here.parent}"
+            f"--write {request.write}: relative paths of a manifest start at its folder; give a file in "
+            f"{manifest.parent}"
         )
 
 

@@ -29,11 +29,11 @@ class CostDocumentError(ValueError):
     """A document that states no valid costs; the message names the field and the value."""
 
 
-class _Part(BaseModel):
+class _CostEntry(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True, strict=True, populate_by_name=True)
 
 
-class _Figure(_Part):
+class _FigureEntry(_CostEntry):
     value: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     source: Annotated[FigureSource, Field(strict=False)]
 
@@ -42,25 +42,25 @@ class _Figure(_Part):
         return CostFigure(self.value, self.source)
 
 
-class _Duration(_Figure):
+class _DurationEntry(_FigureEntry):
     value: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Link(_Part):
-    bandwidth: _Figure
-    latency: _Duration
+class _LinkEntry(_CostEntry):
+    bandwidth: _FigureEntry
+    latency: _DurationEntry
 
     @property
     def link(self) -> LinkCosts:
         return LinkCosts(self.bandwidth.figure, self.latency.figure)
 
 
-class _LayerTime(_Part):
+class _LayerTime(_CostEntry):
     tokens: Annotated[int, Field(ge=1)]
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class _Layer(_Part):
+class _LayerEntry(_CostEntry):
     role: Annotated[str, Field(min_length=1)]
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     times: Annotated[list[_LayerTime], Field(min_length=1)]
@@ -72,29 +72,29 @@ class _Layer(_Part):
         return LayerProfile(self.role, self.tensor, tuple(sorted(points.items())), self.source)
 
 
-class _Engine(_Part):
+class _EngineEntry(_CostEntry):
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     costs: dict[str, Any]
     source: Annotated[FigureSource, Field(strict=False)]
 
 
-class CostDocument(_Part):
+class CostDocument(_CostEntry):
     """Costs of one kind of device, each figure optional."""
 
     device: Annotated[str, Field(min_length=1)] | None = None
     """Name of the device."""
-    memory_bandwidth: _Figure | None = None
-    flops: _Figure | None = None
-    layer_seconds: _Duration | None = None
-    host_bandwidth: _Figure | None = None
-    inside: _Link | None = None
+    memory_bandwidth: _FigureEntry | None = None
+    flops: _FigureEntry | None = None
+    layer_seconds: _DurationEntry | None = None
+    host_bandwidth: _FigureEntry | None = None
+    inside: _LinkEntry | None = None
     """Link between two devices of a node."""
-    between: _Link | None = None
+    between: _LinkEntry | None = None
     """Link between two nodes, for each device."""
-    devices_per_node: _Figure | None = None
-    layers: list[_Layer] = Field(default_factory=list)
+    devices_per_node: _FigureEntry | None = None
+    layers: list[_LayerEntry] = Field(default_factory=list)
     """Times of one layer, forward and backward."""
-    engine: _Engine | None = None
+    engine: _EngineEntry | None = None
     """Costs of a generation worker: `interStage.costs` of a run's journal/job.json."""
 
     @classmethod
@@ -122,7 +122,7 @@ class CostDocument(_Part):
         return replace(assumed, **update, layers=tuple(layer.profile for layer in self.layers))
 
     @staticmethod
-    def _engine(engine: _Engine) -> EngineProfile:
+    def _engine(engine: _EngineEntry) -> EngineProfile:
         try:
             return EngineProfile(StageCosts.from_document(engine.costs), engine.tensor, engine.source)
         except ValueError as error:

@@ -74,7 +74,7 @@ class PlanForecast:
         return f"train: {self.training.bound}" if stage == "train" else stage
 
 
-class Combination:
+class HalvesCombiner:
     """Combines halves to iterations of one workload."""
 
     def __init__(self, workload: Workload, costs: PlanCosts) -> None:

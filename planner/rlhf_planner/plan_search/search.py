@@ -17,7 +17,7 @@ from typing import Final
 
 from rlhf_planner.plan_search.cost_figures import CostFigure, PlanCosts
 from rlhf_planner.plan_search.device_plan import CriticOverlap, DevicePlan, Placement, device_use, devices_of
-from rlhf_planner.plan_search.iteration_forecast import Combination, PlanForecast, RolloutHalf, TrainingHalf
+from rlhf_planner.plan_search.iteration_forecast import HalvesCombiner, PlanForecast, RolloutHalf, TrainingHalf
 from rlhf_planner.plan_search.phase_memory import phase_memory
 from rlhf_planner.plan_search.rollout_choices import RolloutChoices, RolloutWorkers
 from rlhf_planner.plan_search.training_choices import TrainingChoices, own_training
@@ -84,7 +84,7 @@ class PlanSearch:
         self.workload, self.costs, self._accepts = workload, costs, accepts
         self.rollouts = RolloutChoices(workload, costs, device_bytes)
         self.trainings = TrainingChoices(workload, costs, device_bytes)
-        self.combination = Combination(workload, costs)
+        self.combination = HalvesCombiner(workload, costs)
         self.placements = _placements(workload, accepts)
         self._fronts: dict[tuple[Placement, int], list[tuple[int, TrainingHalf]]] = {}
 

@@ -48,12 +48,14 @@ def _best(candidates: list[Candidate]) -> list[Candidate]:
     return list(found)[: BEST * SPARE]
 
 
-def _climb(search: PlanSearch, start: list[Candidate], rung: int, chance: np.random.Generator) -> Iterator[Candidate]:
+def _climb(
+    search: PlanSearch, start: list[Candidate], rung: int, randomness: np.random.Generator
+) -> Iterator[Candidate]:
     """Yield the candidates that are tried on a rung."""
     current = start[0] if start else None
     tried: set[tuple[Placement, RolloutWorkers]] = set()
     for _ in range(TRIES):
-        placement, workers = _proposal(search, current, rung, chance)
+        placement, workers = _proposal(search, current, rung, randomness)
         if (placement, workers) in tried:
             continue
         tried.add((placement, workers))
@@ -61,42 +63,42 @@ def _climb(search: PlanSearch, start: list[Candidate], rung: int, chance: np.ran
         if candidate is None:
             continue
         yield candidate
-        if current is None or _accepted(candidate.seconds / current.seconds - 1, chance):
+        if current is None or _accepted(candidate.seconds / current.seconds - 1, randomness):
             current = candidate
 
 
-def _accepted(loss: float, chance: np.random.Generator) -> bool:
-    return loss <= 0 or chance.random() < math.exp(-loss / TEMPERATURE)
+def _accepted(loss: float, randomness: np.random.Generator) -> bool:
+    return loss <= 0 or randomness.random() < math.exp(-loss / TEMPERATURE)
 
 
-def _pick(chance: np.random.Generator, choices: Sequence[Choice]) -> Choice:
-    return choices[int(chance.integers(len(choices)))]
+def _pick(randomness: np.random.Generator, choices: Sequence[Choice]) -> Choice:
+    return choices[int(randomness.integers(len(choices)))]
 
 
 def _proposal(
-    search: PlanSearch, current: Candidate | None, rung: int, chance: np.random.Generator
+    search: PlanSearch, current: Candidate | None, rung: int, randomness: np.random.Generator
 ) -> tuple[Placement, RolloutWorkers]:
     """Return workers near the current ones that leave at least one device for training."""
     placement: Placement = current.placement if current else search.placements[0]
     sizes = search.rollouts.tensor_sizes
     workers = current.workers if current else RolloutWorkers(1, 0, sizes[0], search.own.plan.max_batch_size)
     generation, inference, tensor = workers.generation_workers, workers.inference_workers, workers.engine_tensor
-    if chance.random() < 0.2:
-        placement = _pick(chance, search.placements)
-    if chance.random() < 0.2:
-        wanted = _pick(chance, sizes)
+    if randomness.random() < 0.2:
+        placement = _pick(randomness, search.placements)
+    if randomness.random() < 0.2:
+        wanted = _pick(randomness, sizes)
         generation, tensor = max(1, generation * tensor // wanted), wanted
     if placement == "Colocated" and search.workload.on_gpus:
         generation, tensor = generation * tensor, 1
-    if chance.random() < 0.7:
-        generation = max(1, round(generation * _pick(chance, STEPS)))
-    if chance.random() < 0.5:
-        inference = round(inference * _pick(chance, STEPS)) if inference else _pick(chance, (0, 1, 2, 4, 8))
+    if randomness.random() < 0.7:
+        generation = max(1, round(generation * _pick(randomness, STEPS)))
+    if randomness.random() < 0.5:
+        inference = round(inference * _pick(randomness, STEPS)) if inference else _pick(randomness, (0, 1, 2, 4, 8))
     inference = inference if inference in search.rollouts.inference_counts((inference,)) else 0
     generation = _within(search, replace(workers, generation_workers=generation, inference_workers=inference,
                                          engine_tensor=tensor), placement, rung)  # fmt: skip
     batches = list(search.rollouts.batch_sizes(placement, generation, inference, tensor))
-    batch = _pick(chance, batches) if batches else workers.max_batch_size
+    batch = _pick(randomness, batches) if batches else workers.max_batch_size
     return placement, RolloutWorkers(generation, inference, tensor, batch)
 
 

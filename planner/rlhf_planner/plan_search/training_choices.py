@@ -13,7 +13,7 @@ from typing import Final
 from rlhf_planner.device_memory import Estimate
 from rlhf_planner.plan_search.cost_figures import PlanCosts
 from rlhf_planner.plan_search.device_plan import Placement, device_use
-from rlhf_planner.plan_search.iteration_forecast import Combination, TrainingHalf
+from rlhf_planner.plan_search.iteration_forecast import HalvesCombiner, TrainingHalf
 from rlhf_planner.plan_search.phase_memory import with_activations
 from rlhf_planner.plan_search.training_seconds import TrainingSettings, training_times
 from rlhf_planner.plan_search.workload import Workload
@@ -28,7 +28,7 @@ class TrainingChoices:
 
     def __init__(self, workload: Workload, costs: PlanCosts, device_bytes: int | None) -> None:
         self._workload, self._costs, self._device_bytes = workload, costs, device_bytes
-        self._combination = Combination(workload, costs)
+        self._combination = HalvesCombiner(workload, costs)
         self._best: dict[tuple[Placement, int], TrainingHalf | None] = {}
 
     def best(self, placement: Placement, ranks: int) -> TrainingHalf | None:
