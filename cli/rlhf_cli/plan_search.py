@@ -131,6 +131,8 @@ def _search(request: SearchRequest) -> SearchResult:
     missing = [role for role in workload.trained if role not in workload.shapes]
     if missing:
         notes.append(f"config.json of {', '.join(missing)} states no known shape: activations are not counted")
+    if job.spec.training.template and any(found.plan.placement == "Colocated" for found in plans):
+        notes.append("Colocated plans leave out spec.training.template: their ranks run in pods of generation")
     return SearchResult(request, job, data, tuple(plans), search.own, (*notes, *guessed))
 
 
@@ -155,9 +157,10 @@ def _costs(job: RLHFJob, document: CostDocument | None, run: Path | None) -> tup
             return document.applied(costs), [*notes, "figures of --costs replace assumed ones"]
         except CostDocumentError as error:
             raise RunError(f"--costs: {error}") from error
+    rest = "all other" if notes else "all"
     return costs, [
         *notes,
-        f"all other figures are assumed: a roofline of one {costs.device_name} and public link speeds",
+        f"{rest} figures are assumed: a roofline of one {costs.device_name} and public link speeds",
     ]
 
 
@@ -257,7 +260,7 @@ def _print(result: SearchResult) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("", "s", "gain", "devices", "groups", "training", "generate", "score", "train", "publish",
                     "switch", "memory", "bound by"):  # fmt: skip
-        table.add_column(heading, no_wrap=True)
+        table.add_column(heading, no_wrap=heading != "bound by")
     for number, plan in enumerate(result.plans, 1):
         table.add_row(str(number), *_row(plan, result.own.seconds))
     table.add_row("own", *_row(result.own, result.own.seconds))

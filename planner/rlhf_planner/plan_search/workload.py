@@ -93,7 +93,10 @@ class MicroBatchSize:
 
 @dataclass(frozen=True)
 class Workload:
-    """One iteration of a resolved job. Raises UnplannableError for a job without generation or with unknown models."""
+    """One iteration of a resolved job.
+
+    Raises UnplannableError for a job without generation workers or with unknown models.
+    """
 
     spec: RLHFJobSpec
     sizes: Sizes
@@ -112,6 +115,8 @@ class Workload:
                 f"algorithm {graph.algorithm} generates nothing, and plans divide devices between generation and "
                 "training: use --device-memory without --devices for its training layouts"
             )
+        if not self.spec.generation.replicas:
+            raise UnplannableError("spec.generation.replicas is 0: set the workers that the job has when it runs")
         missing = [role for role in (graph.policy, *graph.trained) if self.sizes.get(role) is None]
         if missing:
             names = ", ".join(dict.fromkeys(missing))

@@ -75,6 +75,17 @@ def test_the_best_plan_is_written_as_a_manifest_that_validates(
     assert again["own"]["problem"] == ""
 
 
+def test_a_plan_says_which_fields_it_leaves_out(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = '{"spec": {"containers": [{"name": "worker", "image": "mine"}]}}'
+    options = ("--devices", "2", "--set", f"spec.training.template={template}")
+    assert plan(monkeypatch, *options, "--write", "best.yaml") == 0
+    assert "Colocated plans leave out spec.training.template" in capsys.readouterr().out
+    written = manifest.load(job.parent / "best.yaml").spec
+    assert bool(written.training.template) == (written.placement == "Dedicated")
+
+
 def test_costs_of_a_run_and_of_a_file_count(
     job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

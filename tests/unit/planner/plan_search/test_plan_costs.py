@@ -204,6 +204,8 @@ def test_a_result_is_as_weak_as_its_weakest_figure() -> None:
 def test_a_job_without_generation_or_sizes_has_no_plan() -> None:
     with pytest.raises(UnplannableError, match="sft generates nothing"):
         plan_workload(plan_document({"sft": {"miniBatchSize": 16}}))
+    with pytest.raises(UnplannableError, match=r"generation\.replicas is 0"):
+        plan_workload(plan_document(suspend=True, generation={"replicas": 0}))
     workload = plan_workload(plan_document())
     with pytest.raises(UnplannableError, match="models of critic"):
         replace(workload, sizes={"actor": SIZE})
