@@ -47,22 +47,22 @@ class FusionPlan:
 
 def fusion_plan(job: RLHFJob, runs: Path) -> FusionPlan:
     """Return the forecast of a resolved job; `runs` is the parent of run folders, whose content never raises."""
-    graph, run = graph_of(job.spec), _newest_run(job, runs)
-    lengths, prompts, guessed = _lengths(job, run)
+    graph, run = graph_of(job.spec), newest_run(job, runs)
+    lengths, prompts, guessed = job_lengths(job, run)
     layout = _layout(job, prompts)
     if not graph.generates:
         return FusionPlan(None, layout, None, lengths, (), f"algorithm {graph.algorithm} generates nothing")
     costs, assumptions, missing = _costs(job, run)
     if costs is None:
         return FusionPlan(None, layout, None, lengths, (), missing)
-    costs, supposed = _with_drafts(job, costs, assumed=run is None)
+    costs, supposed = with_drafts(job, costs, assumed=run is None)
     choice = choose(lengths, layout, costs, job.spec.seed)
     plain = replace(costs, speculation=NO_SPECULATION)
     undrafted = choose(lengths, layout, plain, job.spec.seed) if costs.speculation else None
     return FusionPlan(choice, layout, costs, lengths, (*assumptions, *guessed, *supposed), undrafted=undrafted)
 
 
-def _with_drafts(job: RLHFJob, costs: StageCosts, *, assumed: bool) -> tuple[StageCosts, tuple[str, ...]]:
+def with_drafts(job: RLHFJob, costs: StageCosts, *, assumed: bool) -> tuple[StageCosts, tuple[str, ...]]:
     """Return (costs with the effect of drafts in this job, assumptions). For a job that ran, the effect is the measured
     one."""
     settings = job.spec.generation.speculation
@@ -149,15 +149,16 @@ def drafts_by_batch(costs: StageCosts) -> list[tuple[int, float, float]]:
 # ---------------------------------------------------------------- from the last run
 
 
-def _newest_run(job: RLHFJob, runs: Path) -> Path | None:
+def newest_run(job: RLHFJob, runs: Path) -> Path | None:
     """Return the newest run folder of this job with measured costs; None when there is none."""
     for folder in newest_first(runs, job.name):
-        if _measured(folder) is not None:
+        if measured_costs(folder) is not None:
             return folder
     return None
 
 
-def _measured(folder: Path) -> StageCosts | None:
+def measured_costs(folder: Path) -> StageCosts | None:
+    """Return the costs that a run measured; None if its journal has none."""
     try:
         facts = json.loads((folder / "journal" / "job.json").read_bytes())
         return StageCosts.from_document(facts[JOB_KEY]["costs"])
@@ -168,7 +169,7 @@ def _measured(folder: Path) -> StageCosts | None:
 def _costs(job: RLHFJob, run: Path | None) -> tuple[StageCosts | None, tuple[str, ...], str]:
     """Return (costs, assumptions, what is missing)."""
     if run is not None:
-        measured = _measured(run)
+        measured = measured_costs(run)
         assert measured is not None
         return replace(measured, max_batch_size=job.spec.generation.max_batch_size), (), ""
     return _assumed(job)
@@ -204,7 +205,7 @@ def _model(folder: Path, width: int) -> ModelShape | None:
     return ModelShape(size.parameters, layers, size.cache_values_per_token * width, width)
 
 
-def _lengths(job: RLHFJob, run: Path | None) -> tuple[LengthModel, list[int], tuple[str, ...]]:
+def job_lengths(job: RLHFJob, run: Path | None) -> tuple[LengthModel, list[int], tuple[str, ...]]:
     """Return (model of response lengths, prompt lengths of one batch, assumptions), lengths in tokens."""
     rollout = job.spec.rollout
     model = LengthModel.prior(rollout.max_response_tokens)

@@ -6,7 +6,7 @@ never shows a traceback; a defect of this program always does.
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -27,6 +27,8 @@ app = typer.Typer(
 
 app.add_typer(schedule.app, name="schedule")
 
+MAX_DEVICES: Final = 4096
+"""Largest number of devices that `rlhf plan --devices` searches, in minutes."""
 Manifest = Annotated[Path, typer.Argument(help="RLHFJob manifest (YAML).", metavar="JOB.YAML", show_default=False)]
 Overrides = Annotated[
     list[str],
@@ -113,14 +115,40 @@ def plan(
             help="Say which training layouts fit devices of so many GiB. Default: none is asked.",
         ),
     ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=MAX_DEVICES,
+            help="Search the groups, placement and layouts of up to N devices instead. Default: no search.",
+        ),
+    ] = None,
+    costs: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Measured costs for the search. Default: a run's, or assumed ones."),
+    ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(metavar="PLAN.yaml", help="Write the manifest with the best plan. Default: none is written."),
+    ] = None,
 ) -> None:
     """Show a job's processes, devices, memory, training layouts and gain by fusion.
 
     Prints the resolved job too. Nothing is started. With --device-memory the exit code is 2 when the job's layout does
-    not fit.
+    not fit. With --devices it searches the best plans instead.
     """
     from rlhf_cli.plan import show_plan
+    from rlhf_cli.plan_search import SearchRequest, show_search
 
+    if devices is not None:
+        if picture is not None:
+            raise typer.BadParameter("draws one plan: leave out --devices", param_hint="--picture")
+        request = SearchRequest(manifest, tuple(overrides), devices, device_memory, costs, write)
+        raise typer.Exit(show_search(request, as_json=as_json))
+    for option, path in (("--costs", costs), ("--write", write)):
+        if path is not None:
+            raise typer.BadParameter("needs --devices N, the number of devices to plan for", param_hint=option)
     code = show_plan(manifest, tuple(overrides), as_json=as_json, picture=picture, device_gib=device_memory)
     raise typer.Exit(code)
 

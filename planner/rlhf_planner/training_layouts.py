@@ -46,17 +46,22 @@ class TrainingLayout:
     @property
     def words(self) -> str:
         """Fields that differ from 1, such as `pipeline 4, data 2`."""
-        fields = ("pipeline", "data", "context", "tensor", "shard", "expert")
-        named = [f"{name} {value}" for name in fields if (value := getattr(self.parallelism, name)) > 1]
-        critic = self.parallelism.critic_tensor
-        named += [f"criticTensor {critic}"] if critic not in (None, self.parallelism.tensor) else []
-        named += ["shardOptimizer"] if self.parallelism.shard_optimizer else []
-        named += ["offloadOptimizer"] if self.parallelism.offload_optimizer else []
-        return ", ".join(named) or "one rank"
+        return layout_words(self.parallelism)
 
     def fits(self, device_bytes: int) -> bool:
         """Return whether all counted memory fits a device of this size."""
         return not self.memory.unknown and self.memory.total <= device_bytes
+
+
+def layout_words(parallelism: TrainingParallelism) -> str:
+    """Return the fields of a layout that differ from 1, such as `pipeline 4, data 2`."""
+    fields = ("pipeline", "data", "context", "tensor", "shard", "expert")
+    named = [f"{name} {value}" for name in fields if (value := getattr(parallelism, name)) > 1]
+    critic = parallelism.critic_tensor
+    named += [f"criticTensor {critic}"] if critic not in (None, parallelism.tensor) else []
+    named += ["shardOptimizer"] if parallelism.shard_optimizer else []
+    named += ["offloadOptimizer"] if parallelism.offload_optimizer else []
+    return ", ".join(named) or "one rank"
 
 
 def layout_of(spec: RLHFJobSpec, sizes: Sizes) -> TrainingLayout:

@@ -24,10 +24,10 @@ from tests.gpu.training_jobs import (
     trainer_alone,
     training_job,
 )
-from tests.support.training_memory import StageTraining, training_memory
 from transformers import LlamaConfig
 
 from gpu_check.plugin import CheckedMachine, Figure, Figures
+from rlhf_planner.training_memory import StageTraining, training_memory
 from rlhf_planner.transformer_shape import shape_of
 from rlhf_workers.models.precision import compute_dtype
 from rlhf_workers.training.batches.token_budget import split_minibatch

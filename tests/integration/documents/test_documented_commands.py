@@ -38,6 +38,7 @@ INSTANCE: Final = {
 }
 LEAVES: Final = {
     "--picture fusion.svg": "fusion.svg",
+    "--write plan.yaml": "plan.yaml",
     "--to DIR": "DIR/config.json",
     "--output page": "page/index.html",
     "--parquet samples.parquet": "samples.parquet",

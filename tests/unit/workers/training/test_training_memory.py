@@ -7,9 +7,9 @@ from typing import Any, Literal
 import pytest
 from tests.support.model_folders import models
 from tests.support.training.training_ranks import CPU, Alone, make_job, serial
-from tests.support.training_memory import StageTraining, kept_by_head, kept_by_layers, training_memory
 
 from rlhf_common import control_pb2 as pb
+from rlhf_planner.training_memory import StageTraining, kept_by_head, kept_by_layers, training_memory
 from rlhf_planner.transformer_shape import shape_of
 from rlhf_workers.training.backends.torch_backend import build_trainer
 from rlhf_workers.training.schedule.step_timing import activation_bytes, made_up_work

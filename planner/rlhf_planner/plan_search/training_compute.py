@@ -1,0 +1,87 @@
+"""Seconds in which one rank computes one layer, or the head, of a micro-batch: forward and backward.
+
+A profile of the role's layer counts where there is one: linear in the tokens between its points and beyond them. A
+tensor size without a profile is the profiled one, scaled by the roofline. Without a profile the roofline counts: the
+larger of operations over the device's rate and weights over its memory bandwidth, plus a constant per pass. Operations
+are 6 per active parameter and token (4 with adapters, whose frozen weights have no gradient), and 6 per width and
+squared length for causal attention. Recomputed activations add one forward pass, a third.
+Pure; must never count communication.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from rlhf_planner.plan_search.cost_figures import CostFigure, LayerProfile, PlanCosts
+from rlhf_planner.plan_search.workload import MicroBatchSize, ModelFacts
+
+PASSES = 3
+"""Passes over a layer's weights: forward, gradient of inputs, gradient of weights."""
+RECOMPUTED = 4 / 3
+"""Time with recomputed activations relative to the time without."""
+
+
+def layer_seconds(
+    model: ModelFacts,
+    batch: MicroBatchSize,
+    costs: PlanCosts,
+    *,
+    tensor: int = 1,
+    context: int = 1,
+    recompute: bool = False,
+    adapters: bool = False,
+    value_bytes: int = 2,
+) -> CostFigure:
+    """Return the seconds of one layer of a micro-batch on one of tensor x context ranks."""
+    rooftop = _roofline(model, batch, costs, tensor, context, adapters, value_bytes)
+    factor = RECOMPUTED if recompute else 1.0
+    profile = _nearest(costs.layers, model.role, tensor)
+    if profile is None:
+        return CostFigure(rooftop * factor, costs.device_source)
+    seconds = interpolated(profile.points, batch.tokens / context)
+    if profile.tensor != tensor:
+        seconds *= rooftop / _roofline(model, batch, costs, profile.tensor, context, adapters, value_bytes)
+    return CostFigure(seconds * factor, profile.source)
+
+
+def head_seconds(
+    model: ModelFacts, batch: MicroBatchSize, costs: PlanCosts, *, tensor: int = 1, context: int = 1
+) -> float:
+    """Return the seconds of the language model's head over the responses; 0 if the vocabulary is unknown."""
+    operations = 6 * model.table_parameters * batch.responses
+    return operations / (tensor * context * costs.flops.value)
+
+
+def interpolated(points: Sequence[tuple[float, float]], at: float) -> float:
+    """Return the value at `at`, linear between points and beyond them; proportional below a single point."""
+    if len(points) == 1:
+        return points[0][1] * at / points[0][0]
+    index = min(max(1, bisect_left([x for x, _ in points], at)), len(points) - 1)
+    (left, low), (right, high) = points[index - 1], points[index]
+    return max(0.0, low + (high - low) * (at - left) / (right - left))
+
+
+def _roofline(
+    model: ModelFacts,
+    batch: MicroBatchSize,
+    costs: PlanCosts,
+    tensor: int,
+    context: int,
+    adapters: bool,
+    value_bytes: int,
+) -> float:
+    per_parameter = 4 if adapters else 6
+    operations = per_parameter * model.active_parameters * batch.tokens + 6 * model.hidden * batch.squares
+    computed = operations / (tensor * context * costs.flops.value)
+    read = PASSES * model.layer_parameters * value_bytes / (tensor * costs.memory_bandwidth.value)
+    return max(computed, read) + PASSES * costs.layer_seconds.value
+
+
+def _nearest(profiles: Sequence[LayerProfile], role: str, tensor: int) -> LayerProfile | None:
+    """Return a role's profile of the largest tensor size up to `tensor`; without one, of the smallest above it."""
+    own = [profile for profile in profiles if profile.role == role]
+    below = [profile for profile in own if profile.tensor <= tensor]
+    if below:
+        return max(below, key=lambda profile: profile.tensor)
+    return min(own, key=lambda profile: profile.tensor, default=None)
