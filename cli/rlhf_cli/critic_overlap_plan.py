@@ -33,34 +33,34 @@ class CriticOverlapPlan:
 
     def document(self) -> dict[str, Any]:
         """Return the plan for --json."""
-        known = self.forecast
-        if known is None:
+        forecast = self.forecast
+        if forecast is None:
             return {"mode": self.mode, "missing": self.missing}
         return {
             "mode": self.mode,
-            "iteration": known.iteration,
-            "disabledSeconds": known.disabled,
-            "enabledSeconds": known.enabled,
-            "auto": "Enabled" if known.auto else "Disabled",
-            "assumptions": list(known.assumptions),
+            "iteration": forecast.iteration,
+            "disabledSeconds": forecast.disabled,
+            "enabledSeconds": forecast.enabled,
+            "auto": "Enabled" if forecast.auto else "Disabled",
+            "assumptions": list(forecast.assumptions),
         }
 
     def print(self) -> None:
         """Print the plan in one or two lines."""
-        out, known = output(), self.forecast
+        out, forecast = output(), self.forecast
         out.print("\nCritics beside decoding", style="bold")
-        if known is None:
+        if forecast is None:
             out.print(f"no forecast: {self.missing}", markup=False, soft_wrap=True)
             return
-        gain = known.disabled / known.enabled if known.enabled > 0 else 1.0
+        gain = forecast.disabled / forecast.enabled if forecast.enabled > 0 else 1.0
         out.print(
-            f"iteration {known.iteration} of the last run: predicted {known.disabled:.3g} s with criticOverlap "
-            f"Disabled, {known.enabled:.3g} s with Enabled ({gain:.2f}x); Auto would choose "
-            f"{'Enabled' if known.auto else 'Disabled'}; the job has {self.mode}",
+            f"iteration {forecast.iteration} of the last run: predicted {forecast.disabled:.3g} s with criticOverlap "
+            f"Disabled, {forecast.enabled:.3g} s with Enabled ({gain:.2f}x); Auto would choose "
+            f"{'Enabled' if forecast.auto else 'Disabled'}; the job has {self.mode}",
             markup=False,
             soft_wrap=True,
         )
-        for assumption in known.assumptions:
+        for assumption in forecast.assumptions:
             out.print(f"assumption: {assumption}", markup=False, soft_wrap=True)
 
 
@@ -80,8 +80,8 @@ def critic_overlap_plan(job: RLHFJob, runs: Path, sizes: Sizes) -> CriticOverlap
             facts = facts_jsonl.read_facts(folder / facts_jsonl.FILE)
         except OSError:
             continue
-        if facts and (known := forecast(facts, _measured(folder), share, late)) is not None:
-            return CriticOverlapPlan(mode, known)
+        if facts and (predicted := forecast(facts, _measured(folder), share, late)) is not None:
+            return CriticOverlapPlan(mode, predicted)
     return CriticOverlapPlan(
         mode, None, "no run of this job in runs/ trained all models at once and saw an iteration whole"
     )

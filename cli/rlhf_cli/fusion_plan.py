@@ -212,9 +212,9 @@ def job_lengths(job: RLHFJob, run: Path | None) -> tuple[LengthModel, list[int],
     samples = samples_of_batch(job.spec)
     prompts, assumptions = [max(1, rollout.max_prompt_tokens // 2)] * samples, []
     if run is not None:
-        known = _prompt_lengths(run)
-        if known:
-            prompts = [known[index % len(known)] for index in range(samples)]
+        past_prompts = _prompt_lengths(run)
+        if past_prompts:
+            prompts = [past_prompts[index % len(past_prompts)] for index in range(samples)]
         for segment in sorted((run / "journal").glob("iteration-*.log"))[-WINDOW:]:
             model = model.with_batch((prompts[0], length) for length in _response_lengths(segment))
     if not model.samples:

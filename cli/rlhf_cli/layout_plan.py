@@ -27,7 +27,7 @@ class TrainingLayouts:
     """Reason why the job's own layout does not fit the device; empty if it fits or no device was named."""
 
     @classmethod
-    def of(cls, spec: RLHFJobSpec, sizes: Sizes, device_gib: float | None) -> Self:
+    def from_spec(cls, spec: RLHFJobSpec, sizes: Sizes, device_gib: float | None) -> Self:
         """Return the layouts of a resolved job; `device_gib` is the memory of one device."""
         device_bytes = None if device_gib is None else int(device_gib * GIBIBYTE)
         problem = "" if device_bytes is None else layout_problem(spec, sizes, device_bytes)
@@ -55,7 +55,9 @@ class TrainingLayouts:
 
     def print(self) -> None:
         """Print the layouts if there is a choice or a device was named."""
-        choices = [one for one in self.others if not one.parallelism.offload_optimizer]  # each layout occurs twice
+        choices = [
+            layout for layout in self.others if not layout.parallelism.offload_optimizer
+        ]  # each layout occurs twice
         if len(choices) < 2 and self.device_bytes is None:
             return
         out, ranks = output(), self.asked.parallelism.ranks

@@ -47,7 +47,7 @@ def show_plan(
     sizes = read_sizes(resolved.spec)
     memory = estimates(resolved.spec, sizes)
     turns = None if resolved.spec.rank_group is Group.TRAINING else budget(resolved.spec, sizes)
-    training = TrainingLayouts.of(resolved.spec, sizes, device_gib)
+    training = TrainingLayouts.from_spec(resolved.spec, sizes, device_gib)
     fusion = fusion_plan(resolved, RUNS)
     critic_overlap = critic_overlap_plan(resolved, RUNS, sizes)
     rollout_overlap = rollout_overlap_plan(resolved, RUNS)

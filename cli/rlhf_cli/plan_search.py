@@ -179,7 +179,7 @@ def _shapes(spec: RLHFJobSpec) -> dict[str, TransformerShape]:
     """Return the shapes of the roles whose config.json is on this disk and states one."""
     shapes = {}
     for role in ModelRole:
-        source = spec.models.given(role)
+        source = spec.models.explicit_source(role)
         folder = None if source is None else local_folder(source.path)
         if folder is None:
             continue
