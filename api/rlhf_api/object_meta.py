@@ -1,6 +1,6 @@
-"""The metadata of a manifest: names, labels and annotations that the API server accepts for any object.
+"""Checks the metadata of a manifest: fields, namespace, and keys and values of labels and annotations.
 
-Rule: it reports what the API server would reject. Additional limits of RLHFJob names are in `rlhf_api.rules`. A
+Rule: a problem is something that the API server would reject. `rlhf_api.rules` checks the form of the name. A
 generateName is checked with a name that the API server could generate from it.
 """
 

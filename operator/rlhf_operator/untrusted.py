@@ -144,7 +144,7 @@ def text(value: Any, field: str, most: int, *, empty: bool = True) -> str:
 
 
 def clean(value: str) -> str:
-    """Return the text without unpaired surrogates, which no encoding accepts."""
+    """Return the text without unpaired surrogates, which UTF-8 cannot encode."""
     return value.encode(errors="replace").decode()
 
 

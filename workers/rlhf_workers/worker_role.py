@@ -78,7 +78,7 @@ class WorkerRole(Protocol):
         """Return the weight version of each model, by model role."""
 
     def active(self) -> int:
-        """Return the number of active samples, for the heartbeat."""
+        """Return the number of samples in decoding, or of scores not yet reported, for the heartbeat."""
 
     def offload(self) -> None:
         """Leave device memory while no sample is active; later work loads what it needs. On a CPU, do nothing."""

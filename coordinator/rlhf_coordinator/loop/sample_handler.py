@@ -2,8 +2,8 @@
 
 Both take one path (`sample_sets` owns the differences). Rule: `job.sample_messages` checks a message first. A result is
 journaled in the same step in which the ledger takes it. A message of an old lease, or of a finished evaluation, is
-counted and dropped. Must never accept a response whose tokens, finish reason or weight versions differ from the
-request.
+counted and dropped. Must never accept a response that is too long, or whose finish reason or weight version is not an
+allowed one.
 """
 
 import time

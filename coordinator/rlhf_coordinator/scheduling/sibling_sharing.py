@@ -6,7 +6,7 @@ come before responses of earlier epochs. A group is forgotten when a worker deco
 does not wait for the next round, because a short response could end before: the known tokens of its prompt are sent
 just before the lease.
 Each round limits the tokens per worker, the tokens in total, and the compared sources; groups take turns.
-Rule: pure. The tokens are hints: they affect the time that a token takes, never which token it is.
+Rule: pure. The tokens are hints: they affect the time that a token takes, and change it at most by rounding.
 """
 
 from collections.abc import Iterable, Iterator

@@ -20,7 +20,8 @@ failures and cuts; `scoring_ledger` covers the steps after a finished response. 
 the scoring table who scores, and the group table which tasks of whole groups are possible.
 Rule: pure; no clock, no I/O. A message under a stale attempt changes nothing, and the return value says so; a call that
 no state allows raises ValueError. Must never invent a result.
-After a restart the ledger is rebuilt from the journal: finished responses and scores survive, the rest is queued.
+After a restart the ledger is rebuilt from the journal: finished responses, scores, failures and cuts survive. All
+other samples are queued.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -142,7 +143,7 @@ class Ledger(ScoringLedger):
         return self._decoding.lease(sample, worker)
 
     def progress(self, index: int, attempt: int, worker: str, offset: int, more: PackedResponse) -> int:
-        """Add decoded tokens; return the number of new ones (0 when the message is stale or has none)."""
+        """Add decoded tokens; return the number of new ones (0 when the message is stale, has none, or skips some)."""
         sample = self._leased_sample(index, attempt, worker)
         length = len(sample.response) if sample else 0
         if sample is None or offset > length or offset + len(more) <= length:

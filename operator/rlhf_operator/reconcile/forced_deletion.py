@@ -40,7 +40,10 @@ STATUS_FIELD: Final = "journalLockShared"
 
 
 def force_after(job: RLHFJob, status: Mapping[str, Any]) -> timedelta | None:
-    """Return the time beyond its grace period after which the coordinator's pod is deleted by force; None: never."""
+    """Return the time beyond its grace period after which a coordinator on a lost node is deleted by force.
+
+    None: never.
+    """
     seconds = job.spec.run_policy.force_coordinator_after_seconds
     return timedelta(seconds=seconds) if seconds is not None and status.get(STATUS_FIELD) is True else None
 
@@ -75,7 +78,7 @@ def next_overdue(pods: Iterable[ObservedPod], now: datetime, coordinator_after: 
 
 
 def force_time(pod: ObservedPod, coordinator_after: timedelta | None) -> datetime | None:
-    """Return when a pod may be deleted by force; None: never, or it was already requested.
+    """Return when a pod on a lost node may be deleted by force; None: never, or it was already requested.
 
     A rank that is not ready does not wait for a checkpoint: its node is lost, or it never started. The node of a ready
     coordinator responds.
@@ -186,7 +189,7 @@ def next_kept(pods: Iterable[ObservedPod], others: Iterable[DeletedObject], now:
 def _delayed_objects(
     pods: Iterable[ObservedPod], others: Iterable[DeletedObject]
 ) -> Iterator[tuple[str, tuple[str, ...], datetime]]:
-    """Yield name, finalizers, and report time of deleted objects that only finalizers delay."""
+    """Yield name, finalizers, and report time of deleted objects that still have finalizers."""
     for pod in sorted(pods, key=lambda pod: (pod.group, pod.index)):
         if pod.finalizers and pod.deletion is not None:
             yield pod.name, pod.finalizers, pod.deletion + FINALIZER_PATIENCE

@@ -63,7 +63,8 @@ def simulated_iteration(
 ) -> SimulatedIteration:
     """Return the iteration that follows from a simulated generation and its `state` at the threshold.
 
-    A `state` of None means no fusion. Thresholds and pools of one draw share both arguments.
+    A `state` of None means no fusion. All plans of one draw share `generation`; pools of one threshold also share
+    `state`.
     """
     workers = setup.generation_workers
     tokens = generation.prompts + generation.lengths

@@ -2,8 +2,8 @@
 
 Rule: data for a GPU is staged in pinned memory, which torch's allocator keeps until the copy is complete, and the copy
 is queued after earlier work. Results are also pinned and read only after `wait`. A blocking copy would stop the host at
-every array, and a copy from pageable memory always blocks. On a CPU copies are avoided where possible. Must never read
-the host's clock for unfinished device work.
+every array, and a copy from pageable memory may block. On a CPU copies are avoided where possible. Must never report
+the host's clock as the duration of work on a GPU.
 """
 
 import time

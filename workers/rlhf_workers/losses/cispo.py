@@ -15,8 +15,8 @@ def weighted_policy_loss(
     clip_low: float,
     clip_high: float,
 ) -> PolicyLoss:
-    """Return -clip(ratio, 1 - clip_low, 1 + clip_high) A x of each token, without a gradient of the clipped ratio; all
-    [n].
+    """Return -clip(ratio, 1 - clip_low, 1 + clip_high) A x of each token, without a gradient of the clipped ratio;
+    tensors are [n].
 
     x is the log-probability. `clip_low` of 1 or more means no lower bound.
     """

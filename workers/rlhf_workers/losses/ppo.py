@@ -44,7 +44,7 @@ def policy_loss(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> PolicyLoss:
-    """Return -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) of each token; all arguments [n].
+    """Return -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) of each token; tensors are [n].
 
     `dual_clip`: ratio at which the loss stops growing where A < 0; None: no limit.
     """
@@ -55,7 +55,7 @@ def policy_loss(
 def clipped_surrogate(
     ratio: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> PolicyLoss:
-    """Return the clipped surrogate of each token from any ratio, such as one per response; all [n]."""
+    """Return the clipped surrogate of each token from any ratio, such as one per response; tensors are [n]."""
     plain = -ratio * advantages
     limited = -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
     loss, clipped = torch.maximum(plain, limited), limited.detach() > plain.detach()

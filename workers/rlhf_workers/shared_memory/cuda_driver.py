@@ -1,4 +1,4 @@
-"""Calls of the CUDA driver that torch does not offer: shareable device memory and pinned memory of any size.
+"""Calls of the CUDA driver: shareable device memory, and pinning of host memory that exists already.
 
 They use the driver and not the runtime: libcuda.so.1 has one name on every GPU machine, and a failed driver call
 leaves no error for the next kernel launch. Rule: calls on a device run in its primary context, which torch also uses.

@@ -3,8 +3,8 @@
 A pod is identified by its name, which has its group and index. Every end counts (a failure, a disruption, a request, a
 restart of its group), because endless recreation harms the node, the API server and the job. The first replacement is
 created at once. The next one waits BASE after the previous creation, and each further one twice as long, up to LONGEST.
-The count restarts after a pod ran for RAN_WELL, or when its template has changed, as that may be the cure. So a pod is
-created at most 7 times within RAN_WELL, and 12 times per hour if no run reaches that time.
+The count restarts after a pod ran for RAN_WELL, or when its template has changed, as that may be the cure. So a pod
+that always ends early is created at most six times in the first five minutes, and later once per LONGEST.
 
 Rule: pure. Delays start at the creation of a pod and are stored in `status.restarts.backOff`, so that neither a restart
 of the operator nor a slow node changes them. The write that accounts for an end also enters it here.

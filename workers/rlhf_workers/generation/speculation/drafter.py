@@ -1,9 +1,9 @@
 """Interface between drafters, which guess a sample's next tokens, and the code that chooses and verifies guesses.
 
 A drafter implements `Drafter` and, for more abilities, the Protocols below; `drafter_registry` finds it. Rule: a guess
-costs time and never changes a token, so a drafter may be wrong, empty or stale. The thread that drives the engine
-calls it. A drafter must never store tokens of an ended sample or group beyond its stated bound, nor trust that tokens
-learned from other workers are the policy's.
+costs time and changes a token at most by rounding, so a drafter may be wrong, empty or stale. The thread that drives
+the engine calls it. A drafter must never store tokens of an ended sample or group beyond its stated bound, nor trust
+that tokens learned from other workers are the policy's.
 """
 
 from collections.abc import Mapping, Sequence

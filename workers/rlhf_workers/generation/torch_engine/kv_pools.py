@@ -2,8 +2,8 @@
 
 Rule: a decode pass runs over the first rows of a pool, so samples are gathered there. `SinglePool` is the fast plan:
 all samples are in one pool that grows with the longest. `BucketedPools` is the deterministic plan: a sample's pool,
-and with it the key length of its pass, depends on its own position, and `Tiles` has proven the rows of a pass. Must
-never let the shape of a pass depend on a neighbour in the deterministic plan.
+and with it the key length of its pass, depends on its own position. The rows of a pass depend on the number of samples
+in the pool, so `Tiles` proves each number. Must never use an unproven number of rows in the deterministic plan.
 """
 
 from collections.abc import Iterator
