@@ -189,7 +189,7 @@ def test_an_update_that_breaks_off_leaves_an_engine_that_takes_no_sample_until_a
     engine = policy.engine
     engine.submit([sample(1, response=40)])
     engine.step()
-    with during_load(policy, 9, gone), pytest.raises(WorkError, match=r"only partly replaced.*device is gone") as failure:
+    with during_load(policy, 9, gone), pytest.raises(WorkError, match=r"partly replaced.*device is gone") as failure:
         engine.load_weights(policy.train(2), 2)
     assert failure.value.failure.retryable
     assert engine.version == NO_VERSION
