@@ -41,6 +41,16 @@ Overrides = Annotated[
     ),
 ]
 
+Devices = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        max=MAX_DEVICES,
+        help="Search the groups, placement and layouts of up to N devices instead. Default: no search.",
+    ),
+]
+
 
 @app.command()
 def run(
@@ -115,15 +125,7 @@ def plan(
             help="Say which training layouts fit devices of so many GiB. Default: none is asked.",
         ),
     ] = None,
-    devices: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=MAX_DEVICES,
-            help="Search the groups, placement and layouts of up to N devices instead. Default: no search.",
-        ),
-    ] = None,
+    devices: Devices = None,
     costs: Annotated[
         Path | None,
         typer.Option(metavar="FILE.json", help="Measured costs for the search. Default: a run's, or assumed ones."),
