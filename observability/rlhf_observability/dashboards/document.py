@@ -34,6 +34,9 @@ def document(dashboard: Dashboard) -> str:
         panel.get("options", {}).pop("footer", None)  # for tables; Grafana 13 has dropped it, and no panel used it
         for name in ("transparent", "repeatDirection"):
             panel.pop(name, None)  # defaults of Grafana; no panel is transparent or repeated
+        for target in panel.get("targets", ()):
+            if not target.get("instant"):
+                target.pop("instant", None)  # the default of Grafana
     built["annotations"] = {"list": [annotation_json(each) for each in annotations(dashboard)]}
     return json.dumps(built, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
