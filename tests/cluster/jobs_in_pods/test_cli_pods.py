@@ -22,12 +22,12 @@ pytestmark = pytest.mark.full
 ROOT = Path(__file__).parents[3]
 TIMEOUT = 240.0  # seconds for any one step; a few on an idle machine
 NAMESPACE = "cli-pods"
-METRICS = """rlhf_iteration{job="grpo"} 4
-rlhf_phase{job="grpo",phase="Scoring"} 1
-rlhf_samples{job="grpo",state="scored"} 3
-rlhf_samples{job="grpo",state="generated"} 5
-rlhf_worker_state{job="grpo",worker="generation-0",state="Busy"} 1
-rlhf_worker_tokens_per_second{job="grpo",worker="generation-0"} 321
+METRICS = """rlhf_iteration 4
+rlhf_phase{phase="Scoring"} 1
+rlhf_samples{state="scored"} 3
+rlhf_samples{state="generated"} 5
+rlhf_worker_state{worker="generation-0",state="Busy"} 1
+rlhf_worker_tokens_per_second{worker="generation-0"} 321
 """
 COORDINATOR = f"""
 import http.server, json

@@ -312,10 +312,10 @@ def test_top_shows_where_the_long_tail_is() -> None:
     details, _ = details_of(seen)
     page = [
         *seen["metrics"],
-        'rlhf_fusion_threshold{job="tiny"} 6',
-        'rlhf_fusion_pool{job="tiny",worker="generation-1"} 1',
+        "rlhf_fusion_threshold 6",
+        'rlhf_fusion_pool{worker="generation-1"} 1',
     ]
-    page.append('rlhf_fusion_released{job="tiny",worker="generation-0"} 1')
+    page.append('rlhf_fusion_released{worker="generation-0"} 1')
     text = drawn(render(status_from_metrics("\n".join(page) + "\n", details.job, details.pods), [], []))
     assert "pool 1/2, 1 workers score" in text
     assert "generation-1 (pool)" in text
