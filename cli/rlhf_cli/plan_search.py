@@ -7,30 +7,28 @@ Rule: nothing is started, and only the file of `--write` is written. `--json` pr
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from rich.table import Table
 
-from rlhf_api.algorithms import ModelRole
-from rlhf_api.job import RLHFJob, RLHFJobSpec
+from rlhf_api.job import RLHFJob
 from rlhf_cli.console import output, size
-from rlhf_cli.fusion_plan import job_lengths, measured_costs, newest_run, with_drafts
+from rlhf_cli.fusion_plan import job_lengths, newest_run
+from rlhf_cli.learned_figures import learned_figures, read_shapes
 from rlhf_cli.load_job import LoadedJob, load_resolved
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import RUNS
 from rlhf_cli.output_file import check_output_file
 from rlhf_common.names import ExitCode
-from rlhf_coordinator.model_folders import local_folder
 from rlhf_coordinator.model_sizes import read_sizes
 from rlhf_planner.device_memory import GIBIBYTE
 from rlhf_planner.plan_search.cost_document import CostDocument, CostDocumentError
 from rlhf_planner.plan_search.cost_figures import (
     CPU_FIGURES,
     HOPPER_FIGURES,
-    EngineProfile,
     FigureSource,
     PlanCosts,
 )
@@ -41,7 +39,6 @@ from rlhf_planner.plan_search.search import PlanSearch
 from rlhf_planner.plan_search.seeded_search import find_plans
 from rlhf_planner.plan_search.workload import UnplannableError, Workload
 from rlhf_planner.training_layouts import layout_words
-from rlhf_planner.transformer_shape import TransformerShape, shape_of
 
 MANIFESTS = (".yaml", ".yml")
 
@@ -110,7 +107,7 @@ def _search(request: SearchRequest) -> SearchResult:
     costs, notes = _costs(job, document, run)
     source = FigureSource.LEARNED if lengths.samples else FigureSource.ASSUMED
     try:
-        workload = Workload(job.spec, sizes, _shapes(job.spec), lengths, tuple(prompts), source)
+        workload = Workload(job.spec, sizes, read_shapes(job.spec), lengths, tuple(prompts), source)
     except UnplannableError as error:
         raise RunError(f"--devices: {error}") from error
     device_bytes = None if request.device_gib is None else int(request.device_gib * GIBIBYTE)
@@ -145,13 +142,9 @@ def _data(loaded: LoadedJob) -> dict[str, Any]:
 def _costs(job: RLHFJob, document: CostDocument | None, run: Path | None) -> tuple[PlanCosts, list[str]]:
     """Return the costs of the job's devices, and notes about their sources."""
     costs = HOPPER_FIGURES if job.spec.generation.gpus_per_replica else CPU_FIGURES
-    notes = []
-    measured = measured_costs(run) if run is not None else None
-    if measured is not None:
-        stage, _ = with_drafts(job, measured, assumed=False)
-        tensor = job.spec.generation.parallelism.tensor
-        costs = replace(costs, engine=EngineProfile(stage, tensor, FigureSource.LEARNED))
-        notes.append(f"costs of generation and scoring are those of {run}")
+    notes: list[str] = []
+    if run is not None:
+        costs, notes = learned_figures(job, costs, run)
     if document is not None:
         try:
             return document.applied(costs), [*notes, "figures of --costs replace assumed ones"]
@@ -173,22 +166,6 @@ def _cost_document(path: Path | None) -> CostDocument | None:
         raise RunError(f"--costs {path}: {error.strerror}; give a JSON file of costs") from error
     except CostDocumentError as error:
         raise RunError(f"--costs {path}: {error}") from error
-
-
-def _shapes(spec: RLHFJobSpec) -> dict[str, TransformerShape]:
-    """Return the shapes of the roles whose config.json is on this disk and states one."""
-    shapes = {}
-    for role in ModelRole:
-        source = spec.models.explicit_source(role)
-        folder = None if source is None else local_folder(source.path)
-        if folder is None:
-            continue
-        try:
-            config = json.loads((folder / "config.json").read_text())
-            shapes[str(role)] = shape_of(config.get("text_config") or config)
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return shapes
 
 
 # ---------------------------------------------------------------- output

@@ -99,6 +99,8 @@ class PlanCosts:
     devices_per_node: CostFigure
     layers: tuple[LayerProfile, ...] = ()
     engine: EngineProfile | None = None
+    compute: CostFigure = CostFigure(1.0)
+    """Seconds that training computes, as observed in a run, over those that the roofline predicts."""
 
     @property
     def device(self) -> Device:
@@ -119,6 +121,11 @@ class PlanCosts:
         return weakest(
             figure.source for figure in (self.memory_bandwidth, self.flops, self.layer_seconds, self.host_bandwidth)
         )
+
+    @property
+    def compute_source(self) -> FigureSource:
+        """Source of what training computes without a profile of a layer."""
+        return self.device_source if self.compute.source is FigureSource.ASSUMED else self.compute.source
 
     def link(self, span: int) -> LinkCosts:
         """Return the slowest link of ranks that span so many consecutive devices."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from rlhf_api.job import RLHFJobSpec
 from rlhf_planner.device_memory import Estimate
 from rlhf_planner.plan_search.cost_figures import PlanCosts
 from rlhf_planner.plan_search.device_plan import Placement, device_use
@@ -82,11 +83,16 @@ class TrainingChoices:
         return None
 
 
+def own_settings(spec: RLHFJobSpec) -> TrainingSettings:
+    """Return the settings of a job's own layout."""
+    training = spec.training
+    return TrainingSettings(
+        training.parallelism, training.micro_batch_size, training.activation_checkpointing,
+        device_use(spec, 1).training,
+    )  # fmt: skip
+
+
 def own_training(workload: Workload, costs: PlanCosts, memory: Estimate) -> TrainingHalf:
     """Return the training of the job's own layout, whether it fits or not."""
-    training = workload.spec.training
-    settings = TrainingSettings(
-        training.parallelism, training.micro_batch_size, training.activation_checkpointing,
-        device_use(workload.spec, 1).training,
-    )  # fmt: skip
+    settings = own_settings(workload.spec)
     return TrainingHalf(settings, training_times(workload, costs, settings), memory)

@@ -2,9 +2,10 @@
 
 A profile of the role's layer counts where there is one: linear in the tokens between its points and beyond them. A
 tensor size without a profile is the profiled one, scaled by the roofline. Without a profile the roofline counts: the
-larger of operations over the device's rate and weights over its memory bandwidth, plus a constant per pass. Operations
-are 6 per active parameter and token (4 with adapters, whose frozen weights have no gradient), and 6 per width and
-squared length for causal attention. Recomputed activations add one forward pass, a third.
+larger of operations over the device's rate and weights over its memory bandwidth, plus a constant per pass, times the
+factor that a run has shown. Operations are 6 per active parameter and token (4 with adapters, whose frozen weights have
+no gradient), and 6 per width and squared length for causal attention. Recomputed activations add one forward pass, a
+third.
 Pure; must never count communication.
 """
 
@@ -38,7 +39,7 @@ def layer_seconds(
     factor = RECOMPUTED if recompute else 1.0
     profile = _nearest(costs.layers, model.role, tensor)
     if profile is None:
-        return CostFigure(rooftop * factor, costs.device_source)
+        return CostFigure(rooftop * factor * costs.compute.value, costs.compute_source)
     seconds = interpolated(profile.points, batch.tokens / context)
     if profile.tensor != tensor:
         seconds *= rooftop / _roofline(model, batch, costs, profile.tensor, context, adapters, value_bytes)
@@ -50,7 +51,7 @@ def head_seconds(
 ) -> float:
     """Return the seconds of the language model's head over the responses; 0 if the vocabulary is unknown."""
     operations = 6 * model.table_parameters * batch.responses
-    return operations / (tensor * context * costs.flops.value)
+    return operations / (tensor * context * costs.flops.value) * costs.compute.value
 
 
 def interpolated(points: Sequence[tuple[float, float]], at: float) -> float:

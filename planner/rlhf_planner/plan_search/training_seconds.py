@@ -139,7 +139,7 @@ def _mini_batch(
     parts = {"layers": micro_batches * computed, "pipeline bubbles": fill, "stage transfers": micro_batches * edge}
     parts |= {name: micro_batches * rows[slowest] * seconds for name, seconds in by_layer.items()}
     parts |= _end_of_mini_batch(workload, costs, settings, model, role)
-    sources = [layer.source, *(link.source for link in links), costs.device_source]
+    sources = [layer.source, *(link.source for link in links), costs.compute_source]
     sources += [edge_link.source] if stages > 1 else []
     return {name: seconds for name, seconds in parts.items() if seconds > 0}, weakest(sources)
 
@@ -196,7 +196,7 @@ def _end_of_mini_batch(
     stepped = trained / parallelism.writers
     if parallelism.shard_optimizer:
         parts["gathered weights"] = all_gather_seconds(stage * FLOAT32_BYTES, copies, link)
-    parts["optimizer"] = stepped * STEP_BYTES / costs.memory_bandwidth.value
+    parts["optimizer"] = stepped * STEP_BYTES / costs.memory_bandwidth.value * costs.compute.value
     if parallelism.offload_optimizer:
         parts["moments from the host"] = 2 * stepped * OPTIMIZER_BYTES / costs.host_bandwidth.value
     return parts

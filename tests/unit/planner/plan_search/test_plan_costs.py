@@ -18,8 +18,9 @@ from rlhf_planner.plan_search.communication import (
     transfer_seconds,
 )
 from rlhf_planner.plan_search.context_switch import switch_seconds
-from rlhf_planner.plan_search.cost_figures import EngineProfile, FigureSource, LayerProfile, weakest
+from rlhf_planner.plan_search.cost_figures import CostFigure, EngineProfile, FigureSource, LayerProfile, weakest
 from rlhf_planner.plan_search.engine_costs import engine_costs
+from rlhf_planner.plan_search.learned_training import learned_compute
 from rlhf_planner.plan_search.phase_memory import with_activations
 from rlhf_planner.plan_search.publishing import Readers, publish_seconds
 from rlhf_planner.plan_search.rollout_forecast import lower_bound, rollout_forecast
@@ -211,3 +212,29 @@ def test_a_job_without_generation_or_sizes_has_no_plan() -> None:
         replace(workload, sizes={"actor": SIZE})
     assert workload.policy.hidden == SHAPE.hidden
     assert replace(workload.policy, shape=None).hidden == pytest.approx(math.sqrt(PARAMETERS / (12 * 8)))
+
+
+def test_a_run_teaches_the_factor_with_which_its_own_training_is_predicted() -> None:
+    workload = plan_workload(plan_document())
+    own = settings(pipeline=2, data=2)
+
+    def predict(factor: float) -> float:
+        costs = replace(ROUND, compute=CostFigure(factor, FigureSource.LEARNED))
+        return training_times(workload, costs, own).total
+
+    assert predict(1.0) == training_times(workload, ROUND, own).total
+    seconds = [9.0, 3 * predict(1.0), 0.1]
+    factor = learned_compute(predict, seconds)
+    assert factor is not None
+    assert predict(factor.value) == pytest.approx(3 * predict(1.0))
+    assert factor.value > 3, "communication does not take longer"
+    seen = replace(workload, length_source=FigureSource.LEARNED)
+    one_rank = training_times(seen, replace(ROUND, compute=factor), settings())
+    assert one_rank.source is FigureSource.LEARNED, "one rank uses no link"
+
+
+def test_nothing_is_learned_from_one_iteration_or_from_less_than_communication() -> None:
+    predict = lambda factor: 2.0 + factor  # noqa: E731
+    assert learned_compute(predict, [30.0]) is None
+    assert learned_compute(predict, [1.0, 1.0]) is None
+    assert learned_compute(predict, [5.0, 5.0]) == CostFigure(3.0, FigureSource.LEARNED)

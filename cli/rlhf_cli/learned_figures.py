@@ -1,0 +1,72 @@
+"""Figures for `rlhf plan --devices` that the job's newest run has shown.
+
+Rule: a run folder is untrusted. What cannot be read teaches nothing, and raises nothing.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from rlhf_api.algorithms import ModelRole
+from rlhf_api.job import RLHFJob, RLHFJobSpec
+from rlhf_api.protocol import read_job
+from rlhf_cli.fusion_plan import job_lengths, measured_costs, with_drafts
+from rlhf_coordinator.model_folders import local_folder
+from rlhf_coordinator.model_sizes import read_sizes
+from rlhf_coordinator.reports.trackers import facts_jsonl
+from rlhf_planner.plan_search.cost_figures import CostFigure, EngineProfile, FigureSource, PlanCosts
+from rlhf_planner.plan_search.learned_training import learned_compute, observed_seconds
+from rlhf_planner.plan_search.training_choices import own_settings
+from rlhf_planner.plan_search.training_seconds import training_times
+from rlhf_planner.plan_search.workload import UnplannableError, Workload
+from rlhf_planner.transformer_shape import TransformerShape, shape_of
+
+
+def learned_figures(job: RLHFJob, costs: PlanCosts, run: Path) -> tuple[PlanCosts, list[str]]:
+    """Return the costs with what a run of the job has shown, and notes that name the run."""
+    notes = []
+    measured = measured_costs(run)
+    if measured is not None:
+        stage, _ = with_drafts(job, measured, assumed=False)
+        tensor = job.spec.generation.parallelism.tensor
+        costs = replace(costs, engine=EngineProfile(stage, tensor, FigureSource.LEARNED))
+        notes.append(f"costs of generation and scoring are those of {run}")
+    compute = _compute(costs, run)
+    if compute is not None:
+        costs = replace(costs, compute=compute)
+        notes.append(f"computing in training takes {compute.value:.3g} times the roofline's time, as in {run}")
+    return costs, notes
+
+
+def read_shapes(spec: RLHFJobSpec) -> Mapping[str, TransformerShape]:
+    """Return the shapes of the roles whose config.json is on this disk and states one."""
+    shapes = {}
+    for role in ModelRole:
+        source = spec.models.explicit_source(role)
+        folder = None if source is None else local_folder(source.path)
+        if folder is None:
+            continue
+        try:
+            config = json.loads((folder / "config.json").read_text())
+            shapes[str(role)] = shape_of(config.get("text_config") or config)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return shapes
+
+
+def _compute(costs: PlanCosts, run: Path) -> CostFigure | None:
+    """Return the factor on computing in training of a run; None if the run does not show it."""
+    try:
+        job = read_job(json.loads((run / "job.json").read_bytes()))
+        seconds = observed_seconds(facts_jsonl.read_facts(run / facts_jsonl.FILE))
+        lengths, prompts, _ = job_lengths(job, run)
+        workload = Workload(job.spec, read_sizes(job.spec), read_shapes(job.spec), lengths, tuple(prompts))
+    except (OSError, ValueError, UnplannableError):
+        return None
+    settings = own_settings(job.spec)
+
+    def predict(factor: float) -> float:
+        return training_times(workload, replace(costs, compute=CostFigure(factor)), settings).total
+
+    return learned_compute(predict, seconds)
