@@ -1,6 +1,7 @@
 """`rlhf explain`: why a job takes as long as it does, in words with numbers, and which change would help.
 
-For a run folder, finished or live, it reads the iteration profiles that the coordinator recorded. For a job in a
+For a run folder, finished or live, it reads the iteration profiles that the coordinator recorded, and compares the
+run's plan with the best one for as many devices. For a job in a
 cluster (`cluster.explain`), it reads the coordinator's log. Rule: files are read and never changed. Unknown values are
 named as unknown.
 """
@@ -16,6 +17,7 @@ from rich.text import Text
 from rlhf_cli.console import output, paragraph
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import holds_run, why_no_run
+from rlhf_cli.plan_comparison import compare_plan
 from rlhf_common.names import ExitCode
 from rlhf_coordinator.reports.trackers.facts_jsonl import FILE, read_facts
 from rlhf_planner.explain.finding import Finding
@@ -28,11 +30,15 @@ def explain_run(run_dir: Path, *, everything: bool, as_json: bool) -> int:
     facts = _facts(run_dir)
     findings = explain(facts)
     shown = findings if everything else findings[:SHOWN]
+    plan = compare_plan(run_dir)
     if as_json:
-        print(json.dumps(document(facts, shown)))
+        compared = {"missing": plan} if isinstance(plan, str) else {**asdict(plan), "words": plan.words}
+        print(json.dumps({**document(facts, shown), "plan": compared}))
         return int(ExitCode.OK)
     console = output()
-    for line in lines_of(facts, shown, console.width if console.is_terminal else None):
+    width = console.width if console.is_terminal else None
+    words = f"not compared: {plan}" if isinstance(plan, str) else plan.words
+    for line in (*lines_of(facts, shown, width), *paragraph(Text(f"plan: {words}"), width)):
         console.print(line, soft_wrap=True)
     return int(ExitCode.OK)
 

@@ -102,20 +102,12 @@ def _search(request: SearchRequest) -> SearchResult:
     job, data = loaded.resolved, _data(loaded)
     document = _cost_document(request.costs)
     run = newest_run(job, RUNS)
-    lengths, prompts, guessed = job_lengths(job, run)
-    sizes = read_sizes(job.spec)
     costs, notes = _costs(job, document, run)
-    source = FigureSource.LEARNED if lengths.samples else FigureSource.ASSUMED
+    device_bytes = None if request.device_gib is None else int(request.device_gib * GIBIBYTE)
     try:
-        workload = Workload(job.spec, sizes, read_shapes(job.spec), lengths, tuple(prompts), source)
+        search, guessed = job_search(job, data, costs, run, device_bytes)
     except UnplannableError as error:
         raise RunError(f"--devices: {error}") from error
-    device_bytes = None if request.device_gib is None else int(request.device_gib * GIBIBYTE)
-
-    def accepts(plan: DevicePlan) -> bool:
-        return not refused_manifest(manifest_with(data, job, plan))
-
-    search = PlanSearch(workload, costs, device_bytes, accepts)
     plans = find_plans(search, request.devices, job.spec.seed)
     if not plans:
         limit = "" if request.device_gib is None else f" of {request.device_gib:g} GiB"
@@ -125,12 +117,34 @@ def _search(request: SearchRequest) -> SearchResult:
         )
     if device_bytes is None:
         notes.append("no --device-memory: memory limits no plan")
-    missing = [role for role in workload.trained if role not in workload.shapes]
+    missing = [role for role in search.workload.trained if role not in search.workload.shapes]
     if missing:
         notes.append(f"config.json of {', '.join(missing)} states no known shape: activations are not counted")
     if job.spec.training.template and any(found.plan.placement == "Colocated" for found in plans):
         notes.append("Colocated plans leave out spec.training.template: their ranks run in pods of generation")
     return SearchResult(request, job, data, tuple(plans), search.own, (*notes, *guessed))
+
+
+def job_search(
+    job: RLHFJob, data: dict[str, Any], costs: PlanCosts, run: Path | None, device_bytes: int | None
+) -> tuple[PlanSearch, tuple[str, ...]]:
+    """Return the search of a resolved job with the data of its manifest, and what it assumes of lengths.
+
+    `run` teaches the lengths; None assumes them. Raises UnplannableError.
+    """
+    lengths, prompts, guessed = job_lengths(job, run)
+    source = FigureSource.LEARNED if lengths.samples else FigureSource.ASSUMED
+    workload = Workload(job.spec, read_sizes(job.spec), read_shapes(job.spec), lengths, tuple(prompts), source)
+
+    def accepts(plan: DevicePlan) -> bool:
+        return not refused_manifest(manifest_with(data, job, plan))
+
+    return PlanSearch(workload, costs, device_bytes, accepts), guessed
+
+
+def device_figures(job: RLHFJob) -> PlanCosts:
+    """Return the assumed figures of the job's kind of device."""
+    return HOPPER_FIGURES if job.spec.generation.gpus_per_replica else CPU_FIGURES
 
 
 def _data(loaded: LoadedJob) -> dict[str, Any]:
@@ -141,7 +155,7 @@ def _data(loaded: LoadedJob) -> dict[str, Any]:
 
 def _costs(job: RLHFJob, document: CostDocument | None, run: Path | None) -> tuple[PlanCosts, list[str]]:
     """Return the costs of the job's devices, and notes about their sources."""
-    costs = HOPPER_FIGURES if job.spec.generation.gpus_per_replica else CPU_FIGURES
+    costs = device_figures(job)
     notes: list[str] = []
     if run is not None:
         costs, notes = learned_figures(job, costs, run)

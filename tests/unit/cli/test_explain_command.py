@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.support.jobs.explained_runs import recorded_facts
+from tests.support.manifests.header_job import write_header_job
 
+from rlhf_api import manifest
 from rlhf_cli.explain import explain_run
 from rlhf_cli.local.errors import RunError
 from rlhf_coordinator.reports.trackers.facts_jsonl import FILE, KEPT, FactsJsonl, read_facts
@@ -37,6 +40,37 @@ def test_programs_see_the_same_as_numbers(run_dir: Path, capsys: pytest.CaptureF
     first, second = content["findings"]
     assert first["gain"] == pytest.approx(12 / (12 - 3.6))
     assert second["gain"] is None
+
+
+def test_the_plan_of_a_run_is_compared_with_the_best_one(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = {
+        "algorithm": {"ppo": {"miniBatchSize": 16}},
+        "models": {"actor": {"path": str(run_dir / "policy")}, "reward": {"function": {"module": "rewards"}}},
+        "prompts": {"path": str(run_dir / "prompts.jsonl")},
+        "rollout": {"batchSize": 32, "maxPromptTokens": 10, "maxResponseTokens": 64},
+        "generation": {"replicas": 1, "maxBatchSize": 1},
+        "inference": {"replicas": 4},
+        "training": {"microBatchSize": 4},
+    }
+    written = yaml.safe_load(write_header_job(run_dir, spec).read_text())
+    job = manifest.resolve(manifest.parse_stored(written), run_dir)
+    (run_dir / "job.json").write_text(json.dumps(manifest.dump(job)))
+    assert explain_run(run_dir, everything=False, as_json=True) == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert plan["devices"] == 6
+    assert plan["own_seconds"] > 1.05 * plan["best_seconds"]
+    assert explain_run(run_dir, everything=False, as_json=False) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"{plan['own_seconds'] / plan['best_seconds']:.2f}x as fast as this plan on up to 6 devices" in text
+    assert "rlhf plan JOB --devices 6 --write PLAN" in text
+
+
+def test_a_run_without_a_readable_job_says_why_no_plan_is_compared(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_dir / "job.json").write_text("{")
+    assert explain_run(run_dir, everything=False, as_json=False) == 0
+    assert "plan: not compared: job.json cannot be read" in capsys.readouterr().out
 
 
 def test_a_restart_goes_on_and_takes_its_first_iteration_again(run_dir: Path) -> None:

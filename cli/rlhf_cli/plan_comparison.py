@@ -1,0 +1,74 @@
+"""The plan of a run beside the best one for as many devices, for `rlhf explain`.
+
+Rule: the run folder is untrusted, and a run whose plan cannot be compared says why. Must never start a process.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlhf_api.protocol import read_job
+from rlhf_cli.learned_figures import learned_figures
+from rlhf_cli.plan_search import device_figures, job_search
+from rlhf_planner.plan_search.search import EXHAUSTIVE
+from rlhf_planner.plan_search.seeded_search import find_plans
+from rlhf_planner.plan_search.workload import UnplannableError
+from rlhf_planner.training_layouts import layout_words
+
+WORTH = 1.05
+"""Predicted gain from which another plan is named."""
+
+
+@dataclass(frozen=True)
+class PlanComparison:
+    """Predicted seconds per iteration of a run's plan and of the best one."""
+
+    devices: int
+    """Devices of the run."""
+    own_seconds: float
+    best_seconds: float
+    best: str
+    """The best plan in words."""
+    source: str
+    """Source of the weaker prediction: measured, learned or assumed."""
+
+    @property
+    def gain(self) -> float:
+        """Seconds of the run's plan over those of the best."""
+        return self.own_seconds / self.best_seconds
+
+    @property
+    def words(self) -> str:
+        """The comparison in a sentence."""
+        if self.gain < WORTH:
+            return f"no plan of up to {self.devices} devices is predicted to be {WORTH - 1:.0%} faster than this one"
+        return (
+            f"{self.best} is predicted to be {self.gain:.2f}x as fast as this plan on up to {self.devices} devices "
+            f"({self.best_seconds:.3g} s instead of {self.own_seconds:.3g} s, {self.source} figures): "
+            f"`rlhf plan JOB --devices {self.devices} --write PLAN` writes it"
+        )
+
+
+def compare_plan(run_dir: Path) -> PlanComparison | str:
+    """Return the comparison of a run's plan, or why there is none."""
+    try:
+        document = json.loads((run_dir / "job.json").read_bytes())
+        job = read_job(document)
+        costs, _ = learned_figures(job, device_figures(job), run_dir)
+        search, _ = job_search(job, document, costs, run_dir, None)
+        own = search.own
+        if own.devices > EXHAUSTIVE:
+            return f"the plan uses {own.devices} devices: `rlhf plan JOB --devices {own.devices}` searches as many"
+        plans = find_plans(search, own.devices, job.spec.seed)
+    except UnplannableError as error:
+        return str(error)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"job.json cannot be read ({error})"
+    if not plans:
+        return f"no plan of up to {own.devices} devices is valid for this job"
+    best = plans[0]
+    words = f"{best.plan.placement} {best.plan.generation_workers}"
+    words += f" + {best.plan.inference_workers}" if best.plan.inference_workers else ""
+    words += f" with {layout_words(best.plan.parallelism)} and microBatchSize {best.plan.micro_batch_size}"
+    source = max(own.source, best.source, key=list(type(own.source)).index)
+    return PlanComparison(own.devices, own.seconds, best.seconds, words, str(source))
