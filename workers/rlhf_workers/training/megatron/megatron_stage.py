@@ -77,7 +77,7 @@ class MegatronStage(PipelineStage):
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """See PipelineStage. Each rank of a tensor group embeds the tokens of its rows. The padding row has no
-        gradient, as in transformers: it starts at zero, and a norm would make a huge gradient of it."""
+        gradient, as in transformers: it may be zero, and a norm would make a huge gradient of it."""
         weight, padding_id = self.chunk.embedding.word_embeddings.weight, self.config.pad_token_id
         padding: int | None = None if padding_id is None else padding_id % self.config.vocab_size  # -1 is the last row
         if self.tensor.size == 1:
