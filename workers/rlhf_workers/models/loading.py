@@ -54,7 +54,7 @@ transformers.utils.logging.disable_progress_bar()
 
 
 class ValueModel(nn.Module):
-    """A causal language model's backbone with a scalar head; parameter names equal those of the folder.
+    """A causal language model's backbone with a scalar head; the backbone's parameter names equal those of the folder.
 
     The backbone has its own Hugging Face prefix (usually `model`), the head is `value_head` (Linear hidden -> 1, no
     bias), so `named_parameters` are the names that training publishes.

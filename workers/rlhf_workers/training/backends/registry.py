@@ -87,7 +87,8 @@ class TrainingBackend(Protocol):
         """Use another table from the next mini-batch on. Raises ValueError if it has other pipelines."""
 
     def save(self, folder: Path, version: int) -> list[pb.CheckpointFile]:
-        """Write this rank's files of a checkpoint and return them. Raises WorkError StorageFull, StorageDenied."""
+        """Write this rank's files of a checkpoint and return them. Raises WorkError StorageFull, StorageDenied,
+        StorageFailed."""
 
     def published(self, model: str) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face parameter name, tensor) for the weights that this rank publishes, in the compute type;

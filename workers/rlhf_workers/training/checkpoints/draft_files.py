@@ -122,7 +122,7 @@ def _parameters(config: Any) -> int:
 
 
 def save_draft(draft: DraftTraining, folder: Path) -> list[pb.CheckpointFile]:
-    """Write the draft model, on the rank responsible for it. Raises WorkError StorageFull, StorageDenied."""
+    """Write the draft model, on the rank responsible for it. Raises WorkError like `checkpoint.save`."""
     optimizer, stage = draft.optimizer, draft.stage
     if optimizer is None or stage is None or not draft.writes:
         return []

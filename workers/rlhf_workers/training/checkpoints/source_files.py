@@ -36,8 +36,8 @@ SourceFiles = Mapping[str, Mapping[str, bytes]]
 
 
 def read_source_files(job: RLHFJob, layout: RankLayout, checkpoint_folder: str) -> SourceFiles:
-    """Return the files of hub models whose first stage this rank writes, and the configuration of all such models, from
-    the checkpoint if the rank starts from one."""
+    """Return the files of hub models whose first stage this rank writes, and the configuration of any such model except
+    a policy with adapters, from the checkpoint if the rank starts from one."""
     files: dict[str, dict[str, bytes]] = {}
     for model, stage in layout.local_stages:
         role = ModelRole(model)

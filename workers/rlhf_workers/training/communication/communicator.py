@@ -106,7 +106,7 @@ class TorchCommunicator:
     rank."""
 
     def __init__(self, rank: int, groups: list[tuple[int, ...]], transport: GroupTransport) -> None:
-        """`groups`: every set of ranks that will reduce or broadcast, the same list on every rank."""
+        """`groups`: every set of ranks that will communicate together, the same list on every rank."""
         self.transport = transport
         everyone = tuple(range(dist.get_world_size()))
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {everyone: dist.group.WORLD}

@@ -187,7 +187,7 @@ class MegatronStage(PipelineStage):
                 self.whole_tensors[name] = whole.to(own.device, torch.float32, copy=True)
 
     def difference(self) -> str:
-        """Return tensors that exist only in the Hugging Face model or only in the chunk; empty: none."""
+        """Return how tensors of the Hugging Face model and the chunk differ, in names or shapes; empty: not at all."""
         own = {name.removeprefix(CHUNK): part.shape for name, part in self.named_parameters()}
         heads = {name for name in (VALUE_HEAD, SCORE_HEAD) if name in self._shapes}
         if missing := sorted(set(unconverted(self._formats, self._shapes)) - heads):

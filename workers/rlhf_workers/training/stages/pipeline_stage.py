@@ -132,7 +132,7 @@ class PipelineStage(nn.Module, ABC):
 
     @property
     def sums_embedding(self) -> bool:
-        """Whether another stage trains the same embedding, so that both sum their gradients."""
+        """Whether this stage trains a tied embedding; if first and last stage differ, both sum its gradients."""
         return self.tied and any(part.requires_grad for name, part in self.named_parameters() if name == self.embedding)
 
     def in_folder(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
