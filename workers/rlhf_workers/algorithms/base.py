@@ -1,8 +1,9 @@
 """The trainer's interface of an algorithm, with defaults that most algorithms share.
 
-Rule: every result comes from the whole batch, which is the same on every rank, so ranks agree without communication. An
-algorithm's memory between iterations is in `state`, which checkpoints keep: a replay from a checkpoint gives the same
-bits. An algorithm must never draw random numbers, read a clock, or communicate with other ranks.
+Rule: fields come from the whole batch and token weights from the whole mini-batch. Both are the same on every rank, so
+ranks agree without communication. An algorithm's memory between iterations is in `state`, which checkpoints keep: a
+replay from a checkpoint gives the same bits. An algorithm must never draw random numbers, read a clock, or communicate
+with other ranks.
 """
 
 from collections.abc import Mapping
@@ -41,7 +42,8 @@ class AlgorithmContext:
 
 
 class Algorithm:
-    """An algorithm on one rank. A subclass defines `prepare` and `policy_loss`, and overrides other defaults as needed.
+    """An algorithm on one rank. A subclass defines `prepare`, and `policy_loss` or `objectives`, and overrides other
+    defaults as needed.
 
     B samples, T response positions, n trained response tokens of a micro-batch, concatenated.
     """
@@ -66,8 +68,8 @@ class Algorithm:
         raise NotImplementedError
 
     def shaped_rewards(self, batch: TrainingBatch) -> torch.Tensor:
-        """Return the reward of each response [B] from which advantages are computed, after all shaping of whole
-        responses."""
+        """Return the reward of each response [B] as reports show it: with a length penalty of the algorithm, without
+        its KL term."""
         return batch.rewards
 
     def policy_loss(self, log_p: torch.Tensor, entropy: torch.Tensor, microbatch: MicroBatch) -> PolicyLosses:
@@ -90,7 +92,7 @@ class Algorithm:
         return dict.fromkeys(self.context.graph.trained, weights)
 
     def objectives(self) -> dict[str, Objective]:
-        """Return model role -> objective without statistics, for every trained role."""
+        """Return model role -> objective with empty statistics, for every trained role."""
         return {role: self._objective(role.value, role.kind) for role in self.context.graph.trained}
 
     def batch_metrics(self, batch: TrainingBatch) -> dict[str, float]:
@@ -105,7 +107,8 @@ class Algorithm:
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a `state` from a checkpoint. Raises KeyError, TypeError or ValueError if it is invalid."""
+        """Restore a `state` from a checkpoint. The caller handles KeyError, TypeError and ValueError as a corrupt
+        checkpoint."""
 
     def _objective(self, role: str, kind: ModelKind) -> Objective:
         if kind is ModelKind.VALUE:

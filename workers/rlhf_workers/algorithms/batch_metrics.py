@@ -1,7 +1,7 @@
 """Metrics of a batch before any step: rewards, lengths, divergence from the reference, groups and advantages.
 
-Rule: a metric without data is omitted, never zero. Abstained samples are excluded from rewards and advantages, but
-their response lengths count. docs/algorithms.md has the unit and formula of each metric.
+Rule: the mean, deviation and range of no samples are omitted, not zero. Abstained samples are excluded from rewards and
+advantages, but their response lengths count. docs/algorithms.md has the unit and formula of each metric.
 """
 
 from typing import Final

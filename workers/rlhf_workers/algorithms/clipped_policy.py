@@ -1,5 +1,5 @@
-"""Shared parts of PPO and GRPO: the clipped policy gradient with a KL term and an entropy bonus, and the KL
-coefficient."""
+"""Shared parts of policy gradient algorithms, such as PPO and GRPO: the clipped surrogate with a KL term and an entropy
+bonus, and the KL coefficient."""
 
 from typing import Any, Generic, TypeVar, cast
 
@@ -31,7 +31,7 @@ class ClippedPolicyGradient(Algorithm, Generic[Fields]):
         self._reference = next(iter(context.graph.compared_fields), None)
 
     def reference_of(self, batch: TrainingBatch | MicroBatch) -> torch.Tensor | None:
-        """Return the reference's log-probabilities in the batch's shape; None if the graph has no reference."""
+        """Return the reference's log-probabilities in the batch's shape; None if graph or batch has none."""
         return None if self._reference is None else batch.fields.get(self._reference)
 
     def old_of(self, batch: TrainingBatch | MicroBatch) -> torch.Tensor:
@@ -39,8 +39,7 @@ class ClippedPolicyGradient(Algorithm, Generic[Fields]):
         return batch.old
 
     def corrected(self, losses: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
-        """Return the policy losses of n tokens with mismatch weights between trainer and engine; KL and entropy terms
-        get no weight."""
+        """Return the policy losses of n tokens with mismatch weights between trainer and engine."""
         fields = self.fields.mismatch_correction
         if fields.mode == "Disabled":
             return losses
@@ -71,7 +70,7 @@ class ClippedPolicyGradient(Algorithm, Generic[Fields]):
         return divergence(self.kl_estimator, old, reference, old)
 
     def response_rewards(self, batch: TrainingBatch) -> torch.Tensor:
-        """Return the reward of each response [B], float64, minus the divergence terms of its tokens."""
+        """Return the reward of each response [B], float64, minus the weighted divergence terms of its tokens."""
         return batch.rewards.double() - self.kl_coefficient * (self.reward_kl(batch).double() * batch.mask).sum(dim=1)
 
     def token_weights(self, batch: TrainingBatch, rows: list[int]) -> dict[str, torch.Tensor]:

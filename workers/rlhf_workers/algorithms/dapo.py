@@ -1,6 +1,6 @@
-"""DAPO: group relative advantages of shaped rewards, a decoupled clip range, the loss a mean over tokens.
+"""DAPO: group relative advantages of shaped rewards, a decoupled clip range, the loss by default a mean over tokens.
 
-The coordinator has already dropped and replaced prompts, by rewards without the penalty
+If refillRounds is above 0, the coordinator has already dropped and replaced prompts, by rewards without the penalty
 (`rlhf_coordinator.state.batch_refill`); the batch here is the result.
 """
 

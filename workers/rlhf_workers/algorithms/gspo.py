@@ -1,4 +1,4 @@
-"""Group sequence policy optimisation: GRPO's advantages, and ratios that are means over a response.
+"""Group sequence policy optimisation: GRPO's advantages, and ratios that are geometric means over a response.
 
 Source: Zheng et al., "Group Sequence Policy Optimization" (2025), eq. 5 to 7, and eq. 13 for the token form.
 """
@@ -14,7 +14,7 @@ from rlhf_workers.losses.ppo import LOG_RATIO_LIMIT, PolicyLoss, clipped_surroga
 from rlhf_workers.training.batches.training_batch import MicroBatch
 
 TOKEN_LOG_RATIO_LIMIT: Final = 10.0
-"""Limit in nats of the token form's ratio, beyond which the gradient is 0 (as in verl)."""
+"""Upper limit in nats of the token form's log-ratio, beyond which the gradient is 0 (as in verl)."""
 
 
 class GroupSequencePolicyOptimization(GroupRelativePolicyOptimization):

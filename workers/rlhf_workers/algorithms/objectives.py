@@ -1,8 +1,8 @@
 """Losses of the last stages, and the sums behind metrics: one objective per trained model role.
 
 Rule: the loss of a micro-batch is a weighted *sum* with weights from the whole mini-batch. So the sum over
-micro-batches, pipelines and replicas is exactly the mini-batch's loss and gradient. Sums stay on the device until the
-iteration ends.
+micro-batches, pipelines and replicas is the mini-batch's loss and gradient, except for rounding. Sums stay on the
+device until the iteration ends.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,8 +17,8 @@ from rlhf_workers.training.stages.last_stage_outputs import token_log_probabilit
 from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 
 MISMATCH_WARNING: Final = 0.02
-"""Mean |difference| in nats between the log-probabilities of generation and training above which ratios have a visible
-bias."""
+"""Mean |difference| in nats between the log-probabilities of generation and training above which a warning is
+logged."""
 
 TokenLosses = tuple[torch.Tensor, torch.Tensor | None]
 """(Loss of each token, floating [n]; bool [n]: the tokens with a clipped loss, or None without clipping)."""
@@ -26,7 +26,7 @@ TokenLosses = tuple[torch.Tensor, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class PolicyTerms:
-    """A policy's loss per token, by terms with their coefficients, floating [n]."""
+    """A policy's loss per token, by terms with their coefficients, floating [n], and its clipped tokens."""
 
     policy: torch.Tensor
     """The term of the advantages."""
@@ -55,7 +55,7 @@ ValueFormula = Callable[[torch.Tensor, MicroBatch], TokenLosses]
 
 
 class Statistics:
-    """Sums and maxima by name, in a fixed order, as tensors that ranks can sum."""
+    """Sums and maxima by name, in a fixed order, as tensors that ranks can reduce."""
 
     def __init__(self, sums: tuple[str, ...], maxima: tuple[str, ...], device: torch.device) -> None:
         self.names, self.maximum_names = sums, maxima
@@ -100,15 +100,16 @@ class Objective(Protocol):
     statistics: Statistics
     """Contains at least the sum `loss`."""
     first_pass: bool
-    """Set while the weights are still the sampling ones and no rank has recomputed log-probabilities. The pass then
+    """Set before an iteration's first step, if the ranks have not recomputed log-probabilities. A policy's pass then
     compares its own with the engine's; later a mismatch cannot be distinguished from learning."""
 
     def loss(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
-        """Return the weighted loss of a micro-batch, scalar, from the last stage's normed states [b, L, hidden]."""
+        """Return the weighted loss of a micro-batch, scalar, from the last stage's normed states [b, L, hidden], or
+        those of a rank's own positions."""
 
     def metrics(self) -> dict[str, float]:
-        """Return means from `statistics` after the sum over all ranks, and sums of losses over the steps, whose names
-        end in `loss_sum`."""
+        """Return means and maxima from `statistics` after their reduction over all ranks, and sums of losses over the
+        steps, whose names end in `loss_sum`."""
 
 
 class PolicyObjective:

@@ -2,7 +2,7 @@
 
 Rule: as in `objectives`. Samples 2k and 2k + 1 of a micro-batch are a pair (`AlgorithmFields.samples_per_unit`); the
 field `PREFERENCE` marks the better one. A pair's weight comes from its tokens, so the sum over micro-batches is the
-mean over the pairs of a mini-batch; a pair without tokens has weight 0.
+mean over the pairs of a mini-batch with any token; the others have weight 0.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,8 @@ def with_preference(batch: TrainingBatch, first_is_better: torch.Tensor) -> Trai
 
 
 def pair_mean_weights(mask: torch.Tensor) -> torch.Tensor:
-    """Return the weight [B, T] of each token of a mini-batch's `mask`: those of a pair sum to 1 / number of pairs."""
+    """Return the weight [B, T] of each token of a mini-batch's `mask`: those of a pair sum to 1 / number of pairs with
+    any token."""
     of_pair = mask.sum(dim=1).view(-1, 2).sum(dim=1)
     pairs = int((of_pair > 0).sum())
     weight = torch.where(of_pair > 0, 1.0 / of_pair.clamp(min=1), 0.0) / max(1, pairs)
@@ -76,7 +77,8 @@ def _weights(microbatch: MicroBatch, role: str) -> torch.Tensor:
 
 
 class LogRatioObjective:
-    """A policy's loss from beta times the log-ratios of whole responses to the reference, its implicit rewards."""
+    """A policy's loss from the log-ratios of whole responses to the reference. Metrics show beta times these, its
+    implicit rewards."""
 
     def __init__(
         self, role: str, formula: PairFormula, beta: float, reference: str, temperature: float, device: torch.device

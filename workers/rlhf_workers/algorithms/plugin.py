@@ -1,8 +1,8 @@
 """An algorithm from outside the project: loads the user's class and checks its results.
 
-The class runs in the training rank's own process, because it computes on the rank's tensors. Rule: every error is a
-WorkError that names the file or module, the method, the actual result and the expected one, with the exit code of user
-code. Training uses a result only after its check. An exception of the class ends the job, never the worker.
+The class runs in the training rank's own process, because it computes on the rank's tensors. Rule: an `Exception` of
+the class, or a result that fails a check, becomes a WorkError that names the file or module and the method, with the
+exit code of user code; a WorkError of the class passes unchanged. Training uses a result only after its check.
 """
 
 import importlib
@@ -32,7 +32,7 @@ MODULE_NAME: Final = "rlhf_plugin_algorithm"
 MAX_STATE_BYTES: Final = 1024 * 1024
 """Maximum bytes of its state as JSON: values between iterations. Weights are already in the checkpoint."""
 MAX_METRICS: Final = 64
-"""Maximum metrics that it may add per iteration."""
+"""Maximum metrics that each of its methods may add per iteration."""
 MAX_NAME: Final = 100
 """Maximum characters of a metric's name."""
 MAX_MESSAGE: Final = 2000
@@ -190,7 +190,7 @@ def failure(part: str, message: str) -> WorkError:
 
 
 def described(error: BaseException, place: str) -> str:
-    """Return `file:line: Type: text` at the innermost line of the user's code; without a place if there is none."""
+    """Return `file:line: Type: text` at the innermost line of the user's file; without a place if there is none."""
     text = traceback.format_exception_only(error)[-1].strip()
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == Path(place)]
     return f"{Path(place).name}:{frames[-1].lineno}: {text}" if frames else text

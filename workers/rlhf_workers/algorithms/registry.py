@@ -1,6 +1,7 @@
 """Module and class of every algorithm, by its member name in `spec.algorithm`.
 
-To add one: a module in this package, a line here, and the module of the same name in `rlhf_api.algorithms`.
+To add one: a module in this package, a line here, and in `rlhf_api.algorithms` the module of the same name and a line
+in its registry.
 """
 
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ IMPLEMENTATIONS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def build_algorithm(spec: RLHFJobSpec, device: torch.device) -> Algorithm:
-    """Return a job's algorithm in its initial state. Raises WorkError if it cannot be built."""
+    """Return a job's algorithm in its initial state. Raises WorkError if the class of a plug-in cannot be used."""
     module, _, name = IMPLEMENTATIONS[spec.algorithm.name].partition(":")
     implementation: type[Algorithm] = getattr(import_module(module), name)
     return implementation(context_of(spec, graph_of(spec), device))

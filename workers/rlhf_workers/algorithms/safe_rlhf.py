@@ -3,8 +3,8 @@
 Rewards and costs have a critic and generalised advantages each, A_R and A_C; the policy trains on (A_R - lambda A_C) /
 (1 + lambda). The KL term is subtracted from rewards and added to costs, so its weight is `klCoefficient` for every
 lambda. Lambda = e^nu moves once per iteration, before advantages are computed, by the mean cost of the last responses:
-nu and those costs are the algorithm's state. Lambda does not change while only critics train, since no policy reacts to
-it.
+nu and those costs are in the algorithm's state. Lambda does not change while only critics train, since no policy reacts
+to it.
 Source: Dai et al., "Safe RLHF: Safe Reinforcement Learning from Human Feedback" (2023), arXiv 2310.12773, appendix B.
 """
 

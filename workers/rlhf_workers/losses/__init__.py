@@ -1,5 +1,5 @@
-"""Losses and advantages of the algorithms, one per file: pure functions of tensors, without models or processes.
+"""Losses and advantages of the algorithms: pure functions of tensors and numbers, without models or processes.
 
-Conventions: B samples, T response positions, n concatenated response tokens of a micro-batch. `mask` is true for
+Conventions: B samples, T response positions, n concatenated trained tokens of a micro-batch. `mask` is true for
 trained response tokens. It is false for tokens of abstained samples and padding, so they are in no mean and no sum.
 """

@@ -21,7 +21,7 @@ def sequence_mean_weights(mask: torch.Tensor) -> torch.Tensor:
 
 
 def constant_length_weights(mask: torch.Tensor, length: int) -> torch.Tensor:
-    """Return weights [B, T], the same for every token: 1 / (responses with any token x `length`).
+    """Return weights [B, T], the same for every token of `mask`: 1 / (responses with any token x `length`).
 
     A long response then has more weight than a short one, because all tokens have the same weight.
     """

@@ -1,7 +1,7 @@
-"""Cross entropy of a student's logits to a teacher's, with backward, without a float32 copy of either.
+"""Cross entropy of a student's logits to a teacher's, with backward, without a whole float32 copy of either.
 
-Memory: both logits in the type of their heads, and the student's gradient in its own type; float32 data is limited to a
-chunk of `CHUNK_BYTES`, as in `log_probabilities`. There is no gradient for the teacher's logits.
+Memory: both logits in the type of their heads, and the student's gradient in its own type; float32 arrays of [n, V] are
+computed in chunks of rows, as in `log_probabilities`. There is no gradient for the teacher's logits.
 
 Source: knowledge distillation with soft targets (Hinton, Vinyals, Dean, arXiv 1503.02531), on the teacher's own samples
 (DistillSpec, arXiv 2310.08461).
@@ -36,8 +36,7 @@ def distillation(student: torch.Tensor, teacher: torch.Tensor, temperature: floa
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The forward keeps both logits and one number per row; the backward recomputes the two softmaxes, chunk by
-    chunk."""
+    """The forward keeps both logits; the backward recomputes the two softmaxes, chunk by chunk."""
 
     @staticmethod
     def forward(ctx: Any, student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:

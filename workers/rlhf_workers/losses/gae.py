@@ -1,7 +1,7 @@
 """Rewards per token, generalised advantage estimation, and whitening.
 
 Owns the computation of per-token advantages and returns from a sample's single reward. Everything is computed in
-float64 and returned as float32, over the whole batch at once, so every rank computes the same numbers.
+float64, over the whole batch at once, so every rank computes the same numbers. Advantages and returns are float32.
 Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016), eq. 16;
 the KL term in the reward: Ouyang et al., "Training language models to follow instructions with human feedback" (2022).
 """
@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 VARIANCE_FLOOR: Final = 1e-8
-"""Term added to the variance before its root, far below that of any useful batch."""
+"""Term added to the variance before its root, so that equal values become 0, not NaN."""
 
 
 def token_rewards(rewards: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, coefficient: float) -> torch.Tensor:
-    """Return the reward of each token [B, T]: -coefficient x `kl` [B, T], plus `rewards` [B] at the last token."""
+    """Return the reward of each token, float64 [B, T], zero outside `mask`: -coefficient x `kl` [B, T], plus `rewards`
+    [B] at the last token of `mask`."""
     result = -coefficient * kl.double() * mask
     rows = torch.nonzero(mask.any(dim=1)).squeeze(1)
     last = mask.shape[1] - 1 - mask[rows].flip(1).int().argmax(dim=1)
@@ -36,7 +37,7 @@ def advantages_and_returns(
     response that was cut at its length limit ends there too. Returns are advantages + values.
     """
     value = values.double() * mask
-    # By position, with NumPy: a step has few numbers, and a PyTorch operation takes five times as long.
+    # By position, with NumPy: a step has few numbers, for which a PyTorch operation costs more.
     ours = np.ascontiguousarray(mask.cpu().numpy().T)
     reward_at = np.ascontiguousarray((rewards.double() * mask).cpu().numpy().T)
     value_at = np.ascontiguousarray(value.cpu().numpy().T)
@@ -60,7 +61,7 @@ def discounted_returns(rewards: torch.Tensor, mask: torch.Tensor, gamma: float) 
 def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return `values` shifted and scaled to mean 0 and (population) variance 1 over `mask`, float32; zero elsewhere.
 
-    Fewer than two tokens are only centred.
+    Equal values, or a single one, become 0.
     """
     chosen = values.double()[mask]
     if chosen.numel() == 0:

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 STANDARD_DEVIATION_FLOOR: Final = 1e-6
-"""Term added to a group's standard deviation; a group with equal rewards then has advantage 0, not 0/0."""
+"""Term added to a group's standard deviation; a group with equal rewards then has advantages of about 0, not 0/0."""
 
 
 def group_advantages(rewards: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor, scale: bool) -> torch.Tensor:

@@ -1,14 +1,14 @@
 """Divergence from the reference model: per-token estimators and the controller of its weight.
 
 With x = log p(token) of the trained policy and r = log p(token) of the reference, for tokens sampled from the policy:
-k1 = x - r is unbiased and may be negative; k3 = exp(r - x) - 1 - (r - x) is unbiased too, never negative, and has less
-variance. k3 grows with the ratio of probabilities and would be infinite at 88.7 nats, so in a loss a token counts at
-most K3_LIMIT, without a gradient there. Metrics show k3 without that limit.
+k1 = x - r is unbiased and may be negative; k3 = exp(r - x) - 1 - (r - x) is unbiased too, never negative, and usually
+has less variance. k3 grows with the ratio of probabilities and would be infinite at 88.7 nats, so `k3` is at most
+K3_LIMIT, without a gradient there. `measured_k3` is without that limit.
 
-The estimators have different gradients as terms of a loss. The gradient of k1 has mean 0 and teaches nothing. If the
-policy is the sampling one, the gradient of k2 = (x - r)^2 / 2 is that of KL(policy || reference), and the gradient of
-k3 is that of KL(reference || policy). k3 times the ratio of the policy to the sampling policy has value and gradient of
-KL(policy || reference) for any policy.
+The estimators have different mean gradients as terms of a loss. If the policy is the sampling one, that of k1 is 0 and
+teaches nothing, that of k2 = (x - r)^2 / 2 is the gradient of KL(policy || reference), and that of k3 is the gradient
+of KL(reference || policy). k3 times the ratio of the policy to the sampling policy has mean and gradient of KL(policy
+|| reference) for any policy.
 Source: Schulman, "Approximating KL divergence" (2020); the weighted form: DeepSeek-AI, "DeepSeek-V3.2" (2025), section
 3.1; the controller: Ziegler et al., "Fine-Tuning Language Models from Human Preferences" (2019), section 2.2.
 """
@@ -28,12 +28,12 @@ ERROR_LIMIT: Final = 0.2
 
 
 def k1(log_probabilities: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Return x - r, in the same shape, for subtraction from rewards."""
+    """Return x - r, in the same shape; differentiable."""
     return log_probabilities - reference
 
 
 def k3(log_probabilities: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Return exp(r - x) - 1 - (r - x), at most K3_LIMIT, in the same shape; differentiable, for losses."""
+    """Return exp(r - x) - 1 - (r - x), at most K3_LIMIT, in the same shape; differentiable."""
     difference = limited_log_ratio(reference, log_probabilities)
     return (torch.expm1(difference) - difference).clamp(max=K3_LIMIT)
 
@@ -80,9 +80,8 @@ def token_kl(log_probabilities: torch.Tensor, reference: torch.Tensor, mask: tor
 def adapted_coefficient(coefficient: float, kl: float, target: float, samples: int, horizon: int) -> float:
     """Return the next KL coefficient: proportional control towards `target` (nats per response).
 
-    Over `horizon` samples it moves by the whole error.
-
-    A NaN divergence does not change it.
+    The coefficient changes by the relative error, within ERROR_LIMIT, x `samples` / `horizon`. A NaN divergence does
+    not change it.
     """
     if math.isnan(kl):
         return coefficient

@@ -12,8 +12,8 @@ from typing import Final
 import torch
 
 MIN_LOG_MULTIPLIER: Final = -30.0
-"""Lower bound of nu: a multiplier of 1e-13 has no weight against rewards, and can rise again when costs exceed their
-limit."""
+"""Lower bound of nu: a multiplier of 1e-13 has hardly any weight against rewards, and can rise again when costs exceed
+their limit."""
 
 
 def combined_advantages(rewards: torch.Tensor, costs: torch.Tensor, multiplier: float) -> torch.Tensor:
@@ -22,7 +22,7 @@ def combined_advantages(rewards: torch.Tensor, costs: torch.Tensor, multiplier: 
 
 
 def moved_log_multiplier(log_multiplier: float, excess: float, learning_rate: float, maximum: float) -> float:
-    """Return nu + learning_rate * excess * e^nu, where e^nu is at most `maximum`.
+    """Return nu + learning_rate * excess * e^nu, from MIN_LOG_MULTIPLIER to the logarithm of `maximum`.
 
     `excess`: mean cost above the limit; below it is negative, and nu falls.
     """

@@ -1,7 +1,7 @@
-"""Log-probabilities of chosen tokens and entropies from logits, with backward, without a float32 copy of the logits.
+"""Log-probabilities of chosen tokens and entropies from logits, with backward, without a whole float32 copy.
 
-Memory: the only arrays of [n, V] are the head's logits (bfloat16 on most devices) and their gradient in the same type;
-float32 data is limited to a chunk of `CHUNK_BYTES`. PyTorch's own log_softmax would hold two to three float32 arrays of
+Memory: the only arrays of [n, V] are the head's logits and their gradient in the same type; float32 arrays are computed
+in chunks of rows, of about `CHUNK_BYTES` each. PyTorch's own log_softmax would hold two to three float32 arrays of
 [n, V], which exhaust memory first with large vocabularies.
 
 A token with probability 0 (logit -inf, or too small for float32) adds 0 to the entropy and its gradient: 0 log 0 = 0.
@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 CHUNK_BYTES: Final = 64 * 1024 * 1024
-"""float32 working set of a chunk of rows; large enough to keep a device busy, small beside any model."""
+"""Bytes of one float32 array over a chunk of rows: large enough to keep a device busy, small beside a model."""
 
 
 def selected_log_probabilities(
@@ -29,14 +29,14 @@ def selected_log_probabilities(
 
 
 def row_chunks(logits: torch.Tensor) -> Iterator[slice]:
-    """Yield slices of the rows of logits [n, V] whose float32 copies take `CHUNK_BYTES` at most."""
+    """Yield slices of the rows of logits [n, V] whose float32 copies take `CHUNK_BYTES` at most, or are one row."""
     rows = max(1, CHUNK_BYTES // (4 * max(1, int(logits.shape[-1]))))
     for start in range(0, len(logits), rows):
         yield slice(start, start + rows)
 
 
 class _Selected(torch.autograd.Function):
-    """The forward keeps the logits and two numbers per row; the backward recomputes the softmax chunk by chunk."""
+    """The forward keeps logits, tokens and two numbers per row; the backward recomputes the softmax chunk by chunk."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, tokens: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:

@@ -1,9 +1,9 @@
 """Correction of the mismatch between the engine that sampled and the ranks that train.
 
 With o = log p(token) from the training ranks before the first step and g = log p(token) from the engine, tokens are
-samples of exp(g), not of exp(o). The ratio exp(o - g), truncated or masked, corrects this in the policy loss as a
-factor without a gradient; the other loss terms get no weight. Log-ratios are limited as in other losses, so no
-difference, however large, gives a weight that is not finite.
+samples of exp(g), not of exp(o). The ratio exp(o - g), truncated or masked, or a mask from it, corrects this in the
+policy loss as a factor without a gradient; the other loss terms get no weight. Log-ratios are limited as in other
+losses, so no difference, however large, gives a weight that is not finite.
 Sources: truncated importance sampling (Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL
 Training", 2025); masks by token, IcePop (Ling team, 2025); masks by sequence (Liu et al., "When Speed Kills Stability",
 2025, and TRL).
@@ -73,11 +73,12 @@ def mismatch_metrics(
     fields: MismatchCorrection,
     stale: torch.Tensor | None = None,
 ) -> Mapping[str, float]:
-    """Return the difference between both over the n tokens of a batch, arguments as for `correction`; empty without
-    tokens. `stale` [n]: tokens sampled with other weights, which are excluded.
+    """Return the difference between both over the n tokens of a batch, and the mean effect of the correction. Arguments
+    are as for `correction`. `stale` [n]: tokens sampled with other weights, which are excluded from the differences;
+    the result is empty without other tokens.
 
-    In nats per token: the mean and the maximum of |o - g|, and the divergence of the trainer's policy from the
-    engine's.
+    Differences are in nats per token: the mean and the maximum of |o - g|, and the mean of exp(o - g) - 1 - (o - g), an
+    estimate of KL(engine || trainer).
     """
     corrected = correction(old, sampled, samples, count, fields)
     if stale is not None:

@@ -1,8 +1,8 @@
 """Clipped policy and value losses, one value per token; the caller applies weights and sums.
 
 Rule: no function here averages. A weight per token, computed from the whole mini-batch, makes the gradient independent
-of the split into micro-batches, stages and replicas. No log-ratio, however large, gives an infinite or NaN loss or
-gradient; within the limits only the formula determines the bits.
+of the split into micro-batches, stages and replicas, except for rounding. No log-ratio of finite log-probabilities,
+however large, gives an infinite or NaN policy loss or gradient.
 Source: Schulman et al., "Proximal Policy Optimization Algorithms" (2017), eq. 7; the clipped value is from its code
 release; the dual clip: Ye et al., "Mastering Complex Control in MOBA Games" (2020), eq. 7.
 """
@@ -32,7 +32,8 @@ class PolicyLoss(NamedTuple):
 
 
 def limited_log_ratio(log_probabilities: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return the difference within LOG_RATIO_LIMIT, so that its exponential is finite; beyond it the gradient is 0."""
+    """Return the difference within LOG_RATIO_LIMIT, so that its exponential is finite; beyond the limit the gradient is
+    0."""
     return (log_probabilities - others).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 

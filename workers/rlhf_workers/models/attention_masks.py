@@ -1,6 +1,6 @@
 """Attention masks by kind of layer, as the additive 4D masks that transformers passes through unchanged.
 
-Rule: a mask depends only on positions: position p sees key k if p - window < k <= p.
+Rule: what a position sees depends only on positions: p sees key k if k <= p, and with a window if also p - window < k.
 """
 
 from typing import Any, Final

@@ -1,8 +1,9 @@
 """Loading Hugging Face folders: policy, value model, reward model, tokenizer; and replacing a loaded model's weights.
 
 Rule: a model is loaded whole or not at all. The folder must contain every tensor of the architecture with its exact
-shape. A missing, truncated or misshapen file is a WorkError (ModelMissing, ModelCorrupt, ModelUnsupported) that names
-the manifest field, the path and the problem. Must never run code from a folder, and never read pickled weights.
+shape; only a value head may be absent. A missing, truncated or misshapen file is a WorkError (ModelMissing,
+ModelCorrupt, ModelUnsupported) that names the manifest field, the path and the problem. Must never run code from a
+folder, and never read pickled weights.
 """
 
 import copy
@@ -31,8 +32,8 @@ from rlhf_workers.progress import stage
 log = logging.getLogger(__name__)
 
 Attention = Literal["eager", "sdpa"]
-"""eager is explicit attention, and experts in tiles (for reproducible results); sdpa is the fused kernel, and experts
-as transformers chooses."""
+"""eager is explicit attention, and the experts of FAMILIES in tiles (for reproducible results); sdpa is the fused
+kernel, and experts as transformers chooses."""
 
 SCORE_HEAD: Final = "score.weight"
 """The head of a sequence classification model."""
@@ -53,7 +54,7 @@ transformers.utils.logging.disable_progress_bar()
 
 
 class ValueModel(nn.Module):
-    """A causal language model's backbone with a scalar head; parameter names equal those of the folder.
+    """A causal language model's backbone with a scalar head; the backbone's parameter names equal those of the folder.
 
     The backbone has its own Hugging Face prefix (usually `model`), the head is `value_head` (Linear hidden -> 1, no
     bias), so `named_parameters` are the names that training publishes.
@@ -105,8 +106,8 @@ def model_folder(path: str, field: str) -> Path:
 def load_causal_lm(
     path: str, *, field: str, dtype: torch.dtype, device: torch.device, attention: Attention
 ) -> transformers.PreTrainedModel:
-    """Return a causal language model in eval mode on `device`; `attention` falls back to eager if sdpa is not
-    supported."""
+    """Return a causal language model in eval mode on `device`; `attention` falls back to eager if sdpa does not support
+    the model."""
     folder = checked_folder(path, field)
     return _load(transformers.AutoModelForCausalLM, folder, path, field, dtype, device, attention)
 
@@ -264,7 +265,7 @@ def _load(
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None:
-            attention = "eager"  # fused attention has no soft cap, and transformers 5.17 does not reject it
+            attention = "eager"  # fused attention has no soft cap
         if attention == "eager" and config.model_type in FAMILIES:
             arguments["experts_implementation"] = TILED
         with stage(f"loading {field} from its folder"):
@@ -295,14 +296,14 @@ def _load(
 
 
 def _align(model: nn.Module) -> None:
-    """Move parameters that start off a cache line into new memory; ties are preserved."""
+    """Move a CPU's parameters that start off a cache line into new memory; ties are preserved."""
     for parameter in model.parameters():
         if parameter.device.type == "cpu" and parameter.data_ptr() % ALIGNMENT:
             parameter.data = parameter.data.clone()
 
 
 def checked_folder(path: str, field: str, *, head: bool = True) -> Path:
-    """Return the folder of a model that every reader reads alike, with a language model's head if `head`."""
+    """Return the folder of a model that passes `check_model_folder`, with a language model's head if `head`."""
     folder = model_folder(path, field)
     try:
         check_model_folder(folder, head=head)
@@ -312,7 +313,7 @@ def checked_folder(path: str, field: str, *, head: bool = True) -> Path:
 
 
 def readable_folder(path: str, field: str) -> Path:
-    """Return the folder of a model that only vLLM reads and that may be quantised, after a check of its headers."""
+    """Return the folder of a model for vLLM's own loader, which may be quantised, after a check of its headers."""
     folder = model_folder(path, field)
     try:
         refuse_adapters(folder)

@@ -39,7 +39,7 @@ def compute_dtype(spec: RLHFJobSpec) -> torch.dtype:
 
 
 def as_multiplied(tensor: torch.Tensor) -> torch.Tensor:
-    """Return it in the type of its next product: half the bytes on the way to another rank."""
+    """Return it in the type of its next product, so that it has fewer bytes on the way to another rank."""
     kind = tensor.device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return tensor

@@ -14,7 +14,7 @@ from rlhf_common.endpoint import LIVENESS_PATH, Application
 
 METRICS_PATH: Final = "/metrics"
 ANSWER_SECONDS: Final = 5.0
-"""Seconds for a rank's answer, half of the kubelet's time-out for the pod."""
+"""Seconds for a rank's answer."""
 _OK: Final = 200
 _NAMED: Final = re.compile(r'[{,]worker="')
 

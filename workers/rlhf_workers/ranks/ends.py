@@ -1,7 +1,8 @@
 """The end of a pod with several ranks: the responsible rank, the exit code, and the message. Pure.
 
 Rule: the cause is the first rank that did not succeed, did not restart because of another rank, and was not killed by
-the launcher. A rank that reports its failure may end after ranks that its coordinator has restarted meanwhile.
+the launcher; without one, the first rank that restarted. A rank that reports its failure may end after ranks that its
+coordinator has restarted meanwhile.
 """
 
 import signal
@@ -12,7 +13,7 @@ from typing import Final
 from rlhf_common.names import ExitCode
 
 _FOLLOWS: Final = frozenset({ExitCode.OK, ExitCode.RESTART})
-"""Exit codes of ranks that ended because of others."""
+"""Exit codes of ranks that succeeded, or restarted because of others."""
 _SIGNAL_BASE: Final = 128
 """Base of a container's exit codes for signals."""
 

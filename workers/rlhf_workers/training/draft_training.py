@@ -1,16 +1,16 @@
 """The draft model on the training ranks: it learns from the policy's logits on the same batch, in step with the policy.
 
 Each rank with the policy's last stage holds a whole draft model. Its loss is the cross entropy of its logits to the
-policy's, at the positions before every trained response token, as a mean over the tokens of the mini-batch. The
+policy's, at the positions before every trained response token, as a mean over these tokens of the mini-batch. The
 policy's final states are recorded while the schedule table runs. The draft model's passes follow, while a last stage
 would wait for the backward of earlier stages, and before the policy's step, because states and head must be of one
 version.
 
 Rule: it never changes the training of the policy or the critic. It reads the policy's states detached; it has its own
-gradients, moments and steps, uses no random number, and its only sum, over the ranks that hold it, follows all of the
-policy's for that mini-batch. So weights have the same bits without it. If its gradient is not finite, only the draft
-model's step is skipped, on every rank, since all hold the same sum; the job never fails. A mini-batch that the policy
-skips is also skipped here. A process that dies here dies as in the policy's training: the group replays from its
+gradients, moments and steps, uses no random number, and the sum of its gradients, over the ranks that hold it, follows
+all of the policy's for that mini-batch. So weights have the same bits without it. If its gradient is not finite, only
+the draft model's step is skipped, on every rank, since all hold the same sum; the job continues. A mini-batch that the
+policy skips is also skipped here. A process that dies here dies as in the policy's training: the group replays from its
 checkpoint and gets the same draft model, bit by bit.
 """
 
@@ -99,7 +99,7 @@ class DraftTraining(TrainingHook):
         return self._keep_states
 
     def _keep_states(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> None:
-        """Record the policy's normed states [b, L, hidden] of a micro-batch at trained tokens."""
+        """Record the policy's normed states before trained tokens, from those of a micro-batch, [b, L, hidden]."""
         states = hidden.detach().flatten(0, 1).index_select(0, microbatch.positions)
         self._noted.append(_Noted(stage, states, microbatch))
 

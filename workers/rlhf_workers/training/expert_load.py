@@ -2,8 +2,8 @@
 
 Rule: rows are counted when a layer sends them to experts, in every forward, including padding and recomputation. The
 counts are summed at the end over the ranks that hold the layer. Nothing is stored per token, and training does not read
-the counts. All ranks call `metrics` together and get the same numbers; models without experts cost nothing. Skipped
-unless every rank holds a stage of every model: the others would not know about the sum.
+the counts. All ranks call `metrics` together and get the same numbers. Skipped unless every rank holds a stage of every
+model: the others would not know about the sum.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -51,8 +51,8 @@ class ExpertLoad(TrainingHook):
                 layer.rows = []
 
     def metrics(self, trained: Collection[str], layout: RankLayout) -> dict[str, float]:
-        """Return two numbers per trained model whose experts got tokens: the most rows of an expert in any layer as a
-        multiple of an even share, and the largest share of experts without a row in any layer."""
+        """Return two numbers per trained model whose experts got tokens, each from its worst layer: the most rows of an
+        expert as a multiple of an even share, and the share of experts without a row."""
         models = [model for model in self._models if model in trained]
         if not models:
             return {}

@@ -26,7 +26,7 @@ LOSS_SUM: Final = "loss_sum"
 def objective_metrics(
     objectives: Objectives, norms: Norms, layout: RankLayout, communicator: Communicator
 ) -> dict[str, float]:
-    """Return the counts of the models' losses, and their mean gradient norms."""
+    """Return the metrics of the models' objectives, and their mean gradient norms."""
     metrics: dict[str, float] = {}
     everyone = tuple(range(layout.world))
     for model, objective in objectives.items():
@@ -43,7 +43,7 @@ def objective_metrics(
 
 
 def say_mismatch(policy: str, metrics: Mapping[str, float]) -> None:
-    """Log a warning if generation and training compute different probabilities of the same tokens."""
+    """Log a warning if the log-probabilities of generation and training differ by more than MISMATCH_WARNING."""
     mismatch = f"{policy}/mismatch"
     if metrics.get(mismatch, 0.0) > MISMATCH_WARNING:
         log.warning(

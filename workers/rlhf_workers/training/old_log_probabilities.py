@@ -1,11 +1,11 @@
 """Log-probabilities of an iteration's sampled tokens on the training ranks, before the iteration's first step.
 
-The policy runs once over the batch with a forward-only table, on the training executor and the same ranks, one
-mini-batch at a time. Micro-batches are those of the first epoch, so training without earlier steps computes the same
+The policy runs once over the mini-batches with a token to train on, with a forward-only table, on the training executor
+and the same ranks. Micro-batches are those of the first epoch, so training without earlier steps computes the same
 numbers. Exactly one rank contributes each token, the first of its tensor and context group, so the sum over ranks is
-exact and all ranks get the same bits. No state is kept for a backward, and no weight, gradient or statistic changes. A
-token carried from an earlier iteration was sampled with old weights. Its ratio uses the engine's log-probability,
-unless a mismatch correction weights it by the ratio of the current weights to the old ones.
+exact and all ranks get the same bits. No state is kept for a backward, and no weight, gradient or sum of an objective
+changes. A token carried from an earlier iteration was sampled with old weights. Its ratio uses the engine's
+log-probability, unless a mismatch correction weights it by the ratio of the current weights to the old ones.
 """
 
 import time
@@ -63,7 +63,7 @@ class OldLogProbabilities:
         result = torch.zeros(batch.mask.shape)
         order = epoch_order(self._spec.seed, iteration, 0, len(batch.prompts), self._samples_per_unit)
         for number, rows in enumerate(mini_batches(order, self._spec.algorithm.fields.mini_batch_size)):
-            if not batch.mask[rows].any():  # every sample abstained, so there is nothing to train on
+            if not batch.mask[rows].any():  # there is no token to train on
                 continue
             start = time.time_ns()
             plan = split_minibatch(

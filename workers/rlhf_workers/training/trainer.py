@@ -1,9 +1,9 @@
-"""One training iteration on one rank: advantages, epochs, mini-batches; each mini-batch executes the table once.
+"""One training iteration on one rank: advantages, epochs, and mini-batches, which run a schedule table.
 
-Rule: results depend only on (batch, seed, iteration, weights, table), so a replay gives the same weights. Pipelines,
-replicas and micro-batches change only the order of float32 sums in a gradient, because every token's weight in the loss
-comes from the whole mini-batch. All ranks base every decision on the same numbers. A process that dies here loses only
-this rank's memory: the group restarts from its last checkpoint and replays journaled batches.
+Rule: results depend only on the manifest, the batch, the iteration, the table and the state in checkpoints, so a replay
+gives the same weights. Pipelines, replicas and micro-batches change a gradient only by rounding, because every token's
+weight in the loss comes from the whole mini-batch. All ranks base every decision on the same numbers. A process that
+dies here loses only this rank's memory: the group restarts from its last checkpoint and replays journaled batches.
 """
 
 import logging
@@ -84,13 +84,14 @@ class Trainer:
         """Whether the current iteration trains only critics."""
         self._context = context_group(layout, communicator)
         self.step_seconds: list[float] = []
-        """Seconds of every mini-batch of the last iteration, from its first action on this rank to its last."""
+        """Seconds of each mini-batch of the last iteration with a token to train on, from its first action on this rank
+        to its last."""
         self.bubble_seconds = 0.0
         """Seconds of the last iteration's mini-batches without computation."""
         self.sample_advantages: list[float] = []
         """Mean advantage over each sample's tokens in the last iteration, NaN without tokens; empty: no advantages."""
         self.sample_rewards: list[float] = []
-        """Shaped reward of each sample of the last iteration, NaN for a sample that is not trained on."""
+        """Shaped reward of each sample of the last iteration, NaN for a sample that is not valid."""
         self.critics_behind = False
         """Whether only the policy of the current iteration is trained; its weights are then final."""
         self._rates: dict[str, float] = {}
@@ -100,7 +101,7 @@ class Trainer:
     def train(
         self, iteration: int, batch: TrainingBatch, iterations: int = 0, *, policy_first: bool = False
     ) -> Generator[None, None, dict[str, float]]:
-        """Train one iteration, one mini-batch per step of the iterator, and return its metrics (`yield from`).
+        """Train one iteration, at most one mini-batch per step of the iterator, and return its metrics (`yield from`).
 
         `iterations`: current total of the job; 0: the manifest's. `policy_first`: train all mini-batches of the policy
         before those of other models; `critics_behind` is set at the step in between.
@@ -158,14 +159,14 @@ class Trainer:
     ) -> Generator[None, None, int]:
         """Train some models on every mini-batch; return the number of mini-batches without a sample to train on.
 
-        `left_out`: mini-batches whose step the policy skipped, so others skip it too; updated in place.
+        `left_out`: mini-batches whose step was skipped, so a later pass skips it too; updated in place.
         """
         skipped, steps, number = 0, self.progress.steps, -1
         for epoch in range(self.spec.algorithm.fields.epochs):
             order = epoch_order(self.spec.seed, iteration, epoch, len(batch.prompts), self._samples_per_unit)
             for rows in mini_batches(order, self.spec.algorithm.fields.mini_batch_size):
                 number += 1
-                if not batch.mask[rows].any():  # every sample abstained: no gradient, so no step either
+                if not batch.mask[rows].any():  # no token to train on: no gradient, so no step either
                     skipped += 1
                     continue
                 if number in left_out:
@@ -183,12 +184,12 @@ class Trainer:
         return skipped
 
     def offload(self) -> None:
-        """Move everything to host memory, between two trainings."""
+        """Let every hook move its state to host memory, between two trainings."""
         for hook in self.hooks:
             hook.offload()
 
     def onload(self) -> None:
-        """Move everything back to the device unchanged."""
+        """Let every hook move its state back to the device unchanged."""
         for hook in self.hooks:
             hook.onload()
 
@@ -198,7 +199,8 @@ class Trainer:
         """Take one optimizer step with the gradients of a mini-batch; return each model's gradient norm before
         clipping.
 
-        Return an empty result, without a step, if a loss or a gradient is not finite.
+        Return an empty result, without a step, if a loss or a gradient is not finite. Raises WorkError after too many
+        in a row.
         """
         hooks = self.hooks if self._policy in objectives else ()
         limits = self.spec.training.micro_batch_tokens, self.spec.training.packing
@@ -262,7 +264,7 @@ class Trainer:
         return self.layout.writes(model, stage) or self.optimizers[model, stage].over_data
 
     def use_table(self, table: ScheduleTable) -> None:
-        """Use another table from the next mini-batch on. Raises ValueError if it moves stages to other ranks."""
+        """Use another table from the next mini-batch on. Raises ValueError if it has other pipelines."""
         self.layout = self.layout.with_table(table)
 
     def barrier(self) -> None:
@@ -284,7 +286,7 @@ class Trainer:
         return mini_batch_work(self.layout, self.stages, plan, losses, cell, self.compute, {self._policy: notes})
 
     def objectives(self) -> dict[str, Objective]:
-        """Return trained role -> objective without statistics, in table order."""
+        """Return trained role -> objective with empty statistics, in table order."""
         objectives = self.algorithm.objectives()
         return {model: objectives[model] for model in self.layout.models}
 

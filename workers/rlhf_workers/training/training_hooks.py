@@ -1,7 +1,7 @@
 """Additional parts of training besides the trainer: draft models, experts, offload, padding; each is a `TrainingHook`.
 
-Rule: every rank calls the hooks in the same order, because some of them sum over ranks. A hook must never change a
-parameter, gradient or statistic of a model with an objective.
+Rule: every rank calls the hooks in the same order, because some of them sum over ranks. A hook must never change the
+value of a parameter, a gradient or a statistic of a model with an objective during an iteration.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,7 +25,8 @@ class TrainingHook:
         return None
 
     def backward(self, tokens: int) -> None:
-        """Use the policy's gradients of a mini-batch before their sum; `tokens`: trained tokens over all ranks."""
+        """Follow the policy's passes of a mini-batch, before its gradients are summed; `tokens`: trained tokens over
+        all ranks."""
 
     def forget(self) -> None:
         """Drop a mini-batch that the policy skips because a number is not finite."""
@@ -38,7 +39,7 @@ class TrainingHook:
         return {}
 
     def offload(self) -> None:
-        """Move all state between two trainings to host memory."""
+        """Move this hook's state to host memory, between two trainings."""
 
     def onload(self) -> None:
         """Move everything back to the device unchanged."""

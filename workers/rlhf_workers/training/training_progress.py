@@ -1,8 +1,8 @@
 """Progress of a job's training: its optimizer steps, and those without the policy.
 
-All models take the same steps, except during the warm-up of critics, in which the policy takes no part: its moments and
-its learning-rate warm-up start with its own first step. Must never depend on state that `checkpoint` does not save in
-trainer.json, or a replay would train other bits.
+All models have the same schedule of steps, except during the warm-up of critics, in which the policy takes no part: its
+moments and its learning-rate warm-up start with its own first step. Must never depend on state that `checkpoint` does
+not save in trainer.json, or a replay would train other bits.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from rlhf_workers.training.optimizers.optimizer import Horizon
 
 
 def steps_of(spec: RLHFJobSpec, iterations: int) -> int:
-    """Return the number of optimizer steps of `iterations` iterations."""
+    """Return the number of optimizer steps of `iterations` iterations, if none is skipped."""
     fields = spec.algorithm.fields
     return iterations * fields.epochs * (spec.rollout.batch_size // fields.mini_batch_size)
 

@@ -1,9 +1,10 @@
 """The training role: becomes a rank of a training group, trains iterations, writes checkpoints, serves its weights.
 
-Rule: a Train runs one mini-batch per `step`, so the worker can answer between them. A Train of the policy only leaves
-the iteration half done: the rank serves only the policy until a Train of the critics continues it. If a peer is lost,
-this process exits at once with code 75 without a message; the coordinator sees the session break. The whole group must
-restart, and no state of this process is worth saving. Must never answer a Train with weights that it does not hold.
+Rule: a Train runs at most one mini-batch per `step`, so the worker can answer between them. A Train of the policy only
+leaves the iteration half done: until a Train of the critics continues it, the rank serves no critic of the new version.
+If a peer is lost during a step, this process exits at once with code 75 and sends no message; the coordinator sees the
+session break. The whole group must restart, and no state of this process is worth saving. Must never answer a Train
+with weights that it does not hold.
 """
 
 import logging
@@ -151,7 +152,8 @@ class TrainingRole:
         self._backend.close()
 
     def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield this rank's parameters of a model, in its compute type; never those of a step in progress."""
+        """Yield the parameters of a model that this rank publishes; never those of a training in progress. Raises
+        WorkError WrongVersion if this rank does not have the version."""
         published = self._kept
         if published is not None and published.version == version:
             yield from published.tensors.get(model, ())
@@ -241,7 +243,7 @@ class TrainingRole:
         return metrics
 
     def _observe_steps(self, iteration: int, outbox: Outbox) -> None:
-        """Report the duration of every optimizer step; all ranks step together, so the first one reports for all."""
+        """Report the duration of every mini-batch; all ranks step together, so the first one reports for all."""
         if self._rank:
             return
         end_ns = time.time_ns()

@@ -51,7 +51,8 @@ class TrainingBackend(Protocol):
 
     @property
     def step_seconds(self) -> list[float]:
-        """Seconds of every mini-batch of the last iteration, from its first action on this rank to its last."""
+        """Seconds of each mini-batch of the last iteration with a token to train on, from its first action on this rank
+        to its last."""
 
     @property
     def sample_advantages(self) -> list[float]:
@@ -60,7 +61,7 @@ class TrainingBackend(Protocol):
 
     @property
     def sample_rewards(self) -> list[float]:
-        """Shaped reward of each sample of the last iteration, NaN for a sample that is not trained on."""
+        """Shaped reward of each sample of the last iteration, NaN for a sample that is not valid."""
 
     @property
     def bubble_seconds(self) -> float:
@@ -73,7 +74,7 @@ class TrainingBackend(Protocol):
     def train(
         self, iteration: int, batch: TrainingBatch, iterations: int, *, policy_first: bool
     ) -> Generator[None, None, dict[str, float]]:
-        """Train an iteration, one mini-batch per step of the iterator; return its metrics.
+        """Train an iteration, at most one mini-batch per step of the iterator; return its metrics.
 
         `iterations`: total of the job. `policy_first`: train the policy's mini-batches before those of other models,
         with a step of the iterator in between.
@@ -83,14 +84,15 @@ class TrainingBackend(Protocol):
         """Measure stages, transfers or schedules, a bounded part per step of the iterator, without side effects."""
 
     def use_table(self, table: ScheduleTable) -> None:
-        """Use another table from the next iteration on. Raises ValueError if it moves stages to other ranks."""
+        """Use another table from the next mini-batch on. Raises ValueError if it has other pipelines."""
 
     def save(self, folder: Path, version: int) -> list[pb.CheckpointFile]:
-        """Write this rank's files of a checkpoint and return them. Raises WorkError StorageFull, StorageDenied."""
+        """Write this rank's files of a checkpoint and return them. Raises WorkError StorageFull, StorageDenied,
+        StorageFailed."""
 
     def published(self, model: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (Hugging Face parameter name, tensor in its compute type) for the weights that this rank publishes,
-        without copies.
+        """Yield (Hugging Face parameter name, tensor) for the weights that this rank publishes, in the compute type;
+        adapters that are published alone are float32.
 
         Other threads call this; a tensor is read when the iterator reaches it.
         """

@@ -171,7 +171,7 @@ def build_trainer(
     span: Any,
     load: LoadStage | None = None,
 ) -> Trainer:
-    """Return a trainer: load this rank's stages, join the others with `connect`, then restore the checkpoint."""
+    """Return a trainer with this rank's stages, in the group from `connect`, restored if there is a checkpoint."""
     parallelism, table = job.spec.training.parallelism, ScheduleTable.model_validate_json(become.schedule)
     layout = RankLayout.for_rank(table, become.rank, become.world_size, parallelism)
     compute = compute_dtype(job.spec)

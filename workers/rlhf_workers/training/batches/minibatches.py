@@ -1,9 +1,9 @@
 """The order of samples in an epoch, its mini-batches, and their split over replicas and micro-batches.
 
-Rule: the result depends on (seed, iteration, epoch, lengths) only, so every rank computes it independently, and a
-replay after a fault gives the same micro-batches. Samples of similar length share a micro-batch (least padding).
-Replicas get equal numbers of micro-batches with near-equal padded tokens. Source: RLHFuse (arXiv 2409.13221), balancing
-by length.
+Rule: the result depends on the manifest, the layout, the iteration, the epoch and the lengths, so every rank computes
+it independently, and a replay after a fault gives the same micro-batches. Samples of similar length share a micro-batch
+(least padding). Replicas get equal numbers of micro-batches with near-equal padded tokens. Source: RLHFuse (arXiv
+2409.13221), balancing by length.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.training.parallel.rank_layout import RankLayout
 
 ORDER_STREAM: Final = 0x6F72646572
-"""Number that separates this use of the seed from every other one (the bytes of "order")."""
+"""Number that separates this use of the seed from other ones (the bytes of "order")."""
 
 
 def epoch_order(seed: int, iteration: int, epoch: int, samples: int, together: int = 1) -> list[int]:
-    """Return a random order of samples 0 .. samples-1, the same for the same arguments on every machine and in every
-    version. Runs of `together` samples keep their order.
+    """Return a random order of samples 0 .. samples-1, the same for the same arguments on every machine. Runs of
+    `together` samples keep their order.
 
     Sorts raw Philox numbers, whose stream numpy keeps stable between versions, unlike `permutation`.
     """

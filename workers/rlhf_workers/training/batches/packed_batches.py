@@ -1,9 +1,8 @@
 """Assigns samples to packed micro-batches with nearly equal token counts, without splitting a sample.
 
-Owns the split of a mini-batch with `spec.training.packing`. Rule: it depends on the lengths only, so every rank
-computes it independently, and a replay gives the same micro-batches. There is no padding, so long and short samples
-share a micro-batch, and the largest is little above the mean. Samples that belong together stay together, and no
-micro-batch is empty.
+Owns the split of a mini-batch with `spec.training.packing`. Rule: it depends only on the arguments, so every rank
+computes it independently, and a replay gives the same micro-batches. Rows are not padded to the longest sample, so long
+and short samples share a micro-batch. Samples that belong together stay together, and no micro-batch is empty.
 """
 
 import heapq
@@ -21,9 +20,9 @@ def packed_split(
     most_tokens: int | None,
 ) -> list[list[list[int]]]:
     """Return [replica][micro-batch] -> samples of one mini-batch, with at most `most_tokens` tokens each (None: no
-    limit). All replicas have the same number of micro-batches: `microbatches` if the limit allows, otherwise more. No
-    micro-batch has more samples than with `microbatches`. A longer sample raises the limit to its length. Raises
-    ValueError like `minibatches.split`."""
+    limit). All replicas have the same number of micro-batches: `microbatches`, or more until each is within the limit.
+    No micro-batch has more samples than with `microbatches`. A longer run of `together` samples raises the limit to its
+    tokens. Raises ValueError like `minibatches.split`."""
     units = units_of(samples, replicas, microbatches, together)
     most_units = len(units) // (replicas * microbatches)
     tokens = {unit[0]: sum(lengths[sample] for sample in unit) for unit in units}
@@ -44,7 +43,7 @@ def packed_split(
 
 def _balanced(sizes: Sequence[int], count: int, most: int) -> list[list[int]]:
     """Return the indices of descending `sizes` in `count` cells of at most `most` entries. Each goes to the cell with
-    the smallest sum so far."""
+    the smallest sum so far that is not full."""
     cells: list[list[int]] = [[] for _ in range(count)]
     open_cells = [(0, cell) for cell in range(count)]
     for place, size in enumerate(sizes):

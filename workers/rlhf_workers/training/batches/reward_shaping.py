@@ -1,9 +1,9 @@
 """Shapes rewards before advantages are computed: combination, scale, bounds, normalisation, penalties for truncation.
 
-Every function takes the whole batch, which every rank has, so all ranks get the same bits. The order is that of
-`spec.rewardShaping`: combine, scale, bounds, normalize, penalties, handling of truncated responses. Rule: samples that
-abstained, and truncated samples that are filtered, are in no statistic. With the defaults the batch is returned
-unchanged.
+Every function takes values of the whole batch, which every rank has, so all ranks get the same bits. The order is that
+of `spec.rewardShaping`: combine, scale, bounds, normalize, penalties, handling of truncated responses. Rule: samples
+that abstained, and truncated samples that are filtered, are in no mean, deviation or share. With the defaults the batch
+is returned unchanged.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from rlhf_workers.losses.overlong import overlong_penalty
 from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 EPSILON = 1e-8
-"""Term added to standard deviations: a batch of equal rewards becomes 0, not NaN."""
+"""Term added to standard deviations: a batch of equal rewards becomes about 0, not NaN."""
 
 
 def shaped(
@@ -55,7 +55,7 @@ def shaped(
 
 def normalized_sum(parts: Mapping[str, torch.Tensor], combination: Combination, valid: torch.Tensor) -> torch.Tensor:
     """Return the weighted sum, float64 [B], of rewards by name, float32 [B] with NaN for abstentions. Each reward is
-    normalised over the samples of the batch that have it."""
+    normalised over the `valid` samples that have it."""
     total = torch.zeros(len(valid), dtype=torch.float64)
     for name, weight in combination.weights:
         values = parts[name].double()
@@ -65,8 +65,8 @@ def normalized_sum(parts: Mapping[str, torch.Tensor], combination: Combination, 
 
 
 def normalized(values: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-    """Return values [B] with mean 0 and standard deviation 1 over the samples in `there`, bool [B]; all 0 if they are
-    equal."""
+    """Return values [B] with mean 0 and standard deviation 1 over the samples in `there`, bool [B]; about 0 there if
+    they are equal."""
     own = values[there]
     if not len(own):
         return values

@@ -1,9 +1,9 @@
 """Micro-batches with a limit of padded tokens: their number in a mini-batch, and the samples of each.
 
-Owns the split for `spec.training.microBatchTokens`. Rule: it depends on the lengths only, so every rank computes it
+Owns the split for `spec.training.microBatchTokens`. Rule: it depends only on the arguments, so every rank computes it
 independently, and a replay gives the same micro-batches. If the split of `minibatches` is within the limit, it is used
 unchanged. Otherwise samples are sorted by length and cut into consecutive runs, few long or many short samples, with
-the least padding. Must never separate samples that stay together, nor leave a micro-batch empty.
+little padding. Must never separate samples that stay together, nor leave a micro-batch empty.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,8 +49,9 @@ def split_minibatch(
     most_tokens: int | None,
     packed: bool = False,
 ) -> MicroBatchPlan:
-    """Return the micro-batches of one mini-batch with at most `most_tokens` tokens each, including padding (None: no
-    limit), and a layout whose table runs that number. A longer sample raises the limit to its length."""
+    """Return the micro-batches of one mini-batch with at most `most_tokens` tokens each (None: no limit), and a layout
+    whose table runs that number. Padding to the longest sample counts, that for a context group does not. A longer unit
+    of `together` samples raises the limit to its tokens."""
     splits: dict[str, Split] = {}
     by_shape: dict[tuple[int, int], Split] = {}  # models of the same shape share one
     for model in layout.models:
@@ -68,7 +69,7 @@ def split_minibatch(
 
 def bounded(unbounded: Split, lengths: Sequence[int], together: int, most_tokens: int) -> Split:
     """Return a split unchanged if it is within the limit, otherwise another one. All its replicas have the same number
-    of micro-batches, none with more samples than the largest of `unbounded`."""
+    of micro-batches, none with more samples than those of `unbounded`."""
     if all(padded_tokens(cell, lengths) <= most_tokens for replica in unbounded for cell in replica):
         return unbounded
     replicas, most_units = len(unbounded), len(unbounded[0][0]) // together
@@ -90,9 +91,9 @@ def padded_tokens(cell: Sequence[int], lengths: Sequence[int]) -> int:
 
 
 def _runs(tokens: Sequence[int], bound: int, most_units: int, replicas: int) -> list[range]:
-    """Return consecutive runs of units within the limits, a multiple of `replicas`, with the fewest padded tokens if
-    each run counts RUN_SHARE of the limit more. `tokens` of the units descend: the first of a run sets the width of
-    all."""
+    """Return consecutive runs of units within the limits, with the fewest padded tokens if each run counts RUN_SHARE of
+    the limit more; the largest are then halved until their number is a multiple of `replicas`. `tokens` of the units
+    descend: the first of a run sets the width of all."""
     units, price = len(tokens), RUN_SHARE * bound
     least, origin = np.full(units + 1, np.inf), np.zeros(units + 1, np.int64)
     least[0] = 0.0  # least cost of the first n units; that of later ones follows from the runs before them

@@ -1,9 +1,9 @@
 """The complete batch of an iteration as padded arrays, and its micro-batches: padded or packed, with all positions of
 their samples or only a rank's.
 
-Rule: a batch is checked on arrival. If a sample lacks a field that its algorithm needs, the error names both; the field
-never becomes zero. An abstained sample keeps its place (sizes are fixed), but its tokens are outside `mask`, so it is
-in no sum.
+Rule: a batch is checked on arrival. If a sample that did not abstain lacks a field that its algorithm needs, the error
+names both; the field never becomes zero. An abstained sample keeps its place (sizes are fixed), but its tokens are
+outside `mask`.
 """
 
 import math
@@ -27,7 +27,7 @@ from rlhf_workers.training.parallel.context_group import ContextCut, ContextGrou
 
 OLD_FIELD: Final = "old_log_probabilities"
 """Field of the training ranks' log-probabilities of the sampled tokens before the first step of the iteration, if the
-job uses them."""
+job uses them. Stale tokens may have the engine's (`old_log_probabilities`)."""
 STALE_FIELD: Final = "stale"
 """Field that is 1 for tokens sampled with weights of an earlier version, else 0; absent if there are none."""
 NO_PARTS: Final[Mapping[str, str]] = {}
@@ -110,8 +110,8 @@ class TrainingBatch:
 @dataclass(frozen=True)
 class MicroBatch:
     """b samples, right-padded to L tokens, or packed into one row of L tokens in total, and their n trained response
-    tokens, concatenated. On a rank of a context group `tokens` has its own positions of the rows, [b, l]; all other
-    fields cover whole rows."""
+    tokens, concatenated. On a rank of a context group `tokens` has its own positions of the rows, [b, l], which `cut`
+    and `own` describe; the other fields cover whole rows."""
 
     tokens: torch.Tensor
     """int64 [b, L]; packed [1, L]."""
@@ -135,7 +135,7 @@ class MicroBatch:
     """The entries of `positions` on this rank."""
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """Return it on another device, with copies for which the host does not wait."""
+        """Return it on another device; for a GPU with copies for which the host does not wait."""
         return MicroBatch(
             _moved(self.tokens, device),
             _moved(self.first, device),
@@ -174,8 +174,7 @@ def _stale(fields: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
 
 
 def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a copy on a device through pinned memory. From pageable memory the host would wait for all earlier device
-    work."""
+    """Return it on a device, for a GPU through pinned memory. For a copy from pageable memory the host would wait."""
     if device.type == "cuda" and torch.cuda.is_initialized():
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -196,7 +195,7 @@ def batch_from(
     contain tokens of an environment, identified by their log-probability; they are outside `mask`. `version`: version
     of the trained weights, if samples are carried between iterations and tokens may be older.
 
-    Raises WorkError BatchIncomplete, which names the sample and the field.
+    Raises WorkError BatchIncomplete.
     """
     ordered = sorted(samples, key=lambda sample: sample.sample)
     if [sample.sample for sample in ordered] != list(range(size)):

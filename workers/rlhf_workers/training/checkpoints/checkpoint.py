@@ -4,7 +4,8 @@ Files, relative to the folder: `<model>/model-stage-NNNNN.safetensors` (weights 
 spec.checkpoints.dtype; with adapters `adapter-stage-NNNNN.safetensors` and `adapter_config.json`, with PEFT's names),
 `masters/<model>-stage-NNNNN.safetensors` (float32 weights, if the former are not),
 `optimizer/<model>-stage-NNNNN.safetensors` (`<parameter>.exp_avg`, `.exp_avg_sq`), and from rank 0 `trainer.json`.
-Tensors are found by parameter name, so another number of stages or replicas can read them.
+Files of ranks that hold parts have a suffix after the number. Tensors are found by parameter name, so another number of
+stages or replicas can read them.
 
 Rule: the folder is private until the coordinator renames it; a partial file never has its final name.
 """
@@ -33,8 +34,8 @@ STATE_FILE: Final = "trainer.json"
 
 
 def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile]:
-    """Write this rank's part. Replicas beyond the first write nothing except their moments with shared moments. Raises
-    WorkError StorageFull, StorageDenied."""
+    """Write this rank's part. Replicas that hold the same as the first write nothing except their share of the moments.
+    Raises WorkError StorageFull, StorageDenied, StorageFailed."""
     files = []
     for model, stage in trainer.layout.local_stages:
         optimizer, whole = trainer.optimizers[model, stage], trainer.writes(model, stage)

@@ -41,8 +41,8 @@ LARGEST_SHARE: Final = 0.5
 """Largest share of the policy's parameters. A draft token that costs half a pass of the policy breaks even if every
 second one is accepted, and a rank needs memory for the draft model in addition to its stage."""
 PADDING: Final = 512
-"""Rows by which the logits of equal vocabularies may differ, because families pad them by size (Qwen2.5: 151,936 and
-152,064). Generation workers, which load both tokenizers, check that they are the same."""
+"""Limit of the difference between the rows of logits, because families pad equal vocabularies by size (Qwen2.5: 151,936
+and 152,064). Generation workers, which load both tokenizers, check that they are the same."""
 DRAFT_STAGE: Final = "00000"
 """Number of its only stage in file names."""
 MOMENTS: Final = f"optimizer/{DRAFT_MODEL}-stage-{DRAFT_STAGE}.safetensors"
@@ -122,7 +122,7 @@ def _parameters(config: Any) -> int:
 
 
 def save_draft(draft: DraftTraining, folder: Path) -> list[pb.CheckpointFile]:
-    """Write the draft model, on the rank responsible for it. Raises WorkError StorageFull, StorageDenied."""
+    """Write the draft model, on the rank responsible for it. Raises WorkError like `checkpoint.save`."""
     optimizer, stage = draft.optimizer, draft.stage
     if optimizer is None or stage is None or not draft.writes:
         return []

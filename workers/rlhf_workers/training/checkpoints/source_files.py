@@ -1,10 +1,10 @@
-"""The files beside a model's weights: the ranks that hold its first stage write them into every checkpoint.
+"""The files beside a model's weights: the rank that writes its first stage writes them into every checkpoint.
 
 A model with a hub id exists only in the caches of the workers that loaded it: the coordinator builds a whole folder
 from the ranks' files and downloads nothing. Rule: files are read once, when the rank is built, and stay in memory,
 because the next pod may have another cache and the source checkpoint may be pruned. For a model in a folder only
-config.json is read here, since the coordinator sees the same folder. The written configuration always matches the files
-beside it: their type, and the head of a critic or a reward model.
+config.json is read here, since the coordinator sees the same folder. The written configuration matches the files beside
+it: their type if all weights are trained, and the head of a critic or a reward model.
 """
 
 import json
@@ -36,8 +36,8 @@ SourceFiles = Mapping[str, Mapping[str, bytes]]
 
 
 def read_source_files(job: RLHFJob, layout: RankLayout, checkpoint_folder: str) -> SourceFiles:
-    """Return the files of hub models whose first stage this rank writes, and the configuration of all such models, from
-    the checkpoint if the rank starts from one."""
+    """Return the files of hub models whose first stage this rank writes, and the configuration of any such model except
+    a policy with adapters, from the checkpoint if the rank starts from one."""
     files: dict[str, dict[str, bytes]] = {}
     for model, stage in layout.local_stages:
         role = ModelRole(model)

@@ -1,9 +1,10 @@
 """Transfers, reductions and broadcasts between training ranks over torch.distributed.
 
-`Communicator` is the interface; `TorchCommunicator` is gloo on CPU and NCCL on CUDA, and `host_transport` is for ranks
-that share a GPU. Sends and receives do not block; the data determine shapes, so none are sent. The other operations
-block (on CUDA: the stream), and every rank must call them in the same order. If a peer is gone, a call raises
-PeerLostError. If a peer hangs, the coordinator ends it, or the call raises PeerLostError after the group's time-out.
+`Communicator` is the interface; `TorchCommunicator` is gloo on CPU and NCCL on CUDA, and `host_transport` is for groups
+with GPUs that NCCL cannot connect. Sends and receives do not block; the data determine shapes, so none are sent. The
+other operations block (on CUDA: the stream), and every rank must call them in the same order. If a peer is gone, a call
+raises PeerLostError. If a peer hangs, the coordinator ends it, or the call raises PeerLostError after the group's
+time-out.
 
 NCCL runs all transfers of a rank one after the other, each until its peer participates, on one communicator that
 connects when the group is created. Rows of a schedule table come from one total order of transfers, which prevents
@@ -105,7 +106,7 @@ class TorchCommunicator:
     rank."""
 
     def __init__(self, rank: int, groups: list[tuple[int, ...]], transport: GroupTransport) -> None:
-        """`groups`: every set of ranks that will reduce or broadcast, the same list on every rank."""
+        """`groups`: every set of ranks that will communicate together, the same list on every rank."""
         self.transport = transport
         everyone = tuple(range(dist.get_world_size()))
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {everyone: dist.group.WORLD}
@@ -168,8 +169,8 @@ class _TorchHandle:
 
 @contextmanager
 def waiting_for(waited_for: str) -> Iterator[None]:
-    """Raise PeerLostError if a RuntimeError of torch.distributed means that a peer is lost or silent. While the context
-    is open, heartbeats report the wait."""
+    """Raise PeerLostError for a RuntimeError, with which torch.distributed reports a lost or silent peer. While the
+    context is open, heartbeats report the wait."""
     try:
         with told_to_wait_for(waited_for):
             yield

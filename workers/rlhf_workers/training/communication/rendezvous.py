@@ -1,7 +1,7 @@
 """Forms a group of ranks: they meet at rank 0's TCPStore, each describes its device, and torch.distributed starts.
 
-Rule: a wait ends with a message that names the missing ranks. A group lives as long as its processes. When one is lost,
-all ranks restart and meet again under a higher group epoch at a new address, so they cannot meet ranks of an old group.
+Rule: a wait for arrivals ends with a message that names the missing ranks. When a rank of a group is lost, all ranks
+restart and meet again under a higher group epoch, so they cannot meet ranks of an old group.
 """
 
 import ipaddress
@@ -26,14 +26,15 @@ log = logging.getLogger(__name__)
 POLL_SECONDS: Final = 0.02
 """Seconds between two checks for arrived ranks; a check is one small message."""
 SILENCE: Final = timedelta(minutes=30)
-"""Maximum wait of a transfer or sum for a peer that is alive but slow; a dead one is noticed at once."""
+"""Maximum wait of a transfer or sum for a peer that is alive but slow; the end of a peer's process breaks it
+earlier."""
 
 
 def join_group(
     command: pb.BecomeTraining, device: torch.device, timeout: float, clock: Callable[[], float] = time.monotonic
 ) -> GroupTransport:
     """Initialise the default process group and return its transport: NCCL if every rank has its own GPU, otherwise
-    gloo. Raises WorkError RendezvousTimeout, AddressInUse.
+    gloo. Raises WorkError RendezvousTimeout, AddressInUse, BadCommand.
 
     `timeout` in seconds covers the arrival of all ranks.
     """

@@ -4,7 +4,7 @@ NCCL rejects two ranks on one GPU, so a group with such a pair sends everything 
 devices are compared by UUID and by PCI address on one host, never by index. CUDA_VISIBLE_DEVICES renumbers devices;
 slices of one GPU have different UUIDs but the same PCI address, which NCCL compares.
 
-Rule: all ranks use the same statements in the same order, so they reach the same decision without communication. A
+Rule: all ranks use the same statements in the same order, so they reach the same decision without more messages. A
 statement comes over the network: it is bounded and checked, and an unreadable one counts as a device of its own.
 """
 
@@ -21,7 +21,7 @@ TransportKind = Literal["gloo", "nccl", "host"]
 TRANSPORTS: Final[tuple[TransportKind, ...]] = get_args(TransportKind)
 """Transports in the order of their number in the metric `training/transport`."""
 STATEMENT_BYTES: Final = 4096
-"""Maximum bytes of a rank's statement; a real one has less than 300."""
+"""Maximum bytes of a rank's statement, far more than a real one."""
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 """File whose content is equal in all containers of one host and differs between hosts."""
 

@@ -8,7 +8,7 @@ feed-forward layers and vocabulary. Sums use `TensorGroup`, the interface for su
 Megatron's own linear layers compute the gradients of input and weight in one step, so a split backward would compute
 both twice, including sums over the tensor group, and they do not support mixed precision on a CPU. Its own attention
 needs GPUs. Plain PyTorch functions replace them between the same two sums. With one rank per tensor group there are no
-sums, and they compute the same as the backend `torch`. Fusions that compile at first use are off.
+sums. Fusions that compile at first use are off.
 """
 
 import logging
@@ -100,8 +100,8 @@ class CausalAttention(nn.Module):
     ) -> torch.Tensor:
         """Return [s, b, heads x width] for query [s, b, heads, width], key and value [s, b, groups, width].
 
-        `mask` is added to the scores in explicit attention, otherwise it marks visible keys; None: all earlier keys. On
-        a rank with some positions it contains the masks of its chunks.
+        `mask` is added to the scores in explicit attention. For fused kernels it marks visible keys; None: all up to
+        the query. On a rank with some positions it contains the masks of its chunks.
         """
         query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))
         if isinstance(mask, ChunkMasks):

@@ -4,8 +4,8 @@ For every parameter of a chunk: the tensors of a folder that form it, and how; i
 each on a rank. Loading, publishing, checkpoints, and the optimizer's moments, which have the layout of their weights,
 use this conversion.
 
-Rule: a conversion only moves values, so a round trip restores every bit in any number type. `chunk_format` covers each
-tensor that the Hugging Face model has in the stage's layers; `unconverted` lists those that it does not cover.
+Rule: a conversion only moves values, and pads the vocabulary, so a round trip restores every bit in any number type.
+`unconverted` lists the tensors of a stage that `chunk_format` does not cover.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -101,7 +101,7 @@ def unconverted(formats: Mapping[str, Conversion], shapes: Shapes) -> list[str]:
 
 
 def _padded(name: str, vocabulary: int, ranks: int) -> Conversion:
-    """Rows of the vocabulary, padded with zeros; the number of rows identifies the rank."""
+    """Rows of the vocabulary on a rank; the last ranks, which have fewer, are padded with zeros."""
     rows = vocabulary_rows(vocabulary, ranks)
 
     def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -77,7 +77,7 @@ class MegatronStage(PipelineStage):
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """See PipelineStage. Each rank of a tensor group embeds the tokens of its rows. The padding row has no
-        gradient, as in transformers: it starts at zero, and a norm would make a huge gradient of it."""
+        gradient, as in transformers: it may be zero, and a norm would make a huge gradient of it."""
         weight, padding_id = self.chunk.embedding.word_embeddings.weight, self.config.pad_token_id
         padding: int | None = None if padding_id is None else padding_id % self.config.vocab_size  # -1 is the last row
         if self.tensor.size == 1:
@@ -187,7 +187,7 @@ class MegatronStage(PipelineStage):
                 self.whole_tensors[name] = whole.to(own.device, torch.float32, copy=True)
 
     def difference(self) -> str:
-        """Return tensors that exist only in the Hugging Face model or only in the chunk; empty: none."""
+        """Return how tensors of the Hugging Face model and the chunk differ, in names or shapes; empty: not at all."""
         own = {name.removeprefix(CHUNK): part.shape for name, part in self.named_parameters()}
         heads = {name for name in (VALUE_HEAD, SCORE_HEAD) if name in self._shapes}
         if missing := sorted(set(unconverted(self._formats, self._shapes)) - heads):

@@ -35,14 +35,14 @@ class AdamW(Protocol):
         """Take one step; moments start at zero."""
 
     def moments(self, name: str) -> Mapping[str, torch.Tensor]:
-        """Return MOMENTS -> float32 values in the parameter's shape; the next step changes them."""
+        """Return MOMENTS -> float32 values in the parameter's shape; the next step may change them."""
 
     def take(self, name: str, read: Callable[[str], torch.Tensor], steps: int) -> None:
         """Load copies of a parameter's moments after `steps` steps, one after the other; all parameters have the same
         step count."""
 
     def on_device(self) -> Iterator[torch.Tensor]:
-        """Yield the moments on the device, if there was a step."""
+        """Yield the moments on the device; none before the first step or `take`."""
 
 
 class DeviceAdamW:

@@ -25,7 +25,7 @@ from rlhf_workers.weights.tensor_file import TensorFolder
 
 NORM_CHUNK: Final = 16 * 1024 * 1024
 """Gradients per norm computation on a GPU. PyTorch first copies them as float64, which at once would need twice the
-gradients' memory. A CPU uses one sum, in the same order as earlier versions."""
+gradients' memory. A CPU uses one sum."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class StageOptimizer:
         return self._views[name]
 
     def norm_squared(self) -> torch.Tensor:
-        """Return the sum of squares over the parameters that this stage owns, float64 scalar."""
+        """Return the sum of squares over the gradients that this rank counts, float64 scalar."""
         counted = self.gradients[: self.counted]
         if self._device.type == "cpu":
             return _norm_squared(counted)

@@ -2,7 +2,7 @@
 
 The backward itself sums gradients over ranks, into the same flat array as elsewhere. A file of moments has those of
 this rank's rows, `<parameter>.<moment>.rows-<first>-<after the last>`; the rank that keeps a whole weight writes it.
-Rule: only `gather` communicates with other ranks, and all ranks call it together.
+Rule: `gather` communicates with other ranks, and all ranks call it together.
 """
 
 from collections.abc import Iterator

@@ -3,7 +3,7 @@
 A copy keeps moments for, and steps, only its share of the parameters, and then sends each to the other copies, which
 hold whole weights and whole sums of gradients as usual (ZeRO stage 1, Rajbhandari et al. 2020, section 5.1). Shares are
 whole parameters, as in PyTorch's ZeroRedundancyOptimizer, so the same kernel steps every parameter in the same shape
-and gives the same bits as without sharing. Rule: shares depend on sizes only, so every copy computes them
+and gives the same bits as without sharing. Rule: shares depend on names and sizes, so every copy computes them
 independently. If a copy dies, the group restarts from its checkpoint, as for any rank.
 """
 
@@ -36,8 +36,8 @@ class MomentShares:
         return PART.format(self.number) if len(self.holders) > 1 else ""
 
     def steppers(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Return name -> number of the copy that steps it. The largest are assigned first, so the largest share is
-        little above the mean."""
+        """Return name -> number of the copy that steps it. The largest are assigned first, each to the smallest
+        share."""
         sizes = {name: value.numel() for name, value in parameters.items() if value.numel()}
         largest_first = dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0])))
         return near_equal_keepers(largest_first, len(self.holders))

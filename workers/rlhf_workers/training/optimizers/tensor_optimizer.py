@@ -1,8 +1,8 @@
 """AdamW over a rank's part of a stage in a tensor group, and the whole parameters that it publishes.
 
 Every rank of the group steps common parameters to the same bits; the first one counts them. A file of moments has this
-rank's rows or columns of each tensor; the one rank of the group that keeps a whole weight writes it. Rule: only
-`gather` and `sum_parts` communicate with other ranks, and the group calls them together.
+rank's rows or columns of each tensor; the one rank of the group that keeps a whole weight writes it. Rule: `gather` and
+`sum_parts` communicate within the group, which calls them together.
 """
 
 from collections.abc import Iterable, Iterator
@@ -53,7 +53,7 @@ class TensorOptimizer(StageOptimizer):
         return stage.replicated if self._group_of(stage).rank else frozenset()
 
     def sum_parts(self, communicator: Communicator) -> None:
-        """Sum the gradients of parameters that all ranks hold and each uses only for its own heads."""
+        """Sum the gradients of parameters that all ranks hold and each uses only for its own heads or positions."""
         views = [self._views[name] for name in self.parameters if name in self._stage.used_in_parts]
         if not views:
             return

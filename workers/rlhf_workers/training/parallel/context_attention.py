@@ -2,8 +2,8 @@
 
 Owns the rule that a query sees the keys of its own sample up to itself, on whichever rank they were computed. Keys and
 values of all positions are gathered once per layer, in one exchange. Each chunk of a rank's queries then attends to the
-keys before its end, with the same functions as whole samples. So the only masked scores that are computed are those of
-a chunk with itself. Must never make a mask of whole rows: a chunk gets a mask only where no kernel has one.
+keys before its end, with the same functions as whole samples. So without a window the only masked scores that are
+computed are those of a chunk with itself. Must never make a mask of whole rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -56,8 +56,8 @@ class ChunkMasks:
 
     @classmethod
     def for_cut(cls, cut: ContextCut, window: int | None, eager: bool, hidden: torch.Tensor) -> "ChunkMasks":
-        """Return the masks for one window. `window`: keys that a query sees, including its own; None: all before it.
-        Masks have the type and device of `hidden`."""
+        """Return the masks for one window. `window`: keys that a query sees, including its own; None: all before it. A
+        mask that is added to scores has the type of `hidden`."""
         chunks = cut.own_chunks
         by_chunk: dict[SampleChunk, ChunkKeys] = {}
         for chunk in chunks:

@@ -5,8 +5,8 @@ whole experts of each layer once, divided over its ranks, as of the last gatheri
 and one provides them.
 
 Rule: only experts are in parts; router, attention, norms, embedding and head are those of any data parallel rank. A
-part is filled from files one whole tensor at a time; no rank ever holds a whole model. Within a step only `spread`
-communicates with the group.
+part is filled from files one whole tensor at a time. In a forward and a backward only `spread` communicates with the
+group.
 """
 
 from collections.abc import Callable, Mapping

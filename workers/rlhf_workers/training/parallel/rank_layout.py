@@ -31,7 +31,7 @@ class RankLayout:
     rank: int
     world: int
     tensor: int = 1
-    """Ranks per row, the size of the smallest tensor group."""
+    """Ranks per row."""
     expert: int = 1
     """Blocks that divide the experts of a layer."""
     context: int = 1
@@ -92,7 +92,7 @@ class RankLayout:
 
     @property
     def in_tensor_groups(self) -> bool:
-        """Whether several ranks hold a stage of any model."""
+        """Whether several ranks hold a stage of any model together."""
         return any(len(self.tensor_group(model)) > 1 for model in self.models)
 
     @property
@@ -136,7 +136,7 @@ class RankLayout:
         return (block * self.rows + row) * self.tensor + number
 
     def with_table(self, table: ScheduleTable) -> "RankLayout":
-        """Return the same place with another order of the same work. Raises ValueError if stages are on other ranks."""
+        """Return the same place with another order of the same work. Raises ValueError if the pipelines differ."""
         if table.pipelines != self.table.pipelines:
             raise ValueError(f"table {table.method} places its stages otherwise than {self.table.method}")
         return replace(self, table=table)
@@ -245,8 +245,8 @@ class RankLayout:
         return tuple(rank for rank in holders if rank // self.block_size % self.expert == self.expert_rank)
 
     def ends(self, model: str) -> tuple[tuple[int, int], ...]:
-        """Return (rank of the first stage, rank of the last) of every replica of a model, with this rank's number in a
-        tensor group."""
+        """Return (rank of the first stage, rank of the last) of every pipeline of a model in every block, with this
+        rank's number in a tensor group."""
         place = self.local % self._width(model)
         return tuple(
             (
@@ -258,7 +258,7 @@ class RankLayout:
         )
 
     def groups(self) -> list[tuple[int, ...]]:
-        """Return every proper subset of ranks that sums something, the same list on every rank."""
+        """Return the sets of ranks that communicate together, the same list on every rank."""
         found: list[tuple[int, ...]] = []
         sizes = {model: self._width(model) * self.tensor for model in self.models}
         for number in range(max(sizes.values())):
@@ -276,7 +276,7 @@ class RankLayout:
         return list(dict.fromkeys(found))
 
     def writes(self, model: str, stage: int) -> bool:
-        """Return whether this rank saves a stage, or its part of it: it is the first holder of all."""
+        """Return whether this rank saves a stage, or its part of it: it is the first of `by_experts`."""
         return self.by_experts(model, stage)[0] == self.rank
 
     def publishes(self, model: str, stage: int) -> bool:

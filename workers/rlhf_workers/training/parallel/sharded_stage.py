@@ -4,9 +4,9 @@ Owns which rows of a parameter are this rank's, which whole parameters it keeps 
 one rank, with near-equal shares), and how parts are gathered and summed within a step.
 
 Rule: within a step the group only gathers and sums, in the same order on every rank, with calls that name the peers for
-which they wait. Other functions need no peer: a part is filled from files, one parameter at a time, and no rank ever
-holds a whole model. Embedding, last norm and head compute as in an unsharded stage; the matrices and norms of the
-layers are gathered in the type of matrix products. `_lazy_init` is private; pyproject.toml limits torch's versions.
+which they wait. Other functions need no peer: a part is filled from files, one whole parameter at a time. Embedding,
+last norm and head compute as in an unsharded stage; the matrices and norms of the layers are gathered in the type of
+matrix products. `_lazy_init` is private; pyproject.toml limits torch's versions.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -27,11 +27,11 @@ from rlhf_workers.training.schedule.device_timers import DeviceTimers, HostTimer
 from rlhf_workers.training.schedule.progress_counter import count_unit
 
 SENDS_UNDER_WAY: Final = 8
-"""Maximum pending send tensors of a rank; a peer that keeps up leaves one or two."""
+"""Maximum pending send tensors of a rank."""
 
 
 class PipelineWork(Protocol):
-    """Computations of the stages of one pipeline; one object per pipeline of a rank's block."""
+    """Computations of this rank's stages of one pipeline."""
 
     stages: int
 
@@ -82,11 +82,11 @@ def execute(
     apart: int = 1,
     forward_only: bool = False,
 ) -> list[TimedAction]:
-    """Run `row` and return its actions with their times, when the device has done them all.
+    """Run `row` and return its computations and receives with their times, when the device has done them all.
 
     `work` is by pipeline index; the peer in row n of the table is global rank `first_rank` + n * `apart`; without
     `device_timers` the device must be a CPU. `forward_only`: no backward follows, so no data is kept for one. Raises
-    PeerLostError, and ValueError for a row that lacks an input.
+    PeerLostError, and ValueError for a row that lacks an input or leaves one unused.
     """
     run = _Run(work, communicator, (first_rank, apart), device_timers or HostTimers(), keep=not forward_only)
     with torch.no_grad() if forward_only else nullcontext():
@@ -146,13 +146,13 @@ class _Run:
         self._measured.append((action, self._begun, self._device_timers.mark()))
 
     def times(self) -> list[TimedAction]:
-        """Return the actions with their times."""
+        """Return computations and receives with their times."""
         marks = [mark for _, *between in self._measured for mark in between]
         times = iter(self._device_timers.read(marks))
         return [TimedAction(action, next(times), next(times)) for action, _, _ in self._measured]
 
     def finish(self) -> None:
-        """Wait for pending sends, after a check that every stored tensor was used."""
+        """Wait for pending sends, then check that every stored tensor was used."""
         for handle, _ in self._leaving:
             handle.wait()
         left = [*self._saved, *self._forward, *self._backward, *(key for _, key in self._coming)]

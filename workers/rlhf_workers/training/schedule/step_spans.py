@@ -1,6 +1,7 @@
-"""Spans of training: names for the actions of a rank's schedule row, and times of the work after it.
+"""Spans of training: names for the actions of a rank's schedule row, and times of the work around it.
 
-Rule: a span is named for its pipeline and its action, including waits for peers. A measured part counts as progress.
+Rule: the span of an action is named for its pipeline and its kind; receives are waits. A measured part counts as
+progress.
 """
 
 import time
@@ -31,7 +32,7 @@ def give_spans(span: SpanSink, timed: Sequence[TimedAction], table: ScheduleTabl
 
 @contextmanager
 def measured(span: SpanSink, name: str) -> Iterator[None]:
-    """Pass the time of the block to `span`, unless it raises."""
+    """Pass the time of the block to `span` and count a unit of progress, unless it raises."""
     start = time.time_ns()
     yield
     count_unit()

@@ -32,7 +32,7 @@ from rlhf_workers.training.stages.stage_work import StageWork
 from rlhf_workers.training.trainer import Trainer
 
 REPEATS: Final = 5
-"""Timed runs of a stage. The shortest counts, because other load on the machine only adds time."""
+"""Maximum timed runs of a stage. The shortest counts, because other load on the machine only adds time."""
 STAGE_SECONDS: Final = 1.0
 """Seconds after which a slow stage is not repeated; it is timed at least once."""
 TRANSFERS: Final = 8
@@ -184,7 +184,7 @@ def _run_stage(trainer: Trainer, work: Mapping[int, StageWork], row: Sequence[Ac
 
 
 class NoCommunicator:
-    """Stands in for absent peers: receives give a wave, sends are dropped."""
+    """Stands in for absent peers: receives give a wave; sends are dropped, and other operations do nothing."""
 
     transport = GroupTransport("gloo")
 

@@ -1,9 +1,9 @@
 """Low-rank adapters of a pipeline stage: their insertion, initial values, and publication.
 
 A checkpoint of a model is a PEFT folder, which contains a critic's whole value head. Rule: the initial A depends only
-on the job's seed, the model's role and the parameter's name, never on the rank that holds the stage. Merged weights are
-rounded once, to the type in which they are published. Frozen weights that models of one folder share are one tensor on
-a rank, which must never be changed.
+on the job's seed, the model's role and the parameter's name and shape, never on the rank that holds the stage. Merging
+rounds once, to the type in which weights are published. With a shared trunk, frozen weights of models from one folder
+are one tensor on a rank, which must never be changed.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ from rlhf_workers.weights.tensor_file import TensorFolder
 
 
 def require_no_experts(config: Any, field: str) -> None:
-    """Raise WorkError ModelUnsupported for a model with experts. Their matrices are in one tensor, for which PEFT has
-    no adapters that engines read, and the manifest does not request adapters of attention only."""
+    """Raise WorkError ModelUnsupported for a model with experts: their matrices are in one tensor per layer, and
+    `LoraLinear` adapts only linear maps."""
     if has_experts(config):
         raise WorkError(
             "ModelUnsupported",
@@ -42,7 +42,7 @@ def require_no_experts(config: Any, field: str) -> None:
 def freeze(stage: ModelStage, compute: torch.dtype) -> None:
     """Freeze a stage without memory: its matrices get only their compute type.
 
-    Norms and biases, whose sums are float32, and a trained value head do not change.
+    Norms and biases, whose sums are float32, and a trained value or score head keep their type.
     """
     for name, parameter in stage.named_parameters():
         trained = name in (VALUE_HEAD, SCORE_HEAD)

@@ -1,7 +1,7 @@
 """Outputs of the last stage for the trained tokens of a micro-batch: log-probabilities, values, scores.
 
 Rule: the caller gets the numbers of all trained tokens. A rank with some positions of the rows computes its own; the
-others come from its group, and a gradient flows back only through its own. So losses do not depend on the division.
+others come from its group, and a gradient flows back only through its own. So the division changes no formula.
 """
 
 import torch

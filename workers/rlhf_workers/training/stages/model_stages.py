@@ -1,7 +1,7 @@
 """Cuts a Hugging Face causal language model into pipeline stages with its parameter names.
 
 A stage holds its own layers; the first also the embedding, the last the final norm and its head: the language model's,
-or a value head for a critic. Its construction never allocates the rest of the model, and reads only its own tensors.
+or a value or score head. Its construction never allocates the rest of the model, and reads only its own tensors.
 
 Rule: batches are padded on the right, so a causal mask is enough to separate padding from real positions. In a packed
 row each sample has its own positions, and `packed_attention` separates it from the others. Modules stay in eval mode:
@@ -35,7 +35,7 @@ FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "gemma2", *NAMES)
 
 
 class ModelStage(PipelineStage):
-    """Parameter names are Hugging Face's."""
+    """Parameter names are Hugging Face's, except for a value head."""
 
     def __init__(self, skeleton: Any, layers: range, stages_after: int, head: Head) -> None:
         """Take the needed modules from `skeleton` (on the meta device); they have no memory yet."""
@@ -145,7 +145,7 @@ def build_stage(
     freeze: Callable[[ModelStage], None] | None = None,
     make: "Callable[[Any, range, int, Head], ModelStage] | None" = None,
 ) -> ModelStage:
-    """Return one stage on `device` with float32 master weights, read from `tensors` of any type.
+    """Return one stage on `device`, read from `tensors` of any type; trained parameters are float32.
 
     `freeze` marks untrained parameters of a stage without memory and sets their type; None: all are trained. `make`
     creates the stage without memory from the arguments of ModelStage; None: ModelStage itself. Raises WorkError like

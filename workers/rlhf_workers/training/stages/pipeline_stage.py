@@ -9,8 +9,8 @@ backend's checkpoint. Rule: a round trip restores every bit. `expert_files` hand
 such as single experts.
 
 Tied embeddings: the last stage holds the embedding a second time, as the head. Both copies start equal and their
-gradients are summed before every step (`trainer`), so they stay equal bit by bit. Only the first stage publishes and
-saves the embedding.
+gradients are summed before every step (`gradient_reduction`), so they stay equal bit by bit. Only the first stage
+publishes and saves the embedding.
 """
 
 from abc import ABC, abstractmethod
@@ -33,7 +33,7 @@ SCORE_HEAD: Final = "score.weight"
 HEADS_IN_FILES: Final[Mapping[str, str]] = {VALUE_HEAD: SCORE_HEAD}
 """Head -> its name in checkpoint files: a critic is saved as a sequence classification model."""
 GEOMETRIES_KEPT: Final = 4
-"""Maximum cached masks and rotations, one per sequence length; a mask at length 8192 is 256 MiB."""
+"""Maximum cached masks and rotations, one per sequence length; a float32 mask at length 8192 is 256 MiB."""
 
 Head = Literal["lm", "value", "score"]
 Attention = Literal["eager", "sdpa", "packed_eager", "packed_sdpa", "context_eager", "context_sdpa"]
@@ -51,9 +51,9 @@ class PipelineStage(nn.Module, ABC):
     embedding = EMBEDDING
     """Name of this stage's embedding parameter, if it has one."""
     replicated: frozenset[str] = frozenset()
-    """Parameters that all ranks of a tensor group hold alike."""
+    """Parameters that all ranks of a tensor or expert group hold alike."""
     used_in_parts: frozenset[str] = frozenset()
-    """Replicated parameters whose gradient on a rank covers only its own heads."""
+    """Replicated parameters whose gradient on a rank covers only its own heads or positions."""
     keepers: Mapping[str, int]
     """For a stage in parts: name of a whole tensor -> number of the rank that keeps it for readers."""
     whole_tensors: dict[str, torch.Tensor]
@@ -95,8 +95,9 @@ class PipelineStage(nn.Module, ABC):
         self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None, cut: ContextCut | None = None
     ) -> torch.Tensor:
         """Return [b, L, hidden] for [b, L, hidden], where L is `own_positions`. The last stage's result is normed and
-        covers all positions, followed by padding. `packed`: b is 1, and the row consists of samples with these token
-        counts, which do not see each other. `cut`: the states are those of a rank's positions in rows with this cut."""
+        covers all positions, or with `cut` this rank's; padding may follow. `packed`: b is 1, and the row consists of
+        samples with these token counts, which do not see each other. `cut`: the states are those of a rank's positions
+        in rows with this cut."""
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -131,7 +132,7 @@ class PipelineStage(nn.Module, ABC):
 
     @property
     def sums_embedding(self) -> bool:
-        """Whether another stage trains the same embedding, so that both sum their gradients."""
+        """Whether this stage trains a tied embedding; if first and last stage differ, both sum its gradients."""
         return self.tied and any(part.requires_grad for name, part in self.named_parameters() if name == self.embedding)
 
     def in_folder(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -179,7 +180,7 @@ class PipelineStage(nn.Module, ABC):
         return [kinds[number] for number in self.layer_numbers]
 
     def _geometry(self, hidden: torch.Tensor, length: int) -> tuple[Any, dict[str, torch.Tensor | None]]:
-        """Return rotary embeddings and the mask of each attention kind, which depend only on the length."""
+        """Return rotary embeddings and the mask of each attention kind, which are stored by length."""
         if length not in self._geometries:
             if len(self._geometries) >= GEOMETRIES_KEPT:
                 self._geometries.clear()

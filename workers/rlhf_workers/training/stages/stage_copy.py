@@ -44,7 +44,7 @@ class StageCopy(OffloadableWeights):
 
 
 class StageCopies(TrainingHook):
-    """All stages of a rank; parameters that several stages use move with the first."""
+    """All stages that a rank holds whole; parameters that several of them use move with the first."""
 
     def __init__(
         self,
