@@ -1,7 +1,7 @@
-"""Measures the cost of scoring: every model task on artificial samples, alone and in a full batch.
+"""Measures the cost of scoring: tasks whose model scores single samples, on artificial ones, alone and in a batch.
 
-Rule: reward functions and endpoints are not called: they may count calls, cost money or be slow; their times are
-measured while the job runs. The measurement has a time budget; beyond it, a task is measured at two points.
+Rule: reward functions and endpoints are not called: they may count calls, cost money or be slow. The measurement has a
+time budget; beyond it, only two points of a task are measured.
 """
 
 import time
@@ -21,7 +21,7 @@ LEAST: Final = 2
 REPEATS: Final = 2
 """Timed runs after a warm-up; the shortest counts."""
 WORD: Final = " a"
-"""Text of one token, repeated for a reward model with its own tokenizer."""
+"""Text of about one token, repeated for a reward model with its own tokenizer."""
 MAX_SAMPLES: Final = 256
 """Maximum samples of a full batch."""
 
