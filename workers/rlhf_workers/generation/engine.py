@@ -252,7 +252,10 @@ class KeepsTurns(Protocol):
     """An engine that can keep a finished sample's cache until the sample is submitted with more tokens."""
 
     def keep_turns(self) -> None:
-        """Keep the cache of each response that ends by a stop, until it resumes, `forget_turn`, or new weights."""
+        """Keep the cache of each response that ends by a stop, until it resumes, `forget_turn`, sleep or new weights.
+
+        An engine may drop caches earlier.
+        """
 
     def forget_turn(self, key: SampleKey) -> None:
         """Drop the cache of a sample, if there is one."""

@@ -233,7 +233,7 @@ class GenerationRole:
             self._engine.close()
 
     def load(self, command: pb.LoadWeights, outbox: Outbox | None) -> pb.LoadResult:
-        """Fetch and load a version of the actor, and of a draft model trained with it: both or neither."""
+        """Fetch and load a version of the actor, and of a draft model trained with it; see `WeightUpdates`."""
         if command.model != ACTOR:
             raise WorkError("WrongModel", f"the generation role holds the actor, not {command.model!r}")
         start_ns = self._clock_ns()
