@@ -1,7 +1,7 @@
 """The data of a sample for coordinator and workers: its key, lease, request, response and version spans.
 
-Rule: plain data of numpy arrays, independent of messages. One module on each side converts between them
-(`rlhf_workers.sample_codec`, `rlhf_coordinator.storage.sample_codec`). Must never import protobuf.
+Rule: plain data of numpy arrays, independent of messages. `rlhf_workers.sample_codec` and
+`rlhf_coordinator.storage.sample_codec` convert between them. Must never import protobuf.
 """
 
 import math
@@ -32,7 +32,7 @@ class SampleKey(NamedTuple):
 
     iteration: int
     sample: int
-    """0 .. batch size - 1 inside the iteration."""
+    """Number inside the iteration, from 0; those of evaluations begin at FIRST_EVALUATION_SAMPLE."""
     attempt: int
 
 
