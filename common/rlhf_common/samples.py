@@ -28,7 +28,7 @@ most evaluation samples (2^24) still fits in 31 bits."""
 
 
 class SampleKey(NamedTuple):
-    """Name of a sample under one lease; each lease of the sample has a higher `attempt`."""
+    """Name of a sample under one lease; each later lease of the sample has a higher `attempt`."""
 
     iteration: int
     sample: int

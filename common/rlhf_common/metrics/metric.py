@@ -99,7 +99,7 @@ class Metric:
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram, without infinity."""
     absent: str = ""
-    """When there is no series; empty: there is always one."""
+    """When there is no series, if that needs an explanation."""
     run_metric: str = ""
     """Name of the same number in metrics.jsonl and TensorBoard; `{model}` and similar stand for a label."""
     one_a_set: bool = False

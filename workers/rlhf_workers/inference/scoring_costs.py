@@ -15,7 +15,7 @@ from rlhf_common.samples import SampleKey, ScoringSample
 from rlhf_workers.inference.model_scorer import PAD, ModelScorer
 
 BUDGET_SECONDS: Final = 0.6
-"""Compute seconds for all tasks."""
+"""Compute seconds of all tasks after which a task with LEAST points gets no further one."""
 LEAST: Final = 2
 """Points measured for every task, regardless of the budget."""
 REPEATS: Final = 2

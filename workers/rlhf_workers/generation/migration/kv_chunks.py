@@ -23,7 +23,7 @@ WIRE: Final[dict[torch.dtype, tuple[str, torch.dtype]]] = {
     torch.float16: ("float16", torch.float16),
     torch.bfloat16: ("uint16", torch.int16),
 }
-"""dtype of a cache -> its name in messages, and a numpy type of the same size."""
+"""dtype of a cache -> its name in messages, and a type of the same size that numpy has too."""
 ALIGNMENT: Final = 256
 """Alignment of each layer's keys and values in an arrival's memory, in bytes."""
 GROWTH_TOKENS: Final = 64
