@@ -14,7 +14,7 @@ MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 """Maximum bytes of one message; batches and weights are streamed in much smaller parts."""
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
-"""Bytes per part of a stream: large enough to fill a 25 Gb/s link, small enough to cancel quickly."""
+"""Bytes per part of a stream, small enough to cancel quickly."""
 
 OPTIONS: Final[list[tuple[str, int | str]]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -34,10 +34,9 @@ SERVER_NAME: Final = "rlhf-job"
 
 
 SETTLE_SECONDS: Final = 0.1
-"""Seconds before a server's credentials are replaced: a thousand times the part of a handshake that needs the old
-ones."""
+"""Seconds before a server's credentials are replaced, for handshakes that still need the old ones."""
 _TRIES: Final = 100
-"""Maximum reads of the files until two in a row agree; certificates are renewed once in months."""
+"""Maximum reads of the files until two in a row agree."""
 
 Files = tuple[bytes, bytes, bytes]
 

@@ -3,7 +3,7 @@
 A process is alive while its event loop runs. Before the loop starts, while it loads libraries or reads a journal, it is
 alive as long as it answers. Long work runs on other threads and releases the interpreter lock, so a training step, a
 load or a compilation does not count as a hang.
-Rule: the endpoint opens before any slow work, on its own thread, which only reads. Probes of running pods use `/livez`;
+Rule: the endpoint opens before any slow work, on its own threads, which only read. Probes of running pods use `/livez`;
 never remove the path.
 """
 
@@ -25,7 +25,7 @@ LIVENESS_PATH: Final = "/livez"
 BEAT_SECONDS: Final = 1.0
 """Seconds between two beats of an event loop."""
 STALE_SECONDS: Final = 30.0
-"""Seconds without a beat after which the loop counts as stuck: it never blocks for longer than a disk flush."""
+"""Seconds without a beat after which the loop counts as stuck."""
 CLIENT_SECONDS: Final = 10.0
 """Seconds after which a slow client is disconnected, so that it does not hold a thread forever."""
 FRAMES_SHOWN: Final = 12

@@ -1,8 +1,8 @@
 """Log lines as JSON objects in every process of the project: one object per line, with one schema.
 
 Rule: a line has `time` (UTC, milliseconds), `level` and `message`. It has `worker` in a process of a job, otherwise
-`logger`. It has `job`, `iteration` and `trace_id` if the process has them in its `LogContext`. Fields in `extra` of a
-logging call take precedence. Must never raise: a value that JSON cannot represent is written as text.
+`logger`. It has `job`, `iteration` and `trace_id` if the process has them in its `LogContext`. Attributes of a record
+that the formatter's `extras` name take precedence. A value that JSON cannot represent is written as text.
 """
 
 import json

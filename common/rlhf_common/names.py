@@ -137,11 +137,11 @@ class ExitCode(IntEnum):
     FAILED = 1
     """The job failed; the last line has the reason."""
     USAGE = 2
-    """The command line or the manifest is wrong; nothing was started."""
+    """The command line, the environment or the manifest is wrong."""
     USER_CODE = 20
-    """A reward function or endpoint failed repeatedly."""
+    """A reward function, an environment or a reward's endpoint cannot be used, or failed repeatedly."""
     BAD_MODEL = 21
-    """A model folder is missing or corrupt."""
+    """A model folder is missing, corrupt or unsuitable."""
     BAD_DATA = 22
     """A prompt file is missing or has an invalid line."""
     STORAGE = 23

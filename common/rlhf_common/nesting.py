@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 MAX_DEPTH: Final = 64
-"""Maximum levels of mappings and lists in a manifest; the deepest field of a pod is 15 levels down, Python stops at
-1000."""
+"""Maximum levels of mappings and lists in a manifest."""
 
 
 def too_deep(value: object, limit: int = MAX_DEPTH) -> str | None:

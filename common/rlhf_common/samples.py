@@ -1,7 +1,7 @@
 """The data of a sample for coordinator and workers: its key, lease, request, response and version spans.
 
-Rule: plain data of numpy arrays, independent of messages. One module on each side converts between them
-(`rlhf_workers.sample_codec`, `rlhf_coordinator.storage.sample_codec`). Must never import protobuf.
+Rule: plain data of numpy arrays, independent of messages. `rlhf_workers.sample_codec` and
+`rlhf_coordinator.storage.sample_codec` convert between them. Must never import protobuf.
 """
 
 import math
@@ -28,11 +28,11 @@ most evaluation samples (2^24) still fits in 31 bits."""
 
 
 class SampleKey(NamedTuple):
-    """Name of a sample under one lease; each lease of the sample has a higher `attempt`."""
+    """Name of a sample under one lease; each later lease of the sample has a higher `attempt`."""
 
     iteration: int
     sample: int
-    """0 .. batch size - 1 inside the iteration."""
+    """Number inside the iteration, from 0; those of evaluations begin at FIRST_EVALUATION_SAMPLE."""
     attempt: int
 
 

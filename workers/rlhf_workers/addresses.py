@@ -31,7 +31,7 @@ def open_endpoint(address: str) -> Endpoint | None:
 
 
 def why_not_bound(variable: str, address: str) -> Exception:
-    """Return AddressInUseError if the address is taken, else SettingsError with the reason."""
+    """Return AddressInUseError if the address is or was taken, SettingsError with the reason otherwise."""
     host, port = split_address(variable, address)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

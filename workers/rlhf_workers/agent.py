@@ -1,10 +1,10 @@
 """The worker's agent: dials the coordinator and connects its session with the compute thread.
 
-The asyncio loop (main thread) owns every stream, the compute thread owns every role. They meet in the outbox and in
-`Compute.submit`. The agent obeys Exit at once, even if the compute thread is busy. SIGTERM ends the worker at once
-too, except for a training rank: it reports that it is leaving and stays while the coordinator may need it. When a
-session breaks, the worker returns its samples and registers again; a running Train continues. The worker knows nothing
-about Kubernetes.
+The asyncio loop (main thread) owns the session, the compute thread owns the roles. They meet in the outbox and in
+`Compute`. The agent obeys Exit at once, even if the compute thread is busy. At SIGTERM the worker reports that it is
+leaving and ends; a training rank stays while the coordinator may need it and its grace period lasts. When a session
+breaks, the worker returns its samples and registers again; a running Train continues. Must never call the Kubernetes
+API.
 """
 
 import asyncio
@@ -49,15 +49,15 @@ from rlhf_workers.worker_role import KeepsWeights
 log = logging.getLogger(__name__)
 
 BACKOFF_SECONDS: Final = (0.1, 1.0)
-"""Shortest and longest pause in seconds between two dials; a restarted coordinator is found within a second."""
+"""Shortest and longest pause in seconds between two dials."""
 REPEAT_LOG_SECONDS: Final = 10.0
 """Seconds between two log lines of a worker that waits for the coordinator."""
 INCOMPATIBLE_SECONDS: Final = 10.0
 """Seconds between two dials when the versions do not match: someone has to change an image."""
 GIVE_BACK_SECONDS: Final = 1.0
-"""Seconds that a reset may take; a decode step ends sooner, a longer command continues across sessions."""
+"""Seconds to wait for the samples of a reset; a longer command continues across sessions."""
 CLOSE_SECONDS: Final = 10.0
-"""Seconds that roles get to free devices and sockets at SIGTERM, well under the kubelet's grace period of 30 s."""
+"""Seconds that roles get to free devices and sockets at SIGTERM; the kubelet's default grace period is 30 s."""
 RESERVE_SECONDS: Final = 20.0
 """Seconds of its grace period that a staying rank reserves for shutdown; closing takes up to half of them."""
 LEAVING_SECONDS: Final = 0.2
@@ -93,7 +93,10 @@ class Agent:
         self._held = _nothing_held()
 
     async def run(self) -> ExitCode:
-        """Serve until SIGTERM (OK) or until the coordinator ends the worker; raise errors of the start-up."""
+        """Serve until SIGTERM (OK) or until no coordinator welcomes the worker in time (FAILED).
+
+        Exit commands and fatal failures end the process. Raises errors of the start-up.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop.set)
         server = await start_server(

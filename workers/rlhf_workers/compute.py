@@ -1,9 +1,8 @@
 """The compute thread of a worker: holds the roles, executes commands in order, and steps the roles.
 
 Generation steps first, because other workers wait for its samples; scoring steps when generation has no work. Other
-threads submit commands, read the frozen `WorkerSnapshot`, or ask for the samples (`reset`); some read a role (`roles`,
-`weight_provider`). This module must never touch gRPC. If the process dies, the coordinator's ledger and journal still
-have everything it held; this module writes nothing to disk.
+threads submit work, read the frozen `WorkerSnapshot`, or ask for the samples (`reset`); some read a role (`roles`,
+`weight_provider`). This module must never touch gRPC and writes nothing to disk.
 """
 
 import logging
@@ -104,7 +103,10 @@ class Compute:
         on_fatal: Callable[[pb.Failure], None],
         build: Build = build_role,
     ) -> None:
-        """`on_fatal` is called from the compute thread when a role fails outside a command: the process must end."""
+        """`on_fatal` is called from the compute thread when the process must end.
+
+        That is so when a role fails outside a command or loses its device.
+        """
         self.snapshot = WorkerSnapshot()
         self.weight_provider: WeightProvider | None = None
         self._device = device
@@ -231,7 +233,7 @@ class Compute:
             role.close()
 
     def _next(self, worked: bool) -> _Item | None:
-        """Return the next command or reset; None to step the roles."""
+        """Return the next item of the queue; None to step the roles."""
         with self._changed:
             while not self._queue and not self._closing:
                 if worked:

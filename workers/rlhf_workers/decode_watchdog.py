@@ -1,7 +1,7 @@
 """Detects a decode step that hangs, from another thread, and reports it so that the worker ends.
 
-A step decodes one token of each sample, or one chunk of a long prompt. If it takes minutes, a kernel, an executor peer
-or a lock never answers. The compute thread is inside the step and cannot report it.
+A step decodes a few tokens of each sample, or one chunk of a long prompt. If it takes minutes, a kernel, an executor
+peer or a lock probably never answers. The compute thread is inside the step and cannot report it.
 
 Rule: only generation steps are checked. Commands have their own limit (spec.runPolicy.startTimeoutSeconds), and no
 limit fits every training step. A limit of 0 must never end a worker.

@@ -1,6 +1,7 @@
-"""Converts exceptions of a role into `pb.Failure`, with the line that raised them.
+"""Converts exceptions of a role into `pb.Failure`.
 
-Rule: every exception becomes a failure that says where it came from. Must never name a field that does not help.
+Rule: a WorkError brings its own message, a lack of memory gets a field to change, and any other exception gets the line
+that raised it.
 """
 
 import traceback
@@ -24,13 +25,13 @@ MEMORY_FIELDS: Final = {
     "become_inference": "spec.inference.gpusPerReplica",
     "become_training": "spec.training.gpusPerReplica",
 }
-"""The field that changes memory use most directly, by command or role."""
+"""Field to change after a lack of memory, by command or role."""
 MEMORY_TEXTS: Final = ("CUDA out of memory", "HIP out of memory", "DefaultCPUAllocator: can't allocate memory")
 """Texts in the out-of-memory errors of torch's allocators."""
 
 
 class WorkError(Exception):
-    """A failure with everything a user needs; sent as `pb.Failure` or logged as the last line."""
+    """A failure with its reason, message, field and exit code, as a `pb.Failure`."""
 
     def __init__(
         self,
@@ -64,8 +65,7 @@ def failure_of(error: Exception, work: str) -> pb.Failure:
 def is_out_of_memory(error: Exception) -> bool:
     """Return True if a device or the host ran out of memory.
 
-    The text is checked too: vLLM's executors pass on errors of other processes as text. Texts of the allocators say
-    how much was requested and how much is free.
+    The text is checked too: vLLM's executors pass on errors of other processes as text.
     """
     return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in MEMORY_TEXTS)
@@ -73,7 +73,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def device_is_lost(error: Exception) -> bool:
-    """Return True if every later call of this process to its GPU will fail, so that only a new process can continue."""
+    """Return True for an error of the GPU's runtime: later calls of this process may fail too, so it must end."""
     return isinstance(error, torch.AcceleratorError)
 
 

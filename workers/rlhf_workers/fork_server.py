@@ -6,8 +6,7 @@
 
 Rule: the process has one thread until the fork, because a lock that another thread holds stays locked in the child. It
 refuses to serve when a library started threads. It must never serve processes with an accelerator: CUDA does not
-survive a fork. It starts workers and does nothing else for them. When the server ends, the kernel kills its workers;
-the server ends when its input ends.
+survive a fork. When the server ends, the kernel kills its workers; the server ends when its input ends.
 """
 
 import contextlib
@@ -49,7 +48,7 @@ PRELOADED: Final = (
     "rlhf_workers.training.backends.torch_backend",
     "rlhf_workers.training.training_role",
 )
-"""Modules that workers of the groups import."""
+"""Modules imported before the first fork; a worker imports others itself."""
 LINES_AT_ONCE: Final = 1 << 16
 """Bytes per read."""
 

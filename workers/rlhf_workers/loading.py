@@ -1,8 +1,8 @@
 """Imports large libraries with garbage collection switched off.
 
-Importing torch and transformers creates hundreds of thousands of objects that live as long as the process. Collections
-during the import visit them repeatedly, about an eighth of its CPU time. Afterwards collection is on again, and the
-imported objects are frozen (`gc.freeze`), which shortens later collections.
+Importing torch and transformers creates many objects that live as long as the process. Collections during the import
+would visit them repeatedly. Afterwards collection is on again if it was on before, and the objects that exist then are
+frozen (`gc.freeze`), which shortens later collections.
 """
 
 import gc

@@ -1,8 +1,8 @@
 """Prometheus endpoint of one worker: the heartbeat's values, its engine's totals, and the engine's own metrics.
 
-Rule: values are read at the scrape, from the same counters as the heartbeat. Names, labels and help come from the
-catalogue (`rlhf_common.metrics`). An engine's own families are served unchanged beside ours, at most MAX_ENGINE_SERIES
-series, and without families that begin with our prefixes.
+Rule: values are read at the scrape. Names, labels and help of our metrics come from the catalogue
+(`rlhf_common.metrics`). An engine's own families are served unchanged beside ours, at most MAX_ENGINE_SERIES series,
+and without families that begin with our prefixes.
 """
 
 import logging
@@ -29,7 +29,7 @@ from rlhf_workers.weights.offload import MOVES
 log = logging.getLogger(__name__)
 
 MAX_ENGINE_SERIES: Final = 2000
-"""Series of an engine's own families; vLLM has some 600."""
+"""Maximum series of an engine's own families."""
 OUR_PREFIXES: Final = ("rlhf_", "process_")
 
 
@@ -55,7 +55,7 @@ class WorkerCollector(Collector):
         self._engine_failed = False
 
     def collect(self) -> Iterator[Family]:
-        """Yield one family for each metric of the catalogue, then the engine's."""
+        """Yield the families of the worker and of its first engine, then the engine's own."""
         measured = self._measured
         own = (measured.name, measured.group)
         for metric, value in (*self._values(), *_device_memory(measured.device)):

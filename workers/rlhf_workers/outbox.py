@@ -4,9 +4,9 @@ Rule: a message belongs to the session it was created in. When a session breaks,
 refuses new ones until the compute thread has returned its samples and calls `reopen`. The answer of one running
 command (a Train, a load) survives; the coordinator learns of it as `WorkerState.command_id`.
 
-Messages of one command or step are sent together. Answers and heartbeats wake the writer at once, other messages after
-`GATHER_SECONDS` or at the end of the step. Thread-safe; never blocks the compute thread. Must never resend: the next
-Register reports the worker's state.
+Answers and heartbeats wake the writer at once, other messages of a command or step after `GATHER_SECONDS` or at its
+end. Thread-safe; a role never waits for the network. Must never resend a sent message: the next Register reports the
+worker's state.
 """
 
 import logging
@@ -22,9 +22,9 @@ from rlhf_common import control_pb2 as pb
 log = logging.getLogger(__name__)
 
 BATCH_MESSAGES: Final = 512
-"""Messages sent at once; enough for a step of a full engine."""
+"""Maximum messages sent at once."""
 BATCH_BYTES: Final = 4 * 1024 * 1024
-"""Bytes sent at once, far below the message limit of the stream, so that a heartbeat never waits long."""
+"""Bytes sent at once, if more than one message is sent; far below the message limit of the stream."""
 
 GATHER_SECONDS: Final = 0.02
 """Seconds that a message waits for others of the same step, checked at the next one.
@@ -116,7 +116,7 @@ class SessionOutbox:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Send the messages of this thread together at the end; one thread at a time."""
+        """Gather the messages of this thread until the end or for GATHER_SECONDS; one thread at a time."""
         with self._lock:
             self._gathering = threading.get_ident()
         try:

@@ -1,8 +1,8 @@
 """Describes for people what a worker does during a command that takes minutes, such as loading weights.
 
 The code that does such work enters `stage` and reports its progress with `WorkStage.reached`. Heartbeats carry the
-text, and the job's status shows it. Rule: no decision reads the text, and its length is bounded. Any thread may read
-it. An inner stage hides the outer one.
+text, and the coordinator shows it to people. Rule: no decision reads the text, and its length is bounded. Any thread
+may read it. An inner stage hides the outer one.
 """
 
 from collections.abc import Iterator

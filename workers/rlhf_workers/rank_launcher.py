@@ -12,8 +12,8 @@ and restarts none. When a process ends:
 - The launcher gets SIGTERM: it forwards the signal to every rank and exits after the last one.
 - The launcher is killed: the kernel kills its ranks.
 
-Rule: it imports no torch and reaps every child process of its container. It forwards the ranks' output line by line,
-so lines of two ranks never mix. It forks the ranks before a second thread exists.
+Rule: it imports no torch, and reaps its ranks and the orphans that it inherits. It forwards whole lines of the ranks'
+output, so lines of up to CHUNK bytes do not mix. It forks the ranks before a second thread exists.
 """
 
 import contextlib
@@ -39,15 +39,15 @@ COMMAND: Final = ("-m", "rlhf_workers")
 LEAVE_SECONDS: Final = 5.0
 """Seconds that ranks get after one was lost: the coordinator ends them soon, and their last report takes a second."""
 LET_GO_SECONDS: Final = 60.0
-"""Seconds that ranks get after one was released alone, which its coordinator notices by itself."""
+"""Seconds that ranks get after one was released alone."""
 LOOK_SECONDS: Final = 1.0
 HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 PR_SET_PDEATHSIG: Final = 1
 """Option of prctl(2)."""
 CHUNK: Final = 1 << 16
-"""Bytes per read, and of the longest line that is forwarded whole."""
+"""Bytes per read, and of the longest line that is certainly forwarded whole."""
 WORDS_KEPT: Final = 2000
-"""Bytes stored of a rank's last line."""
+"""Characters stored of a rank's last line."""
 
 
 class LaunchedRank:
@@ -224,7 +224,7 @@ def main() -> int:
         return ExitCode.USAGE
     launcher = RankLauncher(environments)
     try:
-        # Imported after the forks: the ranks need none of it, and the endpoint's thread must not be forked.
+        # Imported after the forks, so that the ranks start sooner.
         from rlhf_workers.logs import configure_logs
 
         pod = f"{os.environ[Env.GROUP]}-pod-{os.environ[Env.INDEX]}"

@@ -1,6 +1,6 @@
 """Table of the modules that build the roles, imported when the command arrives.
 
-Rule: importing this module loads no engine, no trainer and no transformers, so a worker loads only its own role.
+Rule: importing this module loads no engine, no trainer and no transformers, so a worker loads the roles that it gets.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ BUILDERS: Final = {
 
 
 def build_role(job: RLHFJob, command: pb.Command, device: torch.device, certificates: Path | None) -> WorkerRole:
-    """Return the role that a Become* command asks for, with its models loaded; WorkError if that fails."""
+    """Return the role that a Become* command asks for."""
     with uncollected():
         module = import_module(BUILDERS[str(command.WhichOneof("command"))])
     builder: Builder = module.build

@@ -1,6 +1,6 @@
 """Converts samples to protobuf messages and back.
 
-Rule: conversion only; it makes no decision and has no state. A malformed field is refused by name.
+Rule: conversion only; it makes no decision and has no state. A malformed field of a sample to score is refused by name.
 """
 
 from collections.abc import Iterable

@@ -16,7 +16,7 @@ from rlhf_common.control_pb2_grpc import CoordinatorStub
 from rlhf_workers.outbox import SessionOutbox
 
 WELCOME_SECONDS: Final = 30.0
-"""Seconds from Register to Welcome; the coordinator answers in milliseconds unless it hangs."""
+"""Maximum seconds from Register to Welcome."""
 
 SessionCall = grpc.aio.StreamStreamCall[pb.WorkerMessage, pb.CoordinatorMessage]
 BROKEN: Final = (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
@@ -53,7 +53,7 @@ class CoordinatorSession:
         on_command: Callable[[pb.Command], None],
         on_siblings: Callable[[pb.SiblingTokens], None],
     ) -> NoReturn:
-        """Run until the call breaks; always raise SessionBrokenError or an error of the callbacks."""
+        """Run until the call breaks; raise SessionBrokenError then, or an error of the callbacks."""
         call = self._stub.Session()
         try:
             await call.write(pb.WorkerMessage(register=register))

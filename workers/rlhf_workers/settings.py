@@ -1,6 +1,6 @@
 """Settings of a worker process, read from its environment (`names.Env`) and checked.
 
-Rule: a missing or malformed variable is an error that names it.
+Rule: a missing required variable and a malformed number, address, group or device are errors that name the variable.
 """
 
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ class WorkerSettings:
 
 
 def split_address(variable: str, value: str) -> tuple[str, int]:
-    """Return (host, port) of `host:port`; IPv6 hosts are in brackets."""
+    """Return (host, port) of `host:port`, the brackets of an IPv6 host removed; SettingsError names `variable`."""
     host, colon, port = value.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise SettingsError(f"{variable}={value!r}: needs host:port, such as 10.0.0.7:7710")
@@ -70,7 +70,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def read_settings(environ: Mapping[str, str]) -> WorkerSettings:
-    """Return the settings of this process; SettingsError names the variable, its value and the valid form."""
+    """Return the settings of this process; SettingsError names the variable and what it needs."""
     group = _required(environ, Env.GROUP)
     if group not in WORKER_GROUPS:
         raise SettingsError(f"{Env.GROUP}={group!r}: must be one of {', '.join(WORKER_GROUPS)}")

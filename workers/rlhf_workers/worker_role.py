@@ -1,10 +1,10 @@
 """Interface between the agent (streams, threads, sessions) and a worker's work (engines, scorers, trainers).
 
-Rule: the compute thread executes the commands and steps of every role, so a role needs no locks for them; a Protocol
-says where other threads call. A role reports to the coordinator through the Outbox, never through a stream. A worker
-may have several roles, such as generation and inference. The compute thread steps generation first, the others when
-generation had no work. When a session breaks, the agent calls `give_back`, drops the Outbox except the CommandDone of
-a running command, and registers again; the coordinator then sends commands anew.
+Rule: the compute thread executes the commands and steps of every role, so a role needs no locks for them. Other threads
+read roles, for example for metrics and for peers. A role reports to the coordinator through the Outbox, never through a
+stream. A worker may have several roles, such as generation and inference. The compute thread steps generation first,
+the others when generation had no work. When a session breaks, the worker calls `give_back`, drops the Outbox except the
+CommandDone of a running command, and registers again; the coordinator then sends commands anew.
 
 Abilities of some roles are separate Protocols, found by isinstance. Model roles (actor, critic, ...) are unrelated.
 """
@@ -20,7 +20,7 @@ from rlhf_workers.models.kv_slices import KvReservation, KvSlice
 
 
 class Outbox(Protocol):
-    """Thread-safe way to report to the coordinator; never blocks the compute thread."""
+    """Thread-safe way to report to the coordinator without waiting for the network."""
 
     def progress(self, message: pb.SampleProgress) -> None:
         """Report the tokens decoded since the last progress of this sample."""
@@ -65,11 +65,11 @@ class WorkerRole(Protocol):
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
         """Execute a command and answer it by `outbox.done` exactly once, now or in a later `step`.
 
-        The agent answers a raised WorkError (or another exception: reason Internal) as the command's failure.
+        The compute thread answers with the failure of a raised exception (`failures.failure_of`).
         """
 
     def step(self, outbox: Outbox) -> bool:
-        """Do one bounded step (decode, or score a batch; well under a second); return False if there was no work."""
+        """Do one bounded step, such as decoding or scoring a batch; return False if there was no work."""
 
     def give_back(self) -> list[pb.SampleProgress]:
         """Drop every unfinished sample and return it with all its tokens, after a session broke."""
@@ -84,7 +84,7 @@ class WorkerRole(Protocol):
         """Leave device memory while no sample is active; later work loads what it needs. On a CPU, do nothing."""
 
     def close(self) -> None:
-        """Free devices and sockets; called once, at a clean exit."""
+        """Free devices and sockets; called once, at a clean exit or before a new role of this kind is built."""
 
 
 @runtime_checkable
@@ -129,7 +129,7 @@ class DraftsBySiblings(Protocol):
 class WeightProvider(Protocol):
     """A role that serves weights to peers through the WeightSource service.
 
-    Other threads call it, and it only reads: the coordinator never sends Train while a peer loads.
+    Other threads call it, and it only reads.
     """
 
     def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:

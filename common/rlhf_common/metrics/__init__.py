@@ -9,9 +9,11 @@
   samples     of its samples, and of the workers and messages behind them
   run         results of an iteration: reward, divergence, losses; metrics.jsonl and TensorBoard have the same numbers
   fusion      inter-stage fusion: threshold, pool, moves, predictions
+  speculation drafts of all workers, and tokens shared for them
   training    steps, bubbles, schedules, the training group
   storage     weights, checkpoints, journal, disks
   worker      of one worker, from itself
+  worker_drafts how its engine chooses drafts
   catalogue   all of them, by name
   exposition  their output for Prometheus
   page        docs/metrics.md, generated

@@ -1,7 +1,7 @@
 """Bounds of histograms, by measured quantity.
 
-Rule: at most fourteen bounds, each at most two and a half times the previous one in the interesting range, which limits
-the error of a percentile. A histogram costs three series more than it has bounds. A change breaks comparisons with the
+Rule: at most fourteen bounds, each at most three times the previous one in the interesting range, which limits the
+error of a percentile. A histogram costs three series more than it has bounds. A change breaks comparisons with the
 past.
 """
 

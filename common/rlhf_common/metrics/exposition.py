@@ -1,8 +1,7 @@
 """Writes metrics of the catalogue for Prometheus: families of values read at a scrape, and histograms filled over time.
 
-Rule: a scrape runs on its own thread; it reads values and changes nothing. A metric that the process is not declared to
-serve raises an error, so a test finds it. A missing value gives no series. If a read fails, the scrape fails, and
-Prometheus shows `up` 0.
+Rule: a scrape runs on its own thread; it reads values and changes nothing. A missing value gives no series. If a read
+fails, the scrape fails, and Prometheus shows `up` 0.
 """
 
 import time
@@ -29,7 +28,7 @@ Values = Mapping[tuple[str, ...], float]
 Ids = tuple[tuple[str, str], ...]
 """Identity of a measured object: (name, value) pairs."""
 READ_TRIES: Final = 100
-"""Attempts of a scrape to read data that changes; a change takes a microsecond, a scrape comes every half minute."""
+"""Maximum attempts of a scrape to read data that changes."""
 CERTIFICATE_FILE: Final = "tls.crt"
 """File name in the folder RLHF_CERTIFICATES."""
 _Read = TypeVar("_Read")
@@ -49,7 +48,7 @@ def family(metric: Metric, values: Values) -> Family:
 
 
 class HistogramSeries:
-    """The series of a histogram that one thread fills and others read; a microsecond per value, without a lock."""
+    """The series of a histogram that one thread fills and others read, without a lock."""
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric

@@ -1,6 +1,6 @@
 """Every label of this project's metrics with its values.
 
-Rule: values come from the code's own enumerations where they exist. `namespace`, `rlhf_job` and `pod` of a job's
+Rule: values come from enumerations of this package where it has them. `namespace`, `rlhf_job` and `pod` of a job's
 process come from the scrape; only the operator, which reports many jobs, sets the first two itself.
 """
 

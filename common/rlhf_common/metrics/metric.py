@@ -1,8 +1,8 @@
 """The types of a metric and its labels.
 
-Rule: plain data, checked at creation. Units are base units and names end in them, as Prometheus recommends; counters
-end in `_total`. The values of a label are bounded, in words and as a number, by existing things; free user input is no
-label.
+Rule: plain data, checked at creation. Units are base units, as Prometheus recommends; names of times, bytes and ratios
+end in them, and counters end in `_total`. The values of a label are listed, or bounded in words and as a number by
+existing things; free user input is no label.
 """
 
 import re
@@ -99,7 +99,7 @@ class Metric:
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram, without infinity."""
     absent: str = ""
-    """When there is no series; empty: there is always one."""
+    """When there is no series, if that needs an explanation."""
     run_metric: str = ""
     """Name of the same number in metrics.jsonl and TensorBoard; `{model}` and similar stand for a label."""
     one_a_set: bool = False

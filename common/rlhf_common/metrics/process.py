@@ -1,5 +1,8 @@
-"""Metrics of any process of the project. Rule: read from the kernel at a scrape; names are those of all client
-libraries."""
+"""Metrics of any process of the project.
+
+Rule: metrics that begin with `process_` are read from the kernel at a scrape, under the names of Prometheus's client
+libraries.
+"""
 
 from typing import Final
 

@@ -1,8 +1,8 @@
 """The files of a model folder that belong to the model besides its weights. A checkpoint and an export copy them all.
 
 These are the files directly in the folder, and text files of sub-folders such as `additional_chat_templates/`. Rule:
-never weights in any format, nor descriptions of them. A sub-folder with weights belongs to another model or format and
-is left out. Links may lead out of a folder into the cache of the hub, or from a text file to one of the same kind. The
+never files with a suffix of weights, nor descriptions of them. A sub-folder with weights belongs to another model or
+format and is left out. Links may lead out of a folder into the hub's cache, or from a text file to one of its kind. The
 number of files and bytes is bounded, so that stray files do not enlarge checkpoints.
 """
 
@@ -67,7 +67,7 @@ def _is_companion(file: Path) -> bool:
 
 
 def _is_part_of_model(folder: Path) -> bool:
-    """Return whether a sub-folder is neither another model, with weights at any depth, nor a data set."""
+    """Return whether a sub-folder has no weights at any depth, and at most MAX_FILES entries."""
     items = list(islice(folder.rglob("*"), MAX_FILES + 1))
     return len(items) <= MAX_FILES and not any(item.name.endswith(WEIGHTS) for item in items)
 

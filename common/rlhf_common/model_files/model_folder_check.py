@@ -1,8 +1,8 @@
 """Checks that config.json and the weight files of a model folder agree, before anything is loaded.
 
-Finds quantised weights, and layers or a head that differ from config.json. Rule: a folder passes only if every reader
-(transformers, vLLM, training ranks) would read the same numbers. Tensors are read only if config.json ties two that the
-files both contain. No torch is needed.
+Finds quantised weights, and layers or a head of known families that differ from config.json. Rule: a folder is rejected
+where these show that readers (transformers, vLLM, training ranks) would read other numbers. Tensors are read only if
+config.json ties two that the files both contain. No torch is needed.
 """
 
 import json
@@ -48,8 +48,8 @@ _COMPARED_BYTES: Final = 16 * 1024 * 1024
 
 
 def check_model_folder(folder: Path, *, head: bool) -> None:
-    """Raise FolderError unless every reader reads the folder's model alike. `head`: whether its language-model head is
-    used, which value and reward models leave out."""
+    """Raise FolderError if readers would read the folder's model differently. `head`: whether its language-model head
+    is used, which value and reward models leave out."""
     refuse_adapters(folder)
     config = read_model_config(folder)
     weights = read_weight_files(folder)

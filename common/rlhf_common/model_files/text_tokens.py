@@ -1,7 +1,7 @@
 """Conversion from text to tokens and back, with the caller's transformers tokenizer.
 
 A prompt starts with the tokenizer's start tokens exactly once and has no end tokens, because the model continues it.
-The text of a response includes all of its tokens except end tokens. Rule: pure; coordinator and workers use these
+The text of a response includes its tokens except end tokens at its end. Rule: pure; coordinator and workers use these
 functions, so that all see the same text. Must never let a tokenizer add or drop a token silently.
 """
 

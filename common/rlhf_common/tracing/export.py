@@ -1,7 +1,8 @@
 """Export of spans to a collector: a bounded queue, and a thread that sends its content.
 
-Rule: `add` never waits and never raises. Spans are dropped when the queue is full, and lost when the collector rejects
-them; both are counted and logged once. `close` waits for a bounded time. A process that dies loses its queued spans.
+Rule: `add` does not wait for the collector and does not raise. Spans are dropped when the queue is full, and lost when
+the collector rejects them; both are counted, and a loss is logged once until the collector takes spans again. `close`
+waits for a bounded time. A process that dies loses its queued spans.
 """
 
 import logging

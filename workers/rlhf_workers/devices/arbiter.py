@@ -1,11 +1,11 @@
 """Turns on a worker's device, when a training rank shares it with roles that decode and score.
 
-Rule: the two sides never have device memory at the same time. A command of one side first puts the roles of the other
-to sleep, so the bound holds for any order of commands; roles of the same side share the device. A sleeping role that
-takes new weights gets them while the rank that trained them is still on the device, which converts and copies them many
-times faster than the host. Memory lent for this is freed before the next turn; without room the weights go through host
+Rule: the models of the two sides are not on the device at the same time. A command of one side first puts the roles of
+the other to sleep, so the bound holds for any order of commands; roles of the same side share the device. A sleeping
+role that takes new weights gets them while the rank that trained them is still on the device, which converts and copies
+them faster than the host. Memory lent for this is freed after its last reader; without room the weights go through host
 memory. The coordinator does not count on a sample that is still held when training begins, so it is dropped. The
-compute thread calls this. If the process dies here, the weights are those of the last checkpoint, as after any failure.
+compute thread calls this.
 """
 
 import logging

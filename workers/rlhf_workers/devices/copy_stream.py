@@ -73,7 +73,7 @@ class _CudaMark:
 
 
 class CudaCopyStream:
-    """Implements `CopyStream` with a CUDA stream. Host memory must be pinned, or each copy blocks its thread."""
+    """Implements `CopyStream` with a CUDA stream. Host memory must be pinned, or a copy may block its thread."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -19,8 +19,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 CUBLAS_WORKSPACE: Final = ":4096:8"
-"""8 buffers of 4 MiB, the default number on Hopper but of one size. Otherwise matrix products may differ from run to
-run."""
+"""8 buffers of 4 MiB. Without this setting, matrix products may differ from run to run."""
 
 _sharers: dict[torch.device, int] = {}
 """Number of processes on a device, including this one, if there are several; set when the process opens the device."""
@@ -53,7 +52,10 @@ def device_sharers(device: torch.device) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the GPU bytes on which this process may count: its allocator's reserve, and its share of unused memory."""
+    """Return the GPU bytes on which this process may count.
+
+    They are the unused part of its allocator's reserve, and its share of the memory that no process uses.
+    """
     free = torch.cuda.mem_get_info(device)[0] // device_sharers(device)
     return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
@@ -71,7 +73,7 @@ def memory_in_use(device: torch.device) -> int:
 
 @cache
 def device_name(device: torch.device) -> str:
-    """Return the product name of the GPU, or the machine type of the CPU."""
+    """Return the product name of the GPU or CPU; the machine type if the CPU has none."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -17,7 +17,7 @@ NS_PER_MS: Final = 1e6
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Return the array on `device`; on a GPU it is complete before work launched next."""
+    """Return the array on `device`; on a GPU it is complete before work that this thread launches next."""
     tensor = torch.from_numpy(array)
     if device.type == "cuda" and torch.cuda.is_initialized():
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -25,7 +25,7 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until `device` has done everything that this thread launched; at once on a CPU."""
+    """Wait until `device` has done everything on this thread's current stream; at once on a CPU."""
     if device.type == "cuda" and torch.cuda.is_initialized():
         torch.cuda.current_stream(device).synchronize()
 

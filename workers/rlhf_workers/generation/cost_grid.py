@@ -45,8 +45,8 @@ def decode_points(
 def prefill_points(limits: EngineLimits, *, replays: bool) -> list[tuple[int, int]]:
     """Return (prompts, tokens) points of prefills.
 
-    An engine that `replays` known tokens prefills prompts, another one whole samples. Points have about as many
-    prompts as the start of an iteration; whole ones of the greatest length come last.
+    An engine that `replays` known tokens prefills prompts, another one whole samples. Points of the greatest length
+    come last.
     """
     longest = limits.max_prompt_tokens - 1
     if not replays:

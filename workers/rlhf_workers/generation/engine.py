@@ -1,8 +1,8 @@
 """Interface between the generation role and the engine that decodes.
 
 An engine implements `Engine` and, for more abilities, some of the Protocols below; `engine_registry` finds it. Rule:
-it takes and returns plain data, not protobuf messages. One thread drives an engine; `step` is bounded. A sample's
-tokens depend on its prompt, its random key, the weights and the sampling parameters, and on nothing else: not on other
+it takes and returns plain data, not protobuf messages. One thread drives an engine; `step` is bounded. Up to rounding,
+a sample's tokens depend on its prompt, its random key, the weights and the sampling parameters, and not on other
 samples, the worker, or interruptions. An engine must never lose a sample: until it is in `StepReport.finished`,
 `withdraw` returns it with every token.
 """
@@ -215,9 +215,10 @@ class Engine(Protocol):
         """Drop these samples (None: all) and return their tokens; unknown and finished ones are ignored."""
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
-        """Replace all weights or none; return bytes. Samples continue, and later tokens carry `version`.
+        """Replace all weights; return bytes. Samples continue, and later tokens carry `version`.
 
-        An update interrupted half-way raises WorkError and leaves NO_VERSION.
+        Invalid tensors raise WorkError and change nothing. An update interrupted half-way raises WorkError and leaves
+        NO_VERSION.
         """
 
     @property
@@ -251,7 +252,10 @@ class KeepsTurns(Protocol):
     """An engine that can keep a finished sample's cache until the sample is submitted with more tokens."""
 
     def keep_turns(self) -> None:
-        """Keep the cache of each response that ends by a stop, until it resumes, `forget_turn`, or new weights."""
+        """Keep the cache of each response that ends by a stop, until it resumes, `forget_turn`, sleep or new weights.
+
+        An engine may drop caches earlier.
+        """
 
     def forget_turn(self, key: SampleKey) -> None:
         """Drop the cache of a sample, if there is one."""

@@ -1,8 +1,8 @@
 """Finds and builds the engine named in `spec.generation.engine`: a known name, or the path of a user's module.
 
 A module has `build_engine(spec, tokenizer, device) -> Engine`; docs/tutorials/your-engine.md writes one. Rule:
-importing this module loads no engine. An unusable engine is a WorkError that names the field, the module and the
-problem.
+importing this module loads no engine. A module that cannot be imported or builds no engine is a WorkError that names
+the field, the module and the problem.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Totals of an engine since its role began, and queue times of samples, for metrics and finished samples.
 
-Rule: the compute thread writes, a scrape reads; counts only rise. Times are arguments, in nanoseconds.
+Rule: the compute thread writes, a scrape reads. Times are arguments, in nanoseconds.
 """
 
 from collections.abc import Iterable
@@ -93,7 +93,7 @@ class QueueTimes:
                 self._waited[key] = max(1, now_ns - taken) / 1e9
 
     def of_finished(self, key: SampleKey) -> float:
-        """Return the seconds that a finished sample waited; 0 if unknown or if it came from another worker."""
+        """Return the seconds that a finished sample waited; 0 if unknown, such as for one that came with its cache."""
         self._taken.pop(key, None)
         return self._waited.pop(key, 0.0)
 

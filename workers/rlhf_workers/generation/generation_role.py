@@ -1,9 +1,9 @@
 """The generation role of a worker: takes commands, drives an engine, and reports progress and finished samples.
 
 Rule: it converts between protobuf messages and `engine.Engine`, and makes no decision about decoding. Tokens are
-reported within a quarter of a second of their step, so a lost worker costs that much work; a finished sample is
-reported at once. Must never answer a command twice, nor report a sample that was withdrawn or returned. If the process
-dies, the coordinator continues from the reported tokens.
+reported after the first step that ends PROGRESS_NS after the last report; a finished sample is reported at once. Must
+never answer a command twice, nor report a sample that was withdrawn or returned. If the process dies, the coordinator
+continues from the reported tokens.
 """
 
 import logging
@@ -56,7 +56,7 @@ from rlhf_workers.worker_role import Outbox
 log = logging.getLogger(__name__)
 
 PROGRESS_NS: Final = 250_000_000
-"""Nanoseconds between progress messages: the work that a lost worker costs, at four small messages per second."""
+"""Least nanoseconds between progress messages of a sample; a lost worker costs the work since the last one."""
 ACTOR: Final = GENERATE.model
 ACTOR_FIELD: Final = f"{ACTOR.manifest_path}.path"
 EXIT_CODES: Final = {"PromptLength": ExitCode.BAD_DATA, "TokenOutsideVocabulary": ExitCode.BAD_DATA} | dict.fromkeys(
@@ -200,7 +200,7 @@ class GenerationRole:
         return None if speculator is None else speculator.totals
 
     def give_back(self) -> list[pb.SampleProgress]:
-        """See WorkerRole; migrations end without moving their samples."""
+        """See WorkerRole; running migrations are stopped."""
         self._migrations.stop(None, "the source's session broke")
         self.receiver.clear()
         self._drafting.begin_session()
@@ -233,7 +233,7 @@ class GenerationRole:
             self._engine.close()
 
     def load(self, command: pb.LoadWeights, outbox: Outbox | None) -> pb.LoadResult:
-        """Fetch and load a version of the actor, and of a draft model trained with it: both or neither."""
+        """Fetch and load a version of the actor, and of a draft model trained with it; see `WeightUpdates`."""
         if command.model != ACTOR:
             raise WorkError("WrongModel", f"the generation role holds the actor, not {command.model!r}")
         start_ns = self._clock_ns()

@@ -2,8 +2,8 @@
 
 Out: the slice is gathered into one block of device memory in the order of decoding, so that the pool may change at
 once. The block goes to pinned memory in one copy; its reader waits for it on another thread. In: a whole cache is
-uploaded in one copy, and later decoding waits for it on the device. Rule: the compute thread queues copies and never
-waits. On a CPU slices are copied directly.
+uploaded in one copy, and later decoding waits for it on the device. Rule: the compute thread queues copies without
+waiting for them. On a CPU slices are copied directly.
 """
 
 from collections.abc import Callable, Sequence

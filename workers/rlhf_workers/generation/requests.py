@@ -1,6 +1,6 @@
 """Checks of requests and job sizes that are common to all engines.
 
-Rule: pure functions of the request and the engine's limits; the message names the sample, the numbers and the field.
+Rule: pure functions of the request and the engine's limits.
 """
 
 from rlhf_common.model_files.model_limits import CONTEXT_FIELD, context_problem

@@ -46,9 +46,9 @@ def sample(
     """Draw one token per row.
 
     logits [n, vocabulary] any float, uniform [n] float64 on the same device; returns tokens [n] int64 and their
-    log-probabilities [n] float32 under softmax(logits / temperature) before top-p and top-k (at temperature 1 when
-    greedy). `uniform` is `marked` if requests choose how they are drawn. The caller must refuse a row with a
-    non-finite log-probability.
+    log-probabilities [n] float32 under softmax(logits / temperature) before top-p and top-k, with the temperature of
+    the job (0 counts as 1) or of evaluation. `uniform` is `marked` if requests choose how they are drawn. The caller
+    must refuse a row with a non-finite log-probability.
     """
     scores = logits.float()
     if parameters.temperature > 0 and parameters.temperature != 1:

@@ -18,9 +18,9 @@ from rlhf_workers.generation.speculation.evidence import DraftedTokens
 from rlhf_workers.worker_role import Outbox
 
 SPAN_NS: Final = 500_000_000
-"""Nanoseconds of the shortest span within work: two per second and worker stay legible and cheap."""
+"""Nanoseconds of the shortest span within work."""
 SAMPLES_SHOWN: Final = 12
-"""Samples of one span whose drafts are shown; an attribute has at most 256 characters."""
+"""Maximum samples of one span whose drafts are shown."""
 
 
 @dataclass

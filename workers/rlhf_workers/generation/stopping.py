@@ -1,7 +1,7 @@
 """Decides where a response ends: at a stop token, or at a stop string that its newest token completes.
 
-Rule: the answer depends on the response's tokens. Text is decoded only if the newest token can complete a stop string;
-a table over the vocabulary shows that in advance. Must never look at more than a window before the newest token, so
+Rule: the answer depends on the response's tokens. A step decodes text only if the newest token can complete a stop
+string; a table over the vocabulary shows that in advance. Must never look at more than a window of newest tokens, so
 that the cost of a step does not grow with the response.
 """
 
@@ -32,7 +32,7 @@ class StopRule:
         """Tokens that end a response by themselves, [vocabulary]."""
         self.is_stop[[token for token in stop_ids if 0 <= token < vocabulary]] = True
         self.may_complete: npt.NDArray[np.bool_] = self._completing(vocabulary)
-        """Tokens whose text contains the last character of a stop string, or part of a character, [vocabulary]."""
+        """Tokens whose text may contain the last character of a stop string, or part of one, [vocabulary]."""
         self.window = max((len(string) for string in strings), default=0) + WINDOW_MARGIN
         """Number of newest response tokens that `ends_with_string` looks at."""
 
@@ -42,7 +42,7 @@ class StopRule:
         return bool(self._strings)
 
     def ends_with_string(self, tokens: TokenArray) -> bool:
-        """Return whether the text of these response tokens contains a stop string, including special tokens."""
+        """Return whether the text of the window, including special tokens, contains a stop string."""
         text = self._tokenizer.decode(tokens[-self.window :].tolist(), skip_special_tokens=False)
         return any(string in text for string in self._strings)
 

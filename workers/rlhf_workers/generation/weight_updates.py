@@ -1,6 +1,6 @@
 """Loads new weights into a generation worker: the policy's, and those of a draft model trained with it.
 
-Rule: both or neither. Loading starts after all tensors of both have arrived and passed their checks. If one of them
+Rule: both or neither. Loading starts after all tensors of both have arrived with the right checksums. If one of them
 does not arrive (a lost peer, a missing version, a damaged tensor), the previous pair stays and the coordinator asks
 again. An interrupted copy leaves the worker without a version: it decodes nothing until it gets both again. An engine
 without a trainable drafter gets the policy's weights only. If the process dies, the next one gets both.

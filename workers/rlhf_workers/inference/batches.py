@@ -1,7 +1,7 @@
 """Chooses the waiting samples that share a forward pass.
 
-Rule: pure. The oldest waiting sample is always in the batch, so none starves. The others are nearest to it in length,
-as long as padding is small: one long response would make short ones as expensive as itself.
+Rule: pure. The oldest waiting sample is in the batch, so none starves. The others are nearest to it in length, as long
+as padding is small: one long response would make short ones as expensive as itself.
 """
 
 from collections import deque
@@ -11,9 +11,9 @@ from rlhf_common.samples import ScoringSample
 from rlhf_workers.inference.model_scorer import PAD
 
 PADDING_SHARE: Final = 0.25
-"""Maximum padding as a share of the samples' tokens; more costs more than another pass saves."""
+"""Maximum padding as a share of the samples' tokens."""
 FREE_PADDING: Final = 256
-"""Tokens of padding that cost less than another pass, which reads all weights once more."""
+"""Tokens of padding that a batch may have regardless of the share: another pass reads all weights once more."""
 
 
 def next_batch(waiting: deque[ScoringSample], batch_tokens: int) -> list[ScoringSample]:

@@ -83,7 +83,7 @@ class _Pass(Cache):  # type: ignore[misc]
         return [(keys[rows, :, :end].clone(), values[rows, :, :end].clone()) for keys, values in self.layers_after]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return 0; unused, because positions are explicit."""
+        """Return 0: positions are explicit."""
         return 0
 
 
@@ -127,7 +127,7 @@ class ChunkForward:
 
     @torch.inference_mode()
     def agrees(self) -> bool:
-        """Return whether the model computes the same in chunks as in one pass; some ignore our masks."""
+        """Return whether chunks and one pass agree within TOLERANCE; some models ignore our masks."""
         if self._masks.unknown:
             return False
         size = sum(TRIAL_CHUNKS)

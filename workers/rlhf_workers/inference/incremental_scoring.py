@@ -1,8 +1,8 @@
 """Scores chunks of unfinished samples while no finished sample waits, so that a finished one needs only its rest.
 
 Rule: nothing here is a result. A prefix is used only for the tokens and weights it was computed with. If it is dropped
-or lost, the sample's scores are the same. One pass is one bounded step, so that finished samples never wait long. A
-requested sample gets at most one ScoredPrefix, and none if its Score came first.
+or lost, the sample's scores are the same, up to rounding in a job that is not deterministic. One pass is one bounded
+step. A request gets at most one ScoredPrefix per sample, and none if the sample's Score came first.
 """
 
 import logging

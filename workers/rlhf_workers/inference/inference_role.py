@@ -1,8 +1,8 @@
 """The inference role: scores samples with the models and rewards of its tasks, while other workers decode.
 
-Rule: every (sample, task) of a Score command gets exactly one ScoredSample: a result, abstained, or a failure. Models
-run on the compute thread, one small batch per step; reward calls run concurrently. Nothing here must survive: another
-worker scores again what a lost worker had not scored.
+Rule: every (sample, task) of a successful Score command gets one ScoredSample (a result, abstained, or a failure),
+unless the session breaks. Models run on the compute thread, one batch per step; reward calls run concurrently. Nothing
+here must survive: another worker scores again what a lost worker had not scored.
 """
 
 import logging
@@ -107,7 +107,7 @@ class InferenceRole:
             self._versions[model] = 0
 
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
-        """Queue the samples of a Score, replace a model's weights, offload, or start to measure."""
+        """Queue samples to score, finished or not, replace a model's weights, offload, or start to measure."""
         match command.WhichOneof("command"):
             case "load_weights":
                 result = self.load(command.load_weights, outbox)
@@ -144,7 +144,7 @@ class InferenceRole:
         outbox.done(pb.CommandDone(command_id=command.id))
 
     def load(self, weights: pb.LoadWeights, outbox: Outbox | None) -> pb.LoadResult:
-        """Fetch a version of a trained model and replace its weights, all or nothing."""
+        """Fetch a version of a trained model and replace its weights."""
         scorers = [task.scorer for task in self._tasks.values() if task.model == weights.model]
         if not scorers or not isinstance(scorers[0], ValueScorer):
             message = f"asked to load {weights.model}, but this worker scores with {', '.join(self._models())}"
@@ -174,7 +174,7 @@ class InferenceRole:
     def step(self, outbox: Outbox) -> bool:
         """Report finished rewards, and score one batch of the task with the most samples.
 
-        Without such work, compare a group, or score a chunk of unfinished samples.
+        Without such work, advance the comparisons of a group, or score a chunk of unfinished samples.
         """
         worked = self.report(outbox)
         if self._measuring is not None:
@@ -221,7 +221,7 @@ class InferenceRole:
         return []
 
     def versions(self) -> Mapping[str, int]:
-        """Return the versions of its trained models (the critic)."""
+        """Return the versions of its trained models (critics)."""
         return dict(self._versions)
 
     def active(self) -> int:
@@ -264,7 +264,10 @@ class InferenceRole:
                 task.weights.offload()
 
     def _measure(self, command: pb.Command) -> Iterator[pb.CommandDone | None]:
-        """Yield None during the measurement, then the answer; offload the models again if they were offloaded."""
+        """Yield None during the measurement, then the answer.
+
+        Models that were offloaded are offloaded again, unless samples wait.
+        """
         offloaded = any(task.weights is not None and task.weights.offloaded for task in self._tasks.values())
         onload_seconds = self._onload()
         scorers = {

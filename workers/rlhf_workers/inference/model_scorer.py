@@ -1,10 +1,10 @@
 """Scores samples with a causal language model: log-probabilities of response tokens, and critic values.
 
 Both are read at the position *before* each response token (prompt + t - 1), so a response of n tokens gives n numbers.
-Rule: in a deterministic job every sample is computed alone, in blocks of positions (see `token_scores`), with eager
-attention. Its scores then do not depend, to the bit, on other samples or on when its blocks are computed. Otherwise
-samples share a padded batch, and partly scored samples are finished in chunks. Must never return a number that is not
-finite: that is a failure of the sample.
+Rule: in a deterministic job every sample is computed alone, with eager attention, and in blocks of positions (see
+`token_scores`) if the model can run in chunks. Its scores then do not depend, to the bit, on other samples or on when
+its blocks are computed. Otherwise samples share a padded batch, and partly scored samples are finished in chunks. Must
+never return a number that is not finite: that is a failure of the sample.
 """
 
 from abc import ABC, abstractmethod
@@ -26,9 +26,9 @@ from rlhf_workers.losses.log_probabilities import selected_log_probabilities
 from rlhf_workers.models.loading import Attention, ValueModel
 
 PAD: Final = 16
-"""Padding unit in tokens; rows below a tile of 16 take other kernels, whose last bits differ."""
+"""Padding unit in tokens; rows below a tile of 16 may take other kernels, whose last bits differ."""
 HEAD_BYTES: Final = 256 * 1024 * 1024
-"""Maximum bytes of float32 logits at once; the head of a large vocabulary runs out of memory first."""
+"""Maximum bytes of float32 logits at once, but at least PAD positions."""
 HEAD_TOLERANCE: Final = 2e-2
 """Relative difference that bfloat16 rounding may cause when the head is applied to selected positions."""
 
@@ -99,7 +99,10 @@ class TokenScorer(ABC):
 
     @torch.inference_mode()
     def finish(self, samples: Sequence[ScoringSample], prefixes: Sequence[PartialScore]) -> list[FloatArray]:
-        """Return the same as `score` for samples with a computed prefix each; the prefixes are consumed."""
+        """Return what `score` returns, up to rounding without blocks, for samples with a computed prefix each.
+
+        The prefixes are consumed.
+        """
         chunks, tokens = self.chunks, [sample.tokens for sample in samples]
         assert chunks is not None
         for ids in tokens:
@@ -170,7 +173,7 @@ class LogProbabilityScorer(TokenScorer):
 
     @torch.inference_mode()
     def _head_alone_agrees(self) -> bool:
-        """Return whether the model is backbone plus head and nothing more; some models scale their logits."""
+        """Return whether the model is its backbone, head and soft cap; some models scale their logits."""
         ids = torch.arange(PAD, device=getattr(self.model, "device", self._device))[None] % self.vocabulary
         whole = self.model(input_ids=ids, use_cache=False).logits.float()
         split = self._logits(self._backbone(ids)).float()

@@ -1,8 +1,8 @@
 """Partial scores of unfinished samples of the current iteration, per task, within a budget of bytes.
 
-Rule: memory pressure costs time, never results: dropped prefixes are computed again. The least recently used sample is
-dropped first, with all its tasks. Samples of one iteration are stored, as the next one has other responses and
-weights.
+Rule: memory pressure costs time, not results: dropped prefixes are computed again. The sample whose last tokens came
+first is dropped first, with all its tasks. Samples of one iteration are stored, as the next one has other responses
+and weights.
 """
 
 from collections import OrderedDict
@@ -47,7 +47,7 @@ class UnfinishedSample:
 
     @property
     def bytes(self) -> int:
-        """Device memory of all its partial scores, in bytes."""
+        """Bytes of the keys and values of all its partial scores."""
         return sum(prefix.bytes for prefix in self.prefixes.values())
 
 
@@ -96,7 +96,7 @@ class PartialScoreStore:
         return prefix
 
     def make_room(self) -> None:
-        """Drop the least recently used samples until the rest fits into the budget."""
+        """Drop the least recently updated samples until the rest fits into the budget."""
         used = self.bytes
         while used > self._budget:
             sample, growing = self._samples.popitem(last=False)

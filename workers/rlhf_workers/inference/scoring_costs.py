@@ -1,7 +1,7 @@
-"""Measures the cost of scoring: every model task on artificial samples, alone and in a full batch.
+"""Measures the cost of scoring: tasks whose model scores single samples, on artificial ones, alone and in a batch.
 
-Rule: reward functions and endpoints are not called: they may count calls, cost money or be slow; their times are
-measured while the job runs. The measurement has a time budget; beyond it, a task is measured at two points.
+Rule: reward functions and endpoints are not called: they may count calls, cost money or be slow. The measurement has a
+time budget; beyond it, only two points of a task are measured.
 """
 
 import time
@@ -15,13 +15,13 @@ from rlhf_common.samples import SampleKey, ScoringSample
 from rlhf_workers.inference.model_scorer import PAD, ModelScorer
 
 BUDGET_SECONDS: Final = 0.6
-"""Compute seconds for all tasks."""
+"""Compute seconds of all tasks after which a task with LEAST points gets no further one."""
 LEAST: Final = 2
 """Points measured for every task, regardless of the budget."""
 REPEATS: Final = 2
 """Timed runs after a warm-up; the shortest counts."""
 WORD: Final = " a"
-"""Text of one token, repeated for a reward model with its own tokenizer."""
+"""Text of about one token, repeated for a reward model with its own tokenizer."""
 MAX_SAMPLES: Final = 256
 """Maximum samples of a full batch."""
 

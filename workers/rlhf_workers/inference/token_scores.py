@@ -19,7 +19,7 @@ from rlhf_workers.inference.chunk_forward import ChunkForward
 from rlhf_workers.inference.partial_scores import PartialScore
 
 LONGEST_CHUNK: Final = 512
-"""Maximum tokens of one sample per pass; longer passes are no more efficient and make masks and steps long."""
+"""Maximum tokens of one sample per pass; longer passes make masks and steps long."""
 
 Read = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(model outputs [n, ...], next tokens int64 [n]) -> float32 [n]."""

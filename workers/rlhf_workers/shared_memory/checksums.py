@@ -1,9 +1,9 @@
 """Checksums of memory, computed on its own device so that a GPU's bytes need not move to the host.
 
 The bytes form a matrix of 64-bit integers. Its rows and its columns are summed modulo 2^64, and the checksum is the
-CRC-32 of these sums and of the bytes after the last row. It detects one damaged integer, missing, stale or swapped
-rows, and swapped integers. Damage that cancels out in rows and columns at once is not detected. Rule: integer sums
-only, so every device computes the same value. Not a defence against forgery.
+CRC-32 of these sums and of the bytes after the last row. It finds one damaged integer, and stale or swapped rows with
+other sums. Damage that cancels out in rows and columns at once is not detected. Rule: integer sums only, so every
+device computes the same value. Not a defence against forgery.
 """
 
 import zlib
@@ -22,7 +22,7 @@ CACHED_ROWS: Final = 256
 def checksums(parts: Sequence[torch.Tensor]) -> list[int]:
     """Return the checksum of each uint8 tensor [bytes], contiguous and aligned to 8 bytes, all on one device.
 
-    The device is read once for all tensors.
+    The device is read twice, for all tensors together.
     """
     sums: list[torch.Tensor] = []
     for part in parts:

@@ -17,7 +17,7 @@ HANDLE_BYTES: Final = 64
 GRANULE: Final = 2 * 1024 * 1024
 """Allocation unit in bytes. Smaller allocations share a block, and an exported handle would expose its neighbours."""
 MOST_PINNED_AT_ONCE: Final = 64 * 2**30
-"""Maximum bytes of one registration; recent drivers refuse several hundred GiB (page table too large)."""
+"""Maximum bytes of one registration; drivers refuse very large ones."""
 OUT_OF_MEMORY: Final = "CUDA_ERROR_OUT_OF_MEMORY"
 _LAZY_PEER_ACCESS: Final = 1
 _PORTABLE: Final = 1

@@ -200,6 +200,6 @@ class CudaSharing:
         self.driver.finish()
 
     def forget(self, key: bytes) -> None:
-        """Remove a freed region of this process."""
+        """Remove a region of this process that is about to be freed."""
         with self._lock:
             self._lent.pop(key, None)

@@ -1,10 +1,9 @@
 """Host memory that two processes of one machine map: a sealed memory file in its owner's file descriptors.
 
 Rule: a file is sealed against shrinking before its handle is sent. A borrower checks that it is a regular file with
-these seals, the announced size and inode, and maps it for reading. Its owner can then do nothing that makes reading
-fail. The file has no path and vanishes when the last process that maps it ends. Borrowers need the owner's PID
-namespace and user. Memory that a device copies is pinned once; if pinning fails, it is used unpinned, which is slower,
-and the log reports that.
+these seals, the announced size and inode, and maps it for reading. Its owner can then not shorten it. The file has no
+path and vanishes with its last mapping and descriptor. Borrowers need the owner's PID namespace and user. Memory that a
+device copies is pinned once; if pinning fails, it is used unpinned, which is slower, and the log reports that.
 """
 
 import fcntl
@@ -34,7 +33,7 @@ CONTAINER: Final = Path("/sys/fs/cgroup")
 SPARE_SHARE: Final = 2
 """Divisor of the free bytes for the maximum to lend at once; reaching the memory limit would kill the process."""
 KEPT: Final = 16
-"""Pinned regions of other processes that stay mapped; enough for the training ranks of a machine."""
+"""Maximum pinned regions of other processes that stay mapped without a reader."""
 HOST: Final = torch.device("cpu")
 PRIVATE: Final = -1
 """File descriptor for memory without a file."""
@@ -198,7 +197,7 @@ class HostSharing:
         return bool(self.host) and place.host == self.host
 
     def allocate(self, size: int) -> LentRegion:
-        """See MemorySharing. Refuse more than a share of the free memory: lending must never end a process."""
+        """See MemorySharing. Refuse more than a share of the free memory, so that lending does not exhaust it."""
         spare = self._spare()
         if size > spare // SPARE_SHARE:
             raise RegionRefusedError(f"{size} bytes are more than half of the {spare} bytes of memory that are free")
@@ -238,7 +237,7 @@ class HostSharing:
             self._lent.pop(inode, None)
 
     def give_back(self, key: tuple[int, int], mapped: MappedMemory) -> None:
-        """Release a borrowed region; if it is pinned it stays mapped, because pinning is slow."""
+        """Release a borrowed region; pinned ones stay mapped up to a number, because pinning is slow."""
         surplus = [mapped]
         if mapped.pinned:
             with self._lock:

@@ -23,7 +23,7 @@ class Region(Protocol):
         """Its bytes, uint8 [size], contiguous, on the device of the region."""
 
     def close(self) -> None:
-        """Release the region; `memory` and its views are invalid afterwards. A second call does nothing."""
+        """Release the region; `memory` and its views are invalid afterwards. Call it once."""
 
 
 class LentRegion(Region, Protocol):
@@ -59,7 +59,7 @@ class MemorySharing(Protocol):
         """Return whether a process at `place` may be able to map regions of this one."""
 
     def allocate(self, size: int) -> LentRegion:
-        """Allocate a region of `size` bytes, with undefined content; RegionRefusedError when memory is short."""
+        """Allocate a region of `size` bytes, with undefined content; RegionRefusedError if that fails."""
 
     def finish(self) -> None:
         """Wait for the copies from and to its regions that this process started."""

@@ -1,6 +1,6 @@
 """Settings of users' code: environment variables of its processes, or headers of requests to its endpoint.
 
-Rule: `secrets` lists the values that no text may quote. Must never invent a missing value.
+Rule: `secrets` lists the values that no text may quote. Must never invent the value of a Secret.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ def resolve_settings(
 ) -> CodeSettings:
     """Resolve `entries` of the manifest field `field`; `variables` names the variable of `environ` for each Secret key.
 
-    Raises WorkError with reason `invalid` when a value is missing.
+    Raises WorkError with reason `invalid` when the value of a Secret is missing.
     """
     values: dict[str, str] = {}
     for entry in entries:

@@ -10,13 +10,13 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 CLOSE_SECONDS: Final = 5.0
-"""Seconds to wait at close for a stuck loop; children are killed at once."""
+"""Seconds to wait at close for the last coroutine, and then for the thread."""
 
 T = TypeVar("T")
 
 
 class EventLoopThread:
-    """A daemon thread with a loop; a stuck loop does not delay the exit."""
+    """A daemon thread with a loop."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -31,7 +31,7 @@ class EventLoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
-        """Run the last coroutine and end the thread; raise TimeoutError when the loop is stuck."""
+        """Run the last coroutine and end the thread; raise TimeoutError when the coroutine takes too long."""
         try:
             self.run(last).result(CLOSE_SECONDS)
         finally:

@@ -1,7 +1,7 @@
 """Checks and describes values that users' code returned.
 
-Rule: standard library only, as child processes import this module. Secrets are hidden before a text is cut, so that no
-part of one remains.
+Rule: no libraries beyond the standard one, as child processes import this module. Secrets are hidden before a text is
+cut, so that no part of one remains.
 """
 
 import math
@@ -14,7 +14,7 @@ SHOWN_CHARACTERS: Final = 100
 
 
 def finite(value: Any) -> float | None:
-    """Return a finite number as a float; None for anything else."""
+    """Return a finite real number as a float; None for anything else."""
     if not isinstance(value, numbers.Real):
         return None
     try:

@@ -4,9 +4,9 @@ It speaks JSON lines. First it writes {"ready": "sync" | "async"} or {"failed": 
 For every request {"id", ...} it writes {"id", ...} with the reply of HostedCode, or {"id", "reason", "message"}. The
 module that calls `serve` defines requests and replies.
 
-Rule: it imports the standard library only, so it starts in milliseconds and loads no model. Output of the code goes to
-stderr, the worker's log. Values of Secrets appear in no text that leaves the process. It dies with its parent. Must
-never reply for code that raised.
+Rule: apart from the user's code it imports the standard library only, so it starts fast and loads no model. Output of
+the code goes to stderr, the worker's log. Values of Secrets are hidden in messages and in text that Python code prints.
+It dies with its parent. Must never report a value for code that raised.
 """
 
 import argparse

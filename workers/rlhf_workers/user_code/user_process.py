@@ -1,7 +1,7 @@
 """One child process that runs a user's code: starting, calling and killing it.
 
-Rule: the child gets a minimal environment (no token, no address of ours) plus the variables in the manifest. Every
-wait on it ends: the caller sets a time-out and kills the child. A child must never be used after `kill`.
+Rule: the child gets a minimal environment (no token, no address of ours) plus the variables in the manifest. The caller
+of `ask` sets a time-out and kills the child. A child must never be used after `kill`.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.user_code.user_host import HIDE
 
 LINE_BYTES: Final = 1024 * 1024
-"""Longest reply in bytes; messages are far shorter."""
+"""Longest reply in bytes; a longer one ends the child."""
 PASSED_ON: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
-"""Environment variables that the child inherits: enough for Python and its libraries, and no access to anything."""
+"""Environment variables that the child inherits: enough for Python and its libraries, without credentials."""
 
 
 class ChildGoneError(Exception):
@@ -30,7 +30,7 @@ class ChildGoneError(Exception):
 
 
 class UserCodeError(WorkError):
-    """One call of the user's code failed; another may succeed. Without a retry the job ends with USER_CODE."""
+    """One call of the user's code failed; another may succeed if `retryable`. Exit code: USER_CODE."""
 
     def __init__(self, reason: str, message: str, field: str, *, retryable: bool = True) -> None:
         super().__init__(reason, message, field=field, retryable=retryable, exit_code=ExitCode.USER_CODE)
@@ -67,7 +67,7 @@ def child_environment(
 ) -> dict[str, str]:
     """Return the environment of the child.
 
-    The hash seed is fixed, so that sets and dicts of strings have the same order in every process.
+    The hash seed is fixed, so that sets of strings have the same order in every process.
     """
     passed = {name: environ[name] for name in PASSED_ON if name in environ} | dict(variables)
     if secret:
@@ -180,7 +180,7 @@ class UserProcess:
                     future.set_exception(ChildGoneError(self._ended()))
 
     async def _end(self) -> None:
-        """End the process and close its pipes."""
+        """End the process and close its input."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 # Process.kill would poll and take the exit status of a dead child; asyncio then reports 255.

@@ -16,15 +16,15 @@ from rlhf_workers.user_code.user_process import ChildGoneError, UserCode, UserCo
 CHILDREN: Final = min(8, os.cpu_count() or 1)
 """Maximum processes of synchronous code; they compete with the worker's models for cores."""
 GROW_SECONDS: Final = 0.25
-"""Seconds that a call waits for an idle child before another starts; fast code never needs a second child."""
+"""Seconds that a call waits for an idle child before another starts."""
 CALLS: Final = 64
 """Maximum concurrent calls of asynchronous code."""
 LOAD_SECONDS: Final = 60.0
-"""Seconds that the import of the user's module may take."""
+"""Seconds that the import of the user's module may take, unless the time-out of calls is longer."""
 
 T = TypeVar("T")
 Work = Callable[[UserProcess], Awaitable[T]]
-"""One call on any child; repeated when the time-out of another call kills the child."""
+"""One call on any child; repeated when the end of another call kills the child."""
 
 
 class UserProcesses:
@@ -43,7 +43,7 @@ class UserProcesses:
         self._shared: UserProcess | None = None
 
     async def start(self) -> None:
-        """Start the first child; code that cannot be loaded fails here, with its field and line."""
+        """Start the first child; code that cannot be loaded fails here, with its field."""
         child = await self._start_child()
         if child.is_async:
             self._shared = child
@@ -51,7 +51,10 @@ class UserProcesses:
             self._idle.put_nowait(child)
 
     async def run(self, work: Work[T], seconds: float | None = None) -> T:
-        """Return the result of `work` within `seconds` (None: the manifest's time-out); UserCodeError if it fails."""
+        """Return the result of `work`, which may take `seconds` (None: the manifest's time-out) once it has a child.
+
+        Raises UserCodeError if it fails.
+        """
         seconds = self._timeout if seconds is None else seconds
         while True:
             try:

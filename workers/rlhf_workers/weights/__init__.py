@@ -1,5 +1,5 @@
 """Transfers weights from training ranks to other workers, and reads and writes weight files.
 
 docs/weights.md lists the steps of one tensor, each with its module. Rule: a reader gets all tensors of one version, or
-an error. These modules never change a weight that another thread or process computes with.
+an error.
 """

@@ -1,9 +1,9 @@
 """Merges adapters into whole weights on the worker that uses them, from the folder's weights and A and B.
 
-Rule: sums and roundings equal those of the training ranks, so the weights equal those that `publish: Merged` would
-send. All or nothing: every adapted matrix has both factors with matching shapes, or WorkError. Each version reads the
-folder's tensors anew through the page cache, so no second copy of the frozen weights stays in memory. Must never
-change the engine's weights: it only creates tensors.
+Rule: `merged` is also the function of the training ranks, so the weights equal those that `publish: Merged` would
+send from a device of this kind. Every adapted matrix has both factors with matching shapes, or WorkError. Each version
+reads the folder's tensors anew through the page cache, so no second copy of the frozen weights stays in memory. Must
+never change the engine's weights: it only creates tensors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -104,7 +104,7 @@ class AdapterWeights:
     ) -> dict[str, torch.Tensor]:
         """Merge the adapters in `came` into `base`; other tensors of `came` replace those of `base`.
 
-        Return the model's tensors in the compute type.
+        Return the model's tensors; merged ones have the compute type.
         """
         prefixes = (BACKBONE, LM_HEAD) if role.kind is ModelKind.POLICY else (BACKBONE,)
         whole = {

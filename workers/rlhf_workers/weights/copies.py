@@ -23,7 +23,7 @@ from rlhf_workers.weights.tensor_types import NAMES
 from rlhf_workers.worker_role import WeightProvider
 
 MOST_COPIES: Final = 6
-"""Maximum copies at once: two models and a draft model, each with late readers of one version."""
+"""Maximum copies at once, including those with late readers."""
 
 
 @dataclass

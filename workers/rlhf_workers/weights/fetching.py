@@ -1,6 +1,6 @@
 """Fetches the weights of one model version: from borrowed memory of peers, streams, or a Hugging Face folder.
 
-Rule: all or nothing. `fetch_weights` returns every tensor, or raises WorkError with the source's name. Tensors of
+Rule: all or nothing. `fetch_weights` yields every tensor, or raises WorkError with the source's name. Tensors of
 peers are checked against their announced checksums. If memory cannot be borrowed, the weights are streamed. Waits end:
 a silent peer is cut off and tried again a few times. Must never read pickled files.
 """
@@ -36,9 +36,9 @@ class FetchPolicy:
     backoff_seconds: float = 0.5
     """Pause before the second attempt; doubles each time."""
     describe_seconds: float = 120.0
-    """Time-out of Describe; the peer computes checksums of its whole stage meanwhile."""
+    """Time-out of Describe and of a loan; the peer computes checksums of its whole stage meanwhile."""
     idle_seconds: float = 30.0
-    """Longest time without a chunk; a healthy peer sends hundreds per second."""
+    """Longest time without a chunk of a stream."""
 
 
 DEFAULT_FETCH_POLICY = FetchPolicy()
@@ -53,13 +53,13 @@ class FetchedWeights:
     """All tensors of a model version, valid while the context is open."""
 
     tensors: dict[str, torch.Tensor]
-    """Hugging Face parameter name -> tensor, in this process or in a peer's memory; read-only."""
+    """Hugging Face parameter name -> tensor, in this process or in a peer's memory; must not be written."""
     bytes_by_way: dict[str, int]
     """Bytes that arrived by each transport: stream, folder, or a kind of borrowed memory."""
     borrowed: Sequence[BorrowedWeights] = ()
 
     def confirm(self) -> None:
-        """Check after the last copy; WorkError WeightsTorn if a peer ended while its device memory was read."""
+        """Check after the last copy; WorkError WeightsTorn if a peer may have ended during reads of device memory."""
         for region in self.borrowed:
             region.confirm()
 
@@ -89,7 +89,7 @@ def fetch_weights(
     """Fetch the weights of `model` at `version` from all sources at once, borrowed through `sharings` or streamed.
 
     Raises WorkError before it yields: WeightsUnavailable (peer gone, silent, or at another version), WeightsCorrupt
-    (checksum, order or size), WeightsConflict (two sources have one parameter), ModelCorrupt (folder).
+    (checksum, order or size), WeightsConflict (two sources have one parameter), or the reason of a FolderError.
     """
     if not sources:
         raise WorkError("WeightsUnavailable", f"{model} version {version}: no source was given", retryable=True)

@@ -1,9 +1,9 @@
 """Borrows one peer's weights: maps its memory, checks the tensors there, and returns the memory after the read.
 
 Rule: a failure is a LoanRefusedError before the caller gets a tensor, and the weights are then streamed.
-WeightsRefusedError means that the peer lacks the version. Every tensor is checked by name, type, shape, place and
-checksum. The peer changes nothing until `close`. If the peer's process ends, host memory stays readable, but `confirm`
-rejects reads of its device memory. Every wait ends.
+WeightsRefusedError means that the peer cannot serve the version. Every tensor is checked by name, type, shape, place
+and checksum. The peer writes nothing there until `close`. If the peer's process ends, host memory stays readable, but
+`confirm` rejects reads of its device memory.
 """
 
 import queue
@@ -74,7 +74,7 @@ def borrow(
     """Borrow the weights in a peer's memory. `seconds`: time for the peer to copy its stage there.
 
     Raises LoanRefusedError when its memory cannot be mapped or does not match its manifest, and WeightsRefusedError
-    when the peer lacks the version.
+    when the peer cannot serve the version.
     """
     place = pb.MemoryPlace()
     for sharing in sharings:

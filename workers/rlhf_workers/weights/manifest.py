@@ -14,7 +14,7 @@ from rlhf_common import control_pb2 as pb
 from rlhf_workers.weights.tensor_types import DTYPES
 
 ALIGNMENT: Final = 256
-"""Alignment of tensors in lent memory, in bytes: one GPU read, and whole cache lines of a CPU."""
+"""Alignment of tensors in lent memory, in bytes: whole cache lines of a CPU."""
 
 
 class WeightManifestError(Exception):
@@ -38,7 +38,10 @@ def check(manifest: pb.WeightManifest) -> None:
 
 
 def check_places(manifest: pb.WeightManifest, size: int) -> None:
-    """Raise WeightManifestError when a tensor of a checked manifest does not fit into `size` bytes of lent memory."""
+    """Raise WeightManifestError for a misplaced tensor of a checked manifest.
+
+    A tensor must be aligned, begin after the previous one, and end within `size` bytes of lent memory.
+    """
     end = 0
     for entry in manifest.tensors:
         if entry.offset % ALIGNMENT or entry.offset < end:

@@ -1,8 +1,8 @@
 """WeightSource service: lends or streams the tensors of this worker's stages to peers, with checksums.
 
-Rule: serves exactly the requested version, or refuses with FAILED_PRECONDITION. Streams carry raw little-endian tensor
-data. A loan lasts from its message to the end of the call. Never changes a tensor. A peer that reads while a version
-changes sees a wrong checksum.
+Rule: serves exactly the requested version, or refuses it with FAILED_PRECONDITION. Streams carry raw little-endian
+tensor data. A loan lasts from its message to the end of the call. Never changes a tensor. A peer that reads while a
+version changes is refused or sees a wrong checksum.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class WeightSourceService:
     async def Describe(  # noqa: N802 (gRPC's name)
         self, request: pb.WeightRequest, context: Context
     ) -> pb.WeightManifest:
-        """Return names, types, shapes and checksums; computed once per version."""
+        """Return names, types, shapes and checksums; the last requested version of a model is cached."""
         provider = await self._find(request, context)
         async with self._describing:
             described = self._described.get(request.model)
@@ -132,7 +132,7 @@ class WeightSourceService:
     def _in_host_memory(
         self, provider: WeightProvider, request: pb.WeightRequest
     ) -> Iterator[Iterator[tuple[str, torch.Tensor]]]:
-        """Yield the tensors in host memory; readers of a version share one copy of a device's tensors."""
+        """Yield the tensors in host memory; readers of a version share one copy of a device's tensors if possible."""
         tensors = provider.tensors(request.model, request.version)
         first = next(tensors, None)
         if first is None or first[1].device.type == "cpu":

@@ -31,7 +31,7 @@ MOST_WAITING: Final = 4
 
 
 class WeightsRefusedError(WorkError):
-    """The peer lacks the requested weights; asking it again is useless."""
+    """The peer refused the requested weights; this fetch does not ask it again."""
 
 
 class WeightStream:
@@ -41,7 +41,7 @@ class WeightStream:
         self.model, self.version, self.address, self.certificates = model, version, address, certificates
         self.closed = False
         self.received, self.size = 0, 0
-        """Bytes so far, and in total; 0 while unknown."""
+        """Bytes received in all attempts, and bytes of the tensors; 0 while unknown."""
         self._request = pb.WeightRequest(model=model, version=version)
         self._lock = threading.Lock()
         self._call: grpc.Call | None = None

@@ -31,7 +31,7 @@ TYPE_FIELD: Final = "spec.checkpoints.dtype"
 MASTERS: Final = "masters"
 """Folder of a checkpoint with float32 weights of models whose own folder has another type."""
 CHUNK_BYTES: Final = 16 * 1024 * 1024
-"""Bytes written and hashed at once; keeps copies from device to host small."""
+"""Bytes of a tensor that are converted and copied to the host at once."""
 
 
 class TensorFolder:
@@ -98,7 +98,7 @@ def write_weights(
 ) -> list[pb.CheckpointFile]:
     """Write the weights of a stage in `dtype`, and also unrounded if `dtype` rounds them.
 
-    `part` names the stage and its share. Raises WorkError StorageFull or StorageDenied.
+    `part` names the stage and its share. Raises WorkError as `write_tensors` does.
     """
     files = [write_tensors(folder, f"{model}/model-stage-{part}.safetensors", weights, model, dtype)]
     if dtype != torch.float32:
@@ -111,7 +111,7 @@ def write_tensors(
 ) -> pb.CheckpointFile:
     """Write `folder/name` completely or not at all, in `dtype` or in the tensors' own types, from any device.
 
-    Raises WorkError StorageFull or StorageDenied.
+    Raises WorkError StorageFull, StorageDenied, or StorageFailed for a value that `dtype` cannot hold.
     """
     header, offset = {}, 0
     for key, tensor in tensors.items():
@@ -194,4 +194,4 @@ def _discard(temporary: Path) -> None:
     try:
         temporary.unlink(missing_ok=True)
     except OSError:
-        return  # the error being reported has the same cause; the temporary folder is pruned later
+        return  # the first error is reported; the temporary folder is pruned later

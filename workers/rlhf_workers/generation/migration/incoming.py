@@ -1,9 +1,9 @@
 """Takes samples that arrive with their KV caches: the destination's side, on the compute thread.
 
 Rule: an offer is accepted only if the cache can be read here (same layout, same weight version) and a slot is free;
-samples here are never displaced. A sample is fenced by (iteration, sample, attempt): one that was withdrawn, or is
-known with the same or a higher attempt, is refused at the offer. A withdrawal ends an arrival. An admitted sample is
-reported to the coordinator, with all its tokens, before the source gets its receipt. Must never reserve a slot for an
+samples here are never displaced. A sample is fenced by (iteration, sample, attempt): one that was withdrawn or offered
+here with the same or a higher attempt is refused at the offer. A withdrawal ends an arrival. The report of an admitted
+sample, with all its tokens, is in the outbox before the source gets its receipt. Must never reserve a slot for an
 arrival that ended.
 """
 
@@ -34,7 +34,7 @@ class IncomingMigrations:
         self._engine = engine
         self._clock_ns = clock_ns
         self._offered: dict[SampleKey, _Offered] = {}
-        self._fenced: dict[tuple[int, int], int] = {}  # (iteration, sample) -> highest attempt that ended or is here
+        self._fenced: dict[tuple[int, int], int] = {}  # (iteration, sample) -> highest attempt fenced
 
     def offer(self, offer: pb.KvOffer) -> KvReservation:
         """Reserve a slot for the sample; KvRefusedError if it cannot be taken."""

@@ -23,11 +23,11 @@ WIRE: Final[dict[torch.dtype, tuple[str, torch.dtype]]] = {
     torch.float16: ("float16", torch.float16),
     torch.bfloat16: ("uint16", torch.int16),
 }
-"""dtype of a cache -> its name in messages, and a numpy type of the same size."""
+"""dtype of a cache -> its name in messages, and a type of the same size that numpy has too."""
 ALIGNMENT: Final = 256
 """Alignment of each layer's keys and values in an arrival's memory, in bytes."""
 GROWTH_TOKENS: Final = 64
-"""Capacity beyond the tokens known at the offer; a sample grows by a few dozen while it is sent."""
+"""Capacity in positions beyond the tokens known at the offer, as a sample grows while it is sent."""
 
 
 class KvRefusedError(Exception):
@@ -68,7 +68,7 @@ class IncomingCache:
     ) -> None:
         """`expected` positions are expected at first, `longest` at most; `pinned` if a device will copy it.
 
-        `allow` is asked for every byte of memory; a negative number returns bytes.
+        `allow` is asked for the bytes of keys and values before they are allocated; a negative number returns bytes.
         """
         self._pinned = pinned
         self._shapes = shapes

@@ -1,9 +1,9 @@
 """KvSink service: receives samples with their KV caches from other workers, for the compute thread.
 
 Rule: an offer is answered before cache bytes arrive. The cache is joined here, in bounded memory, and given to the
-compute thread complete. The receipt says accepted only when the sample is admitted there; a call that ends otherwise
+compute thread complete. The receipt says accepted only when the sample is admitted there; a call that ends before that
 leaves nothing behind. The service is open only while the worker has a session with its coordinator, as it must report
-what it takes. Every wait ends. Must never call a role from the event loop.
+what it takes. Must never call a role from the event loop.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from rlhf_workers.worker_role import KvReceiver, Outbox
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 30.0
-"""Seconds allowed between two messages of a source; a healthy one sends hundreds per second."""
+"""Seconds allowed between two messages of a source."""
 COMPUTE_SECONDS: Final = 10.0
 """Seconds to wait for the compute thread, which may be scoring a batch."""
 MEMORY_SHARE: Final = 8

@@ -3,8 +3,8 @@
 A sample is decoded while its cache is sent in slices. When little is left, or after a few rounds, it pauses between
 two steps, the rest and all its tokens are sent, and the receipt decides. Rule: this worker owns the sample until the
 receipt says moved, and then drops it before anything else happens with it. In every other case it decodes the sample
-further. A paused sample is never decoded before its transfer has ended. Every wait ends. A command is answered once,
-when all its samples are settled. If this process dies, the ledger has its samples.
+further. A paused sample is never decoded before its transfer has ended. A command is answered once, when all its
+samples are settled. If this process dies, the ledger has its samples.
 """
 
 import logging
@@ -28,9 +28,9 @@ from rlhf_workers.worker_role import Outbox
 log = logging.getLogger(__name__)
 
 TRANSFERS: Final = 4
-"""Maximum concurrent transfers: enough to fill a link while one waits for its receipt."""
+"""Maximum concurrent transfers."""
 PIECE_BYTES: Final = 16 * 1024 * 1024
-"""Bytes copied between two decode steps; a few milliseconds of memory bandwidth."""
+"""Maximum bytes of a sample copied between two decode steps, but at least one token."""
 BACKLOG: Final = 2
 """Maximum slices of a sample in memory that are not sent yet."""
 LAST_TOKENS: Final = 16
@@ -40,7 +40,7 @@ ROUNDS: Final = 4
 DEFAULT_SECONDS: Final = 60.0
 """Time-out in seconds of a command without one."""
 RECEIPT_SECONDS: Final = 10.0
-"""Seconds that a paused sample waits for its receipt; placing a sample takes milliseconds."""
+"""Seconds that a paused sample waits for its receipt."""
 
 
 @dataclass
@@ -87,7 +87,7 @@ class OutgoingMigrations:
         self._commands: list[_Command] = []
 
     def begin(self, identifier: int, command: pb.Migrate, outbox: Outbox) -> None:
-        """Take a command; a later `step` answers it at the earliest."""
+        """Take a command; a later `step` or `stop` answers it."""
         moves = [
             _Move(key_of(sample.key), key_of(sample.key)._replace(attempt=sample.new_attempt))
             for sample in command.samples

@@ -83,7 +83,7 @@ class Drafter(Protocol):
         """Remove a sample that finished or was withdrawn; ignore an unknown one."""
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Return one guess per request, in order, in microseconds per token or in one pass of a small model."""
+        """Return one guess per request, in order."""
 
 
 # ------------------------------------------------------------ optional abilities of a drafter, found by isinstance

@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 MAX_SAMPLES: Final = 8192
-"""Maximum samples; twice what an engine decodes at once, as counts of withdrawn samples are never read."""
+"""Maximum samples; a limit is needed because counts of withdrawn samples are not read."""
 
 
 COUNTED_AT_ONCE: Final = 64

@@ -1,7 +1,7 @@
 """Connects a speculator with the job: passes on sibling hints and reports the outcomes of its steps.
 
 Rule: the role calls this, the engine drives the speculator; without a speculator a JobDrafting does nothing. Reports
-are numbers, sent every REPORT_NS at most. Must never fail decoding.
+are numbers, sent every REPORT_NS at most during decoding, and when it ends. Must never fail decoding.
 """
 
 import logging
@@ -20,7 +20,7 @@ from rlhf_workers.worker_role import Outbox
 log = logging.getLogger(__name__)
 
 REPORT_NS: Final = 2_000_000_000
-"""Nanoseconds between two reports of a few kilobytes; a lost worker loses what it learned since the last one."""
+"""Nanoseconds between two reports; a lost worker loses what it learned since the last one."""
 NO_LIMITS: Final = SiblingLimits(0, 0)
 
 

@@ -15,7 +15,7 @@ from rlhf_common.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_workers.generation.speculation.drafter import MATCHES, Draft, DraftRequest
 
 LONGEST_MATCH: Final = MATCHES - 1
-"""Maximum tokens of a match; a longer one is no better."""
+"""Maximum tokens of a match."""
 NOTHING: Final = Draft(np.empty(0, np.int32), 0)
 
 

@@ -1,7 +1,8 @@
 """Checks the coordinator's hints and passes them to the drafters: tokens of siblings and of earlier epochs.
 
-Rule: hints are not trusted, as they come from other machines. A hint of another iteration, of an unknown group, or
-without a valid list of tokens is ignored and counted; drafters check the tokens. Must never fail decoding.
+Rule: hints are not trusted, as they come from other machines. A hint of an earlier iteration is ignored; one of an
+impossible group or sample, or without a valid list of tokens, is ignored and counted. Drafters check the tokens. Must
+never fail decoding.
 """
 
 from dataclasses import dataclass

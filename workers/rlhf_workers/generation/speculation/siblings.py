@@ -2,8 +2,8 @@
 
 There is one suffix index per prompt group. Samples decoded here extend it themselves, all others through `learn`.
 Rule: tokens from other machines are bounded and checked, and ignored ones are counted. A group is dropped when it is
-forgotten, or when a later iteration began and none of its samples is decoded here. At MAX_BYTES the least recently
-used one is dropped. Samples of a dropped group continue without this drafter's guesses.
+forgotten, or when a later iteration began and none of its samples is decoded here. At MAX_BYTES groups without such
+samples are dropped. Samples of a dropped group continue without this drafter's guesses.
 """
 
 from array import array
@@ -67,11 +67,11 @@ class SiblingsDrafter:
         self._max_response_tokens = max_response_tokens
         self._max_bytes = max_bytes
         self._groups: dict[PromptGroup, _Group] = {}
-        """Groups, least recently used first."""
+        """Groups, least recently begun or learned first."""
         self._live: dict[SampleSource, tuple[SampleKey, Text]] = {}
         """Samples that are decoded here, each with its lease and text."""
         self.held_bytes = 0
-        """Estimated bytes of all groups, from above; at most `max_bytes`."""
+        """Estimated bytes of all groups, from above; about `max_bytes` at most."""
         self.refused_tokens = 0
         """Learned tokens since the start that were out of bounds or did not fit."""
 
@@ -181,7 +181,7 @@ class SiblingsDrafter:
         return group
 
     def _room_for(self, count: int, wanted: _Group) -> bool:
-        """Drop unused groups, least recently used first, until `count` more bytes fit; return whether they do."""
+        """Drop unused groups in order until `count` more bytes fit; return whether they do."""
         if self.held_bytes + count > self._max_bytes:
             for name in [name for name, group in self._groups.items() if not group.live and group is not wanted]:
                 self.forget(name)

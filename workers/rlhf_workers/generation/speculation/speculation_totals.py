@@ -1,6 +1,6 @@
 """Totals of speculation since a worker's engine was built, for Prometheus.
 
-Rule: the thread that drives the engine writes, a scrape reads; counts only rise, in arrays of fixed size.
+Rule: the thread that drives the engine writes, a scrape reads; counts rise, in arrays of fixed size.
 """
 
 from collections.abc import Sequence

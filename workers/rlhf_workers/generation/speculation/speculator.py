@@ -1,11 +1,12 @@
 """Lets an engine decode several tokens per step: feeds and asks drafters, and limits drafts with the controller.
 
 Rule: an engine calls `wants` before every step. If it returns False, the step is plain and drafters are not asked.
-Otherwise `propose` returns a draft (often empty) for each request. After every step the engine reports the outcome
-with `verified`, from which everything is learned. Learning must be cheap relative to a step of a small model. After
+Otherwise `propose` returns a draft (often empty) for each request. After each typical step the engine reports the
+outcome with `verified`. Learning must be cheap relative to a step of a small model. After
 drafts were faster for a while, one step of LEARN_STEPS is learned from. Where drafts are slower the speculator rests:
 for a growing number of steps it neither asks nor learns, until the batch shrinks or the policy changes. Totals count
-every step. Tokens are passed to drafters together: when drafts are requested, or after FEED_STEPS steps.
+every reported step. Tokens are passed to drafters together: when drafts are requested, after FEED_STEPS steps, or when
+a sample ends.
 
 This module cannot change a token. Not thread-safe; scrapes read totals.
 """
@@ -41,18 +42,15 @@ Mode = Literal["Auto", "Fixed"]
 FEED_STEPS: Final = 32
 """Maximum steps before drafters get new tokens."""
 PLAN_STEPS: Final = 16
-"""Steps for which a plan is valid while the batch size is similar; making one takes a fifth of a millisecond."""
+"""Steps for which a plan is valid while the batch size is similar."""
 ABOUT: Final = 8
 """Inverse of the relative difference below which batch sizes are similar."""
 FIRST_REST: Final = 16
-"""Steps of the first rest: about as many as confirm that drafts are slower."""
+"""Steps of the first rest."""
 LONGEST_REST: Final = 128
 """Maximum steps of a rest; after longer ones, drafts that improved would be found too late."""
 LONGEST_SHORT_REST: Final = 1024
-"""Maximum steps of a rest if LONGEST_REST steps take less than REST_SECONDS.
-
-The millisecond spent between rests is then also a small part of a hundredth.
-"""
+"""Maximum steps of a rest if LONGEST_REST steps take less than REST_SECONDS."""
 REST_SECONDS: Final = 0.5
 SETTLED: Final = 64
 """Consecutive steps with drafts after which costs and acceptance are known."""
@@ -305,7 +303,7 @@ class Speculator:
                 drafter.learn(group, source, offset, tokens, weight)
 
     def forget(self, group: PromptGroup) -> None:
-        """Drop a prompt whose samples are all finished; see `LearnsSiblings`."""
+        """Drop a prompt; see `LearnsSiblings`."""
         for drafter in self._drafters:
             if isinstance(drafter, LearnsSiblings):
                 drafter.forget(group)

@@ -3,8 +3,7 @@
 For each of ORDERS a chain links the positions with equal preceding tokens, latest first, as in the match finders of
 LZ77 (Ziv and Lempel, 1977). Rule: the longest order with matches counts. Its positions with the longest match vote
 token by token, each with the weight of its text, while they agree with the guess so far. So a guess is always the
-continuation of one position. Positions searched, tokens compared and bytes are bounded. Must never store a text that
-its owner has not counted.
+continuation of one position. Positions searched and tokens compared per guess are bounded; the owner counts bytes.
 """
 
 from array import array
@@ -13,7 +12,7 @@ from typing import Final, NamedTuple
 from rlhf_common.samples import TokenArray
 
 LONGEST_MATCH: Final = 32
-"""Maximum tokens of a match; longer ones add no information."""
+"""Maximum tokens of a match."""
 ORDERS: Final = (16, 8, 4, 2, 1)
 """Context lengths in tokens, longest first."""
 LOOKED_AT: Final = 48
@@ -21,7 +20,7 @@ LOOKED_AT: Final = 48
 VOTERS: Final = 16
 """Maximum positions that vote: the latest of the longest matches."""
 FOUND_AT_ONCE: Final = 256
-"""Tokens indexed per query, in about a millisecond; the rest waits for later queries.
+"""Maximum tokens indexed per query; the rest waits for later queries.
 
 A step has one query per sample. Probes query few samples, for which full indexing would be wasted.
 """
@@ -31,7 +30,7 @@ SOMEWHERE: Final = array("i", [-2] * LONGEST_MATCH)
 """Filler before a text whose beginning is unknown."""
 BYTES_PER_TEXT: Final = 1500
 BYTES_PER_TOKEN: Final = 700
-"""Maximum, if no context occurs twice: five dictionary entries with two integers each, and the positions."""
+"""Estimate if no context occurs twice: five dictionary entries with two integers each, and the positions."""
 _SHIFT: Final = 32
 _OFFSET: Final = (1 << _SHIFT) - 1
 _REACH: Final = tuple(2 * order - 1 if order < ORDERS[0] else LONGEST_MATCH for order in ORDERS)
@@ -97,7 +96,7 @@ class SuffixIndex:
             text.aged_to = len(text.written)
 
     def guess(self, context: "array[int]", longest: int) -> Guess | None:
-        """Return the continuation of `context`, START and a text's tokens; None if its last token occurs nowhere.
+        """Return the continuation of `context`, START and a text's tokens; None if no indexed position matches.
 
         `longest`, at least 1, is the maximum length of the guess.
         """

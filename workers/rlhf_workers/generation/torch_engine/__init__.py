@@ -1,1 +1,1 @@
-"""The torch engine: continuous batching for any causal language model that transformers loads."""
+"""The torch engine: continuous batching for causal language models of transformers that take explicit masks."""

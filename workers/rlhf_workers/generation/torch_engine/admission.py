@@ -20,7 +20,7 @@ from rlhf_workers.generation.torch_engine.forward import CausalForward
 from rlhf_workers.generation.torch_engine.tiles import Tiles
 
 PREFILL_TOKENS: Final = 4096
-"""Padded prompt tokens per prefill pass, and roughly per step, which keeps a step well under a second."""
+"""Padded tokens per prefill pass, and roughly per step; a single longer prompt has a pass of its own."""
 
 ADMIT_SHARE: Final = 8
 """Inverse share of slots that must be free before a crowded engine admits; at most that share stays idle."""
@@ -38,8 +38,8 @@ class Admission:
     def admit(self, state: EngineState, report: StepReport) -> None:
         """Prefill queued samples while slots and this step's prefill tokens last.
 
-        Waits until an eighth of the slots (or as many as are queued) is free: a prefill pass for one or two prompts
-        costs half a decode pass of all samples.
+        Waits until an eighth of the slots (or as many as are queued) is free, as a pass for few prompts costs more per
+        prompt.
         """
         if state.free < min(len(state.queue), -(-self._most // ADMIT_SHARE)):
             return

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 TILE_ROWS: Final = 16
-"""Rows of a pool are a multiple of this, the least number for which matrix kernels treat all rows alike."""
+"""Rows of a pool are a multiple of this, as matrix kernels work on tiles of rows."""
 FIRST_CAPACITY: Final = 64
 """Key length of the smallest pool; the next ones double."""
 KEY_STEP: Final = 16
 """Unit of key lengths, which keeps rows of keys aligned."""
 PARTS: Final = 4
-"""Key lengths of captured passes per doubling; at most a fifth of the keys read is padding."""
+"""Key lengths of captured passes per doubling; above FIRST_CAPACITY at most a fifth of the keys read is padding."""
 
 
 def padded(length: int, step: int = KEY_STEP) -> int:

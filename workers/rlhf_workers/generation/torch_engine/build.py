@@ -64,8 +64,8 @@ def _for_gpus(mode: KernelMode, device: torch.device) -> KernelMode:
 def _arguments(spec: RLHFJobSpec) -> dict[str, Any]:
     """Return the checked `engineArgs` with defaults: fused attention, or eager attention in deterministic jobs.
 
-    Raises WorkError for unknown arguments, and for a dtype other than the job's. A coarser dtype is allowed if no
-    ratio uses the engine's log-probabilities.
+    Raises WorkError for unknown arguments and invalid values, such as a dtype other than the job's. A coarser dtype is
+    allowed if no ratio uses the engine's log-probabilities.
     """
     dtype, algorithm = str(compute_dtype(spec)).removeprefix("torch."), spec.algorithm.fields
     # Ratios of tokens that older weights drew use the engine's log-probabilities, unless a correction weighs them.

@@ -1,9 +1,9 @@
 """Operations of a fused decode pass on a CPU, beside matrix products: few calls, and few unneeded keys are read.
 
-Attention over cached keys takes as long as reading them. Rule: neighbouring rows share a call while the surplus keys
-that shorter rows read cost less than another call. Query heads that share keys are queries of one call, so keys are
-never repeated. `begin` computes once what all layers of a pass share. Results equal those of `TorchOps` up to
-rounding. Must never change anything but `residual` and the pool.
+Rule: neighbouring rows share a call while the surplus keys that shorter rows read are estimated to cost less than
+another call. Query heads that share keys are queries of one call, so keys are not repeated. Values that all layers of a
+pass share are computed once. Results equal those of `TorchOps` up to rounding. Must never change anything but
+`residual` and the pool.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from rlhf_workers.generation.torch_engine.decode_ops import CachePlace, Rotation
 
 CALL_BYTES: Final = 128 * 1024
-"""Bytes of keys and values that a core reads in the time of one more attention call."""
+"""Estimated bytes of keys and values that a core reads in the time of one more attention call."""
 
 
 class CachedRow(NamedTuple):

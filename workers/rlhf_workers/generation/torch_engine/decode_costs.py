@@ -1,10 +1,9 @@
 """Measures the cost of decoding here: steps over a grid of batch sizes and context lengths, and some prefills.
 
 It runs whole engine steps on artificial samples while the engine's own are put aside, so the cost includes the host.
-Rule: no sample, cache, random number or message is left behind. Time is bounded: the grid is visited from its corners
-inward, and ends when the budget is spent. Batch 1 and the largest batch are measured in any case at a long and at a
-short context, and prefill at two lengths. One point shows nothing about others. A planner interpolates between the
-points.
+Rule: no sample or cache is left behind. Time is bounded: the grid is visited from its corners inward, and ends when the
+budget is spent. The corners are measured in any case: batch 1 and the largest batch at a long and at a short context,
+where their caches fit, and prefill at two lengths. A planner interpolates between the points.
 """
 
 import time
@@ -25,7 +24,7 @@ from rlhf_workers.generation.torch_engine.kv_cache import PromptCache
 from rlhf_workers.models.kv_slices import KvShape
 
 BUDGET_SECONDS: Final = 0.8
-"""Compute seconds of all points."""
+"""Compute seconds after which no further point is measured, except corners."""
 STEPS: Final = 8
 """Timed steps per point; the shortest counts, as other load can only add time."""
 POINT_SECONDS: Final = 0.02

@@ -16,7 +16,7 @@ KEYS_AT_ONCE: Final = 64
 LEAST_ROWS: Final = 16
 """Minimum rows of a tensor core product; query heads of a group are padded to it."""
 PROGRAMS: Final = 264
-"""Programs that fill a device: two per multiprocessor of the largest."""
+"""Programs that fill a device: two per multiprocessor of an H100."""
 MOST_SPLITS: Final = 32
 ACTIVATIONS_AT_ONCE: Final = 1024
 NO_WINDOW: Final = 2**30

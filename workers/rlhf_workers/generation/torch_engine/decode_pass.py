@@ -29,7 +29,7 @@ INPUTS: Final = 4
 ROWS are pool rows, in passes with several rows of one sample.
 """
 REPLAY_ROWS: Final = 2 * TILE_ROWS
-"""Maximum rows of known tokens per step beyond one per sample; wider passes cost the same per row."""
+"""Approximate maximum of rows of known tokens per step."""
 OUTPUTS: Final = 2
 """Rows of the output, int64 [OUTPUTS, width]: tokens, and log-probabilities as bits of float64."""
 

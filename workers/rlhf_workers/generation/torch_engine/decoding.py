@@ -2,8 +2,8 @@
 
 Rule: a step launches all its passes before it waits for one. A sample is fed its next token and, after it, known
 tokens (in a replay) or drafted ones: several positions in one pass, of which it keeps what single steps would have
-drawn. If deterministic mode cannot prove such passes, each sample has one row. A paused sample is fed again and keeps
-nothing. Must never record a token whose probability is not finite.
+drawn, up to rounding. If deterministic mode cannot prove such passes, each sample has one row. A paused sample keeps
+nothing and is fed again. Must never record a token whose probability is not finite.
 """
 
 import time

@@ -1,10 +1,10 @@
-"""The torch engine: continuous batching for any causal language model that transformers loads.
+"""The torch engine: continuous batching for causal language models of transformers that take explicit masks.
 
 Rule: a prompt is prefilled without its last token; that token and every response token go through a decode pass, so
 `Decoding` does all sampling. Fast mode also prefills a resumed sample's tokens. Deterministic mode replays them
 through decode passes, and runs shapes proven alike (`Tiles`). A sample's bits then do not depend on batch, order,
-worker, drafts or interruptions. Known tokens are forced, never sampled again. Must never finish a sample twice or lose
-one. If the process dies, the coordinator has every token that `progress` returned.
+worker, drafts or interruptions. Known tokens are forced, not sampled again. Must never finish a sample twice or lose
+one.
 
 docs/determinism.md gives the cost of deterministic mode.
 """
@@ -226,7 +226,7 @@ class TorchEngine:
             self._state, self._decoding = state, decoding
 
     def draft_by(self, speculator: ProposesDrafts | None) -> None:
-        """Set the speculator (or None) for later samples; the engine must have none."""
+        """Set the speculator (or None) for later samples; the engine must have no samples."""
         if self.in_flight:
             raise EngineError(
                 "EngineBusy", f"{self.in_flight} samples must be withdrawn before drafts come from elsewhere"

@@ -153,10 +153,10 @@ class CausalForward:
 
     @torch.inference_mode()
     def verify(self, *, sharing: bool = False) -> None:
-        """Raise WorkError ModelUnsupported unless prefill and decode give the logits of a full forward pass.
+        """Raise WorkError ModelUnsupported if prefill and decode give other logits than a full forward pass.
 
-        `sharing`: also find out whether rows of one sample may read its keys together, with another order of
-        summation.
+        A difference within `tolerance` is allowed. `sharing`: also find out whether rows of one sample may read its
+        keys together, with another order of summation.
         """
         try:
             expected, cached = self._both_ways()

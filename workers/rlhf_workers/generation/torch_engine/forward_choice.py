@@ -58,7 +58,7 @@ def static_forward(
 
 
 def ops_for(device: torch.device) -> DecodeOps:
-    """Return the fastest operations for a device; ImportError if a GPU's kernels are unavailable."""
+    """Return the operations for a device; ImportError if a GPU's kernels are unavailable."""
     if device.type == "cpu":
         return CpuOps()
     if device.type == "cuda" and torch.cuda.is_initialized():

@@ -1,7 +1,7 @@
 """Runs a decode pass of a Llama-like model in about ten kernels per layer, over the model's own weights.
 
-Rule: only for models whose parts are all known (`fused_forward_for` checks types, not only names) and whose logits
-agree with the model's own in a trial. Query, key and value projections are one matrix, and so are gate and up; on a
+Rule: only for known families whose projections are plain matrices, and whose logits agree with the model's own in a
+trial (`fused_forward_for`). Query, key and value projections are one matrix, and so are gate and up; on a
 CPU matrices have the memory order of its products. The model's parameters become views of these matrices, so replacing
 weights in place changes both, and there is no second copy. `release` drops the matrices before weights leave the
 device; the next pass creates them again. It does not prefill. Must never be used in a deterministic job: its sums have
@@ -34,7 +34,7 @@ FIXED_ROTATIONS: Final = ("default", "linear", "llama3", "yarn")
 SIZES: Final = (16, 32, 64, 128, 256)
 """Head sizes that the kernels support."""
 TRIAL_TOKENS: Final = 20
-"""Tokens of the trial: longer than the windows of the tests, and several passes."""
+"""Tokens of the trial, one per pass."""
 
 
 class NotFusedError(Exception):
@@ -120,7 +120,7 @@ class FusedForward:
 
     @torch.inference_mode()
     def verify(self, forward: CausalForward) -> None:
-        """Raise NotFusedError unless passes give the logits of `forward`, each over its own pool."""
+        """Raise NotFusedError unless passes give the logits of `forward` within `tolerance`, each over its own pool."""
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(forward.vocabulary, (2, TRIAL_TOKENS), generator=generator).to(self.device)
         mine, other = KvPool(TILE_ROWS, TRIAL_TOKENS), KvPool(TILE_ROWS, TRIAL_TOKENS)

@@ -93,7 +93,7 @@ class KvPool(Cache):  # type: ignore[misc]
         return keys[rows, :, : self._length], values[rows, :, : self._length]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return 0; unused, because positions are explicit."""
+        """Return 0: positions are explicit."""
         return 0
 
     def write_prompts(self, prompts: PromptCache, sources: torch.Tensor, targets: torch.Tensor) -> None:

@@ -1,9 +1,9 @@
 """Moves samples of the torch engine with their caches, out and in.
 
 Rule: a copy has the bits of the cache, for all layers and all positions (also those that a sliding window hides). An
-arriving sample is placed by its own position, like an undisturbed one. In deterministic mode later passes then have
-the same shapes and bits as without the move. It takes a reserved slot and never displaces another. Must never change a
-sample that it copies.
+arriving sample is placed by its own position, like an undisturbed one. In deterministic mode its later tokens then have
+the same bits as without the move. It takes a reserved slot and never displaces another. Must never change a sample that
+it copies.
 """
 
 import hashlib

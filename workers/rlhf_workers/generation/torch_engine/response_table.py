@@ -1,7 +1,7 @@
 """Table of the samples that an engine decodes: one slot per sample, with the data of a step as arrays.
 
-Rule: a slot keeps its number from admission to finish; a decode step accesses whole arrays, never one sample at a
-time. Arrays start short and double, so memory follows the longest sample, not the limit. A sample's sequence is its
+Rule: a slot keeps its number from admission to finish; a plain decode step works on whole arrays, apart from new
+uniforms and ends. Arrays start short and double, so memory follows the longest sample. A sample's sequence is its
 prompt, its response, and then its drafted tokens, which do not count until `advance` accepts them. Must never store a
 response token without its log-probability and weight version.
 """

@@ -22,7 +22,7 @@ NAME: Final = "rlhf_shared_keys"
 WRITTEN_FOR: Final = "sdpa"
 """The attention that it replaces."""
 MOST_PADDING: Final = 3
-"""Maximum elements per row of the pass; beyond, copying keys costs less than the padded queries."""
+"""Maximum elements per row of the pass; beyond, each row reads a copy of its keys."""
 
 
 class PlacedRectangle(NamedTuple):

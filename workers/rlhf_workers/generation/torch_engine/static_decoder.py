@@ -1,11 +1,11 @@
 """Runs decode passes in a few shapes over fixed memory, so that each shape can be captured once and replayed.
 
 A step of a small model is hundreds of kernels of a few microseconds, and launching them takes longer than running
-them. Rule: rows and keys are padded to buckets; padding rows use pool rows without a sample, which are never read. A
-shape runs uncaptured at first and is captured when it recurs; most occur once. Graphs contain addresses: of weights,
-which are replaced in place, of the pool, whose serial number changes with its storage, and of the buffers here. Call
-`drop_graphs` before moving weights. If capture fails, passes run uncaptured, and the log says so once. Must never
-replay a graph over freed memory.
+them. Rule: rows and keys are padded to buckets; padding rows use pool rows without a sample, or repeat the last row. A
+shape runs uncaptured at first and is captured when it recurs. Graphs contain addresses: of weights, which are replaced
+in place, of the pool, whose serial number changes with its storage, and of the buffers here. Call `drop_graphs` before
+moving weights. If capture fails, passes run uncaptured, and the log says so. Must never replay a graph over freed
+memory.
 """
 
 import logging
@@ -37,9 +37,9 @@ from rlhf_workers.generation.torch_engine.kv_pools import DecodePass
 log = logging.getLogger(__name__)
 
 SEEN_BEFORE: Final = 2
-"""Uncaptured passes of a shape; a capture costs about as many launches as it saves in the next few passes."""
+"""Uncaptured passes of a shape before it is captured."""
 MAX_GRAPHS: Final = 96
-"""Maximum graphs, each a few megabytes beside the shared memory; the least recently used is dropped."""
+"""Maximum graphs; the least recently used is dropped."""
 
 
 class GraphShape(NamedTuple):

@@ -24,11 +24,11 @@ from rlhf_workers.generation.torch_engine.kv_cache import KvPool
 log = logging.getLogger(__name__)
 
 MAX_ROWS: Final = 256
-"""Maximum rows of one pass; wider ones save almost nothing and take longer to try."""
+"""Maximum rows of one pass; wider ones take longer to try."""
 MAX_PROMPTS: Final = 16
 """Maximum prompts of one prefill."""
 ROUNDS: Final = 4
-"""Trials of a tile; a wrong element at the end of an array shows in nearly every one."""
+"""Trials of a tile."""
 LONG_RUN: Final = 12
 """Rows of one sample in a trial with several."""
 TRIAL_CAPACITY: Final = 64

@@ -98,7 +98,7 @@ def cpu_defaults(
     """Return a CPU's additional arguments; `token_bytes` are the keys and values of one token in all layers.
 
     A CPU has no separate memory for caches, so they are as large as a full batch needs, and at most CPU_MEMORY_SHARE
-    of `available_bytes`; samples that do not fit wait.
+    of `available_bytes`, but large enough for two longest sequences; samples that do not fit wait.
     """
     defaults: dict[str, Any] = {"block_size": CPU_BLOCK, "enforce_eager": True}
     if "gpu_memory_utilization" in user_arguments:

@@ -1,7 +1,7 @@
 """Builds the vLLM engine of a job: arguments, the policy's folder, sampling and sizes.
 
-Rule: errors in the manifest are reported before vLLM starts, with the field. `build_engine` imports the modules that
-import vLLM, after the environment variables that vLLM reads are set.
+Rule: errors in the manifest are reported with the field, before vLLM's core starts unless only vLLM can find them.
+`build_engine` imports the modules that import vLLM, after the environment variables that vLLM reads are set.
 """
 
 import logging

@@ -268,7 +268,9 @@ class VllmCore:
     # ------------------------------------------------------------ sleep
 
     def sleep(self) -> None:
-        """Free caches and weights on the device, or caches on a CPU. The core must have no request.
+        """Free caches and weights on the device if vLLM's sleep mode is on, or caches on a CPU.
+
+        The core must have no request.
 
         Uses vLLM's level 1, which stores weights, buffers and draft weights in host memory. Level 2 discards weights
         that must be sent again before the next token, and that is not guaranteed.

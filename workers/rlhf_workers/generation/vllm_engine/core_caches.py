@@ -65,7 +65,10 @@ class CoreCaches:
         return max(0, min(int(computed), int(request.num_tokens) - 1))
 
     def export(self, name: str, start: int, stop: int) -> list[KvSlice]:
-        """Return copies of these positions for each executor process's heads, in order of ranks."""
+        """Return copies of these positions for each executor process's heads, in order of ranks.
+
+        A cache that still waits for blocks is one copy with all heads.
+        """
         arrived = self._connector.arrived(name)
         if arrived is not None:
             layers = tuple(

@@ -2,9 +2,9 @@
 
 Artificial requests go through scheduler, model and sampler while the engine's own are put aside with their caches, so
 the cost is that of real work. A decode point takes blocks for its contexts and reads their old content, without a
-prefill. Rule: no request, block or cached prefix is left behind. Time is bounded: the grid is visited from its corners
-inward, one point per step of the iterator, and ends when the budget is spent, but not before the corners. A batch that
-does not fit beside the current caches is made smaller.
+prefill. Rule: no request or used block is left behind, and no other request finds a prefix of these. Time is bounded:
+the grid is visited from its corners inward, one point per step of the iterator, and ends when the budget is spent, but
+not before the corners. A batch that does not fit beside the current caches is made smaller.
 """
 
 import time
@@ -20,9 +20,9 @@ from rlhf_workers.generation.engine import EngineCosts, EngineLimits, PassCost
 from rlhf_workers.generation.vllm_engine.core import CoreRequest, CoreStep
 
 BUDGET_SECONDS: Final = 1.2
-"""Compute seconds of all points; the torch engine takes 0.8, and a vLLM step has more overhead."""
+"""Compute seconds after which no further point is measured, except corners."""
 STEPS: Final = 6
-"""Timed steps per point; the shortest counts, as other load can only add time."""
+"""Maximum steps per point; the first is not timed, and the shortest counts, as other load can only add time."""
 POINT_SECONDS: Final = 0.05
 """Seconds per point after which fewer steps are timed, but at least two."""
 PREFILL_TRIES: Final = 2

@@ -1,7 +1,7 @@
 """Requests drafts for samples of the vLLM engine before a step, and reports their outcomes after it.
 
-Rule: drafts affect only how many tokens a step yields. A sample gets no draft if its response can use no further
-token, or if the next step does not decode it. Must never change a sample.
+Rule: drafts affect how many tokens a step yields, and a token at most by rounding. A sample gets no draft if its
+response can use no further token, or if the next step does not decode it. Must never change a sample.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,7 +2,7 @@
 
 Rule: this engine has the record of a sample, and submits it to the core again when it must resume. A resumed sample's
 known tokens go to the core as part of its prompt and are never drawn again. Must never finish a sample twice or lose
-one. If the process dies, the coordinator has every token that `progress` returned.
+one.
 """
 
 import math
@@ -164,7 +164,7 @@ class VllmEngine:
         return checked.bytes
 
     def draft_by(self, speculator: DraftSource | None) -> None:
-        """Set the speculator (or None) for later samples; the engine must have none."""
+        """Set the speculator (or None) for later samples; the engine must have no samples."""
         if self.in_flight:
             raise EngineError(
                 "EngineBusy", f"{self.in_flight} samples must be withdrawn before drafts come from elsewhere"

@@ -1,7 +1,6 @@
 """Translates vLLM's errors for users: which field to change, and whether a restart may help.
 
-Rule: errors keep their text; the field and the remedy are added. An unknown error passes through unchanged. Pure: an
-error in, a WorkError out.
+Rule: errors keep their text; the field and, if known, the remedy are added. Pure: an error in, a WorkError out.
 """
 
 from typing import Final

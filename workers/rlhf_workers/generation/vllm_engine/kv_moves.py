@@ -2,8 +2,8 @@
 
 Rule: the transferred format is neutral, [heads, tokens, size] per layer, joined over the executor processes, so
 workers with another number of GPUs can read it. An arriving sample waits in vLLM's queue with its cache, which is
-loaded when it gets blocks: none of its tokens is computed again. It is accepted only while blocks for the longest
-sample are free, so that no sample here loses its own. Must never change a sample that it copies.
+loaded when it gets blocks, instead of computing its tokens again. It is accepted only while blocks for the longest
+sample are free. Must never change a sample that it copies.
 """
 
 import hashlib
@@ -65,7 +65,7 @@ def moves_of(
     check: Callable[[SampleRequest], None],
     complete_reason: Callable[[SampleRequest], FinishReason],
 ) -> "VllmKvMoves | None":
-    """Return the mover of an engine's samples; None, with a log line, if caches of this model cannot move.
+    """Return the mover of an engine's samples; None without `caches` or, with a log line, if they cannot move.
 
     `facts`: what else two engines must share for one to read the other's caches. `check` and `complete_reason`: the
     engine's rules for a request.

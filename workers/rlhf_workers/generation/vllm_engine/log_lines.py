@@ -1,6 +1,6 @@
 """Writes vLLM's log lines to the worker's log, bounded, and shows them as the worker's stage while the engine builds.
 
-Rule: vLLM configures no logging here; its loggers pass lines to the worker's handler. Warnings are always written,
+Rule: vLLM configures no logging here; its loggers pass lines to the worker's handler. Warnings are written at any time,
 other lines while the engine is built. In a burst, surplus lines are dropped and counted.
 """
 
@@ -13,7 +13,7 @@ from typing import Final
 from rlhf_workers.progress import WorkStage, stage
 
 LINES_PER_MINUTE: Final = 120
-"""Maximum lines per minute, three times those of a build; a warning in every step would fill a disk."""
+"""Maximum lines per minute; a warning in every step would fill a disk."""
 MAX_CHARACTERS: Final = 2000
 """Maximum characters of a line."""
 _MINUTE: Final = 60.0
@@ -54,7 +54,7 @@ class _SaysStage(logging.Handler):
 
 @contextmanager
 def reported_build() -> Iterator[None]:
-    """Log everything that vLLM reports inside, and show its last line as the worker's stage."""
+    """Log vLLM's lines inside from level INFO on, and show the last one as the worker's stage."""
     logger = logging.getLogger("vllm")
     # If vLLM was imported before its environment was set, its logger has its own handler and does not propagate.
     logger.handlers.clear()

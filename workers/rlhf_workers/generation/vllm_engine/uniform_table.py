@@ -1,8 +1,8 @@
 """Table of the uniforms of a batch's samples, drawn in blocks and looked up for all rows at once.
 
 Rule: a lookup returns `sampling.uniforms` of (random key, response position), independent of earlier lookups. A
-request keeps its entry while it lives; a step with the same batch as the last one runs no Python per request. Must
-never give a request the entry of another live one.
+request keeps its entry while it lives; a step with the same batch as the last one looks up no names. Must never give a
+request the entry of another live one.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -75,7 +75,7 @@ class UniformTable:
         return found
 
     def forget_others(self, names: Collection[str]) -> None:
-        """Free the entries of requests that ended."""
+        """Free the entries of requests that ended, once there are many."""
         if len(self._places) > 2 * len(names) + BLOCK:
             for name in [name for name in self._places if name not in names]:
                 self._free.append(self._places.pop(name))

@@ -1,8 +1,8 @@
 """Sends a version's weights from the worker to vLLM's executor processes, in chunks of mapped memory.
 
-Rule: nothing is pickled. A chunk is a sealed memory file with names, types, shapes and places of its tensors, which
-the mapping process checks like a training rank's loan. It is written before its message is sent, and freed after the
-last read of its tensors; few exist at once, however large the model.
+Rule: no tensor is pickled. A chunk is a sealed memory file with names, types, shapes and places of its tensors, which
+the mapping process checks like a training rank's loan, but without checksums. It is written before its message is sent,
+and freed after the last read of its tensors; few exist at once, however large the model.
 """
 
 from collections.abc import Iterable, Iterator

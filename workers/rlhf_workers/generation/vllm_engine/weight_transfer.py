@@ -1,9 +1,9 @@
 """Replaces the weights in each of vLLM's executor processes by vLLM's layerwise reload.
 
 Rule: vLLM's own loader splits, fuses and packs each layer again and copies it into the memory that decoding reads, so
-captured graphs stay valid. From `begin` to `finish` the model mixes two versions and must not run; `finish` raises if
-a parameter was not loaded. A failure in between leaves a usable model without a version, which the next complete
-update repairs.
+captured graphs stay valid. From `begin` to `finish` the model mixes two versions and must not run; `finish` raises if a
+parameter of an unquantized model was not loaded. A failure in between leaves a usable model without a version, which
+the next complete update repairs.
 
 This module renews two things that vLLM 0.32 does not renew on a CPU: the packed copy of a language modelling head tied
 to the embeddings, and packed experts (vLLM would copy unpacked weights into packed memory).
@@ -53,7 +53,7 @@ class LayerwiseUpdate:
             self._loaded |= self._model.load_weights(iter(tensors)) or set()
 
     def finish(self) -> None:
-        """Complete all layers; raise RuntimeError if a parameter was not loaded."""
+        """Complete all layers; raise RuntimeError if a parameter was not loaded, unless the model is quantized."""
         with self._changing():
             missing = sorted(self._expected - self._loaded)
             if missing and self._model_config.quantization is None:

@@ -1,7 +1,7 @@
 """Judges many samples per call: samples that wait when a call ends go into the next call together.
 
-Rule: there is no timer; a sample waits only while the maximum number of calls is running. A failed call is repeated
-for each of its samples alone, so that one bad sample fails no other.
+Rule: there is no timer; a sample waits only while the maximum number of batches is running. A batch that fails with
+RewardError is repeated for each of its samples alone, so that one bad sample fails no other.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from rlhf_common.samples import ScoringSample
 from rlhf_workers.inference.rewards.reward_source import GroupRewardSource, Judgment, RewardError
 
 CALLS: Final = 2
-"""Maximum concurrent calls: one is computed while the next is in transit."""
+"""Maximum concurrent batches: one is computed while the next is in transit."""
 
 _Waiting = tuple[ScoringSample, asyncio.Future[Judgment]]
 

@@ -1,8 +1,8 @@
 """Sends JSON POST requests to one address, for reward endpoints and judges.
 
-Many requests run at once over persistent connections. Rule: a request ends within its time-out; a bad status, a body
-that is no JSON, or one that is too long is a failure. Redirects and proxies of the environment are not used. A header
-from a Secret is in no message, even if the answer quotes it.
+Many requests run at once over persistent connections. Rule: a request that has begun ends within its time-out; a bad
+status, a body that is no JSON, or one that is too long is a failure. Redirects and proxies of the environment are not
+used. Headers from Secrets are removed from answers that a message quotes.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ REQUESTS: Final = 32
 SHOWN_CHARACTERS: Final = 200
 """Characters of a wrong body in the message."""
 BODY_BYTES: Final = 1024 * 1024
-"""Maximum bytes read of a body; a reward is a few bytes."""
+"""Maximum bytes of a body."""
 
 
 class JsonRequests:

@@ -35,7 +35,7 @@ from rlhf_workers.inference.rewards.reward_source import Judgment, RewardError
 from rlhf_workers.user_code.code_settings import NO_SETTINGS, CodeSettings
 
 TOP: Final = 20
-"""Number of likeliest tokens requested, OpenAI's maximum."""
+"""Number of likeliest tokens requested, OpenAI's maximum for chats."""
 
 
 def load_reward(

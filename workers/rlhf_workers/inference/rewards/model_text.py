@@ -33,7 +33,7 @@ class OwnTokenizer:
     def __init__(self, tokenizer: Any, spec: RLHFJobSpec, field: str) -> None:
         """`field` is the reward model's manifest field.
 
-        Raises WorkError if the template cannot render the prompts of training or evaluation.
+        Raises WorkError if prompts need a template and it has none, or its template depends on the date.
         """
         self._tokenizer, self._field = tokenizer, field
         self._trained, self._evaluated = _prompts(spec)
@@ -49,7 +49,10 @@ class OwnTokenizer:
         self._closes = bool(tokenizer.chat_template) and self._ends_turns()
 
     def tokens(self, sample: ScoringSample) -> TokenArray:
-        """Return int32 [n >= 1] of prompt and response; WorkError SampleInvalid for empty text."""
+        """Return int32 [n >= 1] of prompt and response.
+
+        Raises WorkError SampleInvalid for empty text and for a conversation that the template refuses.
+        """
         prompts = self._evaluated if sample.key.sample >= FIRST_EVALUATION_SAMPLE else self._trained
         ids = self._chat(sample, prompts) if prompts.chat_template else self._plain(sample)
         if not ids:

@@ -2,7 +2,7 @@
 
 A module has `load_reward(given, spec, device, home)`. On the compute thread, a ModelScorer scores samples and a
 GroupScorer compares the responses to a prompt; a RewardSource is awaited through RewardCalls. Rule: importing this
-module loads no source. Problems with a function, an address or a folder are found before the first sample.
+module loads no source. Problems with a function, a header or a folder are found before the first sample.
 """
 
 from collections.abc import Mapping
