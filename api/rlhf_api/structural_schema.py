@@ -1,8 +1,8 @@
 """The manifest's structural schema: the pydantic models in the form that Kubernetes accepts.
 
 Owns the translation of the models to the OpenAPI v3 of a CRD (no $ref, no anyOf, no null, inline defaults and
-descriptions), field paths in it, and defaulting and null pruning like the API server's. Code that refers to fields by
-path (`spec.rollout.batchSize`) reads this tree. It contains no rules across fields.
+descriptions), field paths in it, and defaulting and null pruning like the API server's. It contains no rules across
+fields.
 """
 
 import copy
@@ -63,7 +63,8 @@ def fields(node: Schema, path: str) -> Iterator[tuple[str, Schema]]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a copy without null members: the API server prunes them, since none of these fields is nullable."""
+    """Return a copy without null members: the API server prunes them from the schema's fields, of which none is
+    nullable."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
