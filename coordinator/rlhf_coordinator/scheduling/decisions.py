@@ -123,7 +123,7 @@ class MeasureCosts:
 
 @dataclass(frozen=True)
 class AdoptCosts:
-    """Use the measured costs from now on; every generation worker has measured."""
+    """Use the measured costs from now on; every ready generation worker has measured."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class CommitBatch:
 
 @dataclass(frozen=True)
 class CommitTrained:
-    """Record that every rank has the next version."""
+    """Record that every rank has the next version, or its policy."""
 
 
 @dataclass(frozen=True)

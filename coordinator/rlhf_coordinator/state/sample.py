@@ -129,7 +129,7 @@ class Sample:
 
     @property
     def failed(self) -> bool:
-        """Whether the iteration continues without it."""
+        """Whether no worker could decode it, so that the iteration continues without it."""
         return self.state is SampleState.FAILED
 
     @property

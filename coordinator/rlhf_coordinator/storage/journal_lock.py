@@ -38,7 +38,7 @@ WATCH_SECONDS: Final = 5.0
 UNKNOWN: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 """Errors of a volume without locks."""
 ONE_NODE: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay", "tmpfs"})
-"""File systems of a disk, which one node uses at a time."""
+"""File systems that one node uses at a time."""
 SHARED: Final = frozenset({"nfs", "nfs4", "ceph", "lustre", "gpfs", "ocfs2", "gfs2"})
 """File systems of several nodes, all of which see a flock, unless a mount option says otherwise."""
 LOCAL_OPTIONS: Final = frozenset({"nolock", "local_lock=flock", "local_lock=all", "localflock", "noflock"})
