@@ -47,7 +47,7 @@ PromptsType = TypeVar("PromptsType", Prompts, EvaluationPrompts)
 
 @dataclass(frozen=True)
 class ResolvedJob:
-    """The checked job of a manifest, with every default filled in."""
+    """The checked job of a manifest, resolved (`resolve`)."""
 
     job: RLHFJob
     warnings: tuple[Problem, ...]
@@ -168,12 +168,11 @@ def forbidden_changes(old: RLHFJob, new: RLHFJob, *, ended: bool = False) -> lis
 
 
 def resolve(job: RLHFJob, base: Path) -> RLHFJob:
-    """Return the job with every default filled in. The call is idempotent.
+    """Return the job with the defaults that depend on other fields or on the folder. The call is idempotent.
 
     Relative paths become absolute against `base`, the folder of the manifest. A policy or value role that the graph
     needs and the manifest does not set starts from the actor. Roles that the graph does not need are left out, except
-    the actor and named rewards. Algorithm defaults that depend on other fields are filled in. There is no status.
-    Folders are not opened.
+    the actor and named rewards. There is no status. Folders are not opened.
     """
     spec = job.spec
     algorithm = spec.algorithm.fields.resolved(lambda path: _file(path, base))

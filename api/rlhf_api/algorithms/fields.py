@@ -95,7 +95,8 @@ class AlgorithmFields(ApiModel):
         yield from ()
 
     def resolved(self, absolute: Callable[[str], str]) -> Self:
-        """Return it with every default filled in; `absolute` makes a path of the manifest absolute."""
+        """Return it with defaults that depend on other fields filled in; `absolute` makes a path of the manifest
+        absolute."""
         return self
 
 

@@ -60,7 +60,7 @@ class DraftModel(ApiModel):
 
 class Speculation(ApiModel):
     """Speculative decoding in generation: several draft tokens are verified in one pass. A draft token is accepted only
-    if it equals the sampled token, so results do not change."""
+    if it equals the sampled token, so results change at most by rounding."""
 
     mode: Literal["Disabled", "Auto", "Fixed"] = "Auto"
     """Disabled decodes one token at a time. Auto picks the draft length, possibly 0, that measured fastest. Fixed

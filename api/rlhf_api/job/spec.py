@@ -41,7 +41,7 @@ class RLHFJobSpec(ApiModel):
     """Dedicated: training ranks have their own pods. Colocated: rank r runs in the process of generation worker r; they
     take turns on its device."""
     suspend: bool = False
-    """True saves a checkpoint and stops all workers until it is false again."""
+    """True stops all workers until it is false again, after a checkpoint if checkpoints is set."""
     models: Models
     """Source of each model role."""
     reward_shaping: RewardShaping = Field(default_factory=RewardShaping)

@@ -177,7 +177,7 @@ class ExitWorker:
 
 @dataclass(frozen=True)
 class RestartGroup:
-    """Restart a broken training group: its checkpoint in progress is lost, and every remaining rank gets an
+    """Restart a broken training group: its checkpoint in progress is lost, and its connected ranks get an
     ExitWorker."""
 
     members: tuple[str, ...]

@@ -1,7 +1,7 @@
 """The last report of a coordinator, which the kubelet stores for an operator that read the status some seconds ago.
 
 The report is a line of the log, because the kubelet stores the end of the log of a process that failed or was stopped.
-For a process that ended well it stores only the file of `Env.TERMINATION_MESSAGE`, which gets the same line. If the
+For a process that ended well it stores only the file of `Env.TERMINATION_MESSAGE`, which gets the same report. If the
 process dies earlier, the status stays as last read.
 """
 
