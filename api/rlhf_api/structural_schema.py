@@ -150,7 +150,8 @@ def _rewrite_bounds(node: Schema) -> None:
 
 
 def _add_factory_defaults(model: type[BaseModel], schema: Schema) -> None:
-    """Add defaults from factories, which pydantic's schema lacks: an empty object whose fields have their own."""
+    """Add defaults from factories, which pydantic's schema lacks: for a model an empty object, whose fields have their
+    own."""
     for field in model.model_fields.values():
         assert field.alias is not None
         child = schema["properties"][field.alias]

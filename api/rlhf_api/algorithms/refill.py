@@ -20,7 +20,8 @@ class UsedUp(StrEnum):
     MASK = "Mask"
     """Dropped groups take them, masked out: the batch is smaller."""
     TRAIN = "Train"
-    """Dropped groups take them and are trained on: their advantages are 0, and their tokens count in means."""
+    """Dropped groups take them and are trained on: without shaping their advantages are 0, and their tokens count in
+    means."""
     FAIL = "Fail"
     """The job fails."""
 

@@ -52,7 +52,7 @@ class Judge(ApiModel):
     """Question to the judge. {prompt} is the prompt, {record.answer} the value of its key answer. Direct: {response},
     {minimum}, {maximum}. Pairwise: {first}, {second}; the answer is 1 or 2. Unset: a plain question."""
     minimum: Annotated[int, Field(ge=0, le=9)] = 1
-    """Worst rating, one digit: tokenizers split longer numbers."""
+    """Worst rating, one digit: some tokenizers split longer numbers."""
     maximum: Annotated[int, Field(ge=0, le=9)] = 9
     """Best rating."""
     read: Literal["Probabilities", "Answer"] = "Probabilities"

@@ -22,7 +22,7 @@ from rlhf_coordinator.storage.prompts import PromptSet
 from rlhf_coordinator.storage.sample_codec import carried_samples, episode_of, response_of, train_sample, unpacked
 
 FINISHED: Final[FinishReason] = "stop"
-"""Finish reason of a response of the prompt file, which ends with its end-of-sequence token."""
+"""Finish reason of a response of the prompt file, which ends with a token at which generation stops."""
 
 
 def of_evaluation(record: Record) -> int | None:

@@ -25,7 +25,7 @@ class GivenResponse:
     """A response of the prompt file."""
 
     tokens: bytes
-    """Token ids as int32, little endian, including the end-of-sequence token."""
+    """Token ids as int32, little endian, including the one at which generation stops."""
     text: str
 
 
