@@ -1,6 +1,7 @@
-"""Base of all manifest models: camelCase outside, snake_case inside, no unknown fields; docstrings are descriptions.
+"""Base of all manifest models: camelCase outside, snake_case inside; docstrings are descriptions.
 
-Types are strict, like the API server's: "5" is not a number, 1.0 is not an integer, NaN and infinity are not numbers.
+Unknown fields are rejected by default. Types are strict: "5" is not a number, 1.0 is not an integer, NaN and infinity
+are not numbers.
 """
 
 from typing import Annotated, Any, ClassVar, Final, Self
@@ -36,7 +37,7 @@ class _ZeroIsOff:
 
 
 class ApiModel(BaseModel):
-    """A block of the RLHFJob manifest. Frozen: a job is resolved into a new object, never edited in place."""
+    """A block of the RLHFJob manifest. Frozen: a job is resolved into a new object."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,

@@ -1,8 +1,8 @@
 """The CustomResourceDefinition, generated: `python -m rlhf_api.crd` writes `crds/rlhfjobs.yaml`.
 
 It adds to the fields what Kubernetes needs: rules on their nodes, printer columns, the status and scale subresources,
-names. Rule: this module repeats nothing that the models or rules state. The result stays below 262,144 bytes, the limit
-of annotations at which client-side `kubectl apply` of a definition fails.
+names. Rule: fields and rules come from the models and `rules`. The definition as compact JSON stays below 262,144
+bytes, the limit of annotations at which client-side `kubectl apply` fails.
 """
 
 import copy
@@ -126,8 +126,8 @@ def _optional(schema: Schema, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _describe_once(node: Schema, path: str, described: dict[str, str]) -> None:
-    """Replace repeated descriptions by a reference to the first field with the same name and description, so that the
-    definition fits into an annotation."""
+    """Replace a repeated description by a reference to the first field with the same name and description where that is
+    shorter, so that the definition fits into an annotation."""
     for name, child in node.get("properties", {}).items():
         at = f"{path}.{name}".removeprefix(".")
         words = child.get("description", "")

@@ -1,6 +1,6 @@
 """The field reference of the manifest, generated: `python -m rlhf_api.field_reference` writes `docs/reference.md`.
 
-Rule: the text comes from the models' docstrings and the rules.
+Rule: descriptions come from the models' docstrings, and messages from the rules.
 """
 
 import sys

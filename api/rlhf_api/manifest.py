@@ -1,8 +1,9 @@
-"""Reads an RLHFJob manifest: returns a checked job, or reports every problem at once.
+"""Reads an RLHFJob manifest: returns a checked job, or reports the problems of its fields and rules together.
 
-The checks run in order: YAML, single fields (the models), rules across fields, values that this version lacks. A
-manifest with a wrong field is still checked against every rule that does not read that field. If every field is right,
-the rules beyond CEL follow. `resolve` fills in the defaults that depend on other fields or on the manifest's folder.
+The checks run in order: YAML, apiVersion and kind, single fields (the models), rules across fields, values that this
+version lacks. Problems of the text, or of apiVersion and kind, end the checks. A manifest with a wrong field is still
+checked against every rule that does not read that field. If every field is right, the rules beyond CEL follow.
+`resolve` fills in the defaults that depend on other fields or on the manifest's folder.
 `resolved_job` takes all these steps. Only `read_text` opens a file, and only `resolve` asks whether a folder exists.
 """
 
@@ -46,7 +47,7 @@ PromptsType = TypeVar("PromptsType", Prompts, EvaluationPrompts)
 
 @dataclass(frozen=True)
 class ResolvedJob:
-    """The checked job of a manifest, with every default filled in."""
+    """The checked job of a manifest, resolved (`resolve`)."""
 
     job: RLHFJob
     warnings: tuple[Problem, ...]
@@ -56,7 +57,7 @@ class ResolvedJob:
 def resolved_job(document: Document, base: Path, source: str = "") -> ResolvedJob:
     """Return the resolved job of a document. `base`: the folder for relative paths.
 
-    Raises ManifestError with every problem, in the order of the file.
+    Raises ManifestError.
     """
     job = checked_job(document, source)
     warnings = tuple(replace(problem, line=document.line_of(problem.field)) for problem in advice(job))
@@ -81,7 +82,7 @@ def read_text(path: Path) -> str:
 def parse(text: str, source: str = "manifest") -> RLHFJob:
     """Return the checked job of a manifest's text, which may also contain other objects.
 
-    Raises ManifestError with every problem, in the order of the file.
+    Raises ManifestError.
     """
     try:
         return checked_job(job_document(text), source)
@@ -121,12 +122,13 @@ def is_foreign(document: Document) -> bool:
 
 
 def parse_stored(data: dict[str, Any]) -> RLHFJob:
-    """Return the checked job of a stored object, at a tenth of the cost of `parse`. Raises ManifestError."""
+    """Return the checked job of a stored object. Raises ManifestError."""
     return checked_job(Document(data), "")
 
 
 def checked_job(document: Document, source: str) -> RLHFJob:
-    """Return the checked job of a document. Raises ManifestError with every problem."""
+    """Return the checked job of a document, whose data it changes. Raises ManifestError; problems of fields and rules
+    are in the order of the file."""
     if document.problems:
         raise ManifestError(document.problems, source)
     document.data = without_nulls(document.data)
@@ -166,11 +168,11 @@ def forbidden_changes(old: RLHFJob, new: RLHFJob, *, ended: bool = False) -> lis
 
 
 def resolve(job: RLHFJob, base: Path) -> RLHFJob:
-    """Return the job with every default filled in. The call is idempotent.
+    """Return the job with the defaults that depend on other fields or on the folder. The call is idempotent.
 
-    Relative paths become absolute against `base`, the folder of the manifest. A model role that the graph needs and the
-    manifest does not set starts from the actor; roles that the graph does not need are left out. Algorithm defaults
-    that depend on other fields are filled in. There is no status. Folders are not opened.
+    Relative paths become absolute against `base`, the folder of the manifest. A policy or value role that the graph
+    needs and the manifest does not set starts from the actor. Roles that the graph does not need are left out, except
+    the actor and named rewards. There is no status. Folders are not opened.
     """
     spec = job.spec
     algorithm = spec.algorithm.fields.resolved(lambda path: _file(path, base))
@@ -276,7 +278,7 @@ def _file(path: str, base: Path) -> str:
 
 
 def _not_a_job(document: Document) -> list[Problem]:
-    """Return one problem if a document is no RLHFJob, instead of one per unknown field; nothing if it is one."""
+    """Return the problems of a document that is no RLHFJob, instead of one per unknown field; nothing if it is one."""
     if not isinstance(document.data, dict):
         message = f"must be a mapping with {', '.join(job_schema()['properties'])}"
         return [Problem("", document.data, message, 1)]

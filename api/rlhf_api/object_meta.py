@@ -1,7 +1,7 @@
 """Checks the metadata of a manifest: fields, namespace, and keys and values of labels and annotations.
 
-Rule: a problem is something that the API server would reject. `rlhf_api.rules` checks the form of the name. A
-generateName is checked with a name that the API server could generate from it.
+Rule: a problem is something that `kubectl apply` with strict field validation rejects. `rlhf_api.rules` checks the form
+of the name. A generateName is checked with a name that the API server could generate from it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ _FIELDS: Final = frozenset(
     | {"generateName", "generation", "labels", "managedFields", "name", "namespace", "ownerReferences"}
     | {"resourceVersion", "selfLink", "uid"}
 )
-"""Fields of every object's metadata, the same since Kubernetes 1.0 except for managedFields."""
+"""Fields of an object's metadata."""
 _GENERATED: Final = "x" * 5
 """Placeholder for the five characters that the API server adds to a generateName."""
 _PREFIX_MAX: Final = 58

@@ -1,8 +1,8 @@
 """Checks that a folder of PEFT adapters matches `spec.training.lora`: adapter_config.json and the tensor names.
 
-Rule: every key of the configuration is known not to affect loaded adapters, is described by the manifest, or is
-rejected with its value unless the value means "unused". So a key of a later PEFT is rejected too. It reads the headers
-of tensor files and never the tensors. It does not need torch.
+Rule: a key of the configuration is known not to affect loaded adapters, is described by the manifest, or is rejected
+unless its value is accepted or means "unused". So an unknown key of a later PEFT is rejected too. It reads the headers
+of tensor files, not the tensors. It does not need torch.
 """
 
 import json
@@ -99,9 +99,10 @@ def check_adapter_config(folder: Path, settings: Lora, *, own: bool = False, bas
 
 
 def check_adapter_tensors(folder: Path, settings: Lora, base: WeightFiles | None = None) -> None:
-    """Raise AdapterError unless the folder contains exactly A and B of every matrix in the settings.
+    """Raise AdapterError unless the folder contains A and B of matrices in the settings, and nothing else.
 
-    `base`: the weights that the adapters extend, if known.
+    `base`: the weights that the adapters extend, if known; then every matrix in the settings needs both. Raises
+    FolderError for a damaged file.
     """
     file = folder / ADAPTER_WEIGHTS
     if not file.is_file():

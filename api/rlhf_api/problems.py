@@ -61,7 +61,7 @@ class Problem:
 
 
 class ManifestError(ValueError):
-    """A manifest is rejected; `problems` has every reason."""
+    """A manifest is rejected; `problems` has the reasons."""
 
     def __init__(self, problems: Sequence[Problem], source: str = "manifest") -> None:
         self.problems: list[Problem] = list(problems)

@@ -1,8 +1,8 @@
 """The manifest's structural schema: the pydantic models in the form that Kubernetes accepts.
 
 Owns the translation of the models to the OpenAPI v3 of a CRD (no $ref, no anyOf, no null, inline defaults and
-descriptions), field paths in it, and defaulting and null pruning like the API server's. Code that refers to fields by
-path (`spec.rollout.batchSize`) reads this tree. It contains no rules across fields.
+descriptions), field paths in it, and defaulting and null pruning like the API server's. It contains no rules across
+fields.
 """
 
 import copy
@@ -63,7 +63,8 @@ def fields(node: Schema, path: str) -> Iterator[tuple[str, Schema]]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a copy without null members: the API server prunes them, since none of these fields is nullable."""
+    """Return a copy without null members: the API server prunes them from the schema's fields, of which none is
+    nullable."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -149,7 +150,8 @@ def _rewrite_bounds(node: Schema) -> None:
 
 
 def _add_factory_defaults(model: type[BaseModel], schema: Schema) -> None:
-    """Add defaults from factories, which pydantic's schema lacks: an empty object whose fields have their own."""
+    """Add defaults from factories, which pydantic's schema lacks: for a model an empty object, whose fields have their
+    own."""
     for field in model.model_fields.values():
         assert field.alias is not None
         child = schema["properties"][field.alias]

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, cor
 MAX_PATTERN: Final = 200
 """Maximum characters of a pattern."""
 MAX_REPETITIONS: Final = 100
-"""Maximum copies of a subpattern: the product of its counts in braces. A search then takes milliseconds."""
+"""Maximum product of the counts in braces of a pattern, which bounds the copies of a subpattern."""
 PATTERN_ERROR: Final = "regular_expression"
 """Type of pydantic's error for a rejected pattern."""
 MAX_CACHED: Final = 1024

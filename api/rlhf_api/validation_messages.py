@@ -1,7 +1,6 @@
 """Turns errors of pydantic into messages for users: field path, actual value, correct values.
 
-Rule: correct values come from the structural schema, so that a message names every bound and every allowed value. This
-module does not decide whether something is wrong.
+Rule: correct values come from the structural schema. This module does not decide whether something is wrong.
 """
 
 import re
@@ -106,8 +105,7 @@ def _hint(value: Any, node: Schema) -> str:
 
 
 def _words_of(node: Schema) -> list[str]:
-    """Return words that are certainly valid for a text field: its example, and the alternatives at the start of its
-    pattern."""
+    """Return words that a text field accepts: its example, and the alternatives at the start of its pattern."""
     alternatives = re.match(r"\^\(((?:\w+\|)+)", node.get("pattern", ""))
     examples = [node["example"]] if "example" in node else []
     return examples + (alternatives[1].strip("|").split("|") if alternatives else [])

@@ -1,7 +1,7 @@
 """YAML documents as plain data with the line of every field, read as `kubectl` reads them.
 
-Rule: a text has the same meaning as for `kubectl apply`, so that a manifest that runs on one machine applies to a
-cluster: YAML 1.1 booleans (a bare Off is false), `1e-6` is a number, dates stay text, a duplicate key is an error. This
+Rule: scalars have the types that `kubectl apply` gives them, so that a manifest that runs on one machine applies to a
+cluster: YAML 1.1 booleans (a bare Off is false), `1e-6` is a number, dates stay text. A duplicate key is an error. This
 module does not know the meaning of any field.
 """
 
@@ -44,8 +44,8 @@ class Document:
 
 
 def read_document(text: str) -> Document:
-    """Return the only YAML document of a text. Raises ManifestError for several documents, a duplicate key, or invalid
-    YAML."""
+    """Return the only YAML document of a text. Raises ManifestError, for example for several documents, a duplicate
+    key, or invalid YAML."""
     documents = read_documents(text)
     if len(documents) > 1:
         line = documents[1].first_line
@@ -57,7 +57,8 @@ def read_document(text: str) -> Document:
 
 
 def read_documents(text: str) -> list[Document]:
-    """Return the YAML documents of a text without empty ones, at least one. Raises ManifestError for invalid YAML."""
+    """Return the YAML documents of a text without empty ones, at least one. Raises ManifestError for invalid YAML, and
+    for an empty or too large text."""
     if len(text.encode()) > MAX_BYTES:
         raise ManifestError([Problem("", None, f"the file is larger than {MAX_BYTES} bytes, which no cluster accepts")])
     documents = []

@@ -1,4 +1,4 @@
-"""The coordinator of one job: a process that assigns the work of every worker and journals every result.
+"""The coordinator of one job: a process that assigns the work of every worker and journals the results of samples.
 
 Each package uses only the packages below it (checked: pyproject.toml, "The packages of the coordinator"):
 

@@ -1,7 +1,7 @@
 """`python -m rlhf_coordinator`: the coordinator of one job, configured by `names.Env` variables.
 
-It ends with `names.ExitCode`: 0 when the job is complete, or 130 when it was stopped (SIGTERM, or the Stop call) after
-a checkpoint. Otherwise the exit code is that of its failure, whose message is the last log line. A coordinator that was
+It ends with `names.ExitCode`: 0 when the job is complete, or 130 when it was stopped (SIGTERM, or the Stop call).
+Otherwise the exit code is that of its failure, whose message is the last log line. A coordinator that was
 killed continues from its journal (`loop.recovery`) when it starts again with the same RLHF_RUN_DIR. This process never
 loads torch.
 """
@@ -61,7 +61,7 @@ def read_job(path: Path) -> RLHFJob:
 
 
 def prepare() -> tuple[JobRun, Restored]:
-    """Do everything that can fail before the first worker connects; return the job's parts. Raises JobError."""
+    """Check the job and take steps 1 to 5 of `loop.recovery`; return the job's parts. Raises JobError."""
     job = read_job(Path(environment(Env.JOB_FILE)))
     say_job(job)
     check_model_folders(job.spec)

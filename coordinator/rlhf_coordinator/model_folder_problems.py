@@ -21,7 +21,7 @@ from rlhf_coordinator.tokenizer_problems import tokenizer_problems
 def model_folder_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderError]]:
     """Yield (field, path, error of the folder) for the models of a resolved job.
 
-    Each folder occurs once; the check with a head covers the one without.
+    A folder is checked once with a head or without; the check with a head covers the one without.
     """
     checked: set[tuple[str, bool]] = set()
     for field, path, head in _models(spec):

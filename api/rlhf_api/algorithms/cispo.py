@@ -9,7 +9,7 @@ from rlhf_api.rules.rule import Rule
 
 
 class CISPO(GRPO):
-    """REINFORCE weighted by clipped ratios: no token loses its gradient, however far the policy moved."""
+    """REINFORCE weighted by clipped ratios: clipping does not remove the gradient of a token."""
 
     summary: ClassVar = "Clipped importance sampling policy optimisation, no critic."
 

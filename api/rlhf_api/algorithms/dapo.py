@@ -37,7 +37,7 @@ class DAPO(GroupGradientFields):
     next round. 0 drops no prompt."""
     when_rounds_used_up: Literal["Mask", "Train", "Fail"] = "Mask"
     """Places of a batch that no round could fill. Mask: excluded from the losses. Train: dropped groups are trained on;
-    their advantages are 0, but their tokens count in means. Fail: the job fails."""
+    their advantages come from overlongPenalty alone, and their tokens count in means. Fail: the job fails."""
 
     @property
     def refill(self) -> RefillRule:

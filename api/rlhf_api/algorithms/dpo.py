@@ -13,7 +13,7 @@ class PreferenceFields(PairFields):
     """Fields of the loss of direct preference optimisation, for pairs of any origin."""
 
     beta: Positive = 0.1
-    """Strength of the pull towards the reference: the loss multiplies log-ratios by beta."""
+    """Strength of the pull towards the reference; the Sigmoid loss multiplies log-ratios by beta."""
     loss: Literal["Sigmoid", "IPO"] = "Sigmoid"
     """Sigmoid is DPO. IPO regresses the difference of the log-ratios to 1 / (2 beta)."""
     label_smoothing: Annotated[float, Field(ge=0, le=0.49)] = 0.0

@@ -1,7 +1,7 @@
 """Manifest fields of every algorithm, and the questions that the rest of the project asks of one.
 
-An algorithm is a subclass of `AlgorithmFields` in its own module, listed in `registry`. A question without a sensible
-common answer has no default, so an algorithm without an answer cannot be created.
+An algorithm is a subclass of `AlgorithmFields` in its own module, listed in `registry`. `responses_per_prompt` has no
+default, so an algorithm without it cannot be created.
 """
 
 from abc import abstractmethod
@@ -95,12 +95,13 @@ class AlgorithmFields(ApiModel):
         yield from ()
 
     def resolved(self, absolute: Callable[[str], str]) -> Self:
-        """Return it with every default filled in; `absolute` makes a path of the manifest absolute."""
+        """Return it with defaults that depend on other fields filled in; `absolute` makes a path of the manifest
+        absolute."""
         return self
 
 
 class PolicyGradientFields(AlgorithmFields):
-    """Fields of the clipped policy-gradient algorithms. Without a KL term there is no reference model."""
+    """Fields of policy gradients with importance ratios. Without a KL term there is no reference model."""
 
     kl_coefficient: NonNegative = 0.02
     """Weight of the KL divergence to the reference model; 0 trains without a reference."""

@@ -90,7 +90,7 @@ class NamedField(str):
 
 @dataclass(frozen=True)
 class RewardPart:
-    """Marks a task that produces one of several rewards of a role."""
+    """Marks a task that produces a named reward of a role."""
 
     name: str
     of: SampleField
@@ -110,7 +110,7 @@ class Task:
     produces: tuple[SampleField | NamedField, ...]
     scope: Scope = Scope.SAMPLE
     part: RewardPart | None = None
-    """Set if the task produces one of several rewards, which training sees only in combination."""
+    """Set if the task produces a named reward, which the batch fields contain only in combination."""
 
     @property
     def rewards(self) -> bool:
@@ -173,12 +173,12 @@ class Graph:
 
     @cached_property
     def reward_parts(self) -> dict[str, str]:
-        """Name of one of several rewards -> the field that it produces."""
+        """Name of a named reward -> the field that it produces."""
         return {task.part.name: str(task.produces[0]) for task in self.tasks if task.part}
 
     @cached_property
     def combination(self) -> Combination | None:
-        """Combination of several rewards into the first of `reward_fields`; None if there is only one."""
+        """Combination of named rewards into the first of `reward_fields`; None without named rewards."""
         return next((task.part.combination for task in self.tasks if task.part), None)
 
     @cached_property

@@ -1,6 +1,7 @@
 """Correction of the mismatch between the sampling engine and the training ranks: fields and rules.
 
-Both compute log-probabilities of the same tokens with the same weights, but with different kernels or precision.
+Both compute log-probabilities of the same tokens, but with different kernels or precision, and for stale tokens with
+different weights.
 `rlhf_workers.losses.mismatch` implements the correction.
 """
 

@@ -1,10 +1,10 @@
 """Dynamic refill: replaces prompt groups whose rewards are all equal, since they have no learning signal.
 
 Owns the rule of a job: which groups are dropped, and how many groups an iteration has. The groups of an iteration are
-numbered in the order of its prompts. The first ones fill the batch. Every group dropped in round k - 1 or before adds
-one at the end, which belongs to round k. The number of groups depends on the dropped groups only, not on the order in
-which they became known. It never decreases, so a group is added as soon as it is certain to be needed, and a replay
-adds the same.
+numbered in the order of its prompts. The first ones fill the batch. A group dropped in round k - 1 adds one at the end,
+which belongs to round k, up to the last allowed round. The number of groups does not depend on the order in which
+dropped groups became known, and further dropped groups do not decrease it. So a group is added as soon as it is certain
+to be needed, and a replay adds the same.
 Rule: pure.
 """
 
@@ -20,7 +20,8 @@ class UsedUp(StrEnum):
     MASK = "Mask"
     """Dropped groups take them, masked out: the batch is smaller."""
     TRAIN = "Train"
-    """Dropped groups take them and are trained on: their advantages are 0, and their tokens count in means."""
+    """Dropped groups take them and are trained on: without shaping their advantages are 0, and their tokens count in
+    means."""
     FAIL = "Fail"
     """The job fails."""
 
@@ -35,15 +36,15 @@ class RefillRule:
 
 
 def teaches_nothing(rewards: Collection[float]) -> bool:
-    """Return whether all responses to a prompt have the same reward. `rewards`: without abstentions."""
+    """Return whether responses to a prompt have no two different rewards. `rewards`: without abstentions."""
     return len(set(rewards)) <= 1
 
 
 def round_ends(first: int, dropped: Sequence[int], rounds: int) -> list[int]:
     """Return the number of groups after rounds 0, 1, ..., as far as it is known.
 
-    `first`: groups of the batch; `dropped`: numbers of the groups dropped so far, ascending. The list ends with a round
-    that adds nothing, or with the last allowed round; groups still being scored may add more.
+    `first`: groups of the batch; `dropped`: numbers of the groups dropped so far, ascending. The list ends before the
+    first round that adds nothing, or with the last allowed round; groups still being scored may add more.
     """
     ends = [first]
     for _ in range(rounds):

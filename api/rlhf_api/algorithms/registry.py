@@ -141,10 +141,10 @@ def prompts_apart(spec: HasRollout) -> int:
 
 
 def samples_per_prompt(spec: HasAlgorithm) -> int:
-    """Return the number of decoded responses per prompt."""
+    """Return the number of responses per prompt, with the greedy baseline."""
     return spec.algorithm.fields.responses_per_prompt + has_greedy_baseline(spec)
 
 
 def has_greedy_baseline(spec: HasAlgorithm) -> bool:
-    """Return whether the last sample of each prompt is decoded greedily and not trained on."""
+    """Return whether the last sample of each prompt is a greedy baseline, which is not trained on."""
     return spec.algorithm.fields.greedy_baseline

@@ -14,14 +14,14 @@ class ModelKind(StrEnum):
     VALUE = "value"
     """One number per token: a language model with a value head."""
     REWARD = "reward"
-    """One number per response: a sequence classification model, or user code."""
+    """One number per response: a sequence classification model, or another source of rewards."""
 
 
 class ModelRole(StrEnum):
-    """A model's function in an algorithm. Members are strings, the names in manifest and messages."""
+    """A model's function in an algorithm. Members are strings, the names in messages."""
 
     ACTOR = "actor"
-    """The policy that generates and is trained."""
+    """The policy that is trained and, in jobs with generation, generates."""
     CRITIC = "critic"
     """The value model."""
     REFERENCE = "reference"

@@ -1,4 +1,4 @@
-"""`spec.evaluation`: tests of the policy on prompts outside the training data while the job runs."""
+"""`spec.evaluation`: tests of the policy while the job runs, on their own prompts or on those of the job."""
 
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
@@ -17,7 +17,8 @@ OF_TEMPLATE: Final = ("chat_template_file", "chat_template_arguments", "system_m
 
 
 class EvaluationPrompts(PromptFiles):
-    """Prompts for evaluations only. An unset field takes the value of spec.prompts, so it has no default."""
+    """Prompts for evaluations only. A field of `INHERITED` that is unset takes the value of spec.prompts, so it has no
+    default."""
 
     prompt_key: Name | None = None
     """See prompts.promptKey."""
@@ -37,7 +38,10 @@ class EvaluationPrompts(PromptFiles):
     """See prompts.overlong."""
 
     def inherit(self, job: Prompts) -> Self:
-        """Return a copy that takes unset fields from the job's prompts. The call is idempotent."""
+        """Return a copy that takes the unset fields of `INHERITED` from the job's prompts.
+
+        If `chat_template` is False, it takes no fields of a template. The call is idempotent.
+        """
         without_template = OF_TEMPLATE if self.chat_template is False else ()
         missing = [name for name in INHERITED if getattr(self, name) is None and name not in without_template]
         return self.model_copy(update={name: getattr(job, name) for name in missing})
@@ -50,8 +54,8 @@ class HeldOutPrompts(Prompts):
 
 
 class Evaluation(ApiModel):
-    """Evaluation during training. Otherwise idle generation workers decode responses of a weight version; the job's
-    reward scores them. They are never trained on."""
+    """Evaluation during training. Generation workers decode responses of a weight version; the job's reward scores
+    them. They are not trained on."""
 
     every: Annotated[int, Field(ge=1, le=1000000)] = 10
     """Iterations between evaluations. Version 0, every n-th version and the last one are evaluated."""

@@ -36,7 +36,7 @@ class CoordinatorFields(ApiModel):
 
     template: dict[str, Any] = Field(default_factory=dict)
     """PodTemplateSpec of the coordinator's pod: node selectors, resources, init containers. The operator's own settings
-    take precedence. Volumes, mounts and pull secrets come from training pods."""
+    take precedence. Volumes, mounts and pull secrets come from the pods that train."""
 
 
 class TensorParallelism(ApiModel):
@@ -44,7 +44,7 @@ class TensorParallelism(ApiModel):
 
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     """Tensor parallel degree: GPUs over which vLLM splits each layer within a worker, or CPU processes with
-    gpusPerReplica 0. A power of two, equal to gpusPerReplica, that divides the policy's attention heads."""
+    gpusPerReplica 0. A power of two that divides the policy's attention heads."""
 
 
 class DraftModel(ApiModel):
@@ -60,7 +60,7 @@ class DraftModel(ApiModel):
 
 class Speculation(ApiModel):
     """Speculative decoding in generation: several draft tokens are verified in one pass. A draft token is accepted only
-    if it equals the sampled token, so results do not change."""
+    if it equals the sampled token, so results change at most by rounding."""
 
     mode: Literal["Disabled", "Auto", "Fixed"] = "Auto"
     """Disabled decodes one token at a time. Auto picks the draft length, possibly 0, that measured fastest. Fixed
@@ -113,7 +113,8 @@ class Inference(GroupFields):
     """Lets idle workers score the known part of unfinished responses with reference and critic, so that only the rest
     remains. Auto does so if simulation predicts a gain. Needs overlap Enabled."""
     batch_tokens: Annotated[int, Field(ge=1, le=16777216)] = 16384
-    """Most tokens per forward pass of scoring. Deterministic jobs ignore it and score one sample at a time."""
+    """Most tokens per forward pass of scoring; a longer sample has its own pass. Deterministic jobs ignore it and score
+    one sample at a time."""
 
 
 class TrainingParallelism(ApiModel):
@@ -131,7 +132,7 @@ class TrainingParallelism(ApiModel):
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     """Ranks that split every layer of a stage: a power of two that divides the models' heads, with backend megatron."""
     expert: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Data parallel ranks that divide each layer's experts."""
+    """Ranks, out of data x context, that divide each layer's experts."""
     critic_tensor: Annotated[int, Field(ge=1, le=64)] | None = None
     """tensor for critics, which have pipeline x tensor / criticTensor stages. Unset: tensor."""
     sequence_parallel: Literal["Disabled", "Enabled"] = "Disabled"
@@ -210,7 +211,7 @@ class Optimizer(ApiModel):
 
 
 class Training(GroupFields):
-    """Ranks that train the actor and, where the algorithm has one, the critic."""
+    """Ranks that train the models of the job."""
 
     backend: Literal["torch", "megatron"] = "torch"
     """Layers to train: torch uses transformers; megatron uses Megatron-core, which supports Llama, Mistral, Mixtral,

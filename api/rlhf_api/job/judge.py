@@ -44,7 +44,7 @@ class Judge(ApiModel):
     endpoint: JudgeEndpoint | None = None
     """A server inside or outside the cluster."""
     model: ModelSource | None = None
-    """A causal language model that inference workers run with its own tokenizer and chat template."""
+    """A causal language model that workers run with its own tokenizer and chat template."""
     method: Literal["Direct", "Pairwise"] = "Direct"
     """Direct: the judge rates each response; the reward is the expected rating, scaled to -1..1. Pairwise: it compares
     every two responses to a prompt in both orders; the reward is the mean probability (0..1) of being better."""
@@ -52,7 +52,7 @@ class Judge(ApiModel):
     """Question to the judge. {prompt} is the prompt, {record.answer} the value of its key answer. Direct: {response},
     {minimum}, {maximum}. Pairwise: {first}, {second}; the answer is 1 or 2. Unset: a plain question."""
     minimum: Annotated[int, Field(ge=0, le=9)] = 1
-    """Worst rating, one digit: tokenizers split longer numbers."""
+    """Worst rating, one digit: some tokenizers split longer numbers."""
     maximum: Annotated[int, Field(ge=0, le=9)] = 9
     """Best rating."""
     read: Literal["Probabilities", "Answer"] = "Probabilities"

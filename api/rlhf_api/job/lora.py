@@ -11,13 +11,13 @@ TargetModule = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_
 EVERY_TARGET: Final[tuple[TargetModule, ...]] = (
     "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
 )  # fmt: skip
-"""All linear maps of a layer: PEFT's all-linear."""
+"""All linear maps of a dense layer, as with PEFT's all-linear."""
 
 
 class Lora(ApiModel):
-    """Low-rank adapters: a frozen matrix W computes as W + alpha / rank x B A; only A (`rank` rows) and B (`rank`
-    columns) are trained. A starts random, from spec.seed and its name; B starts at zero, so the job starts with the
-    folder's model. There is no dropout: it would train another policy than the one that sampled."""
+    """Low-rank adapters: a frozen matrix W computes as W + alpha / rank x B A; A (`rank` rows) and B (`rank` columns)
+    are trained. Without `adapter`, A starts random, from spec.seed and its name; B starts at zero, so the job starts
+    with the folder's model. There is no dropout: it would train another policy than the one that sampled."""
 
     rank: Annotated[int, Field(ge=1, le=4096)] = 8
     """Rank of every adapter, PEFT's r."""

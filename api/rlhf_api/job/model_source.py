@@ -1,10 +1,10 @@
-"""The folder of a model, as used in every block of the manifest."""
+"""The folder of a model in the manifest."""
 
 from rlhf_api.api_model import ApiModel, Location
 
 
 class ModelSource(ApiModel):
-    """A causal language model in the Hugging Face format."""
+    """A model in the Hugging Face format."""
 
     path: Location
     """Folder with config.json, tokenizer and safetensors, relative to the manifest, or a hub id such as owner/name."""

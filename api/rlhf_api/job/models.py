@@ -35,8 +35,8 @@ class Models(ApiModel):
     a cost."""
 
     def explicit_source(self, role: ModelRole) -> ModelSource | None:
-        """Return the model that the manifest sets for a role; None if it sets none, user code, or several rewards
-        (`rewards_of`)."""
+        """Return the model that the manifest sets for a role; None if it sets none, a reward without its own model, or
+        several rewards (`rewards_of`)."""
         if role.kind is ModelKind.REWARD:
             rewards = self.rewards_of(role)
             return rewards[0].reward.own_model if len(rewards) == 1 else None
@@ -68,7 +68,8 @@ class Models(ApiModel):
         return tuple(key for entry in self.all_rewards for key in entry.reward.secret_keys())
 
     def source(self, role: ModelRole) -> ModelSource | None:
-        """Return the model that a role starts from, by default the actor's. None if the role calls user code."""
+        """Return the model that a role starts from, by default the actor's. None if the role has rewards, but not one
+        with its own model."""
         explicit = self.explicit_source(role)
         calls = role.kind is ModelKind.REWARD and self.rewards_of(role)
         return explicit if explicit is not None or calls else self.actor

@@ -45,7 +45,7 @@ class Fusion(ApiModel):
 
 
 class Checkpoints(ApiModel):
-    """Where and when training state is saved. A job that resumes from a checkpoint continues exactly."""
+    """Where and when training state is saved. A job can resume from a checkpoint."""
 
     path: Location
     """Folder of the checkpoints, relative to the manifest. The coordinator and all training ranks need it."""

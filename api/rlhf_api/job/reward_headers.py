@@ -48,8 +48,8 @@ def secret_variables(keys: Iterable[SecretKey]) -> dict[SecretKey, str]:
     """Return key of a Secret -> environment variable that carries its value to the processes that run user code.
 
     Key `token` of Secret `judge` becomes RLHF_SECRET_JUDGE_TOKEN. If two keys would have the same variable, the later
-    ones get a number. Pods get the variables from Secrets; `rlhf run` gets them from its own environment. So no
-    ConfigMap, file or message of this project contains a value.
+    ones get a number. Pods get the variables from Secrets; `rlhf run` gets them from its own environment. So the
+    ConfigMap of a job does not contain the values.
     """
     variables: dict[SecretKey, str] = {}
     for key in dict.fromkeys(keys):

@@ -17,7 +17,7 @@ from rlhf_api.job.model_source import ModelSource
 from rlhf_api.job.reward_headers import CodeVariable, RewardHeader, SecretKey
 
 MAX_REWARDS: Final = 8
-"""Maximum named rewards per job: more models than fit beside a policy, and few enough to inspect one by one."""
+"""Maximum named rewards per job, few enough to inspect one by one."""
 
 
 class RewardFunction(ApiModel):
@@ -65,9 +65,9 @@ class Reward(ApiModel):
     exactly_one: ClassVar = ("function", "model", "endpoint", "judge", "environment")
 
     function: RewardFunction | None = None
-    """A Python function run by inference workers."""
+    """A Python function run by workers that score."""
     model: ModelSource | None = None
-    """A sequence classification model with one output, run by inference workers."""
+    """A sequence classification model with one output, run by workers that score."""
     endpoint: RewardEndpoint | None = None
     """An HTTP endpoint."""
     judge: Judge | None = None
@@ -94,7 +94,7 @@ class Reward(ApiModel):
 
     @property
     def own_model(self) -> ModelSource | None:
-        """The model that inference workers run for this reward; None if the reward is called."""
+        """The model that workers load for this reward; None if it has none."""
         return self.judge.model if self.judge else self.model
 
     @property
@@ -109,7 +109,7 @@ class Reward(ApiModel):
 
     @property
     def longest(self) -> int:
-        """Maximum seconds of all tries for one sample."""
+        """Seconds of all tries of one call, without pauses and queueing."""
         return self.timeout_seconds * (self.retries + 1)
 
     def secret_keys(self) -> tuple[SecretKey, ...]:
@@ -143,5 +143,5 @@ class GivenReward:
     role: ModelRole
     """Role of the reward; a cost is specified like a reward."""
     name: str = ""
-    """Empty for the only reward of its role."""
+    """Empty for a role with a single, unnamed reward."""
     weight: float = 1.0

@@ -57,7 +57,7 @@ class Prompts(PromptFiles):
     system_message: Annotated[str, Field(min_length=1, max_length=65536)] | None = None
     """First message of chats that do not start with role system."""
     shuffle: bool = True
-    """Whether to use prompts in random order, which depends on seed and epoch only. False: file order."""
+    """Whether to use prompts in a random order, which follows from seed and epoch. False: file order."""
     overlong: Literal["Fail", "Filter"] = "Fail"
     """Handling of lines with a longer prompt or response than spec.rollout allows. Fail fails the job at its start and
     names the line. Filter skips it; the log and metrics count such lines."""

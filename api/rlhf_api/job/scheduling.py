@@ -1,7 +1,7 @@
 """`spec.scheduling`, `spec.managedBy` and `spec.operatorClass`: what places the job's pods, and what reconciles it.
 
-Rule: this module contains only the user's choices. The operator (`rlhf_operator.gang`) decides what the cluster
-supports and which objects follow.
+Rule: this module contains the user's choices. The operator (`rlhf_operator.gang`) decides what the cluster supports and
+which objects follow.
 """
 
 from typing import Annotated, Final, Literal

@@ -32,7 +32,8 @@ class RLHFJobSpec(ApiModel):
     iterations: Annotated[int, Field(ge=1, le=10000000)] = 100
     """Number of iterations, each of which generates, scores and trains one batch."""
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
-    """Seed of every random number of the job, below 2^53 so that every JSON reader keeps it exact."""
+    """Seed of sampling, of the order of prompts and samples, and of new adapters; below 2^53, so that JSON readers keep
+    it exact."""
     deterministic: bool = False
     """Whether results are independent of batching, placement, timing and faults (bitwise on CPU), at some cost in
     speed."""
@@ -40,7 +41,7 @@ class RLHFJobSpec(ApiModel):
     """Dedicated: training ranks have their own pods. Colocated: rank r runs in the process of generation worker r; they
     take turns on its device."""
     suspend: bool = False
-    """True saves a checkpoint and stops all workers until it is false again."""
+    """True stops all workers until it is false again, after a checkpoint if checkpoints is set."""
     models: Models
     """Source of each model role."""
     reward_shaping: RewardShaping = Field(default_factory=RewardShaping)
@@ -91,7 +92,7 @@ class RLHFJobSpec(ApiModel):
         return evaluated if evaluated is not None and sample >= FIRST_EVALUATION_SAMPLE else self.prompts
 
     def combination(self, role: ModelRole) -> Combination | None:
-        """Return the combination of the rewards of a role that judges; None if it has only one."""
+        """Return the combination of the named rewards of a role that judges; None if it has none with a name."""
         weights = tuple((entry.name, entry.weight) for entry in self.models.rewards_of(role) if entry.name)
         return self.reward_shaping.combination(weights) if weights else None
 

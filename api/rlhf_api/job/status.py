@@ -219,7 +219,7 @@ class RestartStatus(StatusModel):
 
 
 class RevisionStatus(StatusModel):
-    """Versions that the job uses from start to end, independent of operator upgrades (docs/upgrading.md)."""
+    """Versions that a running job uses, independent of operator upgrades (docs/upgrading.md)."""
 
     coordinator_image: Annotated[str, Field(max_length=1024)] | None = None
     """Coordinator image, unless its pod template sets one."""

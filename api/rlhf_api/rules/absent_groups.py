@@ -1,5 +1,5 @@
-"""Rules for algorithms whose graph has no task in a group. The group has no workers, so its settings are rejected
-instead of ignored. A job also needs a reward if its graph does.
+"""Rules for algorithms whose graph has no task in a group. The group has no workers, so the settings in `_UNUSED` are
+rejected instead of ignored. A job also needs a reward if its graph does.
 
 The rules come from the graphs of the registry; this module names no algorithm.
 """

@@ -1,6 +1,6 @@
-"""Warnings: valid settings without effect, or with another effect than they seem, each with field and remedy.
+"""Warnings: valid settings without effect, or with another effect than they seem, each with its field.
 
-Rule: a job with warnings starts like one without. CEL cannot warn, so these come from `rlhf validate`, and from the
+Rule: a job with warnings starts like one without. CEL cannot warn, so these come from the command line, and from the
 operator in the message of the condition Planned, not from the API server.
 """
 

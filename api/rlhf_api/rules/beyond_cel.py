@@ -1,7 +1,7 @@
 """Rules in Python only: CEL cannot state them, or not within the size limit of the definition.
 
 Rule: `rlhf validate`, `rlhf run` and the operator (condition Planned) report them; the API server accepts such a job.
-They need a job with valid fields. A running job continues, as with every rule that is new in a version.
+They need a job with valid fields.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Rules of sizes that no cluster or model supports, although each field is within its own bounds."""
+"""Rules of the number of pods and of the context length, which several fields determine."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -13,11 +13,11 @@ MAX_PODS: Final = 5000
 """Maximum pods of a job: Kubernetes supports 5,000 nodes per cluster, and one coordinator serves all workers of a job.
 """
 MAX_CONTEXT: Final = 1_048_576
-"""Maximum tokens of prompt and response: the longest contexts of published models that can be trained."""
+"""Tokens of prompt and response above which a job gets a warning."""
 
 
 def size_problems(spec: RLHFJobSpec) -> Iterator[Problem]:
-    """Yield the sizes beyond these limits."""
+    """Yield a problem for each size beyond its limit."""
     counts = {Group.GENERATION: spec.generation.replicas, Group.INFERENCE: spec.inference.replicas}
     if spec.rank_group is Group.TRAINING:
         counts[Group.TRAINING] = rank_pods(spec)

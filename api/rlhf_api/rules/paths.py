@@ -1,4 +1,4 @@
-"""Rules of paths: a job reads and writes files and folders of a file system, never addresses."""
+"""Rules of paths: they name files and folders of a file system, not addresses. `prompts` and `rewards` check lists."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -30,7 +30,7 @@ _MARK: Final = "://"
 
 
 def of_paths() -> Iterator[Rule]:
-    """Yield a rule for each path of a job."""
+    """Yield a rule for each path in `_PATHS`."""
     yield from map(is_path, _PATHS)
 
 

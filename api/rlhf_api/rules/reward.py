@@ -1,4 +1,4 @@
-"""Rules of variables and headers of rewards: each has exactly one value and a distinct name."""
+"""Rules of a reward's variables and headers (exactly one value each, distinct names), calls and judge."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -18,7 +18,7 @@ _LISTS: Final = (
 
 
 def of_reward() -> Iterator[Rule]:
-    """Yield the rules about variables and headers."""
+    """Yield the rules of each single reward and cost."""
     for role in ModelRole:
         if role.kind is ModelKind.REWARD:
             yield from _of_source(role.manifest_path)

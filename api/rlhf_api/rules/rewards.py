@@ -1,6 +1,7 @@
 """Rules of `spec.models.rewards`: each of several rewards follows the rules of the single one, and names are distinct.
+Also the rules of `spec.rewardShaping`.
 
-The CEL covers the whole list, since a rule's node is a single object: `each` is a reward.
+The CEL of rewards covers the whole list, since a rule's node is a single object: `each` is a reward.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +29,7 @@ Member = Mapping[str, Any]
 
 
 def of_rewards() -> Iterator[Rule]:
-    """Yield the rules of several rewards."""
+    """Yield the rules of several rewards and of reward shaping."""
     yield from _unions(NamedReward, ())
     for member, name, key in _SETTINGS:
         yield from _settings(member, name, key)

@@ -10,7 +10,7 @@ class UnknownValueError(LookupError):
 
 
 class Values:
-    """A manifest with its defaults, read by path. Raises UnknownValueError for an invalid field."""
+    """A manifest with its defaults, read by path. Raises UnknownValueError for an absent or invalid field."""
 
     def __init__(self, data: Mapping[str, Any], broken: Iterable[str] = ()) -> None:
         self._data = data
@@ -23,7 +23,7 @@ class Values:
         return value
 
     def has(self, path: str) -> bool:
-        """Return whether a field is set. Raises UnknownValueError if a field around it is invalid."""
+        """Return whether a field is set. Raises UnknownValueError if it or a field around it is invalid."""
         return self._find(path) is not None
 
     def _find(self, path: str) -> Any:

@@ -1,4 +1,4 @@
-"""The table of all rules across fields, and the fields that may change in a live job."""
+"""The table of all rules with CEL, and the fields that may not change in a live job."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -44,7 +44,7 @@ MAX_NAME: Final = HOST_NAME - len(f"-{worker_name(Group.GENERATION, MAX_WORKERS 
 
 
 COORDINATOR_ENDING: Final = f"-{Group.COORDINATOR.value}"
-"""Suffix of a coordinator's Service name, which no job name may have."""
+"""Suffix of a coordinator's Service name, which the name of a new job may not have."""
 
 
 def _of_algorithms() -> Iterator[Rule]:
@@ -99,7 +99,7 @@ def _only_with(name: str, mode: str) -> Rule:
 
 
 MIN_TEMPERATURE: Final = 0.001
-"""Lowest temperature: the quotient of the largest logits must fit in float32."""
+"""Lowest temperature of random sampling."""
 _NAME_FORM: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
@@ -274,7 +274,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *of_prompts(),
     *of_absent_groups(),
 )
-"""All rules across fields."""
+"""All rules with CEL."""
 
 IMMUTABLE: Final[tuple[str, ...]] = (
     "spec.algorithm",
@@ -309,8 +309,8 @@ IMMUTABLE: Final[tuple[str, ...]] = (
     "spec.managedBy",
     "spec.operatorClass",
 )
-"""Fields that determine the weights, the location of state, or who places and reconciles running pods. Replica counts,
-iterations, suspend, fusion, templates, checkpoint frequency and the run policy may change in a live job."""
+"""Fields that may not change in a live job, except those of `LAYOUT` while it is suspended. Replica counts, iterations,
+suspend, fusion, templates, checkpoint frequency and the run policy, for example, may change."""
 
 LAYOUT: Final[tuple[str, ...]] = (
     "spec.training.backend",

@@ -1,4 +1,4 @@
-"""One rule per union of the manifest: exactly one of its members is set, or at most one.
+"""One rule per union of the manifest outside lists: exactly one of its members is set, or at most one.
 
 The models declare their unions (`ApiModel.exactly_one`, `at_most_one`).
 """
@@ -52,7 +52,7 @@ def _exclusion(node: str, members: tuple[str, ...]) -> Rule:
 
 
 def unions(model: type[BaseModel], path: str) -> Iterator[Rule]:
-    """Yield a rule for each union among the models, as they declare them."""
+    """Yield a rule for each union of a model and of the models in its fields, without models in lists."""
     if issubclass(model, ApiModel) and model.exactly_one:
         yield _union(path, tuple(model.model_fields[name].alias or name for name in model.exactly_one))
     if issubclass(model, ApiModel) and model.at_most_one:

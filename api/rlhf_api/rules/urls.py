@@ -1,8 +1,7 @@
 """Rules of addresses that a job calls: rewards, judges, trackers, traces.
 
-Rule: pure, without name resolution. Hosts are rejected by their text, in every spelling that a resolver accepts:
-decimal, octal, hexadecimal and short forms of IPv4, IPv4 within IPv6, full-width digits. The target of a name is not
-checked.
+Rule: pure, without name resolution. Hosts are rejected by their text, also in other spellings: decimal, octal,
+hexadecimal and short forms of IPv4, IPv4 within IPv6, full-width digits. The target of a name is not checked.
 """
 
 import ipaddress
@@ -43,7 +42,7 @@ _BY_HEADER: Final = "everyone who can read the job can read it: set a header wit
 
 
 def urls(spec: RLHFJobSpec) -> Iterator[tuple[str, str]]:
-    """Yield (manifest path, address) of every address in the fields of a job."""
+    """Yield (manifest path, address) of the fields of a job that are named like an address."""
     for path, part in parts(spec, "spec"):
         for name in _FIELDS:
             if isinstance(value := getattr(part, name, None), str):

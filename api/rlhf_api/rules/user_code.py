@@ -1,4 +1,4 @@
-"""Rules of user code: Python can import every file, module and name in a manifest.
+"""Rules of user code: names of files, modules and classes that Python cannot import.
 
 Rule: pure; nothing is imported or searched. The patterns of the fields admit identifiers; this module rejects Python's
 reserved words.
@@ -21,7 +21,7 @@ _ENGINE: Final = "spec.generation.engine"
 
 
 def code_problems(spec: RLHFJobSpec) -> Iterator[Problem]:
-    """Yield names that Python cannot import, and warn of names that hide a Python module."""
+    """Yield names that Python cannot import, and warn of names that a standard module has too."""
     for path, part in parts(spec, "spec"):
         if type(part).model_fields.keys() >= _MEMBERS:
             code: Any = part

@@ -1,7 +1,7 @@
 """The result of an evaluation as numbers.
 
-Rule: pure. A response without a score, or that no worker could decode, is counted but is in no mean. The mean of an
-empty set is absent, never zero.
+Rule: pure. A response without a score, or that no worker could decode, is counted but is in no mean of rewards. The
+mean of an empty set is absent.
 """
 
 import math
@@ -20,8 +20,8 @@ LARGEST_TABLE: Final = 9
 def pass_at(judged: int, passed: int, k: int) -> float:
     """Return the unbiased estimate of pass@k (arXiv 2107.03374).
 
-    It is the probability that one of k responses passes, drawn without replacement from `judged` responses of which
-    `passed` pass. `k` is 1 to `judged`.
+    It is the probability that at least one of k responses passes, drawn without replacement from `judged` responses of
+    which `passed` pass. `k` is 1 to `judged`.
     """
     return 1.0 - math.comb(judged - passed, k) / math.comb(judged, k)
 

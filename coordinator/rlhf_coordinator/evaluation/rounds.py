@@ -1,8 +1,8 @@
 """The life of an evaluation: it begins with a version, and is recorded when its iteration closes, or abandoned.
 
 Rule: level-triggered. Samples that an earlier coordinator journaled are reused; the others are decoded again with the
-same random keys. A dead process loses nothing: the record that closes the iteration contains the result, and until then
-the samples yield it again.
+same random keys. The record that closes the iteration contains the result; a process that starts before it computes the
+result again from the samples.
 """
 
 import logging
@@ -56,7 +56,7 @@ def note_wait(run: JobRun, now: float) -> None:
 
 
 def record(run: JobRun) -> EvaluationResult | None:
-    """Store the result of the evaluation once it is complete, and return it; None when there is no evaluation."""
+    """Store the result of a complete evaluation, and return it; abandon an incomplete one. None without a result."""
     settings, evaluation = run.context.spec.evaluation, run.state.evaluation
     ledger = evaluation.ledger
     if settings is None or ledger is None:

@@ -1,8 +1,7 @@
 """The counterfactual of incremental scoring in mode Auto: the last iteration's time with and without it.
 
-Rule: the next iteration uses the faster way. Early scoring stays off until a whole iteration was observed, and after
-any error. The simulation takes milliseconds to a second, in a thread while training runs, and nothing waits for it.
-After a restart, the first iteration scores nothing early.
+Rule: the next iteration uses the faster way. Early scoring stays off until a whole iteration was observed. The
+simulation runs in a thread, and nothing waits for it. After a restart, the first iteration scores nothing early.
 """
 
 import asyncio

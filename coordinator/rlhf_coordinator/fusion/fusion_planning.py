@@ -3,9 +3,9 @@ iteration.
 
     measure (Auto, once per job) -> store costs with the job -> all is scored: learn, choose for the next iteration
 
-A simulation in a thread chooses the plan while training runs. An iteration without a plan fuses nothing, and nothing
-waits for a plan. An error in measuring or choosing turns fusion off: generation and inference are then slower, but
-never wrong. After a restart, the costs come from the journal's facts, and the next plan is computed again.
+A simulation in a thread chooses the plan. An iteration without a plan fuses nothing, and nothing waits for a plan. An
+error in measuring or choosing turns fusion off. After a restart, the costs come from the journal's facts, and the next
+plan is computed again.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ def disable_fusion(run: JobRun, why: str) -> None:
 
 
 def adopt_costs(run: JobRun) -> None:
-    """Use the measured costs from here on; all workers have measured."""
+    """Use the measured costs from here on; all ready workers have measured."""
     fusion, results = run.state.fusion, run.state.fusion.results
     generation = [result.generation for (_, role), result in results.items() if role == Group.GENERATION]
     scoring = [result.scoring for (_, role), result in results.items() if role == Group.INFERENCE]
@@ -91,7 +91,7 @@ def adopt_costs(run: JobRun) -> None:
 
 
 def _costs(run: JobRun, generation: list[pb.GenerationCosts], scoring: list[pb.ScoringCosts]) -> StageCosts:
-    """Return the median of the workers' measurements, which is robust against one slow worker."""
+    """Return the costs from the median times of the workers; sizes come from the first worker."""
     spec, first = run.context.spec, generation[0]
     tasks: dict[str, list[list[pb.StepCost]]] = {}
     for costs_of_worker in scoring:

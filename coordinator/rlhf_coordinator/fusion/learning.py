@@ -86,7 +86,7 @@ def iteration_setup(run: JobRun, prompts: Sequence[int], lines: Sequence[int]) -
 def learn(run: JobRun) -> None:
     """Learn lengths and costs from a fully scored iteration; a second call does nothing.
 
-    The state gets two groups of metrics: the prediction, and a simulation with the observed lengths.
+    Where fusion is possible, the state gets metrics of the prediction and of a simulation with the observed lengths.
     """
     state, fusion = run.state, run.state.fusion
     if fusion.learned is not None:
@@ -241,7 +241,7 @@ def transfer_work(samples: Sequence[pb.MigratedSample], bytes_per_token: float, 
 
 
 def decode_work(observation: pb.Observation) -> ObservedWork:
-    """Return the plain decode steps of an interval, at least one; prefills, drafting and verifying steps are left
+    """Return the plain decode steps of an interval that has some; prefills, drafting and verifying steps are left
     out."""
     decode, verified = observation.decode, observation.decode.verified
     seconds = _seconds(observation) - decode.prefill_seconds - decode.draft_seconds - verified.seconds

@@ -2,7 +2,7 @@
 
 Rule: the pending command contains the request, so an answer is judged from that and the ledger alone. If a worker
 reports a sample under an attempt that is not in force, the coordinator withdraws it from the worker. This covers a lost
-receipt and a source that died after the hand-over, so no two workers decode a sample for long.
+receipt and a source that died after the hand-over, so two workers do not decode a sample for long.
 """
 
 import logging
@@ -25,8 +25,7 @@ from rlhf_coordinator.storage.sample_codec import key_message
 log = logging.getLogger(__name__)
 
 MIGRATE_SECONDS: Final = 30.0
-"""Time-out of one Migrate in seconds. A cache takes milliseconds to seconds; after the time-out, the source
-continues."""
+"""Time-out of one Migrate in seconds; after it, the source continues."""
 
 
 def migrate(run: JobRun, decision: d.Migrate) -> None:
@@ -141,7 +140,7 @@ def _withdrawn(run: JobRun, pending: PendingCommand, result: pb.WithdrawResult) 
 
 
 def _current(run: JobRun, pending: PendingCommand) -> list[LeavingSample]:
-    """Return the samples of the iteration in progress; those of an earlier one are trained already."""
+    """Return the samples of the iteration in progress; the ledger of an earlier one is gone."""
     return [item for item in pending.leaving if item.iteration == run.state.iteration]
 
 

@@ -1,8 +1,8 @@
 """Tasks that run beside the loop: simulations in threads, searches in child processes, files to complete.
 
 It owns the tasks of one job, by name, from their start until they end or are cancelled with the job.
-Rule: a task changes the state only on the event loop's thread, and first checks that its answer is still wanted. A task
-that fails is logged by its name and changes nothing; its creator catches the expected errors.
+Rule: a task changes the state only on the event loop's thread. A task that fails is logged by its name; its creator
+catches the expected errors.
 """
 
 import asyncio

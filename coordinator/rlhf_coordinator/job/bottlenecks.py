@@ -1,7 +1,7 @@
 """Logs why iterations take as long as they do, for `rlhf describe` and `rlhf explain`.
 
 Rule: the replay runs in a thread, at most every EVERY_SECONDS and for a twentieth of the time, and nothing waits for
-it. It logs at most SHOWN lines. A failure is logged as that of a background task and changes nothing.
+it. It logs at most SHOWN lines. A failure is logged as that of a background task.
 """
 
 import asyncio

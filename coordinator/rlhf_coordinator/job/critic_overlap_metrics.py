@@ -1,6 +1,6 @@
 """The choice of an iteration about its critics, where the job chooses (spec.training.criticOverlap Auto).
 
-Rule: read only. A gain that was not predicted is absent, never zero.
+Rule: read only. A gain that was not predicted is absent.
 """
 
 from rlhf_coordinator.job.job_run import JobRun

@@ -4,8 +4,8 @@ For each worker and each time between heartbeats, the reported compute time is b
 not report when it was idle. The computation is assigned to phases in which the worker's group has work, so the rest
 falls into phases in which it waits for others.
 Rule: `attribute` is pure; moments are arguments, in seconds of one monotonic clock. Busy and idle add up to the time
-between heartbeats. The time before a session's first heartbeat is in neither, because nothing is known about it. This
-module decides nothing.
+between heartbeats, times the worker's GPUs. The time before a session's first heartbeat is in neither, because nothing
+is known about it. This module decides nothing.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from rlhf_common.names import Group
 
 SEGMENTS: Final = 256
-"""Number of stored phases: far more than pass between two heartbeats, which are at most 30 s apart."""
+"""Number of stored phases."""
 _WORK: Final = {
     Group.GENERATION: frozenset({"Starting", "Generating", "Scoring", "Publishing", "Recovering"}),
     Group.INFERENCE: frozenset({"Starting", "Generating", "Scoring", "Publishing", "Recovering"}),

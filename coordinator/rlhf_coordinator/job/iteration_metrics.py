@@ -1,8 +1,9 @@
 """The metrics of an iteration, for metrics.jsonl, trackers, Prometheus, status and journal.
 
-It owns the names of the metrics, except predictions and learned values, which `fusion.learning` computes while it
-learns. A mechanism counts in the state; this module turns the counts into the numbers that people see.
-Rule: read only; every sum is in sample order. A value that is not finite, or a missing reward, is absent, never zero.
+It collects the metrics of a closed iteration, also those of its neighbours (`staleness_metrics`, `speculation_metrics`,
+`critic_overlap_metrics`) and those that `fusion.learning` computes while it learns. A mechanism counts in the state;
+this module turns the counts into the numbers that people see.
+Rule: it changes only the times of the phase in progress. A value that is not finite, or a missing reward, is absent.
 """
 
 import math
@@ -96,7 +97,8 @@ def idle_share(run: JobRun, worker: str) -> float:
 def batch_metrics(ledger: Ledger, graph: Graph) -> dict[str, float]:
     """Return reward statistics, response lengths in tokens, and the divergence from the reference.
 
-    Mean and deviation of the reward cover the samples that have one. Greedy baselines count only among the tokens.
+    Mean and deviation of the reward cover the samples that have one. Greedy baselines count among the tokens, not in
+    the first reward or the lengths.
     """
     shown = graph.reward_fields[:1]
     scored = [sample.fields[field] for field in shown for sample in ledger.trainable if field in sample.fields]
@@ -233,8 +235,8 @@ def training_metrics(run: JobRun, iteration: int) -> dict[str, float]:
 def _merged(ranks: Iterable[Worker], iteration: int) -> dict[str, float]:
     """Merge the training metrics that the ranks reported for an iteration.
 
-    All ranks report equal values except times: bubbles are averaged, steps are those of the slowest rank, and other
-    times are the first rank's.
+    Bubbles are averaged, steps are those of the slowest rank, and other values are those of the first rank that
+    reported them.
     """
     reported = [
         rank.last_train.metrics

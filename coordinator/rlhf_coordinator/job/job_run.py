@@ -1,7 +1,7 @@
 """One running job: its mutable parts, for the modules that change them.
 
-Rule: `event_handlers` changes it on messages of workers, `actions` on decisions, and background tasks on their results.
-All changes happen on the event loop's thread. It decides nothing; its few methods wake the loop and record.
+Rule: `event_handlers` changes it on messages of workers, `actions` on decisions, and background tasks on their results,
+on the event loop's thread. It decides nothing; its few methods wake the loop and record.
 """
 
 import asyncio

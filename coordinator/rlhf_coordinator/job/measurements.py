@@ -17,7 +17,7 @@ from rlhf_coordinator.state.worker import Worker
 OUT_OF_MEMORY: Final = "OutOfMemory"
 """Reason of a worker's failure."""
 MAX_SECONDS: Final = 86400.0
-"""Longest plausible measurement of a worker in seconds; a longer one comes from a broken clock and is ignored."""
+"""Longest plausible queueing, step or load of a worker in seconds; a longer one is ignored."""
 
 
 def heartbeat(run: JobRun, worker: Worker, message: pb.Heartbeat, now: float) -> None:

@@ -1,7 +1,7 @@
 """The report of an iteration that was closed before its batch, or its critics, were trained.
 
 Rule: once they are trained, the report contains all metrics of training, as at a normal end. It is written to the
-journal before it goes to the trackers, which ignore a repeated report. Nothing of the next iteration changes.
+journal before it goes to the trackers.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """Counters of a coordinator since its process started, for Prometheus.
 
-Rule: counters only rise. The event loop adds to them and a scrape reads them from another thread, so related values are
-replaced as a whole (`PhaseTotals`).
+Rule: a count does not fall. The event loop adds to counters and a scrape reads them from another thread, so related
+values are replaced as a whole (`PhaseTotals`).
 """
 
 import time

@@ -1,9 +1,9 @@
 """The histories of the samples in the iteration in progress, for the page of a run.
 
-Rule: read only; nothing here decides anything. Changes of place are noted at the end of each tick of the loop, so a
-moment is late by some milliseconds. The histories are recorded when the iteration closes. Nothing is recorded with
-spec.metrics Disabled, or for a batch of more than MAX_SAMPLES. Histories are lost with the process: values that an
-earlier coordinator saw are null.
+Rule: nothing here decides anything. Changes of place are noted in the state at the end of each tick of the loop, so a
+moment is somewhat late. The histories are recorded when the iteration closes. Nothing is recorded with spec.metrics
+Disabled, or for a batch of more than MAX_SAMPLES. Histories are lost with the process: moments that an earlier
+coordinator saw are null.
 """
 
 import logging

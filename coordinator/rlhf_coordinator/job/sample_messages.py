@@ -1,7 +1,7 @@
 """Checks of messages about samples, the same for the batch and for evaluations.
 
-Rule: pure. Raises ValueError for an invalid message, which ends the session of its sender. Leases are not checked here:
-the ledger does that.
+Rule: pure. Raises ValueError for an invalid message, which ends the session of its sender; a bad score is a failure of
+its task instead. Leases are not checked here: the ledger does that.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """The rows of an iteration's sample table, built from its ledger when it closes.
 
-Rule: read only. A missing number is None, never zero; a value that only an earlier coordinator knew is empty.
+Rule: read only. A missing reward or advantage is None; a value that only an earlier coordinator knew is empty.
 """
 
 import math

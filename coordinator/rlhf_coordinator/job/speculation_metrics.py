@@ -1,6 +1,6 @@
 """The metrics of an iteration about drafts and shared sibling tokens.
 
-Rule: as in `iteration_metrics`; a ratio without a denominator is absent, never zero.
+Rule: read only; a ratio without a denominator is absent.
 """
 
 from rlhf_coordinator.job.job_run import JobRun

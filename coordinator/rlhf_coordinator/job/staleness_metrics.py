@@ -1,6 +1,6 @@
 """The metrics of an iteration about carried samples, and the age of the weights that drew its tokens.
 
-Rule: as in `iteration_metrics`; all values follow from the ledger, so a restarted coordinator reports the same.
+Rule: read only; the values follow from the ledger, so a restarted coordinator reports the same.
 """
 
 from rlhf_coordinator.job.job_run import JobRun

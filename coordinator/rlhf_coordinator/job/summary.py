@@ -1,6 +1,6 @@
 """The facts of a finished job, for the summaries of trackers.
 
-Rule: they cover all coordinators that ran the job, from the journal.
+Rule: rewards, times and counts of iterations cover all coordinators that ran the job.
 """
 
 import math
@@ -17,7 +17,7 @@ def summary(run: JobRun, samples_per_prompt: int) -> dict[str, Any]:
 
     `reward_first` and `reward_last` are means of the first and last tenth of the iterations (at least one); absent when
     no sample of them had a reward. `tokens_per_step` and `acceptance` of drafts are of the last iteration; absent where
-    nothing was drafted. The `loss` of a job that generates nothing is of the last iteration, too.
+    its metrics lack them. The `loss` of a job that generates nothing is of the last iteration, too.
     """
     assert run.outcome is not None
     rewards = run.rewards

@@ -1,6 +1,6 @@
 """Carries out decisions: leases samples, sends commands, writes the journal, ends iterations and the job.
 
-Rule: one small method per kind of decision, called in the order of the decisions. The functions of `scheduling` decide.
+Rule: one function per kind of decision, called in the order of the decisions. The functions of `scheduling` decide.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """The answers to commands: a worker's new state, or the failure of a command and its consequence.
 
 Rule: an answer updates the coordinator's view of the worker, of leased samples and of measurements; the scheduler
-decides what to do. A failure that a retry may fix delays the retry; any other failure ends the job with the worker's
-message.
+decides what to do. Failed checkpoints, trainings, measurements and prefixes have their own consequences. After another
+failed command, a failure that a retry may fix delays the retry; any other ends the job with the worker's message.
 """
 
 import logging

@@ -1,7 +1,6 @@
 """Checks that a device can hold the models of a worker with a training rank, at once or in turn, before it loads them.
 
-Rule: it reads headers of model files, once. It refuses only if weights, caches and optimizer state alone exceed the
-memory, and then names a layout that fits.
+Rule: it reads headers of model files, once. It refuses if the estimate of the planner exceeds the memory.
 """
 
 from functools import cached_property

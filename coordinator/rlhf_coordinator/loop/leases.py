@@ -1,7 +1,7 @@
 """Leases samples of the batch and of the evaluation to workers, for decoding and for scoring.
 
-Rule: the scheduler decides on the leases. The random key of a response depends on the job's seed and on the sample, so
-every worker draws the same tokens.
+Rule: the scheduler decides on the leases. The random key of a response depends on the job's seed and on the sample, not
+on the worker.
 """
 
 from collections.abc import Iterable

@@ -26,13 +26,13 @@ TICK_SECONDS: Final = 0.25
 """Resolution, in seconds, of changes that only time causes."""
 
 DEBOUNCE_SECONDS: Final = 0.002
-"""Seconds to collect messages before a decision; far below the time of a decode step.
+"""Seconds to collect messages before a decision.
 
 The pause is longer after a long decision (hundreds of workers), see DEBOUNCE_FACTOR.
 """
 
 DEBOUNCE_FACTOR: Final = 4.0
-"""Ratio of the pause after a decision to its duration, so that decisions take at most a fifth of the time."""
+"""Ratio of the pause after a decision to its duration, up to MAX_DEBOUNCE_SECONDS."""
 
 MAX_DEBOUNCE_SECONDS: Final = 0.02
 """Longest pause in seconds. A long tick did something rare (began an iteration), and the next one must not wait for
@@ -73,7 +73,7 @@ class Loop:
             end = time.monotonic()
 
     def tick(self) -> None:
-        """Decide and act until no decision is left."""
+        """Decide and act until no decision is left, in at most MAX_ROUNDS rounds."""
         run = self._run
         arrived, run.arrived = run.arrived, 0.0
         before = run.scheduled.consolidation

@@ -1,7 +1,7 @@
 """Limits for the content of worker messages: finite numbers, counts from zero, names and texts of limited length.
 
-Rule: pure. Messages that change the ledger (progress, finished, scored) are checked against it by `sample_handler`; all
-others are checked here before other code reads them. A worker runs code of users in a process that has the job's
+Rule: pure. Progress and results of samples are checked by `job.sample_messages` and `sample_handler`; other messages
+are checked here before other code reads them. A worker runs code of users in a process that has the job's
 certificate, so its messages are untrusted even when its sender is trusted: their content reaches the ledger, commands
 to others, metrics and files. Raises ValueError, which ends only the session of the sender. The receivers check the
 meaning of a value, for example whether a version is the requested one.
@@ -100,7 +100,7 @@ def _bounded(message: Any, place: str) -> None:
 
 
 def check_registration(worker: Worker | None, message: pb.Register, iterations: int) -> None:
-    """Raise ValueError when a worker's registration contradicts its place."""
+    """Raise ValueError when a worker's registration is impossible or contradicts its place."""
     _fields(message, "register")
     state = message.state
     _sample_arrays(state.last_train, "register.state.last_train")

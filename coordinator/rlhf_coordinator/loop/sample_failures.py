@@ -2,9 +2,9 @@
 
 Rule: the ledger counts (`state.decode_failures`); this module reports in the log, as an event and in the status. A
 failed sample is left out if spec.rollout.maxFailedSamples allows another one; this is journaled before anything is
-decided on it. Otherwise the job fails and names the sample. An evaluation always continues. A failure must never become
-a result: a sample that is left out has no response and is masked out of training. After a restart, unjournaled failures
-are counted again.
+decided on it. Otherwise the job fails and names the sample. An evaluation continues without it. A failure must never
+become a result: a sample that is left out has no response and is masked out of training. After a restart, unjournaled
+failures are counted again.
 """
 
 import logging

@@ -1,8 +1,9 @@
 """The effects of a worker's score on the ledger, the journal and the counters.
 
-Rule: a result is journaled in the same step in which the ledger takes it. A failed task stays open and is retried
-elsewhere. When its retries are used up, it ends the job, or its reward abstains where the manifest allows it. Must
-never accept a result of another shape or range than requested, and never turn a failure into a number.
+Rule: a result is journaled in the same step in which the ledger takes it, that of a group with its last result. A
+failed task stays open and is retried, elsewhere if possible. When its retries are used up, it ends the job, or its
+reward abstains where the manifest allows it. Must never accept a result of another shape or range than requested, and
+never turn a failure into a number.
 """
 
 import logging

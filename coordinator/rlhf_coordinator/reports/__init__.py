@@ -1,4 +1,4 @@
 """The output of a run for people: trackers write while it runs, `run_figures` draws when it is over.
 
-Rule: nothing here changes the job's behaviour, and the job reads nothing of it.
+Rule: the job's decisions do not depend on it. A required tracker that fails ends the job.
 """

@@ -1,7 +1,7 @@
 """Figures of a finished run: a timeline with one row per worker, and the reward over iterations.
 
-Rule: the timeline shows only the last iterations, as many as stay readable; timeline.json contains all. Drawing never
-fails a run: the caller logs drawing errors. Uses matplotlib without its global state.
+Rule: the timeline shows the last iterations, as many as stay readable. The caller logs drawing errors. Uses matplotlib
+without its global state.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """The history of each sample of an iteration: which worker decoded it when, when it ended, when it was scored.
 
 Rule: plain, bounded, versioned data for JSON. Readers ignore unknown fields and skip lines of another version. A moment
-is in seconds from `began_ns`; an unknown moment is null, never a guess.
+is in seconds from `began_ns`; an unknown moment is null.
 """
 
 from typing import Annotated, Final, Literal, Self
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 VERSION: Final = 1
 MAX_SAMPLES: Final = 8192
-"""Largest batch whose histories are recorded, at about 100 bytes per sample."""
+"""Largest batch whose histories are recorded."""
 MAX_PLACES: Final = 64
 """Number of recorded changes of place per sample, the first ones."""
 MAX_WORKERS: Final = 10_000

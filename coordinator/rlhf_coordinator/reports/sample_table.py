@@ -1,6 +1,6 @@
 """A row of a sample table, and its line in a file.
 
-Rule: the content of a row comes from models and users, so a line is ASCII without control characters and is safe on any
+Rule: the content of a row comes from models and users, so a line is ASCII without control characters and is safe on a
 terminal. A text that is too long is cut, and the row says so. A line read from a file is untrusted: an invalid row
 raises an error that names the line.
 """
@@ -24,7 +24,7 @@ MAX_TEXT_CHARACTERS: Final = 65536
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories of control and format characters, surrogates, unassigned characters and unusual line breaks."""
 MAX_LINE_BYTES: Final = 16 * MAX_TEXT_CHARACTERS
-"""Longest line that is read, in bytes: two whole texts, six bytes per character, and the numbers."""
+"""Longest line that is read, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class SampleRow:
 
     iteration: int
     sample: int
-    """Index of the sample in the batch."""
+    """Index of the sample in its iteration."""
     group: int
     """Number that the samples of one prompt share."""
     line: int

@@ -20,7 +20,7 @@ from rlhf_coordinator.run_page.server import LOOPBACK, MAX_PORT, RunPageServer
 PORT: Final = 8080
 """Default port; no other server in the pod uses it."""
 IDLE_SECONDS: Final = 900.0
-"""Seconds without a request after which the server ends; an open page sends one per second."""
+"""Seconds without a request after which the server ends; an open page sends one every few seconds."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The page as one file: markup, style and program, with a policy that blocks all other code and all fetches.
+"""The page as one file: markup, style and program, with a policy that blocks other code, and fetches from elsewhere.
 
 Rule: content of a run is only data. It lies in an element that is no program, with every `<` escaped, and the program
 shows it as text. The policy names the program and the style by their hashes, so the browser runs nothing else even if

@@ -1,8 +1,8 @@
-"""The data for the page of a run: all content of its folder, in deltas, each from the end of the previous one.
+"""The data for the page of a run, from the files of its folder, in deltas, each from the end of the previous one.
 
-Rule: a delta is small (MAX_BYTES of each file). Its cursor contains its end, and the page returns the cursor, so the
-reader has no state. A cursor is untrusted: an invalid one starts from the beginning. Only files with the names that the
-coordinator writes are read.
+Rule: a delta has a bounded part of each growing file. Its cursor contains its end, and the page returns the cursor, so
+the reader has no state. A cursor is untrusted: an invalid one starts from the beginning. Files with other names than
+those below are not read.
 """
 
 import json
@@ -17,9 +17,9 @@ from rlhf_coordinator.run_page.run_lines import histories_of, iteration_of, row_
 from rlhf_planner.explain.ranking import SHOWN, comparable, explain, headline
 
 MAX_BYTES: Final = 1024 * 1024
-"""Most bytes of one file in one delta: some thousand spans."""
+"""Most bytes of the timeline or the metrics in one delta."""
 MAX_LINE_BYTES: Final = 8 * 1024 * 1024
-"""Longest line with the histories of one iteration, in bytes."""
+"""Most bytes of sample histories in one delta, and the longest line of one iteration."""
 NEWEST_BYTES: Final = 32 * 1024 * 1024
 """Part of a long file that the page reads, in bytes before its end."""
 MAX_TABLES: Final = 16
@@ -62,7 +62,7 @@ class RunReader:
         }
 
     def deltas(self) -> Iterator[dict[str, Any]]:
-        """Yield all current content from the beginning. Raises OSError."""
+        """Yield the current content from the beginning, of a long file its end. Raises OSError."""
         cursor, more = "", True
         while more:
             delta = self.delta(cursor)

@@ -2,7 +2,7 @@
 
 Rule: it reads one run folder, answers only GET requests, and listens only on 127.0.0.1. A path begins with a secret
 token of the process that started it, so other users of the machine see nothing. A request whose Host is not a loopback
-name is refused, so no page of another site can read the run. Requests are never logged.
+name is refused, so no page of another site can read the run. Requests are not logged.
 """
 
 import http.server

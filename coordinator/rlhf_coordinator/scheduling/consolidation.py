@@ -8,8 +8,7 @@ only where there are no inference workers. Released workers and inference worker
 Once few enough samples are unfinished, every sample outside the pool moves there. It moves with its KV cache by a
 Migrate to its worker, or by its tokens through a Withdraw, after which it is queued and leased to the pool. A sample
 whose cache could not move goes by its tokens the next time.
-Rule: pure and level-triggered. A moving sample is marked in the ledger, so deciding again asks nothing more, and after
-a lost worker or a restarted coordinator the answer is the same or better.
+Rule: pure and level-triggered. A moving sample is marked in the ledger, so deciding again does not ask for it again.
 """
 
 from collections import defaultdict
@@ -176,7 +175,7 @@ def _offload(state: JobState, ready: Sequence[Worker], released: Collection[str]
 
 
 def measures_costs(context: JobContext, state: JobState, possible: bool) -> bool:
-    """Return whether to measure costs now: they are wanted and unknown, and no decoding would wait for it."""
+    """Return whether to measure costs now: they are wanted and unknown, and no sample is being decoded."""
     fusion = state.fusion
     if fusion.measured or context.spec.fusion.inter_stage.mode != "Auto" or state.stop is not None or state.trained:
         return False

@@ -35,7 +35,8 @@ def _train_critics(state: JobState, facts: DerivedState) -> list[Decision]:
 
 
 def _begins(context: JobContext, state: JobState, facts: DerivedState) -> bool:
-    """Return whether critics may be trained: the policy is published, or no worker waits for it."""
+    """Return whether critics may be trained: their iteration is closed, or its policy is published and it must end
+    completely."""
     if facts.group.is_read:
         return False
     whole = state.stop is not None or context.last(state.iteration) or facts.checkpoint_due

@@ -123,7 +123,7 @@ class MeasureCosts:
 
 @dataclass(frozen=True)
 class AdoptCosts:
-    """Use the measured costs from now on; every generation worker has measured."""
+    """Use the measured costs from now on; every ready generation worker has measured."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class ExitWorker:
 
 @dataclass(frozen=True)
 class RestartGroup:
-    """Restart a broken training group: its checkpoint in progress is lost, and every remaining rank gets an
+    """Restart a broken training group: its checkpoint in progress is lost, and its connected ranks get an
     ExitWorker."""
 
     members: tuple[str, ...]
@@ -193,7 +193,7 @@ class CommitBatch:
 
 @dataclass(frozen=True)
 class CommitTrained:
-    """Record that every rank has the next version."""
+    """Record that every rank has the next version, or its policy."""
 
 
 @dataclass(frozen=True)

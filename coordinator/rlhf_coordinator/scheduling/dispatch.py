@@ -1,12 +1,12 @@
 """Dispatch: leases queued samples to generation workers, and scoring tasks to scorers.
 
 The least loaded worker comes first. A worker gets the samples that it can decode at once and a few more, so that it
-never waits for a command and late work is still spread evenly. Samples that take longest to score are leased first,
-because short ones even out the end. A failed task goes to another worker than the one where it failed, if there is one;
-so does a sample whose worker failed. A sample that was on several failed workers is decoded alone, once nothing else is
-queued (`decode_failures`).
-Rule: pure; only workers with the current weights of a task's model get it. While a critic update is pending, the tasks
-of other models do not wait for it.
+does not wait for a command and late work is still spread evenly. Among up to MAX_SORTED samples, the longest are leased
+first for scoring, because short ones even out the end. A failed task goes to another worker than the one where it
+failed, if there is one; so does a sample whose worker failed. A sample that was on several failed workers is decoded
+alone, once nothing else is queued (`decode_failures`).
+Rule: pure; workers with the current weights of a task's model get it. While a critic update is pending, the tasks of
+other models do not wait for it.
 """
 
 import heapq
@@ -35,7 +35,7 @@ MIN_IN_FLIGHT: Final = 4
 """Least number of samples of a worker: one in scoring, and enough queued until the next command arrives."""
 
 MAX_SORTED: Final = 4096
-"""Most waiting samples that are sorted by length in every round, which takes a millisecond."""
+"""Most waiting samples that are sorted by length in a round."""
 
 SCORE_CHUNK: Final = 16
 """Samples in one Score command; the worker starts on the first ones while more arrive."""
@@ -211,8 +211,8 @@ def _while_room(samples: Iterable[int], load: dict[str, int], limit: int) -> Ite
 def _places(sample: Sample, tasks: Sequence[str], load: dict[str, int], holder: str | None) -> dict[str, list[str]]:
     """Return worker -> tasks of this sample.
 
-    Tasks of a sample stay together, so that its tokens travel once; only a failed task goes elsewhere. The `holder`,
-    which scored the beginning of the sample, is preferred while its load is low.
+    Tasks that are leased together stay together, so that the sample's tokens travel once; a failed task goes elsewhere.
+    The `holder`, which scored the beginning of the sample, is preferred while its load is low.
     """
     places: dict[str, list[str]] = {}
     for task in (task for task in tasks if task in sample.open_tasks):

@@ -2,10 +2,10 @@
 
 Version i is evaluated in iteration i, by generation workers that have it and no work of the batch left: released ones
 while the tail is decoded, all of them while the batch is scored and trained. A worker with undecoded responses does not
-load the next version yet, and unscored responses keep the iteration open; the evaluation has no other cost. The last
-version has no iteration; it is evaluated after the last training. Colocated ranks take the devices of the decoding
-workers, so there the batch waits until the evaluation is decoded.
-Rule: pure; work of the batch comes first everywhere. The evaluation must never change what is trained on.
+load the next version yet, and unscored responses keep the iteration open. The last version has no iteration; it is
+evaluated after the last training. Colocated ranks take the devices of the decoding workers, so there the batch waits
+until the evaluation is decoded.
+Rule: pure; a worker decodes work of the batch first. The evaluation must never change what is trained on.
 """
 
 from collections.abc import Collection, Iterable, Sequence

@@ -2,7 +2,7 @@
 
 A worker gets prefixes only while no finished sample waits for a model. The tasks of a sample stay on one worker, and
 samples with the most unscored tokens come first. A finished sample prefers its worker, unless others wait for it there.
-Rule: pure; the assignments are hints. They change when a score is computed, never its value.
+Rule: pure; the assignments are hints about when a score is computed.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def is_enabled(context: JobContext, state: JobState) -> bool:
 
 
 def decide(context: JobContext, state: JobState, now: float, scorers: Sequence[Worker]) -> list[Decision]:
-    """Return one command for each idle worker of `scorers`."""
+    """Return at most one command for each idle worker of `scorers`."""
     ledger, incremental_state = state.ledger, state.incremental
     if not is_enabled(context, state) or state.trained or state.stop is not None or ledger.all_generated:
         return []
@@ -76,7 +76,7 @@ def scorable_tokens(state: JobState, index: int) -> int:
 
 
 def _models(context: JobContext) -> frozenset[str]:
-    """Return the scoring tasks that use a worker's device: all but calls of user code."""
+    """Return the scoring tasks that use a worker's device: all but calls."""
     return frozenset(task.name for task in context.tasks) - context.calls
 
 

@@ -12,9 +12,8 @@
 
 A job ends as Complete after its last iteration, and as Failed or Stopped from any phase.
 
-Level-triggered: `decide` reads the whole state and returns what is missing. It remembers nothing, so a lost message, a
-returning worker or a restarted coordinator makes no difference. Deciding again without a change decides nothing new:
-sent commands are pending, and leases are in the ledger.
+Level-triggered: `decide` reads the whole state and returns what is missing. It remembers nothing. Deciding again
+without a change decides nothing new: sent commands are pending, and leases are in the ledger.
 Rule: pure. `derived_state` derives the facts once, then each module decides its part from them, from top to bottom.
 Training starts only when every sample is scored.
 """

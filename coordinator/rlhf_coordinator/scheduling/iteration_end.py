@@ -129,7 +129,7 @@ def _stop(state: JobState, now: float, facts: DerivedState) -> list[Decision]:
 
 
 def _drain(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
-    """Return the exits of draining ranks once a checkpoint has the group's version, so that nothing is trained again.
+    """Return the exits of draining ranks, or first a missing checkpoint of the job's version that they can save.
 
     The coordinator may be asked at the same moment; it then needs them until it has ended.
     """

@@ -3,7 +3,7 @@
 Whole prompts are carried. They are the first prompts of the next iteration, in their order, and count among its
 prompts. A sample restarts under its own random key, and is counted, in two cases: a token was drawn by weights more
 than maxStaleness versions older than that iteration's, or the response is longer than now allowed. A failed sample is
-not tried again. No prompt is skipped: it is trained on or still carried.
+not tried again.
 Rule: pure. The decision is made once, when an iteration begins, and recorded there; a replay reads the record.
 """
 

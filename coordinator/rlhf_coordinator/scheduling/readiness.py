@@ -68,8 +68,8 @@ def is_published(
 
     While a critic update is pending, only the policy is published: workers that score with critics get them later.
 
-    A worker that is away or starting is not waited for: it gets the weights later. After the last iteration no worker
-    needs weights.
+    A worker that is away or starting is not waited for: it gets the weights later. After the last iteration, and in a
+    job that stops, no iteration needs weights.
     """
     if state.stop is not None or context.last(state.iteration):
         return True

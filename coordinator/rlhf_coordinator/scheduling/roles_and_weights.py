@@ -27,7 +27,8 @@ Sources = list[pb.WeightLocation] | None
 
 
 def decide(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
-    """Return a command for every idle worker whose role or weights differ from what the job needs now."""
+    """Return a command for every idle worker whose role or weights differ from what the job needs, if the weights are
+    available now."""
     unneeded = state.trained and context.last(state.iteration) and not evaluation.wants_last_version(context, state)
     if state.stop is not None or unneeded:
         return []

@@ -20,13 +20,13 @@ from rlhf_coordinator.state.sample import SampleState
 from rlhf_coordinator.state.sibling_state import TokenSource
 
 SHARE_SECONDS: Final = 0.1
-"""Seconds between two rounds: less than workers take to report new tokens."""
+"""Seconds between two full rounds."""
 MAX_WORKER_TOKENS: Final = 8192
-"""Most tokens per worker and round: 32 KiB, which delays a lease behind it by less than a millisecond."""
+"""Most tokens per worker and round: 32 KiB."""
 MAX_TOKENS: Final = 1 << 18
-"""Most tokens per round for all workers: 1 MiB, at most 10 MB/s of the coordinator's link."""
+"""Most tokens per round for all workers: 1 MiB."""
 MAX_LOOKS: Final = 4096
-"""Most sources compared per round: a few milliseconds, like a tick with hundreds of workers."""
+"""Sources after which a round ends."""
 
 
 def is_enabled(context: JobContext) -> bool:

@@ -1,9 +1,9 @@
 """The training group: when ranks form one, when it is broken, what each trains on next, and the version that it has.
 
-Everything is derived from the ranks' own reports, so a returning rank, group or coordinator makes no difference. A
-group starts from the newest checkpoint (or the manifest's models) and *replays* journaled batches up to the job's
-version. The same rule covers a new batch: a rank at version v trains on batch v when that batch is complete. A lost
-rank breaks the group: the others wait in collectives that never end, so they restart as new processes.
+The state of the group is derived from the ranks' own reports. A group starts from the newest checkpoint (or the
+manifest's models) and *replays* journaled batches up to the job's version. The same rule covers a new batch: a rank at
+version v trains on batch v when that batch is complete. A lost rank breaks the group: the others may wait in
+collectives without an end, so they restart as new processes.
 Rule: pure. Must never let ranks train while a worker reads weights from them.
 """
 

@@ -6,8 +6,8 @@ ranks train; the new weights are loaded when its batch is complete. With `spec.t
 train beside the next iteration (`critic_overlap`); in mode Auto each iteration chooses when it begins
 (`training.critic_overlap_choice`). An iteration that is the last, or is followed by a due checkpoint or evaluation,
 trains completely before it is closed. So does a replay, which restores a restarted group completely.
-Rule: pure. The answers depend on the job, the iteration and its first record, so all ranks get the same one, and
-results do not depend on timing or failures. Must never let weights change within an iteration.
+Rule: pure. The answers depend on the job, the iteration and its records, so all ranks get the same one. Must never let
+weights change within an iteration.
 """
 
 from rlhf_common import control_pb2 as pb

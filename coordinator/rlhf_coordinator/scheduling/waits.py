@@ -1,6 +1,6 @@
 """The waits of the job, for the status and the time-outs, and descriptions of samples that keep failing.
 
-Rule: pure. Every wait names the worker, its task and the start of the wait.
+Rule: pure. A wait names the worker, its task and the moment of the last sign of life.
 """
 
 import math
@@ -53,7 +53,8 @@ def waits(context: JobContext, state: JobState, before: float = math.inf) -> lis
 
 
 def descriptions(context: JobContext, state: JobState, now: float) -> list[str]:
-    """Return all waits in words, such as `generation-1 to load actor version 3 (12 s)`, longest wait first."""
+    """Return all waits in words, such as `generation-1 to load actor version 3 (12 s)`, longest wait first, and at the
+    end that for the evaluation."""
     ordered = sorted(waits(context, state), key=lambda wait: wait.since)
     shown = [f"{wait.description} ({max(0.0, now - wait.since):.0f} s)" for wait in ordered]
     since = state.evaluation.waits_since
@@ -108,7 +109,7 @@ def decode_failure(name: str, sample: Sample) -> str:
 
 
 def sample_failures(state: JobState) -> list[str]:
-    """Describe the samples that cause decoding failures, newest first."""
+    """Describe the samples that cause decoding failures, in reverse order of their first failure."""
     samples = [state.ledger.samples[index] for index in reversed(state.ledger.faulted)]
     shown = [sample for sample in samples if sample.failed or sample.isolated or sample.faults.proven]
     return [failed_sample(state, sample) + _what_follows(sample) for sample in shown[:FAILURES_SHOWN]]

@@ -1,6 +1,6 @@
 """The interface of the process: gRPC for workers, operator and command line; Prometheus; status; logs.
 
 It owns the network interface, and the job's public state.
-Rule: translate, and store nothing but open streams and the batches that ranks fetch. A request from outside (stop,
-resize) becomes a part of the state; the scheduler decides what follows from it.
+Rule: translate, and store no state of the job besides cached batches. A request from outside (stop, resize) becomes a
+part of the state; the scheduler decides what follows from it.
 """

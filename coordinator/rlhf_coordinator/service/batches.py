@@ -1,6 +1,6 @@
 """Batches that training ranks fetch: the current iteration's from the ledger, an earlier one's from the journal.
 
-Rule: a batch is built once and shared by the ranks that fetch it. Replays move forward, so two batches are cached.
+Rule: the ranks that fetch a batch share one built form of it. Replays move forward, so two batches are cached.
 """
 
 from rlhf_api.algorithms import has_greedy_baseline, samples_begun, samples_of_batch, samples_per_prompt
@@ -22,7 +22,7 @@ class Batches:
     def parts(self, iteration: int) -> list[pb.BatchPart]:
         """Return all parts of a batch.
 
-        Raises LookupError when the batch is incomplete, JobError when its segment is damaged.
+        Raises LookupError when the batch is incomplete or its segment is gone, JobError when its segment is damaged.
         """
         run = self._run
         if iteration not in self._parts:

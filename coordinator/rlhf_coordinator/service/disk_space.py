@@ -1,8 +1,8 @@
 """The free space on the file systems of a job, for Prometheus.
 
 Rule: a hanging network file system must not block anything else. A thread queries it, one query at a time, and a scrape
-waits at most a second for the answer. An answer is cached for ten seconds. A file system that does not answer has no
-number: an old one would look like a healthy disk.
+waits at most WAIT_SECONDS for each answer. An answer is cached for KEPT_SECONDS. A file system that does not answer has
+no number: an old one would look like a healthy disk.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 KEPT_SECONDS: Final = 10.0
 """Seconds for which an answer is cached, so that scrapes of several Prometheus servers share one query."""
 WAIT_SECONDS: Final = 1.0
-"""Seconds to wait: a local disk answers in microseconds, a network file system in milliseconds."""
+"""Seconds that a scrape waits for the answer of one file system."""
 
 
 class Space(NamedTuple):

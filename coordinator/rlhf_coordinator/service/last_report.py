@@ -1,7 +1,7 @@
 """The last report of a coordinator, which the kubelet stores for an operator that read the status some seconds ago.
 
 The report is a line of the log, because the kubelet stores the end of the log of a process that failed or was stopped.
-For a process that ended well it stores only the file of `Env.TERMINATION_MESSAGE`, which gets the same line. If the
+For a process that ended well it stores only the file of `Env.TERMINATION_MESSAGE`, which gets the same report. If the
 process dies earlier, the status stays as last read.
 """
 
@@ -33,7 +33,7 @@ METRICS: Final = (
 
 
 def last_report(run: JobRun) -> dict[str, Any]:
-    """Return the number of trained iterations, the newest checkpoint, and metrics of the last iteration."""
+    """Return the number of closed iterations, the newest checkpoint, and metrics of the last iteration."""
     done = run.outcome is not None and run.outcome.phase == "Complete"
     metrics = {name: run.last_metrics[name] for name in METRICS if math.isfinite(run.last_metrics.get(name, math.nan))}
     return {
@@ -44,8 +44,7 @@ def last_report(run: JobRun) -> dict[str, Any]:
 
 
 def write_last_report(run: JobRun) -> None:
-    """Log the last report and write it to the termination message file; never raise, because the outcome is already
-    final."""
+    """Log the last report; for a complete job, also write it to the termination message file, or log why not."""
     report, phase = last_report(run), run.outcome.phase if run.outcome else "over"
     checkpoint_note = (
         f"the last checkpoint is {report['checkpoint']}" if report["checkpoint"] else "there is no checkpoint"

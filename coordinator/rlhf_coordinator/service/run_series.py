@@ -1,7 +1,7 @@
 """The metrics of the last finished iteration as series with their own names.
 
 Rule: pure. A metric of the catalogue names its run metric (`run_metric`). Labels in that name have only their declared
-values, so a user's algorithm cannot create series.
+values. Other run metrics, such as those of a user's algorithm, are values of one label, at most MAX_NAMES.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,8 @@
 """The coordinator's gRPC service: sessions, batches, status, stop; with health and reflection, and optional mutual TLS.
 
-Rule: methods translate between the network and the job's parts; they decide nothing and store only their stream. A
-caller needs a certificate of the job, and is still untrusted: an invalid message ends only its own session, with a
-status that gives the reason.
+Rule: methods translate between the network and the job's parts. With TLS a caller needs a certificate of the job, and
+is still untrusted: an invalid message ends its own session, with a status that gives the reason. A worker that sends
+more of them than runPolicy.backoffLimit allows fails the job.
 """
 
 import asyncio
@@ -103,7 +103,8 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     async def WatchStatus(  # noqa: N802
         self, request: pb.WatchStatusRequest, context: Context
     ) -> AsyncIterator[pb.JobStatus]:
-        """Send a status whenever it differs from the last one sent; the stream ends with the job."""
+        """Send a status that differs from the last one sent, at most at the requested rate; the stream ends with the
+        job."""
         rate = min(MAX_WATCH_HZ, request.max_rate_hz) if request.max_rate_hz > 0 else 1.0
         last = pb.JobStatus()
         while True:

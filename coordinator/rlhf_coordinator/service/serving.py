@@ -29,7 +29,7 @@ from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 log = logging.getLogger(__name__)
 
 EXIT_SECONDS: Final = 5.0
-"""Seconds to wait for the end of the workers' sessions, which takes about a second after their Exit."""
+"""Seconds to wait for the end of the workers' sessions after their Exit."""
 STOP_SECONDS: Final = 1.0
 """Seconds for open calls (a status watcher, the answer to Stop) to end."""
 
@@ -45,7 +45,7 @@ class ServiceAddresses:
 async def serve(
     run: JobRun, restored: Restored, addresses: ServiceAddresses, endpoint: Endpoint | None = None
 ) -> JobOutcome:
-    """Run the job to its end; return the outcome. Raises JobError when an address is unavailable."""
+    """Run the job to its end; return the outcome. Raises JobError, for example when an address is unavailable."""
     checkpoints = CheckpointSaver(run)
     event_handlers, actions = EventHandlers(run, checkpoints), Actions(run, checkpoints)
     if (end := at_start(run.context, restored.ledger.iteration)) is not None:

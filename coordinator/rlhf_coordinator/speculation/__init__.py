@@ -4,6 +4,6 @@
   learned   what workers learn about drafts: stored with the job, and sent to new workers
   summary   descriptions of drafting, in words with numbers
 
-This package carries out the decisions of `scheduling.sibling_sharing`. Rule: an error here makes tokens slower and
-changes none. Each message has a limited size, so that it never delays a lease.
+This package carries out the decisions of `scheduling.sibling_sharing`. Rule: an error here costs time. The hints in a
+message have a limited size, so that a lease behind it does not wait long.
 """

@@ -1,8 +1,8 @@
 """Carries out sharing: sends tokens of siblings and of earlier epochs, records what workers have, fills the store.
 
 Rule: a worker has the tokens that were passed to its session, which ends before any of them is lost. Nothing here
-changes the ledger or the journal. After a restart, the store is filled from the journal's remaining segments (those
-since the last checkpoint, and a few before), and workers get everything again.
+changes the ledger or the journal. After a restart, the store is filled from the journal's newest remaining segments,
+and workers get the known tokens again.
 """
 
 import logging
@@ -25,7 +25,7 @@ from rlhf_coordinator.storage.sample_codec import carried_samples, packed
 log = logging.getLogger(__name__)
 
 MAX_SEGMENTS: Final = 8
-"""Most segments of the journal that are read for responses at a start, which takes a second."""
+"""Most segments of the journal that are read for responses at a start."""
 
 
 def share(run: JobRun, decision: ShareSiblings) -> None:
@@ -59,8 +59,7 @@ def worker_lost(run: JobRun, worker: str) -> None:
 
 
 def iteration_ended(run: JobRun) -> None:
-    """Store the iteration's responses for the next epoch, and reset what workers have; they reset with their next
-    lease."""
+    """Store the iteration's responses for the next epoch if prompts come again, and reset what workers have."""
     sharing = run.state.siblings
     for group, workers in list(sharing.has.items()):
         for worker in list(workers):

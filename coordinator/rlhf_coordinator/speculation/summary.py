@@ -1,6 +1,6 @@
 """Describes speculation in text with numbers: for the status, for events, for `rlhf describe`.
 
-Rule: pure; it describes counts, never plans.
+Rule: pure; it describes counts.
 """
 
 from typing import Final
@@ -11,7 +11,7 @@ from rlhf_coordinator.state.speculation_state import DraftTotals, SpeculationSta
 ENOUGH_STEPS: Final = 64
 """Steps of an iteration before it is described."""
 ON_SHARE: Final = 0.02
-"""Share of steps with drafts from which drafting counts as on; probes stay below it."""
+"""Share of steps with drafts, without probes, from which drafting counts as on."""
 
 
 def is_on(totals: DraftTotals) -> bool | None:

@@ -1,7 +1,8 @@
 """The observed state of a job at one moment: its samples, its workers, the inputs of fusion, its constants.
 
-It owns the states and their transitions: a sample is in exactly one state; a worker is connected, broken or lost.
+It owns the states and their transitions: a sample is in exactly one state; a worker is missing, connected, broken or
+lost.
 Rule: plain data and pure state machines; the time is an argument. Inconsistent input is refused here. This package does
-not decide what to do (`scheduling`), and reads no clock, file or socket. It is lost with the process: the journal
-restores the ledger, and workers report the rest when they register.
+not decide what to do (`scheduling`), and reads no clock, file or socket. It is lost with the process: the ledger is
+restored from the journal, and workers report their state when they register.
 """

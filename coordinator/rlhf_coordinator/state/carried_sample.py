@@ -1,8 +1,8 @@
 """A sample that was cut off, on its way into the next iteration (`spec.rollout.maxStaleness`).
 
 It has its origin, which determines its prompt and its random key, its tokens with their log-probabilities from the
-engine that drew them, and their weight versions. A finished response stays finished, but is scored again, because its
-critic has changed.
+engine that drew them, and their weight versions. A finished response stays finished, but is scored again, because
+trained models have changed.
 Rule: plain data. `scheduling.partial_rollouts` decides once what becomes of it, and the decision is recorded.
 """
 

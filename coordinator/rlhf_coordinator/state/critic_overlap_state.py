@@ -12,7 +12,7 @@ from rlhf_planner.critic_overlap_choice import MeasuredOverlap, OverlapChoice, S
 
 @dataclass
 class CriticOverlapState:
-    """State of one job; not used in other modes than Auto."""
+    """State of one job; decisions read it in mode Auto."""
 
     apart: bool = False
     """Whether the iteration in progress trains its critics separately where possible; recorded when it began."""

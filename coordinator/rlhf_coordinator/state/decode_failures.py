@@ -4,22 +4,19 @@ A worker can report that it failed on one sample and continues with the others: 
 worker ends (an error of its engine, a crash, a hang), every sample on it may be the cause, or none. These samples go to
 other workers and decode beside others, because most ends of workers have nothing to do with samples. A sample that uses
 up its retries in this way is decoded alone, once no others are queued: the next end of its worker is then its own
-failure. Tokens are a function of the sample, so it breaks an engine always at the same position; a sample that passes
-it is cleared.
-Rule: pure values. A sample has failed when its retries are used up and it was alone in the last attempt. Sharing a
-worker with a bad sample never fails a sample. (A worker lost for another reason while a suspect is alone counts as the
-suspect's failure. This takes three ends of workers within the same few tokens of one sample.) Failures are counted in
-memory, for one iteration: a restarted coordinator counts again, and reproducible failures recur.
+failure. Tokens are a function of the sample, so it should break an engine at about the same position; a sample that
+passes it is cleared.
+Rule: pure values. A sample has failed when its retries are used up and it caused the last failure. Sharing a worker
+with a bad sample does not fail a sample. (A worker lost for another reason while a suspect is alone counts as the
+suspect's failure.) Failures are counted in memory, for one iteration: a restarted coordinator counts again, and
+reproducible failures recur.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
 CLEARED_TOKENS: Final = 128
-"""Tokens beyond a failure's last known position after which a sample is cleared.
-
-An engine decodes fewer tokens of a sample between two reports.
-"""
+"""Tokens beyond a failure's last known position after which a sample is cleared."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The decoding table of an iteration: the queue of samples, the samples of each worker, and the samples in transit.
 
 Rule: pure, and a part of the ledger, which uses it: the ledger knows the states of samples, this table knows their
-workers. Every lease has a higher attempt than the previous one.
+workers. A lease has a higher attempt than the previous one of its sample.
 """
 
 from bisect import bisect_left, insort

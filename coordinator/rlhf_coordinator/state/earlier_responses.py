@@ -1,9 +1,9 @@
 """Responses of earlier epochs, by the line of their prompt: draft hints for a sample without siblings.
 
-Rule: plain data with a fixed limit. A prompt's newest responses replace its older ones. A new prompt is stored only
+Rule: plain data with fixed limits. A prompt's newest responses come before its older ones. A new prompt is stored only
 while there is space: epochs visit all prompts, so evicting the least recently seen prompt would evict the one that
-comes next. Only finished responses are stored. After a restart, the responses in the journal's remaining segments are
-read again; the others return with the next epoch.
+comes next. After a restart, the responses in the journal's remaining segments are read again; the others return with
+the next epoch.
 """
 
 from collections.abc import Iterable
@@ -13,9 +13,9 @@ from typing import Final
 from rlhf_coordinator.state.sample import ITEM_BYTES
 
 MAX_TOKENS: Final = 8 << 20
-"""Most tokens of all prompts: 32 MiB, little beside the memory of an iteration."""
+"""Most tokens of all prompts: 32 MiB."""
 MAX_RESPONSES: Final = 16
-"""Most responses of one prompt: a typical prompt group. More add little, and each goes to every worker of the group."""
+"""Most responses of one prompt: a typical prompt group."""
 
 
 @dataclass(frozen=True, slots=True)

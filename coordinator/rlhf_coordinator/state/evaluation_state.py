@@ -104,5 +104,5 @@ def reported_at(results: Sequence[EvaluationResult], version: int) -> dict[str, 
 
 
 def evaluation_tasks(graph: Graph) -> tuple[Task, ...]:
-    """Return the tasks that score a single response; empty where an algorithm has none."""
+    """Return the tasks that judge a single response; empty where an algorithm has none."""
     return tuple(task for task in graph.tasks if task.rewards and task.scope is Scope.SAMPLE)

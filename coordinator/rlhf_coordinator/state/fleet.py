@@ -23,12 +23,10 @@ from rlhf_coordinator.state.hang_detection import HangDetector
 from rlhf_coordinator.state.worker import WEIGHT_READS, CommandKind, PendingCommand, Worker
 
 GRACE_SECONDS: Final = 2.0
-"""Grace period of a broken session in seconds. A worker reconnects within a second; a longer period delays its
-samples."""
+"""Grace period of a broken session in seconds. A longer period delays the worker's samples."""
 
 HEARTBEATS_PER_SECOND: Final = 64
-"""Most heartbeats per second of all workers: each costs a fraction of a millisecond, and the end of a stream is seen at
-once."""
+"""Heartbeats per second of all workers from which the interval grows, up to a sixth of the time-out."""
 
 MAX_MISSED_HEARTBEATS: Final = 3
 """Missed heartbeats after which a new incarnation may take over the name of a silent session."""
@@ -205,7 +203,8 @@ class Fleet:
         worker.heartbeat, worker.last_heard = heartbeat, now
 
     def expire(self, now: float) -> list[Worker]:
-        """Mark workers as lost that were silent or broken for too long; return them. Their sessions are over."""
+        """Mark workers as lost that were silent or broken for too long, or that left; return them. Their sessions are
+        over."""
         gone = [worker for worker in self if worker.seen and not worker.lost and self._is_gone(worker, now)]
         for worker in gone:
             worker.forget()

@@ -1,8 +1,8 @@
 """The inputs of inter-stage fusion in an iteration, and its effects: costs, lengths, the choice, counts.
 
 Rule: plain data. The scheduler reads it (`consolidation`, `balancing`); the modules of `fusion` change it. The costs
-belong to the job and are stored. The length model is rebuilt from the journal. The rest starts again with every
-iteration.
+belong to the job and are stored. The length model is rebuilt from the journal. `begin_iteration` resets what belongs to
+one iteration.
 """
 
 from dataclasses import dataclass, field
@@ -73,7 +73,7 @@ class WorkInterval(NamedTuple):
 
 @dataclass
 class FusionState:
-    """The state of fusion in a job. From `choice` on it belongs to the iteration in progress."""
+    """The state of fusion in a job."""
 
     costs: StageCosts
     lengths: LengthModel
@@ -93,7 +93,7 @@ class FusionState:
     next_balance: float = 0.0
     """Moment before which nothing is balanced, because the search costs time too."""
     busy: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Worker -> decode or score -> seconds, from its spans."""
+    """Worker -> decode or score -> seconds, from its observations."""
     observed: list[ObservedWork] = field(default_factory=list)
     """Observed costs of work other than decoding."""
     decoded: list[tuple[WorkInterval, ObservedWork]] = field(default_factory=list)
@@ -101,7 +101,7 @@ class FusionState:
     stretches: list[tuple[WorkInterval, DraftedSteps]] = field(default_factory=list)
     """Intervals of all decode steps, with the tokens that they drew."""
     paces: dict[str, WorkerPace] = field(default_factory=dict)
-    """Worker -> its speed relative to the others; a restarted coordinator learns it again within seconds."""
+    """Worker -> its speed relative to the others; a restarted coordinator learns it again."""
     reallocated: list[ExecutedReallocation] = field(default_factory=list)
     """Moves of samples that balance the workers."""
     destinations: dict[int, str] = field(default_factory=dict)

@@ -108,7 +108,7 @@ class GroupTable:
         self._done.add(item)
 
     def drop(self, group: int) -> None:
-        """Drop all tasks of a group."""
+        """Drop the open and leased tasks of a group."""
         for of_group in [item for item in (*self._open, *self._leased) if item[0] == group]:
             self._open.pop(of_group, None)
             self._leased.pop(of_group, None)

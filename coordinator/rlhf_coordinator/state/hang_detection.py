@@ -2,9 +2,9 @@
 
 Ranks count units of work in heartbeats: an action on one micro-batch of one stage, or a part of an optimizer step.
 Ranks wait for each other, so a gap is the time in which no rank finished a unit. Rule: pure; times are arguments, in
-seconds of the monotonic clock. There is no limit before the first whole Train, because nothing is known about the
-model. `waits` decides what follows for a worker. The learned gap is lost with the process and learned again within one
-iteration.
+seconds of the monotonic clock. There is no learned limit before the first whole Train, because nothing is known about
+the model. `waits` decides what follows for a worker. The learned gap is lost with the process and learned again from
+the next Train.
 """
 
 from typing import Final
@@ -12,8 +12,7 @@ from typing import Final
 SLACK: Final = 10.0
 """Ratio of the limit to the longest gap so far, for far longer responses or a machine that is suddenly shared."""
 LEAST_SECONDS: Final = 60.0
-"""Least limit in seconds. Shorter gaps end by themselves, for example when a file server returns; a hang costs far
-more."""
+"""Least limit in seconds, for gaps that end by themselves, for example when a file server returns."""
 
 
 class HangDetector:

@@ -1,8 +1,8 @@
 """The state of incremental scoring in an iteration: which prefixes are scored where, and its counts.
 
-Rule: plain data, outside the ledger. It reflects the last reports of workers and may be wrong, which only costs time.
-The scheduler reads it (`incremental_dispatch`); `fusion.incremental_scoring` and `fusion.counterfactual` change it.
-Lost with the process.
+Rule: plain data, outside the ledger. It reflects the last reports of workers and may be wrong, which costs time. The
+scheduler reads it (`incremental_dispatch`); `fusion.incremental_scoring`, `fusion.counterfactual` and
+`job.sample_histories` change it. Lost with the process.
 """
 
 from collections import Counter

@@ -39,7 +39,7 @@ class JobContext:
     schedule: str
     """The serial schedule table, a `rlhf_common.schedule.ScheduleTable` as JSON."""
     awaits_workers: bool = False
-    """Whether an absent worker may still wait for a node. Its absence then never fails the job, because others handle
+    """Whether an absent worker may still wait for a node. Its absence then does not fail the job, because others handle
     it."""
 
     @property
@@ -54,7 +54,7 @@ class JobContext:
 
     @cached_property
     def calls(self) -> frozenset[str]:
-        """Names of the scoring tasks that call user code instead of running a model: they use no device."""
+        """Names of the scoring tasks that call user code or a server instead of running a model: they use no device."""
         return frozenset(task.name for task in self.tasks if task.rewards and self._reward(task).own_model is None)
 
     def _reward(self, task: Task) -> Reward:
@@ -90,7 +90,7 @@ class JobContext:
     def ends_whole(self, iteration: int) -> bool:
         """Return whether an iteration must be trained completely before the next one starts.
 
-        This holds if a checkpoint or an evaluation is due after it, or if it is the last. It depends on the job alone.
+        This holds if a checkpoint or an evaluation is due after it, or if it is the last.
         """
         spec, version = self.spec, iteration + 1
         checkpoint = spec.checkpoints is not None and spec.checkpoints.due(version)

@@ -10,8 +10,8 @@
 
 Fencing: every lease of a sample (for decoding, or for some of its scoring tasks) has a higher attempt than the previous
 one. A worker's message about a sample under another attempt than that of its lease is ignored. Attempts of a
-coordinator start at its epoch times 2^16, so leases of an earlier coordinator never match. Tokens from the last holder
-of a sample may be kept, because they depend only on (random_key, position).
+coordinator start at its epoch times 2^16, so leases of an earlier coordinator do not match. Tokens from the last holder
+of a sample may be kept, because their random numbers depend on the sample and the position, not on the worker.
 A sample that migrates with its KV cache belongs to its source until the source answers, or until the destination sends
 a message about it under the promised attempt. At that moment it becomes the destination's.
 
@@ -20,8 +20,8 @@ failures and cuts; `scoring_ledger` covers the steps after a finished response. 
 the scoring table who scores, and the group table which tasks of whole groups are possible.
 Rule: pure; no clock, no I/O. A message under a stale attempt changes nothing, and the return value says so; a call that
 no state allows raises ValueError. Must never invent a result.
-After a restart the ledger is rebuilt from the journal: finished responses, scores, failures and cuts survive. All
-other samples are queued.
+After a restart the ledger is rebuilt from the journal: finished responses, scores, failures and cuts survive, and so do
+carried tokens. All other samples are queued.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -51,7 +51,7 @@ def interleave_prompt_groups(spec: RLHFJobSpec) -> int:
     """Return the number of samples of a prompt that are interleaved with those of other prompts in the queue; 1 for
     none.
 
-    Siblings that begin together are always equally long, so none could draft from the tokens of another.
+    Siblings that begin together are about equally long, so none could draft from the tokens of another.
     """
     speculation = spec.generation.speculation
     drafted = speculation.mode != "Disabled" and "Siblings" in speculation.drafters
@@ -83,7 +83,8 @@ class Ledger(ScoringLedger):
         self.tokens = 0
         """Number of known response tokens, over all samples."""
         self.returned = 0
-        """Number of revoked decode leases (worker lost, reconnected, or migration without KV cache)."""
+        """Number of decode leases after which the sample was queued again (worker lost or reconnected, failure on the
+        sample, migration without KV cache)."""
         self.faulted: dict[int, None] = {}
         """Samples with decode failures, in the order of their first failure."""
         self.migrated = 0
@@ -373,7 +374,7 @@ class Ledger(ScoringLedger):
         self._decoding.enqueue(sample)
 
     def _lengthen(self, sample: Sample, response: PackedResponse) -> None:
-        """Replace the known response by a longer one; known tokens never shrink."""
+        """Replace the known response if this one is longer."""
         if len(response) > len(sample.response):
             self.tokens += len(response) - len(sample.response)
             sample.response = response

@@ -48,9 +48,9 @@ class PackedResponse:
     tokens: bytes = b""
     """int32, little endian."""
     log_probabilities: bytes = b""
-    """float32, little endian, one per token."""
+    """float32, little endian, one per token; empty for a response of the prompt file."""
     versions: tuple[VersionSpan, ...] = ()
-    """Spans in the order of the tokens; their tokens sum to the length."""
+    """Spans in the order of the tokens; their tokens sum to the length. Empty for a response of the prompt file."""
 
     def __len__(self) -> int:
         return len(self.tokens) // ITEM_BYTES
@@ -129,7 +129,7 @@ class Sample:
 
     @property
     def failed(self) -> bool:
-        """Whether the iteration continues without it."""
+        """Whether no worker could decode it, so that the iteration continues without it."""
         return self.state is SampleState.FAILED
 
     @property

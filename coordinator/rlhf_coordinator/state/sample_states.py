@@ -1,7 +1,7 @@
 """The samples of an iteration and the state of each, from which it follows whether all are generated or scored.
 
-Rule: pure, and the base of the ledger, which changes it and defines the states and their transitions. The numbers of
-samples by state always sum to the size of the iteration.
+Rule: pure, and the base of the ledger, which changes it and defines the transitions. The numbers of samples by state
+sum to the size of the iteration.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from rlhf_coordinator.state.decoding_table import DecodingTable
 from rlhf_coordinator.state.sample import Origin, PackedResponse, Sample, SampleState
 
 ATTEMPTS_PER_COORDINATOR: Final = 1 << 16
-"""Most leases of one sample by one coordinator process: far more than occur."""
+"""Most leases of one sample by one coordinator process."""
 
 
 class SampleStates:
@@ -47,17 +47,17 @@ class SampleStates:
 
     @property
     def unfinished(self) -> int:
-        """Number of samples without a complete response."""
+        """Number of samples without a complete response that may still get one."""
         return self.count(SampleState.QUEUED, SampleState.DECODING, SampleState.MIGRATING)
 
     @property
     def all_generated(self) -> bool:
-        """Whether every response is complete."""
+        """Whether no sample may still get a complete response."""
         return not self.unfinished
 
     @property
     def all_scored(self) -> bool:
-        """Whether every sample has every field that it needs; training requires this."""
+        """Whether every sample is scored or left out (failed, dropped, cut off); training requires this."""
         done = (SampleState.SCORED, SampleState.TRAINED, SampleState.FAILED, SampleState.DROPPED, SampleState.CUT)
         return self.count(*done) == len(self.samples) and not self.groups_to_cut
 
@@ -85,12 +85,12 @@ class SampleStates:
 
     @property
     def uncut_samples(self) -> list[Sample]:
-        """The samples that were not cut off, by index: those of the batch, once it is complete."""
+        """The samples that were not cut off, by index."""
         return [sample for sample in self.samples if sample.state is not SampleState.CUT]
 
     @property
     def trainable(self) -> list[Sample]:
-        """The samples that were not cut off and may be trained on: all but greedy baselines."""
+        """The samples that were not cut off and are no greedy baselines."""
         return [sample for sample in self.uncut_samples if not sample.greedy]
 
     def _new(self, index: int) -> Sample:

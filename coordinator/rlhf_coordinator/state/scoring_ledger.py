@@ -43,11 +43,11 @@ class ScoringLedger(SampleStates):
 
     @property
     def retried(self) -> int:
-        """Number of failed scoring attempts that were or will be repeated."""
+        """Number of failed scoring attempts after which the task was opened again."""
         return self._scoring.retried
 
     def unscored(self) -> Collection[int]:
-        """Return the samples with open tasks of their own, in the order in which they finished."""
+        """Return the samples with open tasks of their own, in the order in which the first of them opened."""
         return self._scoring.unscored()
 
     def open_groups(self) -> Collection[GroupTask]:
@@ -76,7 +76,8 @@ class ScoringLedger(SampleStates):
     def batch(self) -> list[tuple[Sample, bool]]:
         """Return the samples of the batch in their order, and whether each is masked out.
 
-        Samples of groups that were dropped or cut off are not part of it.
+        Samples of groups that were cut off are not part of it. Samples of dropped groups take the places that no round
+        could fill.
         """
         if not self.refill.rule.rounds:
             return [(sample, sample.failed) for sample in self.uncut_samples]
@@ -139,7 +140,7 @@ class ScoringLedger(SampleStates):
         return self._scoring.fail(self.samples[index], task, worker, not_before)
 
     def train(self) -> None:
-        """Mark the whole batch as trained, except greedy baselines and failed samples.
+        """Mark the scored samples as trained, except greedy baselines.
 
         It is valid once, when all samples are scored.
         """

@@ -1,9 +1,9 @@
 """The scoring table of an iteration: which tasks of which finished samples are open, leased, or done.
 
 Rule: pure, and a part of the ledger, which uses it: the ledger knows the states of samples, this table knows their
-tasks. Every lease has a higher attempt than the previous one; a failed task is open again. For tasks whose unit is a
-prompt's group it has the leases and results of each sample; the group table knows when they are open. Several rewards
-become one number when the last task of a sample is done, so it does not depend on the order of their results.
+tasks. A lease has a higher attempt than the previous one of its sample; a failed task is open again. For tasks whose
+unit is a prompt's group it has the leases and results of each sample; the group table knows when they are open. Several
+rewards become one number when the last task of a sample is done, so it does not depend on the order of their results.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,10 +31,10 @@ class ScoringTable:
         self._unscored: dict[int, None] = {}
         self._leased: dict[str, set[tuple[int, str]]] = {}
         self.retried = 0
-        """Number of failed scoring attempts that were or will be repeated."""
+        """Number of failed scoring attempts after which the task was opened again."""
 
     def unscored(self) -> Collection[int]:
-        """Return the samples with open tasks, in the order in which they finished."""
+        """Return the samples with open tasks, in the order in which the first of them opened."""
         return self._unscored.keys()
 
     def tasks_on(self, worker: str) -> Collection[tuple[int, str]]:

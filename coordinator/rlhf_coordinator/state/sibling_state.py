@@ -1,8 +1,8 @@
 """The tokens of each prompt group that each worker has, the numbers of sent and dropped ones, and earlier responses.
 
-Rule: plain data, outside the ledger: a lost hint costs time and changes no token. `scheduling.sibling_sharing` reads
-it, `speculation.sharing` changes it. A worker's tokens are forgotten with its session, and with the group. After a
-restart workers get everything again.
+Rule: plain data, outside the ledger: a lost hint costs time. The scheduler reads it (`sibling_sharing`, `balancing`),
+`speculation.sharing` changes it. A worker's tokens are forgotten with its session, and with the group. After a restart
+workers get the known tokens again.
 """
 
 from collections.abc import Iterable

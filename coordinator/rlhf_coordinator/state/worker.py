@@ -43,7 +43,7 @@ SLOW_COMMANDS: Final = frozenset(
         CommandKind.UNKNOWN,
     }
 )
-"""Commands that make a worker busy: it gets no other command but Exit."""
+"""Commands that make a worker busy: until it answers, it gets no other slow command and no samples."""
 
 
 WEIGHT_READS: Final = frozenset({"load_weights", "become_generation", "become_inference"})

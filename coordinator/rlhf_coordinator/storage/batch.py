@@ -1,7 +1,7 @@
 """An iteration's scored batch for the training ranks, from the ledger in memory or from the journal's segment.
 
-Rule: both ways use a Ledger, so a replayed batch is byte for byte the one that was trained first. Must never return an
-incomplete batch.
+Rule: both ways use a Ledger, so a replayed batch equals the one that was trained first. Must never return an incomplete
+batch.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ from rlhf_coordinator.storage.prompts import PromptSet
 from rlhf_coordinator.storage.sample_codec import carried_samples, episode_of, response_of, train_sample, unpacked
 
 FINISHED: Final[FinishReason] = "stop"
-"""Finish reason of a response of the prompt file, which ends with its end-of-sequence token."""
+"""Finish reason of a response of the prompt file, which ends with a token at which generation stops."""
 
 
 def of_evaluation(record: Record) -> int | None:
@@ -45,7 +45,7 @@ def finished_responses(records: Iterable[Record]) -> Iterator[pb.FinishedSample]
 
 
 def apply_record(ledger: Ledger, record: Record) -> None:
-    """Restore a journaled response, score or failure of a sample into a ledger; ignore records of an evaluation."""
+    """Restore a journaled record about samples of the batch into a ledger; ignore records of an evaluation."""
     if of_evaluation(record) is None:
         restore_record(ledger, record)
 

@@ -1,9 +1,9 @@
 """The file of carried samples in a checkpoint.
 
 A checkpoint of version v contains the samples with which iteration v begins. They are one framed record, whose checksum
-is among those of the checkpoint, so a new run folder that resumes from it loses nothing. `checkpoint.json` contains the
-part of the job's identity (`SHAPE`) that determines the prompts of these samples. If that has changed, the samples are
-left out, with a warning.
+is among those of the checkpoint, so a new run folder that resumes from it continues them. `checkpoint.json` contains
+the job's identity; `SHAPE` lists the part that determines the prompts of these samples. If that has changed, the
+samples are left out, with a warning.
 Rule: the record has the journal's format (`sample_codec`). Must never return a sample whose prompt would differ.
 """
 

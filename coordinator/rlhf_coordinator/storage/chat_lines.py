@@ -1,9 +1,8 @@
 """Chats of the prompt file as text: the prompt with the beginning of the answer, and the responses.
 
-Rule: the rendered prompt contains everything in the record, or its line is refused: a prompt that the policy does not
-answer, messages and tools that the template leaves out. Possibly intended deviations cause a warning (an earlier answer
-without its reasoning, a key that the template does not read, text that is already rendered). Responses:
-`chat_responses`.
+Rule: a line is refused if the policy would not answer its prompt, or if the template leaves out tools or a message of
+another role than the assistant. Possibly intended deviations cause a warning (an earlier answer without its reasoning,
+a key that the template does not read, text that is already rendered). Responses: `chat_responses`.
 """
 
 import json

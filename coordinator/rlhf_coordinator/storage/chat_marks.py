@@ -14,7 +14,7 @@ from rlhf_coordinator.storage.chat_template import ChatTemplate
 from rlhf_coordinator.storage.prompt_places import Place
 
 PROBE: Final = "rlhf-probe-5d1c"
-"""Stand-in for a text when a template is tested; no template writes it itself."""
+"""Stand-in for a text when a template is tested."""
 _MARK: Final = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 _NOWHERE: Final = Place(Path())
 

@@ -4,7 +4,8 @@ The template determines the text around the texts of a response: it is rendered 
 chat with the real texts must be equal except for these. Otherwise the template drops, doubles or changes its input, and
 the line is refused. Then the texts follow the prompt as the policy would continue it: a tag at the end of the prompt
 and at the beginning of the response is written once.
-Rule: the trained text is the text of the line, including space at its ends. The template adds only the marks around it.
+Rule: the assistant's text is trained on as in the line, including space at its ends, but without a tag with which the
+prompt already ends. The template adds the marks around it.
 """
 
 import json

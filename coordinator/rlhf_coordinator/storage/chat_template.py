@@ -1,8 +1,8 @@
 """The chat template for prompts: that of the actor's tokenizer or of a file, with arguments.
 
-Rule: an argument that the template does not read is an error, because it would silently have no effect. So is the
-current date, because prompts would change from day to day. Must never change the tokenizer: published and saved models
-keep the template that they came with.
+Rule: an argument that the template does not read is an error, because it would silently have no effect. So are the
+current date and random choices, because prompts would change from start to start. Must never change the tokenizer:
+published and saved models keep the template that they came with.
 """
 
 import re
@@ -18,7 +18,7 @@ from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.prompt_places import Place
 
 LARGEST: Final = 1 << 20
-"""Largest template in bytes; the longest templates of models have some ten thousand."""
+"""Largest template in bytes."""
 OWN_ARGUMENTS: Final = frozenset(
     {
         *("conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "self"),
@@ -72,7 +72,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         tools: Sequence[dict[str, Any]] = (),
     ) -> str:
-        """Return messages in the model's format. Raises JobError naming their place."""
+        """Return messages in the model's format. Raises JobError, which names their place or the dated template."""
         arguments = self._arguments | {"tools": list(tools)} if tools else self._arguments
         try:
             text = self._tokenizer.apply_chat_template(

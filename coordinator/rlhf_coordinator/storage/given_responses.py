@@ -2,10 +2,10 @@
 
 The tokens are those of prompt and response tokenized together, without the prompt's, so that the space of a word is
 where the model will see it. If the two would share a token, the response is tokenized alone, as generation would have
-continued the prompt. All tokens stay, including those that end a turn. Each response ends in a token at which
-generation stops, because the model also learns where to stop.
-Rule: a response depends on its line and the tokenizer alone, so nothing of it is journaled: a restarted coordinator
-builds the same ledger.
+continued the prompt. Tokens that end a turn stay; white space that a chat template writes after the last one is left
+out. Each response ends in a token at which generation stops, because the model also learns where to stop.
+Rule: a response depends on its line, the tokenizer, the template and the stop tokens, so the segments of the journal do
+not contain it: a restarted coordinator builds the same ledger.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class GivenResponse:
     """A response of the prompt file."""
 
     tokens: bytes
-    """Token ids as int32, little endian, including the end-of-sequence token."""
+    """Token ids as int32, little endian, including the one at which generation stops."""
     text: str
 
 

@@ -3,8 +3,8 @@
 
 Frame: length (uint32), CRC-32 of the payload (uint32), payload (a `journal.proto` Record), little endian. Records are
 written at once, so a killed process loses nothing on which it acted. They are flushed to the disk at commits (before
-training starts, when it is done, when an iteration closes), so a lost machine loses at most samples that are decoded
-again.
+training starts, when it is done, when an iteration closes), so a lost machine loses results since the last commit,
+which are computed again.
 A torn or damaged tail is cut off when a segment is opened for continuation. This works on a copy that takes over the
 name: later writes of an earlier coordinator go into a file that has no name any more. Segments older than the oldest
 remaining checkpoint are pruned; newer ones are needed when a training group restarts and replays them. Must never
@@ -131,7 +131,7 @@ class Journal:
         return sorted(int(path.stem.removeprefix("iteration-")) for path in self.folder.glob("iteration-*.log"))
 
     def read(self, iteration: int) -> list[Record]:
-        """Return all whole records of a segment."""
+        """Return the whole records of a segment, up to the first torn or damaged one."""
         try:
             return [record for record, _ in unframe(self.path(iteration).read_bytes())]
         except FileNotFoundError:

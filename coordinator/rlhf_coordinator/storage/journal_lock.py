@@ -4,9 +4,10 @@ A pod that is deleted by force disappears from the API server at once. Its coord
 checkpoint, or run on an unreachable node. The next coordinator must not write the same journal meanwhile, so it waits.
 Rule: the lock is the kernel's (flock), so it ends with its process, on this machine, on a volume of the node, and over
 NFS. A file server revokes it from a node that is silent for its lease (90 s on NFS 4), and that node may return.
-Therefore a coordinator that gets the lock writes its name into it. It reads that name before it makes anything durable
-and every few seconds, and ends at once when it finds another. Its writes in between went into files that the next
-coordinator has replaced (`journal.Journal.resume`). A volume without locks is used without one, with a warning.
+Therefore a coordinator that gets the lock writes its name into it. It reads that name before a commit, a change of the
+job's facts and a checkpoint, and every few seconds, and ends when it finds another. Its writes in between went into
+files that the next coordinator has replaced (`journal.Journal.resume`). A volume without locks is used without one,
+with a warning.
 `doubt_of` says whether other nodes see the lock, for users who want to remove a pod by force.
 """
 
@@ -38,7 +39,7 @@ WATCH_SECONDS: Final = 5.0
 UNKNOWN: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 """Errors of a volume without locks."""
 ONE_NODE: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay", "tmpfs"})
-"""File systems of a disk, which one node uses at a time."""
+"""File systems that one node uses at a time."""
 SHARED: Final = frozenset({"nfs", "nfs4", "ceph", "lustre", "gpfs", "ocfs2", "gfs2"})
 """File systems of several nodes, all of which see a flock, unless a mount option says otherwise."""
 LOCAL_OPTIONS: Final = frozenset({"nolock", "local_lock=flock", "local_lock=all", "localflock", "noflock"})

@@ -44,7 +44,7 @@ class Record(_message.Message):
     def scored(self) -> _control_pb2.ScoredSample: ...
     @_builtins.property
     def trained(self) -> Global___Trained:
-        """every rank has version iteration + 1"""
+        """every rank has version iteration + 1, or its policy"""
 
     @_builtins.property
     def closed(self) -> Global___Closed:
@@ -52,7 +52,7 @@ class Record(_message.Message):
 
     @_builtins.property
     def prompt(self) -> Global___TokenizedPrompt:
-        """in prompts.log only"""
+        """in the files of tokenized prompts, not in segments"""
 
     @_builtins.property
     def failed(self) -> _control_pb2.FailedSample:
@@ -442,7 +442,7 @@ Global___Evaluated: _TypeAlias = Evaluated  # noqa: Y015
 
 @_typing.final
 class TokenizedPrompt(_message.Message):
-    """prompts.log contains the tokenized prompts of the job, one framed record each, so that a restart needs no tokenizer."""
+    """The file prompts-<digest>.log contains tokenized prompts of the job, one framed record each (storage/prompt_cache.py)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

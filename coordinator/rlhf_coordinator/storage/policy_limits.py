@@ -41,7 +41,10 @@ class PolicyLimits:
 
 
 def read_policy_limits(spec: RLHFJobSpec, tokenizer: Any) -> PolicyLimits:
-    """Return the limits of the policy of a resolved job. Raises JobError (exit code 21)."""
+    """Return the limits of the policy of a resolved job.
+
+    Raises JobError (exit code 21 for a bad model, 2 for a stop token that it lacks).
+    """
     source, rollout = spec.models.actor.path, spec.rollout
     try:
         from transformers import AutoConfig

@@ -1,7 +1,6 @@
-"""A cache of tokenized prompts in the journal's folder: a restarted coordinator is ready in a second, without a
-tokenizer.
+"""A cache of tokenized prompts in the journal's folder, so that a restarted coordinator does not tokenize them again.
 
-Rule: the file is replaced as a whole, and used only with the digest of the prompts from which it was made.
+Rule: the file is replaced as a whole, and its name contains the digest of the prompts from which it was made.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ def _path(journal: Journal, digest: str) -> Path:
 
 
 def tokenized_before(journal: Journal, digest: str) -> list[Prompt] | None:
-    """Return the prompts tokenized when the journal was begun; None when they are absent or unreadable."""
+    """Return the stored tokenized prompts; None when they are absent or unreadable."""
     try:
         data = _path(journal, digest).read_bytes()
     except OSError:

@@ -1,7 +1,7 @@
 """The content of the prompt file's records: each prompt and its responses, as text.
 
-Rule: a bad record is an error that names its place and key, and the remedy (exit code 22); nothing is skipped or cut
-here. Must never tokenize: `prompts` and `given_responses`, which create tokens, check lengths.
+Rule: a bad record is an error that names its place (exit code 22); nothing is skipped or cut here. Must never tokenize:
+`tokenized_prompts`, which creates tokens, checks lengths.
 """
 
 from collections.abc import Iterator, Sequence

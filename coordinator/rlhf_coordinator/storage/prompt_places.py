@@ -1,6 +1,6 @@
 """The place of a prompt, for errors: a file, and a line or a row of it.
 
-Rule: an error about prompts (exit code 22) names the place and the remedy; `Place.bad` creates it.
+Rule: `Place.bad` creates an error about prompts (exit code 22), which names the place.
 """
 
 from dataclasses import dataclass

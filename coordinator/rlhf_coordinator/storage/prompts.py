@@ -11,7 +11,7 @@ are the last ones of that iteration. Carried groups take their places, each with
 A group beyond those of an iteration replaces a dropped one. It takes a turn of a source, too. The same hash draws its
 prompt from those that the iteration does not have, in an order that only this iteration uses: prompts of other
 iterations do not change.
-Rule: a function of prompts and seed; it reads only data that is part of a journal's identity.
+Rule: the order is a function of prompts, weights, sizes and seed, which are part of a journal's identity.
 """
 
 import hashlib
@@ -195,8 +195,8 @@ class _Drawn:
 
 
 def random_key(seed: int, iteration: int, sample: int) -> int:
-    """Return the random key of a sample (unsigned, 64 bits); with the position in the response it determines all
-    randomness."""
+    """Return the random key of a sample (unsigned, 64 bits); with the position in the response it determines the random
+    number of a token."""
     return _hash(seed, iteration, sample)
 
 

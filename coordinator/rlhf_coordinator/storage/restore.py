@@ -1,8 +1,8 @@
 """The position of a job: from its journal, from a checkpoint if a resume is requested, or the beginning.
 
-A folder with a journal is always continued: this is how a killed coordinator recovers. A fresh journal next to old
-checkpoints is refused unless a resume is requested, because training would prune them. `loop.recovery` describes the
-next steps.
+A folder with a journal is continued if the job is the same: this is how a killed coordinator recovers. A fresh journal
+next to old checkpoints is refused unless a resume is requested, because training would prune them. `loop.recovery`
+describes the next steps.
 """
 
 import logging
@@ -78,7 +78,7 @@ class Restored:
     critics_metrics: dict[str, float] | None = None
     """Metrics of the previous iteration, once its critics were trained."""
     open_report: OpenReport | None = None
-    """Report of the previous iteration, whose critics were not trained before or after it was closed."""
+    """Report of the previous iteration, whose training was not complete when the earlier process ended."""
     trained_result: pb.TrainResult = field(default_factory=pb.TrainResult)
     """Result of the training that `trained` represents, with advantages and shaped rewards of each sample."""
 

@@ -2,7 +2,7 @@
 
 It is either the output of `Dataset.save_to_disk` of the library datasets, whose state.json lists the files, or parquet
 or Arrow files, in the order of their names. Rule: a folder that is ambiguous, or that lacks a part, is an error that
-names the problem; files are never chosen because of their names.
+names the problem.
 """
 
 import json

@@ -7,9 +7,9 @@ A damaged file may end the process by a signal, or use all its memory; the coord
   E<JSON: [row or 0, error]>                                  the last line, or
   Z<number of rows>
 
-Rule: types are checked in the file's schema before any row is read, and sizes before they are allocated. A column that
-cannot be JSON is refused by its name, never converted. A file is read in parts of a few rows. Must import nothing of
-the project, because every start waits for it.
+Rule: types are checked in the file's schema before any row is read, and a parquet file's sizes before they are
+allocated. A column that cannot be JSON is refused by its name. Rows are written in parts of a few rows. Must import
+nothing of the project, because every start waits for it.
 """
 
 import json
@@ -98,7 +98,7 @@ def _parquet_parts(request: TableRequest) -> Iterator[Any]:
 
 
 def _arrow_parts(request: TableRequest) -> Iterator[Any]:
-    """Yield the same for a file in either Arrow format; its parts are checked, because the format checks nothing."""
+    """Yield the same for a file in either Arrow format; its parts are checked, because it has no checksums."""
     import pyarrow
 
     with pyarrow.OSFile(request.path) as file:

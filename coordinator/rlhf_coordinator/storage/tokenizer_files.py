@@ -1,7 +1,7 @@
 """The files of a tokenizer; their digest reveals an edited tokenizer or chat template.
 
-Rule: only files that affect the conversion of text into tokens count. The coordinator and ranks may fetch the files of
-a hub id one by one, so for a hub id only files that every tokenizer needs count. Downloads nothing.
+Rule: files of a folder count by their names. The coordinator and ranks may fetch the files of a hub id one by one, so
+for a hub id only the files in `_ALWAYS_LOADED` count. Downloads nothing.
 """
 
 import hashlib

@@ -3,7 +3,7 @@
 Only the first ranks that together have everything write: those of data replica 0, or all where models are sharded. A
 lost rank ends the attempt (the group replays first, then the checkpoint is saved); a full disk or a damaged file is a
 failed attempt.
-A process that dies leaves a `.tmp-` folder, which the next attempt removes.
+A process that dies leaves a `.tmp-` folder, which the next process removes.
 """
 
 import asyncio
@@ -46,7 +46,10 @@ class CheckpointSaver:
         self._start_ns = 0
 
     def begin(self, version: int) -> None:
-        """Ask the ranks to write this version. Raises JobError when another coordinator has taken the journal."""
+        """Ask the ranks to write this version. The process ends when another coordinator has taken the journal.
+
+        Raises JobError when the journal's lock cannot be read.
+        """
         run = self._run
         run.journal.check()
         try:

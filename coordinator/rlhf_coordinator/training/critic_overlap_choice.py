@@ -2,8 +2,7 @@
 
 Rule: a choice is made when an iteration begins and is in its segment's first record, so that all ranks train the same
 part and a replay needs no choice. It uses numbers that the job has anyway; nothing waits for it. After a restart, the
-measurements come from the journal's facts, and the faster way stays in use until a whole iteration was seen. A rank
-that reports wrong times costs time, never a weight.
+measurements come from the journal's facts, and the faster way stays in use until a whole iteration was seen.
 """
 
 import logging
@@ -115,7 +114,7 @@ def _take_scoring(run: JobRun, state: CriticOverlapState, publishing: float) -> 
 
 
 def _late_share(run: JobRun) -> float:
-    """Return the share of scoring time spent in trained models."""
+    """Return the share of scoring time spent in trained models; 1 without observations."""
     trained = {task.name for task in run.context.tasks if task.model in run.context.scored_models}
     passes = run.state.incremental.passes
     whole = sum(line.seconds for line in passes.values())

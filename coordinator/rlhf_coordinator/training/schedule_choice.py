@@ -3,9 +3,9 @@
   stages -> the ranks time their stages and transfers      searching -> schedule_search looks for fused tables
   tables -> Auto only: the ranks time whole mini-batches   decided -> journaled; training may start
 
-A choice is made once in the life of a job and stored in the journal's facts, so recovery and replay train with the same
-table. An error in making it leaves the serial table: slower, never wrong. If the process dies before the choice is
-stored, the next one starts again; a number identifies answers to an earlier attempt.
+A choice is stored in the journal's facts and valid while the alternatives stay the same, so recovery and replay train
+with the same table. An error in making it leaves the serial table. If the process dies before the choice is stored, the
+next one starts again; a number identifies answers to an earlier attempt.
 """
 
 import asyncio
@@ -27,8 +27,7 @@ from rlhf_planner.schedule.serial import METHOD as SERIAL
 log = logging.getLogger(__name__)
 
 SEARCH_TIMEOUT_SECONDS: Final = 90.0
-"""Time-out in seconds. Loading and, once per machine, compiling the solvers takes 15 s; the rest is for a busy
-machine."""
+"""Time-out in seconds, also for loading and, once per machine, compiling the solvers."""
 VERIFY_SECONDS: Final = 5.0
 """Seconds for timing mini-batches, for all tables together."""
 MAX_ROUNDS: Final = 5

@@ -1,6 +1,6 @@
 """`python -m rlhf_coordinator.training.schedule_search`: find the fused tables of a job from measured times.
 
-It is a separate process, so that the solvers (seconds of computation, hundreds of megabytes of libraries) never block
+It is a separate process, so that the solvers (seconds of computation, hundreds of megabytes of libraries) do not block
 the coordinator and can be ended at a time-out. It reads one JSON question from standard input and writes one JSON
 answer to standard output. The run folder caches answers of the search by instance. When the process dies, training
 stays with the serial table.

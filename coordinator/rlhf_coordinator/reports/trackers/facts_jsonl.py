@@ -1,7 +1,7 @@
 """facts.jsonl: the time profile of the last iterations, one JSON object per line, for `rlhf explain`.
 
-Rule: the file is replaced as a whole and contains the last KEPT iterations, so it has at most some megabytes. Readers
-skip unreadable lines and lines of another version.
+Rule: the file is replaced as a whole and contains the last KEPT iterations. Readers skip unreadable lines and lines of
+another version.
 """
 
 import logging
@@ -19,7 +19,7 @@ FILE: Final = "facts.jsonl"
 KEPT: Final = 8
 """Number of iterations: enough for a mean, few enough to read at once."""
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""Largest file to read, in bytes; a larger one was not written here."""
+"""Largest file to read, in bytes."""
 
 
 class FactsJsonl(Tracker):

@@ -1,8 +1,8 @@
 """sample-histories.jsonl: the history of each sample of each iteration, one JSON object per iteration (`rlhf view`).
 
 Rule: the file is append-only. A repeated iteration has several lines, and the last one counts. A torn last line gets a
-line break, and readers skip it. Past MAX_BYTES the file is renamed to sample-histories-previous.jsonl, so that a run of
-weeks cannot fill the disk.
+line break, and readers skip it. Past MAX_BYTES the file is renamed to sample-histories-previous.jsonl, whose previous
+content is lost, so that a run of weeks cannot fill the disk.
 """
 
 import os
@@ -16,7 +16,7 @@ from rlhf_coordinator.reports.trackers.tracker import Tracker
 FILE: Final = "sample-histories.jsonl"
 PREVIOUS: Final = "sample-histories-previous.jsonl"
 MAX_BYTES: Final = 32 * 1024 * 1024
-"""Largest size of the file in bytes: some three hundred iterations of a thousand samples."""
+"""Size of the file in bytes above which it is renamed."""
 
 
 class HistoriesJsonl(Tracker):

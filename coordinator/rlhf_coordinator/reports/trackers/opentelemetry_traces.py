@@ -1,8 +1,8 @@
 """Traces of a run for OpenTelemetry: the phases of each iteration, and the histories of some of its samples.
 
 Rule: the input is data that other trackers get too, and a thread sends the spans (`rlhf_common.tracing.export`), so
-nothing here waits or fails. Ids derive from a random name in the run folder, so a restarted coordinator continues the
-same traces. The choice of traced samples depends only on ids.
+recording does not wait for the collector. Ids derive from a random name in the run folder, so a restarted coordinator
+continues the same traces. The choice of traced samples depends on their ids and the share.
 """
 
 import contextlib

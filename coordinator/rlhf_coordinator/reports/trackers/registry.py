@@ -1,4 +1,4 @@
-"""All trackers of a run, by the name of their output in the run folder.
+"""The trackers of a run that write into its folder, by the name of their output.
 
 To add one, write a module in this folder, and add a line here.
 """

@@ -2,7 +2,7 @@
 
 Rule: if a required tracker cannot record an iteration, the job ends with exit code 23. After any other write error the
 tracker is given up with one log line, and the job continues. A finished job keeps its outcome despite disk errors.
-After a restart, repeated iterations are recorded again; metrics contain no iteration twice.
+After a restart, repeated iterations are recorded again; metrics.jsonl contains no iteration twice.
 """
 
 import logging
@@ -31,7 +31,7 @@ TRACES: Final = "opentelemetry"
 
 
 class RunTrackers:
-    """Passes all data to every tracker. Not thread-safe: only the coordinator's loop calls it."""
+    """Passes all data to every tracker. The coordinator's loop records; scrapes read the counts and `lost`."""
 
     def __init__(
         self,

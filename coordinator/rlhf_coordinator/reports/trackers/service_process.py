@@ -4,7 +4,7 @@ It reads one JSON object per line: the settings, then iterations and evaluations
 answers each line with `ok` or one line about the error. Output of the library goes to the log, and its input is empty.
 If the input ends without the outcome, the coordinator is gone: this process ends within END_SECONDS, whether or not the
 library returns. The next process continues the run, with the id in `<kind>.json`, after the last iteration named there.
-Secrets come only from the environment and are never written.
+Secrets come from the environment; this module does not write them.
 """
 
 import importlib

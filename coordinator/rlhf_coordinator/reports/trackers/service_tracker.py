@@ -29,9 +29,9 @@ FOLDER: Final = "trackers"
 LIBRARY_FOLDERS: Final = ("WANDB_DIR", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR")
 """Variables of folders that libraries would create in the home folder, which a pod does not have."""
 QUEUED: Final = 256
-"""Most queued iterations, of a few kilobytes each."""
+"""Most queued iterations."""
 ANSWER_SECONDS: Final = 120.0
-"""Time-out of the start or one iteration in seconds, far above the needs of a reachable service."""
+"""Time-out of the start or one iteration in seconds."""
 FINISH_SECONDS: Final = 20.0
 """Time-out in seconds for queued data at the end of the job."""
 

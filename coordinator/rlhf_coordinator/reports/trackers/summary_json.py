@@ -1,4 +1,4 @@
-"""summary.json: a run in a dozen numbers, written once, when it is over.
+"""summary.json: the numbers of a run, written when its coordinator ends.
 
 Rule: the file is replaced as a whole. Values that the coordinator knows itself override those of the metric lines.
 """

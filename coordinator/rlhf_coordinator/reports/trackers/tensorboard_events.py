@@ -1,8 +1,7 @@
 """TensorBoard event files, written with TensorBoard's own record format; no TensorFlow, no torch.
 
 Rule: a restart writes a new file that begins with a START record at its first step. TensorBoard then ignores that step
-and later ones in older files. TensorBoard's package takes half a second to import; a thread imports it, so that neither
-the start nor the first iteration waits.
+and later ones in older files. A thread imports TensorBoard's package, so that the start does not wait for it.
 """
 
 import importlib

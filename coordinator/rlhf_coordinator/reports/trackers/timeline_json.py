@@ -3,7 +3,7 @@
 The file has the array form of the format, with one event per line; the closing bracket may be missing while a run is in
 progress. Groups are processes of the trace and workers their threads, so every worker has one row.
 Rule: the file is append-only; a restarted coordinator cuts a torn last line and continues. Past MAX_BYTES the file is
-renamed to timeline-previous.json and a new one begins, so that a run of weeks cannot fill the disk.
+renamed to timeline-previous.json, whose previous content is lost, so that a run of weeks cannot fill the disk.
 """
 
 import json
@@ -21,9 +21,9 @@ from rlhf_coordinator.reports.trackers.tracker import Tracker
 FILE: Final = "timeline.json"
 PREVIOUS: Final = "timeline-previous.json"
 MAX_BYTES: Final = 256 * 1024 * 1024
-"""Largest size of the file in bytes: about the most that Perfetto opens easily in a browser."""
+"""Size of the file in bytes above which a new one begins."""
 FLUSH_SECONDS: Final = 1.0
-"""Delay in seconds until a live reader sees spans; flushing each span would cost a system call."""
+"""Least seconds between two flushes for spans; flushing each span would cost a system call."""
 _OPENING: Final = b"[\n"
 _CLOSING: Final = b'{"ph":"M","pid":0,"name":"process_labels","args":{"labels":"end"}}\n]\n'
 _GROUPS: Final = {group.value: number for number, group in enumerate(Group)}
@@ -44,7 +44,7 @@ class TimelineSpan:
 
 
 class TimelineJson(Tracker):
-    """The timeline of a run folder. A live reader sees an iteration at once and spans after FLUSH_SECONDS."""
+    """The timeline of a run folder. A live reader sees an iteration at once, and spans with the next flush."""
 
     def __init__(self, run_dir: Path, next_iteration: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Open the file. `next_iteration` has no effect, because repeated work is drawn again. Raises OSError."""
