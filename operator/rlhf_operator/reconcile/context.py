@@ -105,9 +105,7 @@ class ReconcileContext:
 
     @cached_property
     def force_after(self) -> timedelta | None:
-        """Return the time beyond its grace after which a coordinator on a lost node is deleted by force; None:
-        never.
-        """
+        """Return the time beyond its grace after which a coordinator on a lost node is force-deleted; None: never."""
         return forced_deletion.force_after(self.job, self.status)
 
     @cached_property

@@ -5,7 +5,7 @@
 - After its start the revision stays. An edit is the difference between the job stored in the revision and the current
   one, both parsed by this version, so a new default is not an edit. The edit's effect on this version's result is
   applied to the revision; the rest stays unchanged. A field that the revision's version did not know waits for the
-next start.
+  next start.
 - A running job whose revision is lost gets one of this version, with the images that its status names.
 
 Rule: pure. A rule that a newer version adds does not stop a running job: an edit is refused for what it breaks itself.
