@@ -78,7 +78,7 @@ class Alert:
     thresholds: tuple[Threshold, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError for placeholders of the rule without a threshold, unused thresholds, or a bad name or time."""
+        """Raise ValueError for placeholders of the rule without a threshold, unused thresholds, and invalid syntax."""
         if not NAME.fullmatch(self.name):
             raise ValueError(f"{self.name!r}: names of alerts begin with RLHF and have letters only")
         if not DURATION.fullmatch(self.lasts):
