@@ -1,6 +1,6 @@
 """Writing to a terminal or a pipe: the two consoles, aligned columns, and numbers as people read them.
 
-Rule: only a terminal gets colour and a limited width. In a pipe no line is cut. Nothing is fetched here.
+Rule: a pipe gets no colour. Without a width, `columns` and `paragraph` cut and wrap no line. Nothing is fetched here.
 """
 
 import sys
@@ -59,7 +59,7 @@ def columns(rows: Sequence[Sequence[Cell]], width: int | None, *, wrap: bool = F
 
     Lines are at most `width` characters long; None means no limit. Cells that are too long are cut. With `wrap` the
     last column is wrapped instead: next to the others, or below its row where space is short. Columns without a value
-    in any row are left out.
+    in any row are left out, apart from the first.
     """
     texts = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     used = [index for index in range(len(texts[0])) if index == 0 or any(row[index].plain for row in texts[1:])]
@@ -95,7 +95,7 @@ def columns(rows: Sequence[Sequence[Cell]], width: int | None, *, wrap: bool = F
 
 
 def paragraph(text: Text, width: int | None, indent: int = 0) -> list[Text]:
-    """Wrap a text into lines of at most `width` characters; None returns one line."""
+    """Wrap a text at `width` characters, or at _MIN_LAST_COLUMN if that is more; None returns one line."""
     return _wrapped(Text(" " * indent), text, indent, max(_MIN_LAST_COLUMN, width - indent)) if width else [text]
 
 

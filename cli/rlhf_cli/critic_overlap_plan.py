@@ -1,7 +1,7 @@
 """Critics beside decoding in `rlhf plan`: an iteration's time with and without it, from the profile of the last run.
 
-Rule: it reads the newest run in `runs/` that has iteration profiles, and writes nothing. A job that never ran has no
-forecast; `missing` says so.
+Rule: it reads the newest run in `runs/` whose profiles allow a forecast, and writes nothing. A job that never ran has
+no forecast; `missing` says so.
 """
 
 import json
@@ -67,7 +67,7 @@ class CriticOverlapPlan:
 def critic_overlap_plan(job: RLHFJob, runs: Path, sizes: Sizes) -> CriticOverlapPlan | None:
     """Return the plan of a resolved job; None where it trains one model, or training and decoding take turns.
 
-    `runs` is the parent of run folders; their content never raises.
+    `runs` is the parent of run folders. Unreadable files in them are ignored.
     """
     graph, mode = graph_of(job.spec), job.spec.training.critic_overlap
     if len(graph.trained) < 2 or job.spec.placement != "Dedicated":

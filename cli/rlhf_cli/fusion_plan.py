@@ -1,8 +1,8 @@
 """The expected gain of fusion and drafts, for `rlhf plan`: from measurements of the last run, or from assumptions.
 
 Rule: it reads the journal of the job's newest run in `runs/` and writes nothing. Without measurements, costs are a
-roofline of public hardware figures and lengths are assumed; `assumptions` lists every assumption. A job that never ran
-and whose models are not on this disk has no forecast; `missing` says so.
+roofline of public hardware figures and lengths are assumed; `assumptions` lists that. A job that never ran and whose
+models are not on this disk has no forecast; `missing` says so.
 """
 
 import json
@@ -46,7 +46,7 @@ class FusionPlan:
 
 
 def fusion_plan(job: RLHFJob, runs: Path) -> FusionPlan:
-    """Return the forecast of a resolved job; `runs` is the parent of run folders, whose content never raises."""
+    """Return the forecast of a resolved job; `runs` is the parent of run folders."""
     graph, run = graph_of(job.spec), newest_run(job, runs)
     lengths, prompts, guessed = job_lengths(job, run)
     layout = _layout(job, prompts)

@@ -21,7 +21,7 @@ class TrainingLayouts:
     asked: TrainingLayout
     """Layout in the job's spec."""
     others: tuple[TrainingLayout, ...]
-    """All layouts of as many ranks, with the job's own if it is among the choices."""
+    """The layouts of as many ranks, with the job's own if it is among the choices."""
     device_bytes: int | None
     problem: str
     """Reason why the job's own layout does not fit the device; empty if it fits or no device was named."""

@@ -88,7 +88,7 @@ class LoadedJob:
 
     @property
     def errors(self) -> list[Problem]:
-        """Problems that prevent the job from running."""
+        """Problems that are more than warnings."""
         return [problem for problem in self.problems if problem.severity is not Severity.WARNING]
 
 

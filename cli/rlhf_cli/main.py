@@ -1,7 +1,7 @@
-"""`rlhf`: the command line. Declares the commands and turns every foreseen error into one message and an exit code.
+"""`rlhf`: the command line. Declares the commands and turns foreseen errors into one message and an exit code.
 
-Rule: nothing heavy is imported before a command needs it, so that `rlhf --help` answers at once. A mistake of the user
-never shows a traceback; a defect of this program always does.
+Rule: nothing heavy is imported before a command needs it, so that `rlhf --help` answers at once. A foreseen error shows
+no traceback; any other error of a command does.
 """
 
 import sys

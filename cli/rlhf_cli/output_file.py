@@ -13,8 +13,9 @@ PICTURES: Final = (".svg", ".png")
 
 
 def check_output_file(option: str, path: Path, endings: tuple[str, ...] = ()) -> None:
-    """Raise RunError for a path that cannot become a file, or whose extension is not one of `endings`, if there are
-    any."""
+    """Raise RunError for a path that is a folder or has no parent folder, or whose extension is not one of `endings`,
+    if there are any.
+    """
     if endings and path.suffix.lower() not in endings:
         raise RunError(f"{option} {path}: must end in {' or '.join(endings)}")
     if path.is_dir():

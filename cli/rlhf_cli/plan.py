@@ -1,7 +1,7 @@
 """`rlhf plan`: show a job on this machine: its processes, devices and memory, and the expected gain of fusion.
 
-Rule: nothing is started, and nothing is written except a requested picture. `--json` prints one object and nothing
-else.
+Rule: no process of the job is started, and nothing is written except a requested picture. `--json` prints one object
+and nothing else.
 """
 
 import json

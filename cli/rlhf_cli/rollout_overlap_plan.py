@@ -55,7 +55,7 @@ class RolloutOverlapPlan:
 def rollout_overlap_plan(job: RLHFJob, runs: Path) -> RolloutOverlapPlan | None:
     """Return the plan of a resolved job; None where nothing is generated, or training and decoding take turns.
 
-    `runs` is the parent of run folders; their content never raises.
+    `runs` is the parent of run folders. Files that cannot be opened are ignored.
     """
     if not graph_of(job.spec).generates or job.spec.placement != "Dedicated":
         return None

@@ -1,7 +1,7 @@
 """The progress of a run: metrics as they are written, the coordinator's status, and both as plain lines of text.
 
 Rule: nothing is written here. A restarted coordinator rewrites the metrics file, so it may be replaced while it is
-read, and it may end in half a line; every iteration is returned once.
+read, and it may end in half a line; an iteration is returned at most once.
 """
 
 import asyncio

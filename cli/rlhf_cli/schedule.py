@@ -77,7 +77,7 @@ def solve(
         ),
     ] = None,
 ) -> None:
-    """Find the shortest schedule, then the one that holds the least activation."""
+    """Search for a short schedule, then for one as short that holds less activation."""
     from rlhf_cli.local.errors import RunError
     from rlhf_cli.output_file import PICTURES, check_output_file
     from rlhf_planner.schedule.instance import InstanceError
@@ -130,7 +130,7 @@ def check(
     ],
     as_json: Json = False,
 ) -> None:
-    """Check a schedule against an instance, by a checker that shares no code with the search."""
+    """Check a schedule against an instance, by a checker with its own statement of the rules."""
     from rlhf_planner.schedule.instance import InstanceError
     from rlhf_planner.schedule.report import devices_from_json
     from rlhf_planner.schedule.schedule_check import ScheduleError, check_schedule

@@ -1,4 +1,4 @@
-"""`rlhf validate job.yaml`: print every problem of every RLHFJob in a file, one paragraph per problem; start nothing.
+"""`rlhf validate job.yaml`: print the problems of every RLHFJob in a file, one paragraph per problem; start nothing.
 
 Rule: it reports what the API server and the operator would report, from the same models, rules and checks. It never
 fixes anything, and never looks at devices. For a cluster it checks the input of the pods: templates and the location of

@@ -1,8 +1,9 @@
-"""Queries over metrics of the catalogue: a name, label or label value that no process serves fails at import.
+"""Queries over metrics of the catalogue: a name, or a label or value in a selector, that no process serves fails at
+import.
 
 Rule: series of a job are joined over `cluster`, `namespace` and `rlhf_job`, never over `pod` or `instance`, which
-change when a process restarts. Counters are read with `rate` and `increase`, histograms by `le`. Functions here return
-text and are independent of their caller.
+change when a process restarts. Counters are read with `rate` and `increase`, or as totals since a start; histograms by
+`le`. Functions here return text and are independent of their caller.
 """
 
 from dataclasses import dataclass
@@ -52,7 +53,9 @@ class SeriesScope:
         return f"increase({self._select(_counted(metric), metric.name, labels)}[{window}])"
 
     def latest(self, metric: Metric, *by: str, **labels: str) -> str:
-        """Return a gauge of jobs, one series per job and further labels, from its current process."""
+        """Return a gauge of jobs, one series per job and further labels; where old and new processes overlap, the
+        maximum.
+        """
         return highest(self.value(metric, **labels), *JOB, *by)
 
     def rates(self, metric: Metric, *by: str, **labels: str) -> str:
@@ -102,7 +105,7 @@ OPERATORS: Final = SeriesScope(('cluster=~"$cluster"', 'rlhf_job=""'))
 
 
 def labels_of(metric: Metric) -> frozenset[str]:
-    """Return all labels of a metric's series after a scrape."""
+    """Return the labels that a metric's series may have after a scrape."""
     return frozenset((*metric.label_names, *SCRAPED, *(("le",) if metric.kind is MetricKind.HISTOGRAM else ())))
 
 

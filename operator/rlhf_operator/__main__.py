@@ -1,7 +1,8 @@
 """`python -m rlhf_operator`: the operator process.
 
 It can be killed at any moment: jobs keep running, and the next process lists what exists and continues. Exit codes: 0
-after SIGTERM, 1 when the lease is lost or an essential task ends, 2 when the process cannot start.
+after SIGTERM or SIGINT, 1 when the lease is lost, a task fails or ends early, or an unexpected error occurs, 2 when the
+process cannot start.
 """
 
 import argparse
@@ -61,7 +62,7 @@ grow.
 """
 NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 END_SECONDS: Final = 10
-"""Seconds that a task has to end after the operator is asked to stop; well under the pod's grace period of 30 s."""
+"""Seconds that tasks have to end when the operator stops; well under the pod's grace period of 30 s."""
 
 
 @dataclass(frozen=True)
@@ -306,7 +307,7 @@ async def asked_to_stop() -> None:
 
 
 async def run(options: OperatorOptions) -> NoReturn:
-    """Connect and operate until SIGTERM or SIGINT, then end the process."""
+    """Connect and operate until a signal or a failure, then end the process."""
     client = await connect(resources=RESOURCES)
     task = asyncio.create_task(operate(options, client))
     # These handlers apply until asked_to_stop() installs its own.

@@ -32,7 +32,7 @@ class BoundedCache(Generic[Given, Result]):
         update_wrapper(self, function)
 
     def __call__(self, *arguments: Given.args, **named: Given.kwargs) -> Result:
-        """Return the function's result. Positional arguments are the key; each is a text or contains texts."""
+        """Return the function's result. Positional arguments are the key. Arguments by name are not part of it."""
         if arguments in self._kept:
             self._kept.move_to_end(arguments)
             return self._kept[arguments][1]
@@ -56,7 +56,7 @@ def cached(most: int) -> Callable[[Callable[Given, Result]], BoundedCache[Given,
 
 
 def _weight(value: Any) -> int:
-    """Return the number of characters in a text, or in all texts of a record."""
+    """Return the number of characters in a text, or in the texts of a tuple, a set or a record."""
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, tuple | frozenset):

@@ -21,13 +21,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from rlhf_common.channels import SERVER_NAME
 
 LIFETIME: Final = timedelta(days=365)
-"""Lifetime of a certificate; longer than any training run we know of, so that a running job rarely rotates."""
+"""Lifetime of a certificate; long, so that a running job rarely rotates."""
 AUTHORITY_LIFETIME: Final = timedelta(days=3650)
 """Lifetime of the authority; it must outlive every certificate it issues."""
 CLOCK_SKEW: Final = timedelta(minutes=5)
 """Time before now from which a certificate is valid, because nodes' clocks differ."""
 ROTATE_BEFORE: Final = 1 / 3
-"""Share of the lifetime that is left when a certificate is rotated; leaves weeks for failed attempts."""
+"""Share of the lifetime that is left when a certificate is rotated; with LIFETIME, four months for failed attempts."""
 
 
 @dataclass(frozen=True)

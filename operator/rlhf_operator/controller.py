@@ -1,8 +1,8 @@
 """Runs one reconcile of one job: observe, decide, carry out the plan, and return when the next one is due.
 
-Rule: `reconcile` makes the decisions. The status is written first, and only if the job has not changed in anything that
-reconcile reads. On a conflict the rest of the plan is dropped, and the job is reconciled again with its newer version.
-A reconcile may die at any line; the next one observes what was done and continues.
+Rule: `reconcile` makes the decisions. The status is written first, and not if the job has changed in its `read_part`.
+On a conflict the rest of the plan is dropped, and the job is reconciled again with its newer version. A reconcile may
+die at any line; the next one observes what was done and continues.
 """
 
 import logging
@@ -214,7 +214,7 @@ class Controller:
         return min((delay for delay in delays if delay is not None), default=None)
 
     async def _write_status(self, key: str, job: Json, plan: ReconcilePlan) -> None:
-        """Write the status to a version of the job that differs from `job` in nothing that reconcile reads.
+        """Write the status to a version of the job with the same `read_part` as `job`.
 
         Raises ConflictError if the job has changed, and other ApiErrors.
         """
@@ -250,7 +250,7 @@ class Controller:
         return str(newest["metadata"]["resourceVersion"])
 
     async def _tell_failure(self, key: str, error: ApiError) -> None:
-        """Report in the job's status that its reconciles fail, or in an event if the status cannot be written."""
+        """Report in the job's status that several reconciles failed, or in an event if the status cannot be written."""
         job = self._index.job(key)
         if job is None:
             return

@@ -1,9 +1,9 @@
 """Reads coordinators over mutual TLS in the background, so that a slow one never delays a reconcile.
 
 Rule: a reading is data with its time; a failed reading gives the reason as text. A coordinator runs in its user's pod,
-so a reply may contain anything that the message type allows. `reading_of` accepts values of the right type within
-bounds and drops the rest. The operator sends a coordinator the sizes of its groups. To stop a job it deletes the
-coordinator's pod, which needs no connection.
+so a reply may contain anything that the message type allows. `reading_of` shortens, limits or drops values beyond their
+bounds. The operator sends a coordinator the sizes of its groups. To stop a job it deletes the coordinator's pod, which
+needs no connection.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from rlhf_operator.untrusted import clean
 log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS: Final = 3.0
-"""Time-out of a call in seconds; a coordinator answers in milliseconds and its loop never blocks for seconds."""
+"""Time-out of a call in seconds; a coordinator usually answers in milliseconds."""
 READ_EVERY_SECONDS: Final = 9.0
 """Seconds between two readings of a job, a little less than between two writes of progress. A reading costs 0.5 ms."""
 LONGEST_PAUSE_SECONDS: Final = 72.0
@@ -57,7 +57,7 @@ UNKNOWN: Final = "Unknown"
 LONGEST_SECONDS: Final = 10 * 365 * 24 * 3600.0
 """Longest accepted estimate in seconds: ten years."""
 WAITS_KEPT: Final = 16
-"""Sentences stored about what a job waits for; users see one or two."""
+"""Sentences stored of each list: what the job waits for, failed samples, lost trackers, warnings."""
 SUMMARY_MAX: Final = 300
 """Characters of each sentence."""
 POOL_MAX: Final = 5000
@@ -90,8 +90,8 @@ class _Connection:
 class Coordinators:
     """The latest reading for each job key; each coordinator is read regularly until `forget`.
 
-    `on_change(key)` is called when a reading differs from the previous one, or when it fails for a new reason. A job
-    without news causes no reconcile.
+    `on_change(key)` is called when a reading differs from the previous one or follows a failure, when it fails for a
+    new reason, and after sizes were sent. A job without news causes no reconcile.
     """
 
     def __init__(self, on_change: Callable[[str], None], port: int = COORDINATOR_PORT) -> None:

@@ -1,8 +1,8 @@
 """Counts consecutive failed reconciles of each job and remembers what its user was shown.
 
-Rule: decides nothing and sends nothing. A single failure is not reported, because an API server may be upgraded or
-busy. Several in a row are reported in the job's status, or in an event if the status cannot be written. The counts are
-lost with the process.
+Rule: sends nothing. A single failure is not reported, because an API server may be upgraded or busy; a status that an
+old definition rejects is reported at once. Several in a row are reported in the job's status, or in an event if the
+status cannot be written. The counts are lost with the process.
 """
 
 import time
@@ -53,7 +53,7 @@ class FailingJobs:
         failures.words = str(error)
 
     def succeed(self, key: str) -> bool:
-        """Reset the failures of a job; return whether its user was informed of them."""
+        """Reset the failures of a job; return whether there were enough to inform its user."""
         failures = self._failures.pop(key, None)
         return failures is not None and failures.count >= ATTEMPTS
 

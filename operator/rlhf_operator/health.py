@@ -19,7 +19,7 @@ from rlhf_operator.workqueue import QueueSnapshot
 MAX_WAIT_SECONDS: Final = 180.0
 """Longest wait of a job for a reconcile in seconds; beyond it the operator is unhealthy."""
 MAX_RECONCILE_SECONDS: Final = 300.0
-"""Longest reconcile in seconds; a longer one hangs, because every request in it has a time-out."""
+"""Longest reconcile in seconds; beyond it the operator is unhealthy. Each request in it has a time-out."""
 SILENT_ROUNDS: Final = 2
 """Consecutive comparisons with the cluster that found changes no watch had delivered."""
 

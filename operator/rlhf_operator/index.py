@@ -1,10 +1,10 @@
 """The operator's memory of the cluster: the newest version of every job, and small records of its objects.
 
 Rule: filled from watches and from the answers to our own writes. The newer version of an object wins, even if
-it arrives first. An object belongs to a job if its controller is the RLHFJob of that uid; labels do not count. An
-object of somebody else only occupies its name. An object that cannot be read stays recorded, because otherwise it would
-be created repeatedly; it is reported once for each kind of problem. The first listing fills a new index. Owns no
-decision and sends nothing.
+it arrives first. An object is found by the job's label, and belongs to the job if its controller is the RLHFJob of that
+uid. An object of somebody else only occupies its name. An object that cannot be read stays recorded, because otherwise
+it would be created repeatedly; it is also reported. The first listing fills a new index. Owns no decision and sends
+nothing.
 """
 
 import json
@@ -90,7 +90,8 @@ class Index:
     def __init__(
         self, on_unreadable: Callable[[str, str, UnreadableObject], None] | None = None, operator_class: str = ""
     ) -> None:
-        """`on_unreadable(kind, key, what)` is called for an object that cannot be read, once for each reason.
+        """`on_unreadable(kind, key, what)` is called for an object that cannot be read; for a pod or a queue's object,
+        when that is news.
 
         Jobs with another class than `operator_class` are hidden from callers.
         """

@@ -1,10 +1,10 @@
 """Creates, changes, labels and deletes the objects of jobs, and leaves objects of others alone.
 
-Rule: the first attempt is to create. An existing object is changed only if the job's uid is that of the controller in
-its ownerReferences; labels do not count. The change names the uid that was seen, so that it fails if the object was
-replaced. An object of somebody else with a name that the job needs is reported and left unchanged. Meanwhile no pod is
-created, because it could run with foreign content or without a NetworkPolicy. Refused writes are remembered and retried
-with growing pauses while the plan stays the same.
+Rule: the first attempt is to create, unless the index has the object. An existing object is changed only if the job's
+uid is that of the controller in its ownerReferences; labels do not count. The change names the uid that was seen, so
+that it fails if the object was replaced. An object of somebody else with a name that the job needs is reported and left
+unchanged. Meanwhile no pod is created, because it could run with foreign content or without a NetworkPolicy. Refused
+writes are remembered and retried with growing pauses while the plan stays the same.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ class WriteResult:
     occupied: dict[str, str] = field(default_factory=dict)
     """Objects of others: `Service job` -> its name for kubectl."""
     leaving: bool = False
-    """Whether one of them belongs to an earlier job of this name."""
+    """Whether a refused object is being deleted, or belongs to an earlier job of this name."""
     written: bool = False
     """Whether any object was written."""
     planned: frozenset[tuple[str, str]] = frozenset()
@@ -97,15 +97,15 @@ class WriteResult:
 
     @property
     def held_up(self) -> bool:
-        """Whether an object that pods need was not written."""
+        """Return whether a write was refused or a name is occupied; no further pod is then created."""
         return bool(self.refused or self.occupied)
 
 
 async def write(client: KubernetesClient, manifest: Json, *, exists: bool = False) -> Json:
-    """Create an object of a job, or change it if the job controls it; return its metadata.
+    """Create an object of a job, or change it if the job controls it and it is no pod; return its metadata.
 
     `exists`: the object is assumed to exist; an exhausted quota refuses a creation but allows a change. Raises
-    OccupiedError, LeavingError, and ConflictError if the object repeatedly appears and disappears.
+    ApiError: OccupiedError, LeavingError, KeptError, or ConflictError if the object repeatedly appears and disappears.
     """
     kind, meta = kind_of(manifest), manifest["metadata"]
     there = await client.get(kind, meta["namespace"], meta["name"]) if exists else None
@@ -125,7 +125,9 @@ async def write(client: KubernetesClient, manifest: Json, *, exists: bool = Fals
 
 
 def ensure_ours(manifest: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-    """Raise OccupiedError or LeavingError if the object with metadata `there` is not of the job of `manifest`."""
+    """Raise a RefusedError, such as OccupiedError, if the object with metadata `there` is not of the job of
+    `manifest`.
+    """
     [ours] = manifest["metadata"]["ownerReferences"]
     if owner_of(there) == ours["uid"]:
         return

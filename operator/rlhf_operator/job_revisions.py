@@ -1,8 +1,8 @@
 """Reads and caches the stored revisions of jobs.
 
-A job's ConfigMap is read once, and again when a watch delivers another fingerprint. A job without changes therefore
-costs no request. Rule: `reconcile.revisions` judges the content; this module decides only whether to read. A cached
-revision remains valid when the ConfigMap is gone. The cache is lost with the process.
+A ConfigMap whose digest the job's status has is read once, and again when a watch delivers another fingerprint. Any
+other ConfigMap is read each time. Rule: `reconcile.revisions` judges the content; this module decides only whether to
+read. A cached revision remains valid when the ConfigMap is gone. The cache is lost with the process.
 """
 
 from collections.abc import Mapping

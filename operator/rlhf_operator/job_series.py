@@ -1,7 +1,7 @@
 """Computes the values of the metrics that every job has.
 
 Rule: pure; the time is an argument. The stored job and its status may have been edited by hand: an invalid number
-counts as 0, and an unknown label value has no series.
+counts as 0, and an unknown condition, phase or group of the job has no series.
 """
 
 from collections import Counter as Tally

@@ -1,7 +1,6 @@
 """Prometheus metrics of the operator, as declared in the catalogue (`rlhf_common.metrics.operator`).
 
-Rule: the number of series is bounded by the existing jobs: a job's series end with the job. This module only sets
-values and never reads them back.
+Rule: the number of series is bounded by the existing jobs: a job's series end with the job.
 """
 
 import time
@@ -102,7 +101,7 @@ class _TraceSpans(Collector):
         self._metrics = metrics
 
     def collect(self) -> Iterator[Family]:
-        """Yield the single series."""
+        """Yield the metric with one series per outcome."""
         yield family(storage.TRACE_SPANS, {(outcome,): n for outcome, n in self._metrics.traces.counts().items()})
 
 

@@ -1,8 +1,9 @@
 """Asks the API server for a dry run of one pod of each template before any pod is created.
 
-Rule: decides nothing about the job; the API server's answer becomes its condition Planned. Each template in a namespace
-is tried once per process, and not at all if the job has pods of it. No answer is no verdict: a problem is then reported
-when pods are created. A refused template is tried again later, because an administrator may have changed the reason.
+Rule: decides nothing about the job; the API server's answer becomes its condition Planned. An accepted template is not
+tried again in the same namespace while it is remembered. A template of which the job has pods is not tried. No answer
+is no verdict: a problem is then reported when pods are created. A refused template is tried again later, because an
+administrator may have changed the reason.
 """
 
 import hashlib
@@ -94,7 +95,7 @@ class Trials:
     async def _refusal(self, job: RLHFJob, group: Group) -> str:
         """Return the API server's message if it refuses a template, else an empty text.
 
-        Raises UnavailableError.
+        Raises UnavailableError or MissingError.
         """
         digest = self._digest(job, group)
         if digest in self._taken:

@@ -1,7 +1,7 @@
 """Traces of reconciles for OpenTelemetry: one trace per reconcile, with its steps.
 
 Rule: no work waits for traces and no decision depends on them. Without an endpoint there are no ids, and nothing is
-stored. A random share of reconciles is traced; a failed one is always traced as far as it came.
+sent. A random share of reconciles is traced; unless the share is 0, a failed one is also traced as far as it came.
 """
 
 import os

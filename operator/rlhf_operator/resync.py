@@ -1,8 +1,9 @@
 """The slow backstop of the watches: lists all objects, compares them with the index, and corrects the index.
 
-Rule: only reads, at most one listing of metadata every RESYNC_SECONDS and one after a watch listed again or broke off.
-It finds what a watch can miss: an object that was deleted while a watch was reopened, and a watch that has gone silent.
-A silent watch is reported to the health check. In a healthy operator the comparison finds nothing.
+Rule: sends only reads. It lists metadata every RESYNC_SECONDS, and earlier after a watch listed again or broke off or a
+request had no answer. It finds what a watch can miss: an object that was deleted while a watch was reopened, and a
+watch that has gone silent. A silent watch is reported to the health check. In a healthy operator the comparison finds
+nothing.
 
 It also detects that etcd was restored from a backup. A listing reads etcd itself, so neither its version nor that of an
 object in it is ever lower than a version known before. If one is lower, the index belongs to a lost history, and

@@ -1,9 +1,9 @@
 """The remembered form of a stored RLHFJob: the parts that are read, and the problems of unreadable ones.
 
-Rule: pure and total. Metadata is reduced to what is read. A manifest that is nested too deeply or is too large is
-dropped, and the job reports that like any other invalid manifest. The status may come from another version of the
-operator or from a user with permission. Entries that violate the status' model are dropped one by one, so that a
-finished job stays finished; the next write corrects the status.
+Rule: pure. Metadata is reduced to what is read. A manifest that is nested too deeply or is too large is dropped, and
+the job reports that like any other invalid manifest. The status may come from another version of the operator or from a
+user with permission. Entries that violate the status' model are dropped one by one, so that a finished job stays
+finished; the next write corrects the status.
 """
 
 import json
@@ -50,7 +50,9 @@ class StoredJob:
 
 
 def stored_of(body: Mapping[str, Any]) -> StoredJob:
-    """Return the job to remember from the API server's object. Raises UnreadableError if it has no identity."""
+    """Return the job to remember from the API server's object. Raises UnreadableError if its identity or its generation
+    is malformed.
+    """
     meta = body.get("metadata")
     identity = identity_of(meta)
     assert isinstance(meta, dict)
@@ -71,7 +73,7 @@ def stored_of(body: Mapping[str, Any]) -> StoredJob:
 
 
 def read_part(job: Mapping[str, Any]) -> Json:
-    """Return the part of a remembered job that reconcile reads; two versions with equal parts have the same plan.
+    """Return the part of a remembered job whose change makes a plan outdated.
 
     Other labels and annotations, which some tools write many times per minute, are ignored.
     """

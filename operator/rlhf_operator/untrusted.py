@@ -1,7 +1,7 @@
 """Parses untrusted input: objects of the cluster, logs of processes, replies of coordinators.
 
 Rule: input becomes a value of its type and within its bounds, or raises an `UnreadableError` with the field, the found
-value and the expected one. Pure; this module does not know the meaning of objects.
+value and the expected one (`loads` returns None instead). Pure; this module does not know the meaning of objects.
 """
 
 import json

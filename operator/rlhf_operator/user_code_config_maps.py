@@ -1,7 +1,7 @@
 """Reads the ConfigMaps of reward functions and environments when pods that mount them are created.
 
-Rule: a pod whose code is missing is not created, and the reason is returned; all other pods are created. Nothing is
-cached: the next reconcile reads again.
+Rule: a pod whose code is missing is not returned as creatable, but with the reason. Nothing is cached: the next
+reconcile reads again.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Handles watch events: updates the index and enqueues the job's key if that was news.
 
-Rule: decides and writes nothing. No job is enqueued before the first listings of all its objects' kinds are complete,
-so that it is never reconciled with only some of its pods. Anybody with permission may write malformed objects, so a
-watch survives every event: one that cannot be processed is counted and affects its own object only.
+Rule: decides and writes nothing. The handler enqueues no job before the first listings of the kinds of objects are
+complete, because it would be reconciled with only some of its pods. Anybody with permission may write malformed
+objects, so a watch survives every event: one that cannot be processed is counted and affects its own object only.
 """
 
 import logging

@@ -70,8 +70,7 @@ class _NoProgress(kopf.ProgressStorage):
 def kopf_settings() -> kopf.OperatorSettings:
     """Return kopf's settings."""
     settings = kopf.OperatorSettings()
-    # A time-out beyond an API server's own limits would close streams at random. kopf reconnects a silent one after 70
-    # s.
+    # Without a time-out the API server would end streams after a random time. kopf reconnects a silent one after 70 s.
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 310
     settings.watching.connect_timeout = 30

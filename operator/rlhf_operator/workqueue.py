@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 FIRST_RETRY_SECONDS: Final = 0.5
-"""Seconds of delay after a first failure; most are conflicts or a busy API server."""
+"""Seconds of delay after a first failure, such as a busy API server."""
 DEBOUNCE_SECONDS: Final = 0.2
 """Seconds between reconciles of a job that follow changes of its pods. A thousand pods that start one by one cause five
 reconciles per second, each over all of them. A job without recent changes is reconciled without delay.

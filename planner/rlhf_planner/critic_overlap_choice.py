@@ -6,7 +6,7 @@
 The way that is not in use is measured again every REMEASURE iterations. Training times are compared per token because
 batches differ in length, unless times per iteration scatter less. Decoding times are compared per step. On shared
 machines critic training slows decoding down; the replay includes the observed slowdown.
-Rule: pure. A choice changes when critics are trained, never the result. Without a complete observation of the last
+Rule: pure. A choice changes when critics are trained, not on which batch. Without a complete observation of the last
 iteration the choice stays as it is.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 from rlhf_planner.critic_overlap import OverlapTimes, overlapped, unchanged
 
 WINDOW: Final = 3
-"""Measurements remembered for each part; their median counts."""
+"""Measurements remembered for each part."""
 MARGIN: Final = 0.02
 """Share of an iteration that the overlap must gain to start. It stops when it gains nothing."""
 REMEASURE: Final = 50

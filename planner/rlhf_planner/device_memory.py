@@ -10,9 +10,9 @@ Counted:
 
 Norms, which every rank of a tensor group has, count as if divided. Shares of moments (parallelism.shardOptimizer)
 count as if equal. Moments in host memory (parallelism.offloadOptimizer) count as the chunks on the device during a
-step. Not counted: gathered layers, activations, logits, communicators and the runtime. So an estimate that does not
-fit proves that the job does not fit; an estimate that fits proves nothing.
-Rule: arithmetic on sizes from the caller. A model of unknown size is reported as unknown, never counted as zero.
+step. Not counted: gathered layers, activations, logits, communicators and the runtime. So a job with an estimate that
+does not fit cannot hold a full batch of the longest samples; an estimate that fits proves nothing.
+Rule: arithmetic on sizes from the caller. A model of unknown size is reported as unknown and is missing in the total.
 """
 
 from collections.abc import Mapping
@@ -118,7 +118,7 @@ class Budget:
         return max(self.phases, key=lambda phase: phase.onloaded.total)
 
     def problem(self, device_bytes: int) -> str:
-        """Return why the worker cannot fit on a device of this size, and what to do; empty if it may fit."""
+        """Return that the estimate exceeds a device of this size, and what to do; empty if it does not."""
         peak = self.peak
         if peak.onloaded.total <= device_bytes:
             return ""

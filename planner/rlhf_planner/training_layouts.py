@@ -8,7 +8,7 @@ The time of a layout is that of serial 1F1B with equal stages. With m micro-batc
 (m + p - 1) of a mini-batch; models with different stages count by their share of the parameters. Transfers,
 reductions, gathered parts and moments from host memory are not counted, so layouts with moments in host memory are
 listed after the others.
-Rule: pure. Lists only layouts that validation and workers accept. A layout of unknown memory never fits.
+Rule: pure. Lists the layouts that the rules checked here allow. A layout of unknown memory never fits.
 """
 
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ def layout_of(spec: RLHFJobSpec, sizes: Sizes) -> TrainingLayout:
 
 
 def layouts(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> list[TrainingLayout]:
-    """Return all layouts of so many ranks that the job may have, the fastest first.
+    """Return the layouts of so many ranks that the job may have, the fastest first.
 
     Ties go to the layout with less memory. Layouts with moments in host memory follow all others, in the same order.
     """
@@ -82,7 +82,7 @@ def layouts(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> list[TrainingLayout]
 def first_that_fits(
     spec: RLHFJobSpec, sizes: Sizes, device_bytes: int, *, offload: bool = False
 ) -> TrainingLayout | None:
-    """Return the fastest layout of the fewest ranks, from the job's number upwards, that fits devices of this size.
+    """Return the fastest layout of the fewest ranks that fits devices of this size; the job's number is doubled.
 
     `offload` is whether it keeps its moments in host memory. Returns None if no layout with up to MAX_GROWTH times as
     many ranks fits.

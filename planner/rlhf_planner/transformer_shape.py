@@ -1,6 +1,6 @@
 """The shape of a transformer from its config.json: widths, layers, experts, and the parameters of a layer.
 
-Rule: arithmetic on values of the file. A missing value is an error, never a guess.
+Rule: arithmetic on values of the file. A missing value of a required field is an error; optional fields have defaults.
 """
 
 from collections.abc import Mapping

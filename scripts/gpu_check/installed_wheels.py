@@ -1,8 +1,8 @@
 """Unpacks the prepared wheels that a machine needs into a separate folder, next to its installed packages.
 
-Rule: standard library only, no pip, no network; never changes installed packages. A wheel is used if the machine lacks
-the package, or has a version older than the project accepts. A new enough installed version stays in use, because
-torch and transformers were built for it.
+Rule: standard library only, no pip, no network; never changes installed packages. A wheel that fits this Python is used
+if the machine lacks the package, or has a version older than the project accepts. A new enough installed version stays
+in use, because torch and transformers were built for it.
 """
 
 import importlib.metadata

@@ -139,7 +139,7 @@ def choose(package: Mapping[str, Any], tags: Sequence[Tag]) -> tuple[str, str]:
 
 
 def fetch(root: Path, package: Mapping[str, Any], tags: Sequence[Tag], python: str, folder: Path) -> Path:
-    """Return the wheel of a package; download it unless it exists with the right hash."""
+    """Return the wheel of a package; download it if missing. Raises SystemExit unless it has uv.lock's hash."""
     file, sha256 = choose(package, tags)
     path = folder / file
     if not path.exists():
@@ -205,7 +205,7 @@ def megabytes(wheels: Mapping[str, Path]) -> float:
 
 
 def show(folder: Path, fetched: Mapping[str, Path], python: str) -> int:
-    """Print the wheels with their sizes, largest first."""
+    """Print the wheels with their sizes, largest first; return 1 if they exceed the size limit, else 0."""
     sizes = sorted(((path.stat().st_size / 1e6, path.name) for path in fetched.values()), reverse=True)
     for size, name in sizes:
         sys.stdout.write(f"{size:8.2f} MB  {name}\n")

@@ -131,7 +131,7 @@ def run_step(
 
 
 def end_all(process: "subprocess.Popen[bytes]") -> None:
-    """Kill the process, its group, and every process that descends from this one, until none is left."""
+    """Kill the process, its group, and every process that descends from this one, in at most 50 passes."""
     for _ in range(50):  # each pass may reveal orphans of the killed processes
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -160,7 +160,7 @@ def living_children() -> list[int]:
 
 
 def environment_of(root: Path, scratch: Path) -> dict[str, str]:
-    """Return the environment: the project from the source tree, wheels before installed packages, no network."""
+    """Return the environment: project from the source tree, wheels before installed packages, Hugging Face offline."""
     folders = [str(root / folder) for folder in ("", *FOLDERS)]
     inherited = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path]
     # Without bytecode every process would compile all of torch; the scratch folder stores it for this run.

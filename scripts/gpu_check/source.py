@@ -1,8 +1,8 @@
-"""Identifies the source that runs: the commit if git is available, and always a digest of the source tree.
+"""Identifies the source that runs: the commit if git is available, and always a digest of its Python files.
 
 Owns the note that `prepare` writes: a bare machine gets the working tree without git, so the note has commit and
 digest.
-Must never name the noted commit unless the sources still have the noted digest.
+Must say so if the sources no longer have the noted digest.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ NOTE = "source.json"
 
 
 def digest(root: Path) -> str:
-    """Return a digest of every Python file of the project and of the steps."""
+    """Return a digest of the Python files in FOLDERS and STEPS."""
     whole = hashlib.sha256()
     for folder in (*FOLDERS, *STEPS):
         for path in sorted((root / folder).rglob("*.py")):

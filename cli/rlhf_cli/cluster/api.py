@@ -1,7 +1,7 @@
 """The requests of the command line to the API server, on the shared client: get, list, watch, patch, logs, metrics.
 
-Rule: plain objects in and out. Every unsuccessful response becomes an `ApiError` whose text names the verb, the
-resource and the remedy. Requests have a time-out; streams have one only for the connection.
+Rule: plain objects in and out. `explained` writes the text of the error of an unsuccessful response. Requests have a
+time-out; streams have one only for the connection.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class Api:
         await self._transport.close()
 
     async def get(self, resource: str, namespace: str, name: str) -> Json:
-        """Return the object. Raises MissingError."""
+        """Return the object. Raises ApiError or VerbError; MissingError if there is no such object."""
         return decoded(await self._ask(_request("get", resource, namespace, name)))
 
     async def listing(self, resource: str, namespace: str | None, **selectors: str) -> tuple[list[Json], str]:

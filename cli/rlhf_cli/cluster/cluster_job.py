@@ -1,8 +1,8 @@
 """An RLHFJob as the API server returned it: its conditions, phase, progress and ages for the verbs. Pure.
 
-Rule: every field may be missing, because an operator of another version may have written the object. A field whose form
-differs from the status model is left out, because a list of all namespaces contains objects of other writers. The clock
-is never read here.
+Rule: every field of spec and status may be missing, because an operator of another version may have written the object.
+A field whose form differs from the status model is left out, because a list of all namespaces contains objects of other
+writers. The clock is never read here.
 """
 
 import difflib
@@ -137,7 +137,7 @@ class ClusterJob:
 
     @property
     def failure_code(self) -> int:
-        """Exit code that represents the failure: the coordinator's own code where the coordinator failed the job."""
+        """Exit code for the reason of the failure; FAILED for a reason without its own code."""
         reason = self.condition(ConditionType.FAILED).get("reason")
         codes: Mapping[str, ExitCode] = {finished.value: code for finished, code in _FAILURE_CODES.items()}
         return int(codes.get(str(reason), ExitCode.FAILED))

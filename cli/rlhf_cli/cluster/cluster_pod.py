@@ -60,7 +60,7 @@ class ClusterPod:
 
 
 def cluster_pods(bodies: Iterable[Json], events: Iterable[Json], now: datetime) -> list[ClusterPod]:
-    """Return the pods of a job, the coordinator first. `events` may be those of the whole namespace."""
+    """Return the readable pods of a job, the coordinator first. `events` may be those of the whole namespace."""
     warnings = _warnings(events)
     parsed = [(body, pod_of(body)) for body in bodies]
     pods = [_cluster_pod(body, pod, warnings.get(pod.uid), now) for body, pod in parsed if isinstance(pod, ObservedPod)]

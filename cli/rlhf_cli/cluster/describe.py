@@ -1,7 +1,7 @@
 """`rlhf describe`: everything known about one job, the most important first.
 
-Rule: empty sections are left out. A long list is cut and says how many entries are missing; pods that need attention
-come first. All functions but `describe` are pure.
+Rule: empty sections are left out. A long list is cut. If pods are cut, those that need attention come first, and a line
+has the number of the others. All functions but `describe` are pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,7 +44,7 @@ async def describe(session: ClusterSession, name: str) -> int:
 
 
 def description(details: JobDetails, now: datetime, width: int | None) -> list[Text]:
-    """Return the lines that `rlhf describe` prints, at most `width` characters wide; None means no limit."""
+    """Return the lines that `rlhf describe` prints, wrapped at `width` characters; None means no limit."""
     job = details.job
     lines = paragraph(Text(summarize(job, details.pods, details.operator_age, now), style="bold"), width)
     sections = (

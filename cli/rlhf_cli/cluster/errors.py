@@ -1,7 +1,7 @@
 """The errors of a verb: a message with a remedy, and the exit code of the command.
 
 A mistake of the user is a `VerbError`. A refusal or silence of the API server is an `ApiError` of the shared client;
-`explained` adds the remedy to its text.
+`explained` adds a remedy to its text where one is known.
 """
 
 import re
@@ -21,7 +21,7 @@ _USER: Final = re.compile(r'User "([^"]*)"')
 
 
 class VerbError(Exception):
-    """The command stopped; the message names the mistake and the remedy."""
+    """The command stopped; the message says why."""
 
     def __init__(self, message: str, exit_code: int = ExitCode.FAILED) -> None:
         super().__init__(message)
@@ -29,8 +29,9 @@ class VerbError(Exception):
 
 
 def explained(error: ApiError, request: "ApiRequest", connection: "Connection") -> ApiError | VerbError:
-    """Return an error of the same class whose text names the remedy; a VerbError where the API server does not know
-    RLHFJobs."""
+    """Return an error of the same class whose text names a remedy where one is known; a VerbError where the API server
+    does not know RLHFJobs.
+    """
     message = str(error.args[0])
     if isinstance(error, UnavailableError):
         answered = f"the API server could not answer ({request.verb} {_shown(request)}): {message}"

@@ -19,7 +19,7 @@ async def explain(session: ClusterSession, name: str) -> int:
 
 
 def explanation(details: JobDetails, width: int | None) -> list[Text]:
-    """Return the lines that are printed, at most `width` characters wide; None means no limit."""
+    """Return the lines that are printed, wrapped at `width` characters; None means no limit."""
     if details.losses:
         return [
             line

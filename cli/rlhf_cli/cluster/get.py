@@ -74,7 +74,7 @@ async def get(session: ClusterSession, options: GetOptions) -> int:
 
 
 def object_text(body: Json, output_format: str) -> str:
-    """Return an object as kubectl prints it in `json` or `yaml`, without its managed fields."""
+    """Return an object as `json` or `yaml`, without its managed fields."""
     if output_format == "json":
         return json.dumps(_without_managed_fields(body), indent=4, ensure_ascii=False) + "\n"
     return yaml.safe_dump(_without_managed_fields(body), sort_keys=False, allow_unicode=True, width=120)
@@ -134,7 +134,7 @@ def _wide_cells(job: ClusterJob, now: datetime) -> list[Cell]:
 
 
 async def _watch(session: ClusterSession, options: GetOptions) -> int:
-    """Show a table that updates itself; in a pipe, print a line for every change."""
+    """Show a table that updates itself; in a pipe, print each job again when it has changed."""
     selectors = _selectors(options)
     if len(options.jobs) == 1:
         await session.job(options.jobs[0])

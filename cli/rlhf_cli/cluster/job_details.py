@@ -1,9 +1,9 @@
 """The data of one job that `rlhf describe` and `rlhf top` show, read from the API server.
 
 It reads the job, its pods and events, the operator's Lease, and the last iterations from the coordinator's log. Rule:
-only the job itself must be readable; `missing` lists everything else that the user may not read. Unknown log lines are
-skipped, because the log is written for people. Their times come from the coordinator's clock, so the verbs show only
-differences of them.
+only the job itself must be readable; `missing` lists what else could not be read, apart from the Lease. Unknown log
+lines are skipped, because the log is written for people. Their times come from the coordinator's clock, so the verbs
+show only differences of them.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ def operator_age(leases: list[Json], now: datetime) -> timedelta | None:
 
 
 def parse_iterations(lines: Iterable[str]) -> list[PastIteration]:
-    """Parse log lines into iterations, in order. An iteration whose beginning is not among the lines has no stages."""
+    """Parse log lines into iterations, in order. Stages whose beginning is not among the lines are missing."""
     iterations: dict[int, PastIteration] = {}
     stage: tuple[str, int, datetime] | None = None
     for line in lines:
@@ -114,8 +114,7 @@ def parse_iterations(lines: Iterable[str]) -> list[PastIteration]:
 
 
 def parse_losses(lines: Iterable[str]) -> list[str]:
-    """Parse the losses in the last such log lines, largest first; empty when they are about another iteration than the
-    last."""
+    """Parse the losses in the last such log lines, largest first."""
     last, losses = "", dict[str, str]()
     for line in lines:
         if match := _LOSS.fullmatch(_time_and_message(line)[1]):

@@ -1,7 +1,7 @@
 """The summary at the top of `rlhf describe`: the job's activity, or its obstacle and the remedy. Pure.
 
-Rule: the operator's message comes first. Findings about pods are added where they are newer: pods are read now, but the
-status is written at most every ten seconds.
+Rule: the operator's message comes first. Findings about pods are added where they are newer: pods are read now, but
+parts of the status may be ten seconds old.
 """
 
 from collections.abc import Mapping, Sequence

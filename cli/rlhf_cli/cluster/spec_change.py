@@ -1,7 +1,7 @@
 """`rlhf suspend`, `rlhf resume`, `rlhf scale`: compute, check and send the change of the spec.
 
-Rule: a change that breaks the rules of the manifest is refused here, with the text of `rlhf validate` and without a
-request; the API server checks it again. A change without effect is not sent. Everything but `send` is pure.
+Rule: new sizes that break the rules of the manifest are refused here, with the text of `rlhf validate`, and are not
+sent; the API server checks them again. A change without effect is not sent. Everything but `send` is pure.
 """
 
 import json

@@ -36,7 +36,9 @@ _NO_METRICS: Final = "the coordinator's metrics cannot be read ({why}), so this 
 
 
 async def top(session: ClusterSession, name: str, every: float, *, once: bool) -> int:
-    """Show the live view until Ctrl-C or the end of the job, refreshed every `every` seconds. Return the exit code."""
+    """Show the live view until Ctrl-C or the end of the job, refreshed after at least `every` seconds. Return the exit
+    code.
+    """
     if once or not session.live:
         details = await read_details(session, name, now())
         session.out.print(await _view(session, details))
@@ -60,7 +62,9 @@ async def top(session: ClusterSession, name: str, every: float, *, once: bool) -
 
 
 def status_from_metrics(page: str, job: ClusterJob, pods: Sequence[ClusterPod]) -> pb.JobStatus:
-    """Return the status that a coordinator's metrics page describes. Raises ValueError for another page."""
+    """Return the status that a coordinator's metrics page describes. Raises ValueError for a page that is no metrics
+    page.
+    """
     series = _series(page)
     phases = [sample.labels["phase"] for sample in series.get(job_metrics.PHASE.name, ()) if sample.value]
     status = pb.JobStatus(

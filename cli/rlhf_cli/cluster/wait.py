@@ -1,7 +1,7 @@
-"""`rlhf wait`: wait until a goal holds or can no longer hold. Everything but `wait` is pure.
+"""`rlhf wait`: wait until a goal holds or can no longer hold. Everything but `wait` and `_watch` is pure.
 
 Rule: a wait ends as soon as its result is known. When the job fails, or finishes without the goal, the wait ends at
-once, not at the time-out, with the exit code of the failure.
+once, not at the time-out, with the exit code of the failure. A wait for the deletion goes on.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ def wait_result(goal: WaitGoal, job: ClusterJob | None) -> WaitResult | None:
 
 
 def unattainable(goal: WaitGoal, job: ClusterJob) -> str:
-    """Return why this job can never reach the goal; empty when it can."""
+    """Return why the job has too few iterations for the goal; empty otherwise."""
     if goal.kind == "iteration" and goal.iteration > job.iterations:
         return f"--for {goal.text}: {job.name} has {job.iterations} iterations"
     return ""

@@ -1,6 +1,6 @@
 """`rlhf export`: choose a checkpoint of a run, check it, and write its model as a folder for a hub.
 
-Rule: every check comes before the first write: of the run, the checkpoint with the checksums of its files, the target,
+Rule: these checks come before the first write: of the run, the checkpoint with the checksums of its files, the target,
 the name of the repository and the token.
 """
 

@@ -1,8 +1,8 @@
 """A model of a checkpoint as a folder with the names that a hub expects, written completely or not at all.
 
 Shards get Hugging Face's names and their own index. Weights are copied bit by bit, and config.json names their type.
-All other files are copied, with those of sub-folders. The folder is written under a hidden name beside its target and
-then renamed, so a process that dies leaves nothing under the target's name.
+Other files are copied, with those of sub-folders; the card is written anew. The folder is written under a hidden name
+beside its target and then renamed, so a process that dies leaves nothing under the target's name.
 """
 
 import json
@@ -21,7 +21,7 @@ GENERATION: Final = "generation_config.json"
 
 
 def check_target(folder: Path) -> None:
-    """Raise RunError for a folder that cannot be created."""
+    """Raise RunError for a folder that is not empty, is a file, or has no parent folder."""
     if folder.is_dir() and any(folder.iterdir()):
         raise RunError(f"--to {folder}: is not empty; give a new folder, or empty it first")
     if folder.exists() and not folder.is_dir():

@@ -4,7 +4,7 @@ from rlhf_common.names import ExitCode
 
 
 class RunError(Exception):
-    """The run did not start, or could not continue; the message names the field or value and the remedy."""
+    """The run did not start, or could not continue; the message names the field or value."""
 
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.USAGE) -> None:
         super().__init__(message)

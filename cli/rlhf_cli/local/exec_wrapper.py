@@ -2,7 +2,7 @@
 
 Run with `python -I -S`: `exec_wrapper.py <pid of the runner> <cores, comma separated, or -> <command> ...`.
 Rule: it uses the standard library only and takes a few milliseconds. The same work between fork and exec could deadlock
-in a runner with gRPC threads. When the runner dies, the kernel kills the process, so a killed `rlhf run` leaves none.
+in a runner with gRPC threads. When the runner dies, the kernel kills the process, but not its children.
 """
 
 import ctypes

@@ -1,9 +1,9 @@
 """Runs the processes of a job on this machine: starts, restarts and stops them, as `restart_policy` decides.
 
-Rule: no process outlives `run`, however it ends. Every process leads its own process group, so Ctrl-C in a terminal
+Rule: `run` ends every process before it returns. Every process leads its own process group, so Ctrl-C in a terminal
 reaches only the runner, and a process's children end with it. It dies with the runner (`exec_wrapper`). It also carries
-the token of the run, with which `leftover_processes` finds a process that escaped both. The supervisor signals only
-processes that it started, by their ids.
+the token of the run, with which `leftover_processes` finds a process that escaped both. The supervisor signals
+processes by their ids, never by a name.
 """
 
 import asyncio

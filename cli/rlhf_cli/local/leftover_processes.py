@@ -1,7 +1,7 @@
 """Find and end leftover processes of a run, such as children of a killed worker.
 
 Rule: a process belongs to the run if and only if its environment has the token of the run. It is ended by its id, never
-by its name. Only processes of this user are readable, so processes of others are never touched.
+by its name. A process whose environment cannot be read is left alone.
 """
 
 import contextlib
@@ -32,7 +32,9 @@ def find_processes(token: str) -> list[int]:
 
 
 def kill_processes(token: str) -> list[int]:
-    """Kill every process with the token, wait until they are gone, and return their ids."""
+    """Kill every process with the token, wait up to GONE_SECONDS for their end, and return the ids that were found
+    first.
+    """
     killed = living = find_processes(token)
     deadline = time.monotonic() + GONE_SECONDS
     while living and time.monotonic() < deadline:

@@ -1,6 +1,6 @@
 """Prepare a resolved job for this machine: render it, assign devices and ports, write its files.
 
-Rule: every possible mistake of the user is refused before the first process starts, here or earlier.
+Rule: no process starts here, so mistakes that are found here are refused before the first one starts.
 """
 
 import json

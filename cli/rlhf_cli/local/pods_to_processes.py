@@ -1,7 +1,8 @@
 """Turn the pods of a job into processes of this machine, with the same commands and environment variables. Pure.
 
-Rule: only the differences between a cluster and one machine are rewritten: host names, ports, mounted paths, devices.
-Sidecars, init containers, volumes, resources and security contexts have no meaning here and are left out.
+Rule: the differences between a cluster and one machine are rewritten: host names, ports, mounted paths, devices, and
+variables that depend on them. Sidecars, init containers, volumes, resources and security contexts have no meaning here
+and are left out.
 """
 
 import json
@@ -38,7 +39,7 @@ _LEFT_OUT: Final = frozenset(
         *engine_pods.OFFLINE,
     }
 )
-"""Variables of a pod that have the caller's value on this machine, or stay unset."""
+"""Variables of a pod whose values are not used on this machine; some are set anew."""
 
 
 @dataclass(frozen=True)

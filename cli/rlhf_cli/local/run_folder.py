@@ -64,7 +64,7 @@ def choose_run_dir(job: RLHFJob, run_dir: Path | None, now: datetime, *, resume:
 
 
 def newest_first(runs: Path, job: str) -> list[Path]:
-    """Return the run folders of a job in `runs`, newest first; their names contain the start time."""
+    """Return the folders in `runs` whose names begin with the job's name and `-`, in descending order of names."""
     return sorted(runs.glob(f"{job}-*"), key=lambda path: path.name, reverse=True)
 
 

@@ -1,7 +1,7 @@
 """The definition of an alert: its condition, severity, texts, and the thresholds that a cluster may change.
 
-Rule: pure data, checked at creation, so that an unused threshold, or a placeholder without a value, fails at import.
-This module is independent of Helm and of files.
+Rule: pure data, checked at creation, so that an unused threshold, or a placeholder of the rule without a value, fails
+at import. This module is independent of Helm and of files.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Final
 PLACEHOLDER: Final = re.compile(r"<([a-z][A-Za-z]*)>")
 """Placeholder of a threshold in an expression or a text: `<atLeastSeconds>`."""
 DURATION: Final = re.compile(r"([1-9][0-9]*(s|m|h|d))+|0s")
-"""A duration in the syntax of Prometheus."""
+"""A duration in the syntax of Prometheus, without years, weeks and milliseconds; units in any order."""
 NAME: Final = re.compile(r"RLHF[A-Za-z]+")
 
 
@@ -78,7 +78,7 @@ class Alert:
     thresholds: tuple[Threshold, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError for placeholders without a threshold, unused thresholds, and invalid syntax."""
+        """Raise ValueError for placeholders of the rule without a threshold, unused thresholds, and invalid syntax."""
         if not NAME.fullmatch(self.name):
             raise ValueError(f"{self.name!r}: names of alerts begin with RLHF and have letters only")
         if not DURATION.fullmatch(self.lasts):

@@ -1,6 +1,6 @@
 """Alert settings of a cluster: the section `alerts` of the chart's values.yaml and its schema.
 
-Rule: this section and its definitions are generated from the families; the rest of both files does not change. The
+Rule: this section and its definitions are generated from the families; the rest of both files keeps its content. The
 schema rejects values that no alert has.
 """
 

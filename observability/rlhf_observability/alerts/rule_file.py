@@ -19,7 +19,9 @@ HEADER: Final = """\
 
 
 def rule_file(families: Iterable[Family], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
-    """Return the content of a rule file. `overrides`: alert -> overrides of its defaults, as under alerts.rules."""
+    """Return the content of a rule file. `overrides`: alert -> overrides of its defaults, as under alerts.rules, except
+    `enabled`.
+    """
     overrides = overrides or {}
     return {
         "groups": [

@@ -1,7 +1,7 @@
 """Marked moments on all graphs of a dashboard, in the form of Grafana's Prometheus datasource.
 
-Rule: a mark appears where a query has a value above zero. Each dashboard has its own marks, and those of alerts on its
-series, for any installed rules: without rules the mark never appears.
+Rule: a mark appears where a query has a value above zero. A dashboard may have its own marks, and has those of alerts
+on its jobs or operators: without installed rules the mark never appears.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """A dashboard as the document that Grafana imports: its panels in place, variables, links and annotations.
 
 Rule: the same code gives the same bytes, so that a test can detect an outdated file. A document has no id, which
-belongs to a database, and no datasource name, which is a variable: any Grafana can import it unchanged.
+belongs to a database, and no datasource name, which is a variable: it does not depend on where it is imported.
 """
 
 import json
@@ -21,7 +21,7 @@ from rlhf_observability.dashboards.variables import variables
 TAG: Final = "rlhf"
 """Tag of all dashboards, which selects the links above each."""
 REFRESH: Final = "30s"
-"""Refresh interval, equal to the scrape interval of the chart's monitors."""
+"""Refresh interval, equal to the default scrape interval of the chart's monitors."""
 
 
 def document(dashboard: Dashboard) -> str:

@@ -1,7 +1,7 @@
 """Panels in Grafana's form: defines how each kind is drawn.
 
-Rule: all panels of a kind look the same, so that people read them quickly. Legends show the last value and the mean;
-several series share one tooltip, the largest first; gaps stay gaps.
+Rule: one function draws all panels of a kind, so that people read them quickly. Legends of graphs show the last value
+and the mean; several series share one tooltip, the largest first; gaps stay gaps.
 """
 
 from collections.abc import Callable, Mapping

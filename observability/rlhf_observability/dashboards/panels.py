@@ -1,7 +1,8 @@
 """The definition of a panel: a title, queries, a unit, and a description of normal values and remedies.
 
 Owns the form of panels, independent of Grafana, which `drawing` handles. Rule: each panel has all three sentences of
-its description, and at most as many series as a person can read: queries over workers end in `topk` or a quantile.
+its description, and at most as many series as a person can read: queries over workers are cut by `topk` or `bottomk`,
+or are a quantile.
 """
 
 from collections.abc import Mapping
@@ -64,7 +65,7 @@ class Query:
 
     @property
     def asked(self) -> str:
-        """The expression sent to a server: of possibly a thousand jobs, those with the largest values."""
+        """The expression sent to a server: with the job in the legend, the MAX_SERIES largest series at most."""
         narrow = "{{rlhf_job}}" not in self.legend or self.expression.startswith(("topk", "bottomk"))
         return self.expression if narrow else top(MAX_SERIES, self.expression)
 

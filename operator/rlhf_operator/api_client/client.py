@@ -1,7 +1,7 @@
 """Creates, applies, deletes, gets and lists objects of the cluster.
 
-Rule: takes and returns plain objects and makes no decisions. Every call raises an `ApiError` if the API server does not
-carry it out.
+Rule: takes and returns plain objects and makes no decisions. A call raises an `ApiError` if the API server does not
+carry it out; a missing object is no error of `get`, `kinds` and `delete`.
 """
 
 import json
@@ -27,7 +27,7 @@ METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s
 
 
 async def connect(kubeconfig: Path | None = None, resources: ResourceTable = CORE_RESOURCES) -> "KubernetesClient":
-    """Return a client of the cluster of this pod, of `kubeconfig`, or of KUBECONFIG.
+    """Return a client of the cluster of `kubeconfig`, of KUBECONFIG, of this pod, or of ~/.kube/config.
 
     Raises ConnectionConfigError.
     """
@@ -98,7 +98,7 @@ class KubernetesClient:
         """Move fields that our `create` set to our server-side apply, which can remove only fields that it owns.
 
         Works like client-go's csaupgrade. `meta` is the metadata as read. Raises ConflictError if the object has
-        changed since.
+        changed since, or InvalidError if it was replaced.
         """
         entries = meta.get("managedFields") or []
         ours = [
@@ -149,7 +149,8 @@ class KubernetesClient:
     ) -> AsyncIterator[Json]:
         """Yield the metadata of all objects of a kind with `labels`, page by page, in one namespace or all.
 
-        `on_version` is called with the resourceVersion of the list, which is etcd's revision at that moment.
+        `on_version` is called for each page with the resourceVersion of the list, which is etcd's revision at that
+        moment.
         """
         selector = {"labelSelector": labels} if labels else {}
         query = {"limit": str(PAGE)} | selector
@@ -216,8 +217,8 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 _NOT_IN_YAML: Final = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
-"""Characters that YAML allows only as escapes: control characters, its line breaks (U+2028, U+2029), and unpaired
-surrogates, which it cannot represent.
+"""Characters that are not written as they are: control characters, YAML's line breaks (U+2028, U+2029), the byte order
+mark, U+FFFE, U+FFFF, and unpaired surrogates, which YAML cannot represent.
 """
 
 

@@ -25,7 +25,7 @@ _POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/name
 
 
 class ConnectionConfigError(Exception):
-    """No API server can be reached; the message gives the reason and a remedy."""
+    """There is no usable configuration of an API server; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Connection:
 
     configuration: Configuration
     context: str = ""
-    """Name of the kubeconfig's context; empty inside a pod."""
+    """Name of the kubeconfig's context; empty with a pod's service account."""
     user: str = ""
-    """Name of the kubeconfig's user entry; empty inside a pod."""
+    """Name of the kubeconfig's user entry; empty with a pod's service account."""
     namespace: str = DEFAULT_NAMESPACE
     """Namespace to use when none is named."""
 

@@ -1,8 +1,8 @@
 """The errors of requests to the API server, one class for each reaction of a caller.
 
 Each error has its request, the HTTP code (0 if there was no answer) and the API server's reason, such as
-`AlreadyExists`. The text of a refusal is the API server's own, because users read it in conditions. The text of any
-other error starts with the verb and the object.
+`AlreadyExists`. The text of a refusal is the message alone, because users read it in conditions. The text of an
+UnavailableError, a MissingError or a ConflictError starts with the request.
 """
 
 import json
@@ -27,32 +27,32 @@ class ApiError(Exception):
         self.details = details or {}
         """`details` of the Status; empty if the answer was not a Status."""
         self.is_status = False
-        """Whether the API server itself sent the error, rather than a process behind it."""
+        """Whether the answer was a Status, as the API server sends it, rather than other text."""
 
 
 class UnavailableError(ApiError):
-    """The API server could not be reached or is overloaded; retry later."""
+    """The API server could not be reached, is overloaded or failed; retry later."""
 
     def __str__(self) -> str:
         return _qualified(self)
 
 
 class MissingError(ApiError):
-    """The object does not exist, or the API server does not know its kind."""
+    """The object or the version does not exist, or the API server does not know its kind."""
 
     def __str__(self) -> str:
         return _qualified(self)
 
 
 class ConflictError(ApiError):
-    """The object already exists, or has changed since it was read."""
+    """The object already exists, or has changed or gone since it was read."""
 
     def __str__(self) -> str:
         return _qualified(self)
 
 
 class RefusedError(ApiError):
-    """A retry is useless until somebody acts: quota, rights, or an invalid object."""
+    """A retry at once is useless: quota, rights, an invalid object, or a name in use."""
 
 
 class ForbiddenError(RefusedError):

@@ -5,7 +5,8 @@ the last version it received. It lists again when the API server no longer has t
 silent for longer than the interval of bookmarks is reopened. After failures it waits with exponential back-off and
 jitter, so that the clients of a restarted API server do not all return at once.
 
-Rule: runs until cancelled, holds one page or one line in memory, and reads nothing of an object but its version.
+Rule: runs until cancelled, and holds one page of a list or one chunk of a stream in memory. It reads the version of an
+object; the consumer reads the rest.
 """
 
 import asyncio
@@ -25,9 +26,7 @@ from rlhf_operator.api_client.transport import ApiRequest, Transport, decoded
 log = logging.getLogger(__name__)
 
 WATCH_SECONDS: Final = 300
-"""Seconds after which the API server ends a watch, plus up to a quarter. Longer is useless because of the API server's
-own limits.
-"""
+"""Seconds after which the API server ends a watch, plus up to a quarter."""
 SILENCE_SECONDS: Final = 75.0
 """Seconds without a byte before a watch is reopened; the API server sends a bookmark every minute."""
 FIRST_BACK_OFF_SECONDS: Final = 0.5
@@ -49,7 +48,7 @@ class ReflectorConsumer(Protocol):
 
 
 class Reflector:
-    """The objects of one kind with one label, in one namespace or all."""
+    """The objects of one kind that a label selector matches, in one namespace or all."""
 
     def __init__(
         self,
@@ -95,7 +94,9 @@ class Reflector:
                 await asyncio.sleep(self.back_off())
 
     def back_off(self) -> float:
-        """Return the seconds to wait after the latest failure: half to all of a delay that doubles each time."""
+        """Return the seconds to wait after the latest failure: half to all of a delay that doubles each time, up to
+        LAST_BACK_OFF_SECONDS.
+        """
         delay: float = min(LAST_BACK_OFF_SECONDS, FIRST_BACK_OFF_SECONDS * 2 ** min(self._failures - 1, 16))
         return delay * (0.5 + self._jitter() / 2)
 

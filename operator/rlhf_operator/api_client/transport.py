@@ -35,7 +35,7 @@ MAX_RETRIES: Final = 4
 MAX_RETRY_SECONDS: Final = 10.0
 """Longest wait in seconds that the API server can ask for."""
 MAX_LINE: Final = 4 * 2**20
-"""Bytes of the longest line of a stream; more than any object or log line of this project."""
+"""Bytes of the longest line of a stream; by default etcd stores no object as large."""
 _METHODS: Final = {
     "get": "GET",
     "list": "GET",
@@ -85,7 +85,7 @@ class Transport:
         self._client = ApiClient(connection.configuration)
         self._slots = asyncio.Semaphore(concurrency)
         self.on_answer: Callable[[str, str, int], None] = lambda verb, resource, code: None
-        """Called as `on_answer(verb, resource, code)` after every request; code 0 means no answer."""
+        """Called as `on_answer(verb, resource, code)` after each attempt at a request; code 0 means no answer."""
         self.on_break: Callable[[], None] = lambda: None
         """Called when a stream breaks off or falls silent after it was answered."""
 
@@ -204,7 +204,7 @@ def unanswered(request: ApiRequest, error: BaseException) -> UnavailableError:
 def retry_seconds(code: int, header: str | None) -> float | None:
     """Return the seconds after which the API server wants a retry of a refused request; None if it wants none.
 
-    `header`: its Retry-After in seconds; the API server never sends a date.
+    `header`: its Retry-After in seconds; a date is ignored.
     """
     if (code != 429 and code < 500) or header is None or not header.strip().isdecimal():
         return None

@@ -1,6 +1,6 @@
 """The files that a job's pods read: the resolved job (ConfigMap) and the job's certificates (Secret).
 
-Rule: the ConfigMap has no secret, the Secret has no authority key.
+Rule: certificate keys are in the Secret, which never has the authority's key.
 """
 
 import base64

@@ -1,8 +1,7 @@
 """Fields of a generation worker's pod for vLLM (image, caches, no telemetry), and shared memory for several processes.
 
-Rule: pure, from the manifest alone. The fields apply to groups in which vLLM may decode; pods of torch and of custom
-engines do not change. Processes of one worker communicate inside their pod through /dev/shm and its loopback, as the
-worker ensures, so no port is opened. vLLM's own server and its developer routes never run.
+Rule: pure, from the manifest alone. The fields for vLLM apply to groups in which it may decode. Processes of one worker
+communicate inside their pod through /dev/shm and its loopback, as the worker ensures, so no port is opened.
 """
 
 from typing import Any, Final
@@ -43,7 +42,7 @@ def may_decode_by_vllm(job: RLHFJob, group: Group) -> bool:
     """Return whether vLLM may decode in the workers of a group.
 
     That is the case if vLLM is named, or if `Auto` has GPUs or several processes per worker; the worker decides then.
-    On a CPU `Auto` is torch, in an image half as large.
+    For one process on a CPU `Auto` is torch, in an image half as large.
     """
     chosen = job.spec.generation
     large = chosen.gpus_per_replica > 0 or chosen.parallelism.tensor > 1

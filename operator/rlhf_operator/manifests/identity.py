@@ -26,7 +26,7 @@ SPARE: Final = f"$({names.LABEL_INDEX}-spare)"
 """INDEX of a worker beyond the training ranks' pods, in a group whose other workers have the ranks."""
 EPOCH: Final = f"$({names.LABEL_EPOCH})"
 APPLICATION: Final = "rlhf-operator"
-"""app.kubernetes.io/name and managed-by of all our objects."""
+"""app.kubernetes.io/name and managed-by of a job's objects."""
 
 
 def namespace(job: RLHFJob) -> str:
@@ -52,7 +52,7 @@ def service_name(job: RLHFJob) -> str:
 
 
 def coordinator_service_name(job: RLHFJob) -> str:
-    """Return the name of the coordinator's Service for the operator and users."""
+    """Return the name of the coordinator's Service."""
     return f"{job.name}-{Group.COORDINATOR}"
 
 

@@ -1,4 +1,4 @@
-"""Converts Kubernetes quantities (500m, 1Gi, 2, 1e3) to exact numbers and back. Pure."""
+"""Converts Kubernetes quantities (500m, 1Gi, 2, 1e3) to numbers, and numbers to quantities. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -22,5 +22,5 @@ def amount(text: object) -> Decimal:
 
 
 def written(value: Decimal) -> str:
-    """Return the shortest quantity that is not smaller than the number."""
+    """Return the number as a quantity, rounded up to thousandths."""
     return str(int(value)) if value == int(value) else f"{math.ceil(value * 1000)}m"

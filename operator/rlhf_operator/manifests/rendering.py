@@ -1,7 +1,7 @@
-"""Renders all objects of a job in the order of their application: pods come last.
+"""Renders the objects of a job, without those of its gang, in the order of their application: pods come last.
 
-Rule: groups that the algorithm's dataflow graph does not need do not exist. Pure and total: the same job, certificates,
-images and epochs give the same objects, byte for byte.
+Rule: groups that the algorithm's dataflow graph does not need do not exist. Pure: the same job, certificates, images
+and epochs give the same objects.
 """
 
 import hashlib

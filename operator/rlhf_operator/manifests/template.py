@@ -1,9 +1,9 @@
 """Checks a user's pod template and merges it with our pod: the user adds, our guarantees stay.
 
 Rule: `rlhf validate`, admission and the operator use this path from a template to a pod. It is total: any JSON gives a
-merged pod or TemplateError, which contains every problem with its path in the manifest, the value and a remedy. Nothing
-is silently dropped. Lists merge by the keys of Kubernetes (containers, env, volumes by name, mounts by path). Fields
-that we do not set belong to the user.
+merged pod or TemplateError, which contains up to MAX_PROBLEMS problems, each with its path in the manifest and the
+value. Lists merge by the keys of Kubernetes (containers, env, volumes by name, mounts by path). Fields that we do not
+set belong to the user.
 """
 
 import json
@@ -40,7 +40,7 @@ _LIST_KEYS: Final = {
     "volumeMounts": "mountPath",
     "ports": "containerPort",
 }
-"""Merge key of each list that Kubernetes merges; other lists are replaced as a whole."""
+"""Merge key of the lists that are merged with ours; other lists of ours replace those of a template."""
 _DEFAULTS: Final = frozenset(
     {"image", "imagePullPolicy", "terminationGracePeriodSeconds", "cpu", "memory"}
     | {"runAsUser", "runAsGroup", "fsGroup", "fsGroupChangePolicy", "startupProbe", "livenessProbe"}
@@ -51,11 +51,12 @@ _USERS_VOLUMES: Final = frozenset({"tmp", "shm", "/tmp", "/dev/shm"})  # noqa: S
 
 
 class TemplateError(ManifestError):
-    """No pod can be created from a pod template; has all its problems."""
+    """No pod can be created from a pod template; has the problems that prevent it."""
 
 
 def problems_of(template: object, path: str, ours: Mapping[str, Any]) -> tuple[Problem, ...]:
-    """Return the problems of a template that is merged with our pod `ours`; `path` is its place in the manifest.
+    """Return at most MAX_PROBLEMS problems of a template that is merged with our pod `ours`; `path` is its place in the
+    manifest.
 
     Problems with `Severity.SERVER` do not prevent a merge: a newer API server may accept them.
     """

@@ -25,7 +25,7 @@ VOLUME: Final = "reward"
 with.
 """
 ENVIRONMENT_VOLUME: Final = f"{VOLUME}--environment"
-"""Volume of the rollout environment; no role has this name, and templates never had a volume of this name."""
+"""Volume of the rollout environment; no role has this name."""
 ENVIRONMENT_PATH: Final = f"{USER_CODE_PATH}/{ENVIRONMENT_VOLUME}"
 CONTENT: Final = f"{GROUP}/reward-content"
 """Annotation of a pod: digest of the reward functions and the environment that it was created with."""

@@ -121,7 +121,7 @@ def written(conditions: Mapping[ConditionType, Json]) -> list[Json]:
 
 
 def transition_events(stored: StoredConditions, conditions: Mapping[ConditionType, Json]) -> list[JobEvent]:
-    """Return one event for every condition whose status or reason has changed."""
+    """Return an event for each condition whose status or reason has changed, without silent reasons and duplicates."""
     events = []
     for kind, now in conditions.items():
         before = stored.entries.get(kind)

@@ -1,6 +1,6 @@
 """The input of the steps of reconcile: the job, its observed state, and values derived from both.
 
-Rule: frozen and pure. A value is derived once, on first use. Decisions of steps are not stored here.
+Rule: frozen and pure; properties are derived from the fields.
 """
 
 from collections.abc import Collection, Mapping
@@ -105,7 +105,7 @@ class ReconcileContext:
 
     @cached_property
     def force_after(self) -> timedelta | None:
-        """Return the time beyond its grace after which the coordinator's pod may be deleted by force; None: never."""
+        """Return the time beyond its grace after which a coordinator on a lost node is force-deleted; None: never."""
         return forced_deletion.force_after(self.job, self.status)
 
     @cached_property

@@ -61,7 +61,7 @@ def diagnose(
     now: datetime,
     reading: CoordinatorReading | None = None,
 ) -> list[str]:
-    """Return what keeps pods from running, one sentence per cause, the most severe first."""
+    """Return sentences about what keeps pods from running, grouped by cause."""
     listed = sorted(pods, key=lambda pod: (pod.group, pod.index))
     messages = refusal_messages(job, refusals)
     stuck = [pod for pod in listed if pod.stuck(now)]
@@ -107,7 +107,9 @@ def _unknown_owner(gate: str) -> str:
 
 
 def unreadable_objects(observed: ObservedJob) -> list[str]:
-    """Return a sentence for each object of the job that cannot be read."""
+    """Return a sentence for each of the first SHOWN objects of the job that cannot be read, and one with the number of
+    others.
+    """
     messages = [
         f"{kind.rpartition('/')[2]} {body.name} cannot be read ({body.why[:WHY_SHOWN]}): correct that, or delete it"
         for kind, body in observed.unreadable

@@ -3,8 +3,8 @@
 Rule: pure. The finalizer exists only if spec.checkpoints.onDeletion asks for it and the job is not finished. In all
 other cases the garbage collector deletes the objects, without the operator. The wait ends when the coordinator's pod
 has ended, or at the deadline, so a lost node delays the deletion of a namespace by minutes at most. It also works for a
-manifest that can no longer be read, because a deletion needs two fields only. An operator that does not run cannot
-remove the finalizer; docs/operations.md describes how to do it by hand.
+manifest that can no longer be read, because the spec is read for the deadline only. An operator that does not run
+cannot remove the finalizer; docs/operations.md describes how to do it by hand.
 """
 
 from collections.abc import Mapping

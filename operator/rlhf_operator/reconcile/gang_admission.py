@@ -1,8 +1,8 @@
 """Decides how a job's pods are placed together and whether they may exist: its gang and its queue.
 
-Rule: pure. A job that a queue has not admitted has no pods. A job that loses its admission ends as for a suspension,
-with the coordinator's checkpoint first, and keeps its reservation until the last pod is gone. Immutable objects are
-replaced when no pod names them, and are left unchanged otherwise.
+Rule: pure. A job that asks a queue has no pods before the queue admits it. A job that loses its admission ends as for a
+suspension, with the coordinator's checkpoint first, and keeps its reservation until the last pod is gone. Immutable
+objects are replaced when no pod names them, and are left unchanged otherwise.
 """
 
 from collections.abc import Mapping

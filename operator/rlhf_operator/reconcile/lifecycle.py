@@ -33,7 +33,7 @@ COORDINATOR_PHASES: Final[Mapping[str, RunningReason]] = {
     "Recovering": RunningReason.RECOVERING,
     "Checkpointing": RunningReason.RUNNING,
 }
-"""Phases of the coordinator whose reason is not simply Running."""
+"""Phase of the coordinator -> reason; the reason of other phases is Running."""
 READING_VALID_FOR: Final = timedelta(seconds=60)
 """Age beyond which a reading says nothing about the present."""
 _NOT_SUSPENDED: Final = ConditionUpdate(
@@ -70,8 +70,8 @@ def expiry(job: RLHFJob, status: Mapping[str, Any]) -> datetime | None:
 def reading_expires(context: ReconcileContext) -> float | None:
     """Return the seconds until the last reading of an unreachable coordinator expires.
 
-    None: the coordinator answers or never did. A new reading, or a new reason for a failed one, causes a reconcile
-    itself.
+    None: the coordinator answers, never did, or its last reading has expired. A new reading, or a new reason for a
+    failed one, causes a reconcile itself.
     """
     reading = context.reading
     if reading is None or not context.observed.unreachable:

@@ -35,9 +35,7 @@ _METADATA: Final = ("name", "namespace", "uid", "labels")
 
 
 def managed_elsewhere(stored: Mapping[str, Any]) -> bool:
-    """Return whether another controller manages the job (spec.managedBy); the operator then writes nothing, not even
-    status.
-    """
+    """Return whether another controller manages the job (spec.managedBy); its plan is then empty."""
     spec = stored.get("spec")
     return isinstance(spec, Mapping) and bool(spec.get("managedBy", OURS) != OURS)
 

@@ -1,7 +1,7 @@
 """The actions of each phase of a job's life: changes of pods and objects, and conditions.
 
-Rule: pure; one function per phase, from the context to its `PhaseActions`. A job that stops deletes its coordinator's
-pod first. The coordinator then saves a checkpoint with the help of the training ranks, which are deleted afterwards.
+Rule: pure; one function per phase. A job that stops deletes its coordinator's pod first. The coordinator then saves a
+checkpoint with the help of the training ranks, which are deleted afterwards.
 """
 
 from collections.abc import Iterable, Mapping
@@ -206,7 +206,7 @@ def _back_offs(
 def _objects_to_apply(
     context: ReconcileContext, versions: DesiredVersions, back_offs: Mapping[str, PodBackOff]
 ) -> tuple[tuple[Json, ...], bool]:
-    """Return the objects to apply, pods last, and whether to issue certificates first."""
+    """Return the objects to apply, pods last, and whether to issue certificates before the pods."""
     job, observed, pinned = context.job, context.observed, context.pinned
     if not pinned.planned:
         return (), False

@@ -1,9 +1,9 @@
 """`reconcile(job, observed, now)`: decides what happens to an RLHFJob; read it from the top.
 
-Rule: pure, level-triggered, idempotent. The plan depends on the observed state alone, and after it is carried out the
-next plan is empty. No decision depends on an event. Time is an argument; changes that time alone causes are returned as
-`requeue_after`, computed from times in the status, so a restart of the operator loses nothing. Every step is a function
-of the frozen `ReconcileContext` and of the results of earlier steps.
+Rule: pure, level-triggered, idempotent. The plan depends on the arguments alone, and is empty when nothing is left to
+do. No decision depends on an event. Time is an argument; changes that time alone causes are returned as
+`requeue_after`, computed from times in the arguments. Steps are functions of the frozen `ReconcileContext` and of the
+results of earlier steps.
 """
 
 import math
@@ -99,7 +99,7 @@ def _count_failures(context: ReconcileContext) -> FailureCounts:
 def _conditions(
     context: ReconcileContext, failures: FailureCounts, actions: PhaseActions, groups: list[Json]
 ) -> list[ConditionUpdate]:
-    """Return the observations of every condition."""
+    """Return the observed conditions."""
     updates = [lifecycle.planned(context)]
     if context.pinned.planned:
         updates.append(admitted_condition(context.job, context.gang, context.observed, context.leaves_queue))

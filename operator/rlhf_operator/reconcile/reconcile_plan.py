@@ -24,7 +24,7 @@ class PodDeletion:
     name: str
     uid: str
     force: bool = False
-    """Whether to delete without waiting for its node, which is lost."""
+    """Whether to delete without waiting for its kubelet."""
     grace: int | None = None
     """Grace period in seconds that replaces the pod's own."""
 

@@ -44,7 +44,7 @@ _KINDS: Final[Mapping[str, str]] = {
 
 
 def refusal_messages(job: RLHFJob, refusals: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each kind of cause. `refusals`: object name -> why it was refused."""
+    """Return a sentence for each of the first SHOWN kinds of causes. `refusals`: object name -> why it was refused."""
     causes: dict[str, list[str]] = {}
     for name in sorted(refusals):
         causes.setdefault(remedy_of(job, refusals[name]) or same_words(name, refusals[name]), []).append(name)

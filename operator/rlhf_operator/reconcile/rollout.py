@@ -2,12 +2,12 @@
 
 Rule: pure and level-triggered. A pod has the epoch of its group and the hash of its template. A pod that differs from
 the desired version is deleted, and created again when its name is free. A restart by the failure policy replaces all
-pods of the group at once. A changed template is rolled out while the job continues. Generation and inference pods are
-replaced one at a time, because their samples move to others, and the next one waits until the last one is ready. Pods
-with training ranks are replaced together, because a group that misses one restarts anyway. The coordinator goes before
-them and saves a checkpoint. The coordinator is also replaced when settings change that it reads at its start. Without
-spec.checkpoints its journal would be lost, so it then stays and reports that, and ranks train the journaled batches
-again.
+pods of the group at once. A changed template is rolled out while the job continues. Ready generation and inference pods
+are replaced one at a time, because their samples move to others, and the next one waits until the last one is ready.
+Pods with training ranks are replaced together, because a group that misses one restarts anyway. The coordinator goes
+before them and saves a checkpoint. The coordinator is also replaced when settings change that it reads at its start.
+Without spec.checkpoints its journal would be lost, so it then stays and reports that, and ranks train the journaled
+batches again.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ SETTLED_AFTER: Final = timedelta(seconds=5)
 LOOK_AGAIN_SECONDS: Final = 9.0
 """Seconds until a group that waits for a newer reading is checked again; the operator reads as often."""
 ONE_BY_ONE: Final = frozenset({Group.GENERATION, Group.INFERENCE})
-"""Groups without training ranks."""
+"""Groups whose pods are replaced one at a time, unless they have the training ranks."""
 NONE_MESSAGE: Final = "no pod is being replaced on purpose"
 KEPT_MESSAGE: Final = (
     "the coordinator keeps the settings of its start: without spec.checkpoints it would start from the beginning. "

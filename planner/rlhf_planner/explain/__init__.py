@@ -2,6 +2,6 @@
 
     facts (recorded by the coordinator) -> causes (one module each, in registry.CAUSES) -> ranking.explain
 
-Rule: pure. A finding names a gain only if a replay of the recorded iteration matches the measurement. Otherwise the
-finding says that the gain is unknown, or there is no finding. This package decides nothing.
+Rule: pure. A finding names a gain that follows from a replay, a fit or measured times. Otherwise the finding says that
+the gain is unknown, or there is no finding. This package decides nothing.
 """

@@ -18,7 +18,7 @@ class Finding:
 
     cause: str
     seconds: float
-    """Seconds per iteration: the gain if known, otherwise the time spent, which cannot be saved completely."""
+    """Seconds per iteration: the gain if known, otherwise the time spent, part of which may be necessary."""
     share: float
     """`seconds` as a share of the iteration, 0..1."""
     summary: str
@@ -85,7 +85,9 @@ def spent(
     value: str = "",
     remedy: str = "",
 ) -> Finding | None:
-    """Return the finding that a mean iteration spends `seconds` on a cause whose gain is unknown."""
+    """Return the finding that a mean iteration spends `seconds` on a cause whose gain is unknown; None if that is
+    noise.
+    """
     total = mean_total(facts)
     if total <= 0 or seconds < MIN_SHARE * total:
         return None

@@ -36,7 +36,7 @@ class QueuedGeneration(NamedTuple):
 
 
 def queued_generation(facts: IterationProfile) -> QueuedGeneration | None:
-    """Return the last iteration in which samples waited to be decoded.
+    """Return the iteration with the inputs of its replay, if samples waited to be decoded.
 
     Returns None if samples did not wait, or if the replay does not match the measurement.
     """

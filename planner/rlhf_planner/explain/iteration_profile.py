@@ -1,7 +1,8 @@
 """The facts of an iteration that findings are based on: bounded, versioned, plain data for JSON.
 
-Rule: measurements, never conclusions. Readers ignore unknown fields and reject other versions. All times are seconds;
-moments count from the first lease of the iteration. Lists are bounded here so that a foreign file has bounded size.
+Rule: measurements and settings, never conclusions. Readers ignore unknown fields and reject other versions. All times
+are seconds; moments count from the first lease of the iteration. Lists are bounded here so that a foreign file has
+bounded size.
 """
 
 from typing import Annotated, Final, Literal

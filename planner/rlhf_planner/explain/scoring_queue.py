@@ -46,7 +46,8 @@ def awaited_task(facts: IterationProfile) -> TaskFacts | None:
 def more_workers(facts: Sequence[IterationProfile]) -> MoreWorkers | None:
     """Return the gain of more inference workers in the last iteration.
 
-    Returns None if generation workers score, or if moments were not recorded.
+    Returns None if there are no inference workers, if scoring waits for the whole batch, or if moments were not
+    recorded.
     """
     last = facts[-1]
     samples, present = last.samples, last.settings.inference_workers

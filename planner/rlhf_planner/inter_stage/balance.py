@@ -3,8 +3,7 @@
 Rule: uses the learned throughput of each worker over its samples (`throughput`), with drafts and at its own pace.
 Moving s samples from i to j changes the rate immediately by tput(b_i - s) + tput(b_j + s) - tput(b_i) - tput(b_j).
 Rows end as predicted, so this is integrated over the expected remaining tokens of both workers, until the later one is
-done. A move is made if both workers finish their tokens earlier, by more than the cost of the move and by MIN_GAIN. So
-no result lowers the predicted throughput of a pair.
+done. A move is made if the later of the two workers finishes earlier, by more than the cost of the move and MIN_GAIN.
 
 The cost is the time in which no worker decodes the sample, plus slower decoding until its siblings' tokens arrive at
 the destination. Several samples are also tried together: where steps are padded, one more row is free and one less
@@ -31,7 +30,7 @@ MIN_GAIN: Final = 0.05
 MAX_MOVES: Final = 8
 """Maximum moves in one result. The next call sees their effect."""
 CANDIDATES: Final = 8
-"""Samples tried per worker, by expected remaining tokens: its longest, its shortest, and some in between."""
+"""Samples tried per worker, by expected remaining tokens: its longest, and others at even distances."""
 
 
 class Reallocation(NamedTuple):

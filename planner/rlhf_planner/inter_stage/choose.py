@@ -1,11 +1,11 @@
 """Chooses the threshold R_t and the pool m of an iteration by simulating possible lengths of the next batch.
 
-Rule: every plan is simulated on the same draws (common random numbers), so that plans are compared without sampling
-noise. The search tries a coarse grid, then the neighbours of its best plan. Disabled wins unless a plan is faster on
-average by more than MIN_GAIN and by more than the standard error over the draws. The pool is limited by rows and KV
-memory. BS_max, the largest batch with a near-flat step, is the start of the search and no limit, because the
+Rule: plans are simulated on the same draws (common random numbers), so that differences between plans have less
+sampling noise. The search tries a coarse grid, then the neighbours of its best plan. Disabled wins unless a plan is
+faster on average by more than MIN_GAIN and by more than the standard error over the draws. The pool is limited by rows
+and KV memory. BS_max, the largest batch with a near-flat step, is the start of the search and no limit, because the
 simulation knows the cost of larger batches. The same seed gives the same choice.
-Must never choose a plan whose simulated time is worse than Disabled.
+In mode Auto, must never choose a plan whose simulated time is worse than Disabled.
 """
 
 from __future__ import annotations
@@ -160,8 +160,9 @@ def _coarse(threshold: int, trial: _Trial) -> Iterable[int]:
 
 
 def _pools(threshold: int, trial: _Trial, wanted: Iterable[int]) -> list[int]:
-    """Return the pools in `wanted` that can hold so many samples, and the smallest that can; all smaller than all
-    workers."""
+    """Return the pools in `wanted`, raised to the smallest that can hold so many samples; all smaller than all
+    workers.
+    """
     least = trial.costs.least_pool(threshold, trial.longest)
     return sorted({max(least, pool) for pool in wanted if max(least, pool) < trial.setup.generation_workers})
 

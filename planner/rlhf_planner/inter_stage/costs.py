@@ -1,8 +1,8 @@
 """Costs of decoding, prefilling, scoring and moving samples on the workers of a job.
 
 Rule: closed formulas (`fitted_costs`), so that a simulation can sum thousands of steps at once. Observations
-(`learned_costs`) replace the shape of decode steps, of which there are thousands. Other kinds of work are corrected by
-a ratio. All times are in seconds, all sizes in bytes.
+(`learned_costs`) replace the shape of decode steps, of which there are thousands, and of moves with KV caches. Other
+kinds of work are corrected by a ratio. All times are in seconds, all sizes in bytes.
 Must never return a negative time.
 """
 
@@ -292,7 +292,9 @@ class StageCosts:
         return max(1, int((steps <= NEAR_FLAT * steps[0]).cumprod().sum()))
 
     def least_pool(self, unfinished: int, longest: int) -> int:
-        """Return how many workers can hold `unfinished` samples of up to `longest` tokens, by rows and KV memory."""
+        """Return the fewest workers that can hold `unfinished` samples of up to `longest` tokens, by rows and KV
+        memory.
+        """
         by_rows = -(-unfinished // self.max_batch_size)
         return max(1, by_rows, -(-unfinished // max(1, self.kv_rows(longest))))
 

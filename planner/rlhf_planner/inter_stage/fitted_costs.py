@@ -38,7 +38,7 @@ class PassFormula:
     def fitted(cls, times: Iterable[StepTime]) -> PassFormula:
         """Return the least-relative-squares fit with non-negative coefficients. Without times all costs are zero.
 
-        Raises ValueError for a time that is negative or not finite.
+        Raises ValueError for an impossible measurement.
         """
         rows = _checked(times)
         if not rows:

@@ -5,7 +5,7 @@ unfinished sample with the most unscored whole blocks, among samples that it sta
 is never interrupted. So a finished sample needs only a pass over its remaining tokens.
 Rule: pure; both replays use the same times. All times are seconds on one clock.
 Simplified: a response grows evenly from start to finish, a pass scores one prefix, and any worker that scores a
-finished sample has its previous scores. Otherwise exact, one event per pass.
+finished sample has its previous scores. Large iterations are thinned.
 """
 
 from __future__ import annotations

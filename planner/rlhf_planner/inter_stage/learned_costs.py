@@ -2,8 +2,8 @@
 
 Rule: compares observed work with the profile's time for the same work, never with a simulation. An observation gives
 the number of steps, rows, tokens or keys it covers. A ratio is relative to the profile itself, not to corrected costs.
-The median of the last iterations counts, so a single hung pass changes nothing. Decode steps and moves are stored as
-observed (`observed_steps`, `observed_moves`); their ratios are for display only. `costs` has the formulas.
+The median of the last iterations counts, so that a single hung pass changes little. Decode steps and moves are stored
+as observed (`observed_steps`, `observed_moves`); the ratios of moves are for display only. `costs` has the formulas.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ MAX_SAMPLES: Final = 16_384
 BANDS: Final = 4
 """Maximum number of bands of prompt length."""
 MIN_IN_BAND: Final = 64
-"""Minimum samples per band; a tail is not visible in fewer."""
+"""Minimum of the mean samples per band; a tail is not visible in fewer."""
 CORRELATION: Final = 0.1
 """Rank correlation of prompt and response lengths below which prompt lengths are not used."""
 DRIFT_LEVEL: Final = 1.63

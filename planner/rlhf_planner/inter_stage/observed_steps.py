@@ -4,7 +4,7 @@ Rule: a profile covers a second, iterations cover hours. Observed steps determin
 contexts that occur in the job. Elsewhere the profile applies, scaled to the level of the observed steps. Steps during
 which another generation worker scored are counted separately. On devices that share cores, memory or a power limit
 they take longer, and fusion pays for that in the tail. The median of the iterations counts for every kind of step, so
-two outliers among five iterations change nothing.
+that two outliers among five iterations change little.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class RefittedSteps(NamedTuple):
     """Ratio of steps while another worker scores to steps without; at least 1, because contention makes nothing
     faster."""
     level: float
-    """Median ratio of observed to profiled seconds over all kinds."""
+    """Median ratio of observed to profiled seconds over the kinds without contention, or over all if there are none."""
 
 
 def refit_steps(profile: DecodeLines, iterations: Sequence[Sequence[ObservedStep]]) -> RefittedSteps:

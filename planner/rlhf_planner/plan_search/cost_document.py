@@ -1,7 +1,7 @@
 """The JSON document of measured costs that `rlhf plan --costs` reads.
 
-Every figure is {"value": number, "source": "measured" | "learned" | "assumed"}. A figure that the document leaves out
-is that of public hardware, and assumed.
+A figure is {"value": number, "source": "measured" | "learned" | "assumed"}; a profile of layers or of an engine has one
+source. The caller provides the figures that the document leaves out.
 Owns the check of untrusted values: an error names the field, the value, and what would be right.
 Must never guess a figure from another one.
 """
@@ -109,7 +109,7 @@ class CostDocument(_CostEntry):
             raise CostDocumentError(f"{field}{stated}: {detail['msg']}") from error
 
     def applied(self, assumed: PlanCosts) -> PlanCosts:
-        """Return the costs of this document, with assumed figures for those that it leaves out.
+        """Return the costs of this document, with the figures of `assumed` for those that it leaves out.
 
         Raises CostDocumentError for engine costs that are no document of `StageCosts`.
         """

@@ -1,7 +1,7 @@
 """A plan: groups, placement, layouts and modes of a job, and the manifest that has them.
 
 Owns which fields of a manifest a plan sets. None of them changes what a job learns, except for the order of sums.
-Must never set a field that the search did not choose.
+Must never set a field that the search did not choose or that does not follow from its choice.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ def devices_of(spec: RLHFJobSpec, plan: DevicePlan) -> int:
 
 
 def manifest_with(document: Mapping[str, Any], job: RLHFJob, plan: DevicePlan) -> dict[str, Any]:
-    """Return the data of a manifest with a plan's fields; all other fields are as written. `job` is the checked job."""
+    """Return the data of a manifest with a plan's fields, without fields of spec.training that contradict them; the
+    other fields are as written. `job` is the checked job.
+    """
     data: dict[str, Any] = copy.deepcopy(dict(document))
     spec, own = data["spec"], job.spec
     spec["placement"] = plan.placement

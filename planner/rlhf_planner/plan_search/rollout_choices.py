@@ -1,7 +1,7 @@
 """Generation and scoring workers that a number of devices allows, with their forecasts and lower bounds.
 
-A worker's tensor size divides the policy's heads. Its batch is the job's, or the largest power of two that its memory
-leaves room for. Forecasts are computed once for each choice.
+A worker's tensor size is the job's, or divides the policy's heads. Its batch is the job's, or the largest power of two
+that its memory leaves room for. Forecasts are computed once for each choice.
 Pure; a choice is judged independently of training, and of the number of devices that are searched.
 """
 

@@ -44,7 +44,7 @@ class RolloutForecast:
     finished: Floats
     """float64 [at most FINISHED], evenly chosen times at which samples of the first draw are generated, rising."""
     scoring_seconds: float
-    """Seconds of scoring all samples, shared by all workers that score."""
+    """Seconds of scoring the first draw, divided by the workers that could score."""
 
 
 def rollout_forecast(

@@ -2,8 +2,8 @@
 
 Training depends on its ranks alone, and a rollout on its workers alone. So the search computes the best training once
 per number of ranks, each rollout at most once, and combines them. It takes rollouts in the order of a lower bound of
-their iteration, and stops when the bound exceeds the best plans: up to EXHAUSTIVE devices nothing else is cut off.
-`seeded_search` extends it. Plans may leave devices idle, so one more device never gives a slower plan.
+their iteration, and stops when the bound exceeds the best plans. Beyond WORKERS and SCORERS only some counts of workers
+are considered. `seeded_search` extends it. Plans may leave devices idle, so one more device never gives a slower plan.
 Pure; the same inputs give the same plans. Must never return a plan that validation refuses.
 """
 
@@ -24,7 +24,7 @@ from rlhf_planner.plan_search.training_choices import TrainingChoices, own_train
 from rlhf_planner.plan_search.workload import Workload
 
 EXHAUSTIVE: Final = 64
-"""Devices up to which every count of training ranks is considered, and every plan that remains."""
+"""Devices up to which every count of training ranks is considered, and no plan is tried at random."""
 WORKERS: Final = 16
 """Generation workers up to which every count is considered."""
 SCORERS: Final = 4

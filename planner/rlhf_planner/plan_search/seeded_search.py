@@ -1,9 +1,10 @@
 """Extends the search beyond the devices that it can cover exhaustively: Metropolis tries with a fixed number and seed.
 
-The search climbs rungs: first all plans of EXHAUSTIVE devices, then each larger count of `counts_up_to`. A rung starts
-from the best plan of the rung below and changes workers at random. A slower plan replaces the current one with a
-probability that falls with the loss. The best plan of all rungs counts, so more devices never give a slower plan.
-Pure; the number of tries is fixed, so the same seed gives the same plan on every machine.
+The search climbs rungs: first the search without randomness up to EXHAUSTIVE devices, then each larger count of
+`counts_up_to`. A rung starts from the best plan of the rung below and changes workers at random. A slower plan replaces
+the current one with a probability that falls with the loss. The best plan of all rungs counts, so more devices never
+give a slower plan.
+Pure; the number of tries is fixed and no clock is read, so the same seed gives the same plan.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ STEPS: Final = (0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2.0)
 def find_plans(search: PlanSearch, devices: int, seed: int = 0, exhaustive: int = EXHAUSTIVE) -> list[PlanForecast]:
     """Return the best plans of up to so many devices that validation accepts, the fastest first.
 
-    Up to `exhaustive` devices the search is exhaustive.
+    Up to `exhaustive` devices no plan is tried at random.
     """
     found = search.exhaustive(min(devices, exhaustive))
     for rung in counts_up_to(devices, exhaustive):
@@ -78,7 +79,7 @@ def _pick(randomness: np.random.Generator, choices: Sequence[Choice]) -> Choice:
 def _proposal(
     search: PlanSearch, current: Candidate | None, rung: int, randomness: np.random.Generator
 ) -> tuple[Placement, RolloutWorkers]:
-    """Return workers near the current ones that leave at least one device for training."""
+    """Return workers near the current ones, lowered to leave a device for training if that is possible."""
     placement: Placement = current.placement if current else search.placements[0]
     sizes = search.rollouts.tensor_sizes
     workers = current.workers if current else RolloutWorkers(1, 0, sizes[0], search.own.plan.max_batch_size)

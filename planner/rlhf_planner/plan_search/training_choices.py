@@ -53,7 +53,9 @@ class TrainingChoices:
         return self.seconds(placement, half), half.memory.total, distance, half.settings.parallelism.model_dump_json()
 
     def fitting(self, placement: Placement, ranks: int) -> Iterator[TrainingHalf]:
-        """Yield the fitting trainings of so many ranks, in every layout and micro-batch."""
+        """Yield the fitting trainings of so many ranks, in every layout and with the micro-batches of
+        MICRO_BATCH_FACTORS.
+        """
         spec = self._workload.spec.model_copy(update={"placement": placement})
         asked, mini_batch = spec.training.micro_batch_size, spec.algorithm.fields.mini_batch_size
         smallest = spec.training.model_copy(update={"micro_batch_size": 1})  # its layouts include those of larger ones

@@ -95,7 +95,7 @@ class MicroBatchSize:
 class Workload:
     """One iteration of a resolved job.
 
-    Raises UnplannableError for a job without generation workers or with unknown models.
+    Raises UnplannableError for a job that generates nothing, has no generation workers, or has unknown models.
     """
 
     spec: RLHFJobSpec

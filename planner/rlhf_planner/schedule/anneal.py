@@ -7,7 +7,7 @@ predecessors and the tails of their successors. A swap changes the memory of a d
 incremental too. Swaps that might close a cycle are rejected (conservatively). Five to twenty million tries per second.
 
 The published annealing simulates the whole schedule for each try instead. The same seed and number of tries give the
-same result on any machine.
+same result.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class MemoryUnits:
 
 
 def memory_units(arrays: InstanceArrays) -> MemoryUnits:
-    """Return the coarsest decimal grid that represents every activation exactly.
+    """Return the coarsest decimal grid of up to four digits that represents every activation within 1e-9.
 
     Without one, the unit is a millionth of the largest activation.
     """

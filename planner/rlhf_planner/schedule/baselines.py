@@ -175,9 +175,9 @@ def interleaved(instance: Instance, chunks: int) -> Timeline | None:
     """Return interleaved 1F1B, one model after another with a barrier, with every stage cut into `chunks` virtual
     stages.
 
-    Returns None unless the number of micro-batches is a multiple of the stages. A micro-batch crosses `chunks` times
-    as many edges, so transfers cost it more than any other schedule of this module. Source: Narayanan et al. 2021,
-    section 2.2.
+    Returns None unless the number of micro-batches is a multiple of the stages, with at least two stages and two
+    chunks. A micro-batch crosses about `chunks` times as many edges, so transfers cost more. Source: Narayanan et al.
+    2021, section 2.2.
     """
     cut = tuple(_cut(pipe, chunks) for pipe in instance.pipelines)
     if chunks < 2 or any(p.microbatches % p.stages or p.stages < 2 for p in instance.pipelines):

@@ -1,4 +1,4 @@
-"""Stores solved instances in a directory, so that the same job never searches twice.
+"""Stores solved instances in a directory, so that a later process need not search again.
 
 Owns the reads and writes of this directory; the coordinator and the CLI call it. An entry is one JSON file, named
 after a hash of the instance, the options and the version of the search. It is written under another name and moved, so

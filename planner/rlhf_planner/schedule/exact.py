@@ -68,7 +68,9 @@ class Grid:
 
 
 def time_grid(arrays: InstanceArrays) -> Grid:
-    """Return the coarsest decimal grid that represents all times exactly; without one, a fine grid that rounds them."""
+    """Return the coarsest decimal grid of up to four digits that represents all times within 1e-9; without one, a fine
+    grid that rounds them.
+    """
     times = np.concatenate([arrays.duration, arrays.lag_before, arrays.lag_after])
     for digits in range(5):
         scaled = times * 10**digits
@@ -78,7 +80,7 @@ def time_grid(arrays: InstanceArrays) -> Grid:
 
 
 def next_time(arrays: InstanceArrays, makespan: float) -> float:
-    """Return the least makespan above one that is proven impossible. Makespans are multiples of the grid."""
+    """Return the least makespan above one that is proven impossible, or that one if the grid is not exact."""
     grid = time_grid(arrays)
     return (grid.down(makespan) + 1) / grid.scale if grid.exact else makespan
 
@@ -243,7 +245,7 @@ def minimise_makespan(
 
 
 def device_peak_bound(arrays: InstanceArrays, device: int, horizon: float, effort: float, seconds: float) -> float:
-    """Return the least peak of one device at makespan `horizon`, with no limits on other devices.
+    """Return a proven lower bound on the peak of one device at makespan `horizon`, with no limits on other devices.
 
     This is a lower bound on the peak, in activation units.
     """

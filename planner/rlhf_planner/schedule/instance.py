@@ -28,7 +28,8 @@ class InstanceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class InstancePipeline:
-    """One pipeline of one model: stage s runs on device `stage_devices[s]`; every tuple has one value per stage.
+    """One pipeline of one model: stage s runs on device `stage_devices[s]`; every tuple but `transfer` has one value
+    per stage.
 
     `weight_gradient` is the part of `backward` that may be split off and run later (0: that stage cannot be split).
     `activation` is occupied from the start of a forward step to the end of its backward step (of its weight-gradient

@@ -84,7 +84,9 @@ def _variables(arrays: InstanceArrays, horizon: float, unit: float) -> int:
 
 
 def attainable(arrays: InstanceArrays, bound: float, most: float) -> float:
-    """Return the least peak between `bound` and `most` that is a sum of micro-batches of one device."""
+    """Return the least peak between `bound` and `most` that is a sum of micro-batches of one device; the bound if there
+    are too many units to try.
+    """
     units = memory_units(arrays)
     low, high = int(np.ceil(bound * units.scale - 1e-3)), units.from_activation(most)
     if not 0 < low < high <= _WIDEST:

@@ -1,16 +1,16 @@
 """The search: shortest makespan, then least peak activation, then least sum of peaks; never above the memory cap.
 
 Parts, in order; each stops as soon as a bound is met:
-  1. baselines, which every answer must match or beat (and fall back to);
+  1. baselines, which every answer without slack must match or beat (and fall back to);
   2. list scheduling without a cap, which often meets the makespan bound;
   3. constraint programming for the makespan of small instances: a shorter schedule or a higher bound;
   4. annealing of memory at a fixed makespan: first under the cap, at the least makespan where that works; then as low
      as possible, with the proven bound on the peak as the floor. Large instances use tuned list scheduling instead.
 
-The makespan uses the budget first, the peak uses the rest. If a makespan stays unproven, the last fifth is reserved
-for the peak. Effort is counted in tries and in deterministic solver time, at a nominal rate for `seconds`; the clock
-is only a backstop. So the same instance, options and seed give the same schedule on any machine that is not slower
-than nominal. On a slower one the clock ends parts of the search, and the answer reports that.
+The makespan uses the budget first, the peak uses the rest. If a makespan stays unproven, the last fifth (under a cap,
+half) is reserved for the peak. Effort is counted in tries and in deterministic solver time, at a nominal rate for
+`seconds`; the clock is only a backstop. So the same instance, options and seed give the same schedule on any machine
+that is not slower than nominal. On a slower one the clock ends parts of the search, and the answer reports that.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Solution:
 
 
 def solve(instance: Instance, options: SearchOptions, clock: Callable[[], float]) -> Solution:
-    """Return the best schedule found within the budget; it is never worse than the best baseline.
+    """Return the best schedule found within the budget; without slack it is never worse than the best baseline.
 
     `clock` returns seconds, such as time.monotonic. Raises InstanceError if no schedule can stay within the cap.
     """

@@ -79,7 +79,7 @@ class Acceptance:
 
     @classmethod
     def read(cls, data: Any, like: "Acceptance") -> "Acceptance":
-        """Return counts from `written`. Raises ValueError unless they have the shape of `like`."""
+        """Return counts from `written`. Raises ValueError unless they have the shape of `like` and possible values."""
         try:
             judged, accepted = (np.asarray(data[name], np.float64) for name in ("judged", "accepted"))
         except (KeyError, TypeError, ValueError) as error:

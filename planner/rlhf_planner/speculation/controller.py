@@ -6,11 +6,11 @@ expected tokens per second,
     (R + survival of the best j slots) / (drafting + pass over R + j rows),
 
 and j = 0, a plain step, is always a candidate. The same law, applied to the drafts that drafters are expected to have,
-decides whether to ask drafters at all. So no time is spent on drafts that do not pay. The controller learns
-acceptance, costs and supply from the steps (`acceptance`, `pass_costs`), and also which drafter to follow
-(`rival_drafts`). Measurements of whole steps correct the predictions (`step_records`). Alternatives are probed now and
-then; probes lose at most PROBE_SHARE of the time, as measured. A pass is never more than GROWTH times wider than the
-widest measured one.
+decides whether to ask drafters at all. So, apart from probes, no time is spent on drafts that are not expected to pay.
+The controller learns acceptance, costs and supply from the steps (`acceptance`, `pass_costs`), and also which drafter
+to follow (`rival_drafts`). Measurements of whole steps correct the predictions (`step_records`). Alternatives are
+probed now and then; probes lose at most PROBE_SHARE of the time, as measured. Drafts widen a pass to at most GROWTH
+times the widest measured width, or to the next width.
 Rule: pure. A state and numbers in, a choice or a new state out; no clock, no randomness, no engine.
 """
 
@@ -47,9 +47,9 @@ DOUBT: Final = 0.25
 PLAIN_GAP: Final = 128
 """Steps with drafts after which the whole credit may be spent on a plain step; before, half of it."""
 PROBE_REQUESTS: Final = 4
-"""Samples that are drafted for in a probe: enough to learn from, and cheap at any batch size."""
+"""Samples to draft for in a probe while drafts are not expected to pay: enough to learn from, and cheap."""
 GROWTH: Final = 1.5
-"""Maximum width of a pass relative to the widest measured one; beyond that, costs are guesses."""
+"""Maximum width to which drafts widen a pass, relative to the widest measured one; beyond that, costs are guesses."""
 OVERHEAD_SHARE: Final = 0.05
 """Weight of a step in the overhead."""
 OVERHEAD_FALLS: Final = 0.25

@@ -71,7 +71,7 @@ def supply_curve(survival: Floats, supply: Floats) -> tuple[Floats, Floats]:
 
 
 def lengths_of(survival: Floats, offered: Ints, slots: int) -> Ints:
-    """Return int64 [n]: the number of tokens to take from each draft, `slots` in total.
+    """Return int64 [n]: the number of tokens to take from each draft, `slots` in total, or all that are offered.
 
     `survival` [n, positions] is that of each draft's tokens, `offered` [n] their number.
     """

@@ -1,7 +1,7 @@
 """Job labels in queries of all families, and the name of a job in texts.
 
-Rule: results of a query keep `cluster` (if a Prometheus has it), `namespace` and `rlhf_job`, never `pod` or `instance`:
-a coordinator in a new pod is still the same job, and its alert continues.
+Rule: results of a query on jobs keep `cluster` (if a Prometheus has it), `namespace` and `rlhf_job`, never `pod` or
+`instance`: a coordinator in a new pod is still the same job, and its alert continues.
 """
 
 from typing import Final
@@ -18,11 +18,10 @@ def unless_phase(*phases: str) -> str:
 
 
 UNLESS_ENDED: Final = unless_phase("Complete", "Failed", "Suspended")
-"""Clause that excludes ended jobs, whose coordinators and series may remain for minutes."""
+"""Clause that excludes ended and suspended jobs, whose coordinators and series may remain for minutes."""
 AT_WORK: Final = f"""\
 and {ON_JOB} max {BY_JOB} (last_over_time(rlhf_iteration[5m]))
 {UNLESS_ENDED}"""
-"""Clause that also excludes jobs without a coordinator, since ranges of a query outlive their series; a restart does
-not count."""
+"""Clause that also excludes jobs without a coordinator's series in five minutes: a range of a query outlives them."""
 WHO: Final = "{{ $labels.namespace }}/{{ $labels.rlhf_job }}"
 """Name of the job in a text."""

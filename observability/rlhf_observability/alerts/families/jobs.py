@@ -1,7 +1,8 @@
 """Alerts on the course of a job: it does not start, is stuck, makes no progress, keeps recovering, or has failed.
 
-Rule: waiting reasons come from the operator, which also sees jobs without a coordinator; activity comes from the
-coordinator. A complete or suspended job has neither a waiting reason nor a coordinator, so these alerts cannot fire.
+Rule: waiting reasons, failures and conditions come from the operator, which also sees jobs without a coordinator;
+activity comes from the coordinator. A complete or suspended job has no waiting reason, and queries of activity exclude
+it.
 """
 
 from typing import Final
@@ -18,7 +19,7 @@ _STUCK_SECONDS: Final = {
     "Checkpointing": 3600,
     "Recovering": 1800,
 }
-"""Phase of the coordinator -> maximum seconds without progress in it."""
+"""Phase of the coordinator -> default maximum of seconds without progress in it."""
 
 
 def _waiting(reasons: str, threshold: str) -> str:

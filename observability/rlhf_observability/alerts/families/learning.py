@@ -1,7 +1,7 @@
 """Alerts on learning: rewards, divergence, mismatch, skipped steps.
 
-Rule: a value that is not finite has no series, so queries test for its absence. Means are over time, as scrapes see it:
-an iteration of an hour has the weight of an hour.
+Rule: a value that is not finite has no series, so RLHFRewardMissing tests for the absence of a reward. Means are over
+time, as scrapes see it: an iteration of an hour has the weight of an hour.
 """
 
 from typing import Final

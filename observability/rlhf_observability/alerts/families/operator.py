@@ -1,7 +1,7 @@
 """Alerts on the operator itself: whether it leads, keeps up, and receives changes from the cluster.
 
-Rule: `namespace` and `job` of the scrape identify the operators of one release; other labels do not matter. Jobs
-continue to train without an operator, but it does not replace failed pods.
+Rule: `cluster`, `namespace` and `job` of the scrape identify the operators of one release. Jobs continue to train
+without an operator, but their failed pods are not replaced.
 """
 
 from typing import Final

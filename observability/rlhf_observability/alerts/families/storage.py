@@ -1,6 +1,7 @@
 """Alerts on possible losses of a job: late or failed checkpoints, disks that fill up.
 
-Rule: the limit for late checkpoints depends on the job's own interval; a job without checkpoints is excluded.
+Rule: the limit for late checkpoints depends on the job's own interval; a job that makes no checkpoints is excluded from
+it.
 """
 
 from typing import Final

@@ -1,6 +1,6 @@
 """Alerts on the workers of a job: lost, without sessions, idle; failed moves, wrong predictions.
 
-Rule: workers of a job that the operator reports as Starting or waiting do not count as lost.
+Rule: RLHFCoordinatorWithoutSessions does not fire for a job that the operator reports as Starting, waiting or ended.
 """
 
 from typing import Final

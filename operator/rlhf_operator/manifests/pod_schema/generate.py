@@ -1,8 +1,9 @@
 """Writes schema.json, the pod template's part of an API server's OpenAPI, in a small and readable form.
 
 A type is a mapping of fields to type expressions: `string`, `[Container]` for a list, `{string}` for a mapping with any
-names, `A|B` for one of these words. Rule: a construct that this form cannot express is an error and is never dropped.
-`make pod-schema` runs it against the API server of the tests, and a test checks that the result is current.
+names, `A|B` for one of these words. Rule: a type that this form cannot express is an error. Defaults and descriptions
+are dropped. `make pod-schema` runs it against the API server of the tests, and a test checks that the result is
+current.
 """
 
 import json

@@ -1,9 +1,9 @@
 """Failure counting: counts the end of every pod once, as a failure, a disruption or neither, and may fail the job.
 
-Requested ends count as nothing: exit codes 75 and 0 of a worker, and 130 of the coordinator. An end that the failure
-policy ignores is a disruption; by default these are preemptions, drains, lost nodes, refusals of a node, and deletions
-from outside. An end that it restarts is a failure, of which runPolicy.backoffLimit are forgiven. An end that it
-declares final fails the job at once.
+Requested ends count as nothing: exit code 75, code 0 of a worker, and code 130 of the coordinator. An end that the
+failure policy ignores is a disruption; by default these are preemptions, drains, lost nodes, refusals of a node,
+deletions from outside, and all but one of the workers that are lost at once. An end that it restarts is a failure, of
+which runPolicy.backoffLimit are forgiven. An end that it declares final fails the job at once.
 
 Rule: pure. Ends are distinguished by ids, never by order or number of events. The counted ids stay in the status while
 their pods exist, so an operator that died in between neither forgets an end nor counts it twice. A container that ended
@@ -98,7 +98,7 @@ class FailureCounts:
     last_reason: str | None = None
     last_time: str | None = None
     ends: Mapping[str, int] = field(default_factory=dict)
-    """Group -> new ends, requested ones included."""
+    """Group -> new ends, requested ones included, without processes that had finished their work."""
     out_of_memory: Mapping[str, int] = field(default_factory=dict)
     """Group -> new ends of containers that were killed for their memory."""
     failed: JobFailure | None = None

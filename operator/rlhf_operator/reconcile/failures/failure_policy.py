@@ -1,8 +1,8 @@
 """Matches the end of a pod with the failure policy: the job's own rules in order, then the built-in ones.
 
 Rule: pure; the first match wins. An exit code counts only if the container ended by itself. The exit code of a
-disrupted or deleted pod says nothing about the job, and whether it is observed depends on timing. Requested ends (a
-worker's 75 and 0, the coordinator's 130) are no failures and never come here.
+disrupted or deleted pod says nothing about the job, and whether it is observed depends on timing. Requested ends (exit
+code 75, a worker's 0, the coordinator's 130) are no failures and never come here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

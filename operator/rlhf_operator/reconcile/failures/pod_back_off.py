@@ -118,7 +118,7 @@ def requeue_after(back_offs: Mapping[str, PodBackOff], now: datetime) -> float |
 
 
 def waiting_messages(back_offs: Mapping[str, PodBackOff], now: datetime) -> list[str]:
-    """Return sentences about the waiting pods, starting with the longest waits."""
+    """Return sentences about the waiting pods, starting with those that ended most often."""
     entries = sorted(waiting(back_offs, now).items(), key=lambda item: (-item[1].ends, item[0]))
     messages = [
         f"waits until {rfc3339(entry.until)} ({delay(entry.ends).total_seconds():.0f} s after the last creation) "

@@ -121,7 +121,7 @@ def requeue_after(
 
 
 def _cannot_begin(job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading | None, now: datetime) -> str:
-    """Return why no iteration can start although all pods have nodes; empty if one can, or if it is too early."""
+    """Return why no iteration can start; empty if one can, if it is too early, or if only nodes are missing."""
     listed = list(pods)
     overdue = _overdue(job, listed, now)
     if overdue and not _enough(job, listed):

@@ -102,7 +102,7 @@ class ObservedJob:
     unreachable: str = ""
     """Reason why the last reading of the coordinator failed."""
     refusals: Mapping[str, str] = field(default_factory=dict)
-    """Object name -> why the API server refused it the last time it was applied."""
+    """Object name -> why it was not written the last time."""
     api_failure: str = ""
     """Message about consecutive reconciles that the API server ended; empty if there are none."""
     occupied: Mapping[str, str] = field(default_factory=dict)

@@ -30,7 +30,7 @@ CREATING: Final = "ContainerCreating"
 
 @dataclass(frozen=True, slots=True)
 class PodEnd:
-    """The end of our container, or of the whole pod (then `code` is None)."""
+    """The end of our container, or of the whole pod (then `code` is None, or 0 if the pod succeeded)."""
 
     id: str
     """Unique id of this end."""

@@ -1,7 +1,7 @@
-"""Decides when a job gets another revision: at a start and by its user's edits, never by an upgrade of the operator.
+"""Decides when a job gets another revision: at a start, by its user's edits, and if its revision is lost.
 
-- A job without pods and status.startTime is not started: it is new, or was fully suspended or evicted. It gets a
-  revision of this version of the operator, with its images.
+- A job that has neither pods nor status.startTime is not started: it is new, or was fully suspended or evicted. It gets
+  a revision of this version of the operator, with its images.
 - After its start the revision stays. An edit is the difference between the job stored in the revision and the current
   one, both parsed by this version, so a new default is not an edit. The edit's effect on this version's result is
   applied to the revision; the rest stays unchanged. A field that the revision's version did not know waits for the
@@ -153,7 +153,7 @@ def _from_stored(text: str, stored_revision: StoredRevision, vouched: tuple[str,
 def _problem(stored: Json) -> str:
     """Return the problems of a job. An edit need not correct problems that existed before it.
 
-    If the definition is newer than this operator, every stored object has fields that it does not know.
+    If the definition is newer than this operator, a stored object may have fields that it does not know.
     """
     return parse_job({**stored, "spec": pruned(stored["spec"], spec_schema())}).problem
 

@@ -1,6 +1,7 @@
 """Three-way merge of plain data: applies a user's edits to the pinned version.
 
-Rule: pure; changes in the third document only what differs between the two compared versions.
+Rule: pure; a field that is equal in both compared versions stays as pinned. An edited list is replaced as a whole
+unless a key identifies its items.
 """
 
 from collections.abc import Mapping, Sequence

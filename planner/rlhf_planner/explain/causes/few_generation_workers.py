@@ -1,4 +1,4 @@
-"""Too few generation workers: samples wait for a row, and larger batches would gain less than more workers.
+"""Too few generation workers: samples wait for a row.
 
 The gain is that of a replay with twice as many workers. The cost of workers is not considered.
 """

@@ -1,7 +1,8 @@
 """Small batches: samples wait for a row while each step decodes few, and a larger step would hardly take longer.
 
-The gain is that of a replay with more rows per worker and the fitted row cost. Rule: at most MAX_TIMES the largest
-observed step, because the fit is not reliable far from the measurements. Whether the rows fit in memory is unknown.
+The gain is that of a replay with more rows per worker and the fitted row cost. Rule: at most MAX_TIMES maxBatchSize,
+and the largest observed step must have half of maxBatchSize, because the fit is not reliable far from the measurements.
+Whether the rows fit in memory is unknown.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from rlhf_planner.explain.generation_queue import least_with, queued_generation
 from rlhf_planner.explain.iteration_profile import IterationProfile
 
 MAX_TIMES: Final = 4
-"""Largest factor of the rows of the largest observed step."""
+"""Largest factor of maxBatchSize that the finding suggests."""
 
 
 class SmallBatches:
