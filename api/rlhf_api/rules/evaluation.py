@@ -2,7 +2,7 @@
 random sampling, or they would be identical."""
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from rlhf_api.algorithms import ALGORITHMS, full_graph
 from rlhf_api.rules.rule import Rule, Values
@@ -44,19 +44,25 @@ def _needs_judge(without: tuple[str, ...]) -> Rule:
     )
 
 
-def _calls_groups(values: Values) -> bool:
-    """Return whether a call of a reward gets all responses to a prompt."""
+def _judges_groups(reward: Any) -> bool:
+    """Return whether a reward needs all responses to a prompt."""
+    return reward.get("calls") == "Group" or (reward.get("judge") or {}).get("method") == "Pairwise"
+
+
+def _needs_groups(values: Values) -> bool:
+    """Return whether any reward of the job needs all responses to a prompt."""
     single, several = "spec.models.reward", "spec.models.rewards"
-    if values.has(single) and values[f"{single}.calls"] == "Group":
-        return True
-    return values.has(several) and any(each.get("calls") == "Group" for each in values[several])
+    rewards = [values[single]] if values.has(single) else []
+    return any(_judges_groups(reward) for reward in (*rewards, *(values[several] if values.has(several) else ())))
 
 
 _OF_SINGLE: Final = Rule(
     field=_NODE,
     node="spec",
-    cel="!has(self.evaluation) || ((!has(self.models.reward) || self.models.reward.calls != 'Group') && "
-    "(!has(self.models.rewards) || self.models.rewards.all(each, each.calls != 'Group')))",
-    holds=lambda values: not values.has(_NODE) or not _calls_groups(values),
-    message="needs rewards of single responses: set calls to Sample or Batch, or remove it",
+    cel="!has(self.evaluation) || ((!has(self.models.reward) || (self.models.reward.calls != 'Group' && "
+    "(!has(self.models.reward.judge) || self.models.reward.judge.method != 'Pairwise'))) && "
+    "(!has(self.models.rewards) || self.models.rewards.all(each, each.calls != 'Group' && "
+    "(!has(each.judge) || each.judge.method != 'Pairwise'))))",
+    holds=lambda values: not values.has(_NODE) or not _needs_groups(values),
+    message="needs rewards of single responses: set calls to Sample or Batch and judge.method to Direct, or remove it",
 )

@@ -23,7 +23,7 @@ from rlhf_workers.training.backends.torch_backend import TorchBackend
 from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.weights.adapters import AdapterWeights
 from rlhf_workers.weights.fetching import FetchedWeights
-from rlhf_workers.weights.folder import read_folder
+from rlhf_workers.weights.folder import read_file, read_folder
 
 LORA = {"rank": 3, "alpha": 6.0, "targetModules": ["q_proj", "v_proj", "down_proj"]}
 RANKS = [pb.WeightLocation(address="rank-0:7710")]
@@ -193,3 +193,18 @@ def test_adapters_that_the_manifest_does_not_describe_are_refused(
     job = job_of(folder, adapter=str(tmp_path / "adapter"))
     with pytest.raises(WorkError, match=says):
         trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
+
+
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        ("critic", "spec.models.critic.path"),
+        ("draft", "spec.generation.speculation.draftModel.path"),
+        ("spec.training.lora.adapter", "spec.training.lora.adapter"),
+    ],
+)
+def test_a_damaged_file_of_any_model_is_refused_by_its_field(tmp_path: Path, model: str, field: str) -> None:
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"torn")
+    with pytest.raises(WorkError, match=r"adapter_model.safetensors") as refused:
+        read_file(model, tmp_path, tmp_path / "adapter_model.safetensors")
+    assert (refused.value.failure.reason, refused.value.failure.field) == ("ModelCorrupt", field)

@@ -59,8 +59,10 @@ class HostedCode:
 
 
 def forms_of(secrets: Iterable[str]) -> list[str]:
-    """Return the secrets, with and without white space at their ends, longest first."""
-    return sorted({form for secret in secrets for form in (secret, secret.strip()) if form}, key=len, reverse=True)
+    """Return the secrets and their text in JSON, with and without white space at their ends, longest first."""
+    trimmed = {form for secret in secrets for form in (secret, secret.strip()) if form}
+    escaped = {json.dumps(form, ensure_ascii=ascii_only)[1:-1] for form in trimmed for ascii_only in (True, False)}
+    return sorted(trimmed | escaped, key=len, reverse=True)
 
 
 def hide(text: str, secrets: list[str]) -> str:

@@ -4,14 +4,18 @@ Rule: reads safetensors only (never a file with code in it), and names folder an
 """
 
 from pathlib import Path
+from typing import Final
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from rlhf_api.algorithms import ModelRole
 from rlhf_common.model_files.weight_files import FolderError, read_weight_files
-from rlhf_common.names import ExitCode
+from rlhf_common.names import DRAFT_MODEL, ExitCode
 from rlhf_workers.failures import WorkError
+
+OTHER_FIELDS: Final = {DRAFT_MODEL: "spec.generation.speculation.draftModel.path"}
+"""Manifest field of each model that has no role."""
 
 
 def read_folder(model: str, folder: Path) -> dict[str, torch.Tensor]:
@@ -37,4 +41,5 @@ def read_file(model: str, folder: Path, file: Path) -> dict[str, torch.Tensor]:
 
 def _failure(reason: str, model: str, folder: Path, problem: str) -> WorkError:
     message = f"weights of {model} in {folder}: {problem}"
-    return WorkError(reason, message, field=f"{ModelRole(model).manifest_path}.path", exit_code=ExitCode.BAD_MODEL)
+    field = f"{ModelRole(model).manifest_path}.path" if model in set(ModelRole) else OTHER_FIELDS.get(model, model)
+    return WorkError(reason, message, field=field, exit_code=ExitCode.BAD_MODEL)

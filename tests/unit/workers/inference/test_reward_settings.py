@@ -1,5 +1,6 @@
 """Settings of reward code: named variables and headers, including secrets, which no message or log contains."""
 
+import json
 from collections.abc import Iterator
 from email.message import Message
 from pathlib import Path
@@ -168,3 +169,9 @@ def test_a_header_of_two_lines_is_refused_without_being_shown() -> None:
 
 def test_what_is_hidden_is_hidden_in_every_form() -> None:
     assert redacted(f"a {SECRET} b", (f"{SECRET}\n", "")) == "a *** b"
+
+
+def test_what_is_hidden_is_hidden_in_json_too() -> None:
+    secret = 'p"a\\s\u00e9'
+    for text in (json.dumps({"key": secret}), json.dumps({"key": secret}, ensure_ascii=False)):
+        assert redacted(text, (secret,)) == '{"key": "***"}'
