@@ -61,8 +61,10 @@ default thresholds, collection takes a fifth of the time of an event. Rarer coll
 grow.
 """
 NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-END_SECONDS: Final = 10
-"""Seconds that tasks have to end when the operator stops; well under the pod's grace period of 30 s."""
+END_SECONDS: Final = 4
+"""Seconds that tasks have to end when the operator stops; less than LEASE_SECONDS - RENEW_DEADLINE, so that a leader
+that lost its lease is gone before another may start.
+"""
 
 
 @dataclass(frozen=True)

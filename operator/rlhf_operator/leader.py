@@ -1,9 +1,9 @@
 """Leader election by a Lease: one of several operators reconciles, the others wait.
 
-Rule: an operator that cannot renew in time begins to stop before another may start: RENEW_DEADLINE < LEASE_SECONDS,
-both on its own monotonic clock. Another operator's lease has expired if it has not *changed* for its duration on this
-process's clock, so clocks of machines are never compared. A leader that loses its lease ends the process. A leader that
-stops releases the lease, so that its successor need not wait.
+Rule: an operator that cannot renew in time ends before another may start: RENEW_DEADLINE and the time to end are
+together less than LEASE_SECONDS, on its own monotonic clock. Another operator's lease has expired if it has not
+*changed* for its duration on this process's clock, so clocks of machines are never compared. A leader that loses its
+lease ends the process. A leader that stops releases the lease, so that its successor need not wait.
 """
 
 import asyncio

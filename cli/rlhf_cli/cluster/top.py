@@ -63,9 +63,17 @@ async def top(session: ClusterSession, name: str, every: float, *, once: bool) -
 
 def status_from_metrics(page: str, job: ClusterJob, pods: Sequence[ClusterPod]) -> pb.JobStatus:
     """Return the status that a coordinator's metrics page describes. Raises ValueError for a page that is no metrics
-    page.
+    page, or whose series lack a label.
     """
-    series = _series(page)
+    try:
+        return _status_from_series(_series(page), job, pods)
+    except KeyError as error:
+        raise ValueError(f"a series of the metrics page has no label {error}") from error
+
+
+def _status_from_series(
+    series: Mapping[str, Sequence[Sample]], job: ClusterJob, pods: Sequence[ClusterPod]
+) -> pb.JobStatus:
     phases = [sample.labels["phase"] for sample in series.get(job_metrics.PHASE.name, ()) if sample.value]
     status = pb.JobStatus(
         job=job.name,

@@ -5,6 +5,7 @@ contains a run is continued only on request. Nothing of a former run is deleted 
 """
 
 import fcntl
+import json
 import os
 import re
 import uuid
@@ -64,8 +65,20 @@ def choose_run_dir(job: RLHFJob, run_dir: Path | None, now: datetime, *, resume:
 
 
 def newest_first(runs: Path, job: str) -> list[Path]:
-    """Return the folders in `runs` whose names begin with the job's name and `-`, in descending order of names."""
-    return sorted(runs.glob(f"{job}-*"), key=lambda path: path.name, reverse=True)
+    """Return the run folders of a job in `runs`, in descending order of names.
+
+    Their names begin with the job's name and `-`, as those of a job with a longer name do: job.json decides.
+    """
+    folders = (folder for folder in runs.glob(f"{job}-*") if _job_name(folder) in (job, None))
+    return sorted(folders, key=lambda path: path.name, reverse=True)
+
+
+def _job_name(folder: Path) -> str | None:
+    """Return the name of the job that runs in a folder; None if its job.json does not say."""
+    try:
+        return str(json.loads((folder / "job.json").read_bytes())["metadata"]["name"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def holds_run(folder: Path) -> bool:

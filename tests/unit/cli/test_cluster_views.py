@@ -382,3 +382,9 @@ def test_iterations_have_the_number_that_they_have_in_files() -> None:
     found = parse_iterations(lines)
     assert [(one.number, one.reward, one.seconds) for one in found] == [(72, 0.5, 2.0), (73, None, None)]
     assert [line["iteration"] for line in as_metrics(found)] == [72]
+
+
+def test_a_page_whose_series_lack_a_label_is_no_page_of_a_coordinator() -> None:
+    details, _ = details_of(load("running"))
+    with pytest.raises(ValueError, match="has no label 'phase'"):
+        status_from_metrics("rlhf_phase 1\n", details.job, details.pods)

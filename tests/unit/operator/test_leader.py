@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlhf_operator import leader
+from rlhf_operator.__main__ import END_SECONDS
 from rlhf_operator.leader import Leader, LeaseLostError
 
 Json = dict[str, Any]
@@ -67,3 +68,7 @@ def test_a_renewal_that_hangs_leaves_time_for_another_one(monkeypatch: pytest.Mo
 def test_a_leader_whose_renewals_all_hang_gives_up_in_time() -> None:
     with pytest.raises(LeaseLostError, match="team/rlhf-operator was not renewed for 1 s"):
         asyncio.run(asyncio.wait_for(led(Leases(hang=1000)), 60))
+
+
+def test_a_leader_that_lost_its_lease_has_ended_before_another_may_start() -> None:
+    assert leader.RENEW_DEADLINE + END_SECONDS < leader.LEASE_SECONDS

@@ -1,5 +1,6 @@
 """Which folder a run uses, and which it rejects."""
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import yaml
 
 from rlhf_api.job import RLHFJob
 from rlhf_cli.local.errors import RunError
-from rlhf_cli.local.run_folder import RunFolder, RunPaths, choose_run_dir
+from rlhf_cli.local.run_folder import RunFolder, RunPaths, choose_run_dir, newest_first
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 JOB = RLHFJob.model_validate(
@@ -64,3 +65,12 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None
     with pytest.raises(RunError, match="--run-dir") as refused:
         RunFolder(RunPaths(tmp_path / "file" / "run", tmp_path), resume=False)
     assert refused.value.exit_code == 23
+
+
+def test_runs_of_a_job_with_a_longer_name_are_not_those_of_a_job(tmp_path: Path) -> None:
+    for folder, job in (("ppo-1", "ppo"), ("ppo-2", "ppo"), ("ppo-large-1", "ppo-large")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "job.json").write_text(json.dumps({"metadata": {"name": job}}))
+    (tmp_path / "ppo-0").mkdir()
+    assert [path.name for path in newest_first(tmp_path, "ppo")] == ["ppo-2", "ppo-1", "ppo-0"]
+    assert [path.name for path in newest_first(tmp_path, "ppo-large")] == ["ppo-large-1"]
