@@ -50,7 +50,11 @@ def apply(data: Any, override: str) -> Any:
 
 
 def parse_value(text: str) -> Any:
-    """Parse the value that a person means by `text`. Raises YAMLError for broken YAML in brackets or quotes."""
+    """Parse the value that a person means by `text`.
+
+    Raises YAMLError for broken YAML in brackets or quotes, ValueError for an impossible date there and for a number of
+    thousands of digits, and RecursionError for hundreds of nested brackets.
+    """
     stripped = text.strip()
     words: dict[str, Any] = {"true": True, "false": False, "null": None}
     if stripped in words:

@@ -20,9 +20,10 @@ from rlhf_planner.transformer_shape import shape_of
 
 
 def read_sizes(spec: RLHFJobSpec) -> dict[str, ModelSize | None]:
-    """Return the size of the model of every role, of each reward that is a model, and of the draft model.
+    """Return the size of each model that a job names: of roles, of rewards, and of the draft model.
 
-    The keys are the names in `rlhf_planner.device_memory`; `spec` is of a resolved job.
+    The size is None for a folder that is not on this disk or cannot be read. A role without a model has no key. The
+    keys are the names in `rlhf_planner.device_memory`; `spec` is of a resolved job.
     """
     sources: dict[str, ModelSource | None] = {}
     sources |= {role: spec.models.explicit_source(role) for role in ModelRole if role.kind is not ModelKind.REWARD}

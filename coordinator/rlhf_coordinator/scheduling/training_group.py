@@ -145,7 +145,11 @@ def _restart(context: JobContext, state: JobState, members: list[Worker], reason
 
 
 def _train(context: JobContext, state: JobState, group: TrainingGroup) -> list[Decision]:
-    """Return the commands that train the next scored batch; with a stop or a draining rank, only one in progress."""
+    """Return the commands that measure the schedule, or that train the next batch of each rank.
+
+    A rank that is behind the job's version trains an earlier batch; other ranks train the batch in progress once it is
+    scored. With a stop or a draining rank no measurement or training begins, but a training in progress continues.
+    """
     if group.is_read or any(
         item.kind is CommandKind.CHECKPOINT for rank in group.ranks for item in rank.pending.values()
     ):

@@ -98,8 +98,10 @@ def _objects(
 
 
 def content(whole: Place) -> Iterator[bytes]:
-    """Yield the bytes of a file, or the name and digest of each file of a folder. Raises JobError for an unreadable
-    one."""
+    """Yield the bytes of a file, or the name and digest of each table of a folder (`tables_of`).
+
+    Raises JobError for a file that cannot be read, and for a folder that `tables_of` refuses.
+    """
     if whole.path.is_dir():
         for path in tables_of(whole):
             yield os.fsencode(path.name) + b"\0" + content_digest(replace(whole, path=path))
@@ -113,7 +115,7 @@ def content(whole: Place) -> Iterator[bytes]:
 
 
 def content_digest(whole: Place) -> bytes:
-    """Return the SHA-256 of the content of a file or folder. Raises JobError."""
+    """Return the SHA-256 of `content`. Raises JobError."""
     digest = hashlib.sha256()
     for block in content(whole):
         digest.update(block)

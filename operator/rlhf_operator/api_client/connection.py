@@ -63,8 +63,8 @@ async def find_connection(
 def session_options() -> dict[str, Any]:
     """Return options of the HTTP client, which reads the environment only if that names a proxy.
 
-    Otherwise the client would look for ~/.netrc in a thread twice per request, which takes four times as long as the
-    request.
+    A client that reads the environment looks for ~/.netrc in a thread twice per request, which takes four times as long
+    as the request.
     """
     return {"trust_env": bool(urllib.request.getproxies_environment())}
 

@@ -128,10 +128,11 @@ class Outcomes(NamedTuple):
 
 @dataclass(frozen=True)
 class DraftController:
-    """Everything that was learned.
+    """Everything that was learned, and the progress of probes.
 
-    `supply` float64 [sets, drafters, matches, positions] is the mean number of a request's slots for each set of
-    drafters (each alone, then all together), from `supply_seen` [sets] requests.
+    `supply` float64 [sets, drafters, matches, positions] is the running mean of a request's slots for each set of
+    drafters (each alone, then all together). `supply_seen` [sets] is the weight of that mean in requests: 1 for the
+    first guess, and at most SUPPLY_WINDOW when the next requests are added.
     """
 
     longest: int

@@ -2,8 +2,8 @@
 
 Rule: a slot keeps its number from admission to finish; a plain decode step works on whole arrays, apart from new
 uniforms and ends. Arrays start short and double, so memory follows the longest sample. A sample's sequence is its
-prompt, its response, and then its drafted tokens, which do not count until `advance` accepts them. Must never store a
-response token without its log-probability and weight version.
+prompt, its response, and then its drafted tokens, which do not count until `advance_by` accepts them. Must never store
+a response token without its log-probability and weight version.
 """
 
 from typing import Final
