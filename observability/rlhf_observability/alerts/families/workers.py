@@ -34,7 +34,7 @@ _UNLESS_STARTING: Final = unless_phase(
 NO_SESSIONS: Final = Alert(
     name="RLHFCoordinatorWithoutSessions",
     severity=AlertSeverity.CRITICAL,
-    when="no worker of a job that has begun holds a session with its coordinator",
+    when="a job has begun, and no worker has a session with its coordinator",
     expression=f"""\
 sum {BY_JOB} (rlhf_workers_wanted)
 and {ON_JOB} sum {BY_JOB} (rlhf_sessions) == 0
