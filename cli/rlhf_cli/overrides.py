@@ -38,8 +38,9 @@ def apply(data: Any, override: str) -> Any:
             raise RunError(f"--set {override!r}: {'.'.join(parts[: depth + 1])} is no mapping in this manifest")
     try:
         value = parse_value(text)
-    except yaml.YAMLError as error:
-        raise RunError(f"--set {override!r}: the value is not valid YAML; close every bracket and quote") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        why = "close every bracket and quote, and write no impossible date, thousand digits or hundred brackets"
+        raise RunError(f"--set {override[:80]!r}: the value is not valid YAML; {why}") from error
     if half_pair(value) is not None:
         raise RunError(f"--set {override!r}: the value has half a surrogate pair, which is not text")
     if value is None:

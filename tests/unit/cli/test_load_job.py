@@ -183,3 +183,9 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused(manifest: Path) -> None:
     path = manifest.rename(folder / "job.yaml")
     with pytest.raises(RunError, match=r"caf\\udce9: the manifest and its run folder need paths of UTF-8"):
         load(path, [])
+
+
+@pytest.mark.parametrize("value", ["[2001-99-99]", "[" * 2000, "1" * 5000])
+def test_a_value_that_yaml_cannot_hold_is_refused(value: str) -> None:
+    with pytest.raises(RunError, match="the value is not valid YAML"):
+        apply({"spec": {}}, f"spec.seed={value}")
