@@ -139,11 +139,12 @@ def test_what_a_finalizer_of_somebody_else_keeps_is_deleted_once_and_named(
     time.sleep(20)
     assert deletions(operator) - before <= 1
     assert operator.metric("rlhf_operator_api_requests_total", verb="apply") - writes <= 4, "a status now and then"
-    uids = seen.uids()
+    uids, former = seen.uids(), cluster.get("service", "job", seen.where)["metadata"]["uid"]
     for kind, name in (("pod", "job-generation-1"), ("service", "job")):
         cluster.kubectl("patch", kind, name, seen.where, "--type=merge", '--patch={"metadata": {"finalizers": null}}')
     seen.until("another pod", lambda: seen.uids().get("generation-1", "") not in ("", uids["generation-1"]))
-    seen.until("another Service", lambda: not cluster.get("service", "job", seen.where)["metadata"].get("finalizers"))
+    service = ("get", "service", "job", seen.where, "--ignore-not-found", "--output=jsonpath={.metadata.uid}")
+    seen.until("another Service", lambda: cluster.kubectl(*service) not in ("", former))
     seen.until("no such words", lambda: words not in seen.condition("Running")["message"])
 
 
