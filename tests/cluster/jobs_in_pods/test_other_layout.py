@@ -49,8 +49,9 @@ def test_a_suspended_job_goes_on_by_another_backend_and_other_ranks(
     job.patch(suspend=False)
     job.allow(OPEN)
     until("the job to run", lambda: job.condition("Running").get("status") == "True")
-    assert not job.pod("training-1")
+    until("the second rank to be gone", lambda: not job.pod("training-1"))
     until("the job to complete", lambda: job.condition("Complete").get("status") == "True")
     lines = (job.folder / RECORD).read_text().splitlines()
     assert [json.loads(line)["iteration"] for line in lines] == list(range(ITERATIONS))
     assert job.restarts() == (0, 0)
+    assert not job.pod("training-1"), "it has not come back"

@@ -4,6 +4,7 @@ Uses one client for all, because one process per manifest would be slow.
 """
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -60,12 +61,18 @@ class ServedDefinition:
 
 
 def _asked(request: Callable[[], Json]) -> tuple[Json, Causes]:
-    try:
-        return request(), []
-    except client.ApiException as error:
-        if error.status not in (400, 422):
-            raise
-        status = json.loads(error.body)
+    """Return the answer, or the objections; while a definition is replaced, its storage may be unavailable."""
+    deadline = time.monotonic() + SERVED_TIMEOUT
+    while True:
+        try:
+            return request(), []
+        except client.ApiException as error:
+            if error.status == 503 and time.monotonic() < deadline:
+                time.sleep(0.5)
+                continue
+            if error.status not in (400, 422):
+                raise
+            status = json.loads(error.body)
         result = [(cause.get("field", ""), cause["message"]) for cause in status.get("details", {}).get("causes", [])]
         return {}, result or [("", status["message"])]
 
