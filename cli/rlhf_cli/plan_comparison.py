@@ -54,6 +54,8 @@ def compare_plan(run_dir: Path) -> PlanComparison | str:
     try:
         document = json.loads((run_dir / "job.json").read_bytes())
         job = read_job(document)
+        if not job.spec.generation.gpus_per_replica:
+            return "processes without GPUs share cores, and a plan counts each as a device of its own"
         costs, _ = learned_figures(job, device_figures(job), run_dir)
         search, _ = job_search(job, document, costs, run_dir, None)
         own = search.own

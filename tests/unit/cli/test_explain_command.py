@@ -42,19 +42,24 @@ def test_programs_see_the_same_as_numbers(run_dir: Path, capsys: pytest.CaptureF
     assert second["gain"] is None
 
 
-def test_the_plan_of_a_run_is_compared_with_the_best_one(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def write_run_job(run_dir: Path, gpus: int) -> None:
+    """Write job.json of a run whose processes have so many GPUs each."""
     spec = {
         "algorithm": {"ppo": {"miniBatchSize": 16}},
         "models": {"actor": {"path": str(run_dir / "policy")}, "reward": {"function": {"module": "rewards"}}},
         "prompts": {"path": str(run_dir / "prompts.jsonl")},
         "rollout": {"batchSize": 32, "maxPromptTokens": 10, "maxResponseTokens": 64},
-        "generation": {"replicas": 1, "maxBatchSize": 1},
-        "inference": {"replicas": 4},
-        "training": {"microBatchSize": 4},
+        "generation": {"replicas": 1, "maxBatchSize": 1, "gpusPerReplica": gpus},
+        "inference": {"replicas": 4, "gpusPerReplica": gpus},
+        "training": {"microBatchSize": 4, "gpusPerReplica": gpus},
     }
     written = yaml.safe_load(write_header_job(run_dir, spec).read_text())
     job = manifest.resolve(manifest.parse_stored(written), run_dir)
     (run_dir / "job.json").write_text(json.dumps(manifest.dump(job)))
+
+
+def test_the_plan_of_a_run_is_compared_with_the_best_one(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run_job(run_dir, 1)
     assert explain_run(run_dir, everything=False, as_json=True) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert plan["devices"] == 6
@@ -63,6 +68,12 @@ def test_the_plan_of_a_run_is_compared_with_the_best_one(run_dir: Path, capsys: 
     text = " ".join(capsys.readouterr().out.split())
     assert f"{plan['own_seconds'] / plan['best_seconds']:.2f}x as fast as this plan on up to 6 devices" in text
     assert "rlhf plan JOB --devices 6 --write PLAN" in text
+
+
+def test_processes_that_share_cores_are_not_compared(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run_job(run_dir, 0)
+    assert explain_run(run_dir, everything=False, as_json=False) == 0
+    assert "plan: not compared: processes without GPUs share cores" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_run_without_a_readable_job_says_why_no_plan_is_compared(
