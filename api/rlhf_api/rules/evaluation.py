@@ -2,7 +2,7 @@
 random sampling, or they would be identical."""
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from rlhf_api.algorithms import ALGORITHMS, full_graph
 from rlhf_api.rules.rule import Rule, Values
@@ -44,16 +44,20 @@ def _needs_judge(without: tuple[str, ...]) -> Rule:
     )
 
 
-def _judges_groups(reward: Any) -> bool:
-    """Return whether a reward needs all responses to a prompt."""
-    return reward.get("calls") == "Group" or (reward.get("judge") or {}).get("method") == "Pairwise"
-
-
 def _needs_groups(values: Values) -> bool:
-    """Return whether any reward of the job needs all responses to a prompt."""
+    """Return whether any reward of the job needs all responses to a prompt.
+
+    Reads only the fields that decide in a single reward, so that another invalid field hides nothing.
+    """
     single, several = "spec.models.reward", "spec.models.rewards"
-    rewards = [values[single]] if values.has(single) else []
-    return any(_judges_groups(reward) for reward in (*rewards, *(values[several] if values.has(several) else ())))
+    if values.has(single) and values[f"{single}.calls"] == "Group":
+        return True
+    if values.has(f"{single}.judge") and values[f"{single}.judge.method"] == "Pairwise":
+        return True
+    rewards = values[several] if values.has(several) else ()
+    return any(
+        each.get("calls") == "Group" or (each.get("judge") or {}).get("method") == "Pairwise" for each in rewards
+    )
 
 
 _OF_SINGLE: Final = Rule(
