@@ -12,7 +12,7 @@ Rule: arithmetic only; a test compares this module with the trainer's real alloc
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from rlhf_planner.transformer_shape import Experts, TransformerShape
+from rlhf_planner.transformer_shape import Experts, TransformerShape, stage_layers
 
 RUNTIME_BYTES: Final = 700 * 2**20
 """Bytes of CUDA context, cuBLAS and kernels of a process, besides PyTorch's allocations; from reading, not measured."""
@@ -65,18 +65,19 @@ class StageTraining:
 
     @property
     def layers(self) -> int:
-        """Return the number of layers of this stage: consecutive, near-equal; the first stages take the remainder."""
-        base, more = divmod(self.shape.layers, self.stages)
-        return base + (self.stage < more)
+        """Return the number of layers of this stage."""
+        return len(self._own_layers)
 
     @property
     def routed_layers(self) -> int:
         """Return the number of its layers that route tokens to experts."""
         if self.shape.experts is None:
             return 0
-        base, more = divmod(self.shape.layers, self.stages)
-        first = self.stage * base + min(self.stage, more)
-        return len(set(range(first, first + self.layers)) - self.shape.experts.dense)
+        return len(set(self._own_layers) - self.shape.experts.dense)
+
+    @property
+    def _own_layers(self) -> range:
+        return stage_layers(self.shape.layers, self.stages, self.stage)
 
     @property
     def layers_parameters(self) -> int:

@@ -1,4 +1,5 @@
-"""The shape of a transformer from its config.json: widths, layers, experts, and the parameters of a layer.
+"""The shape of a transformer from its config.json: widths, layers, experts, the parameters of a layer, and the layers
+of each pipeline stage.
 
 Rule: arithmetic on values of the file. A missing value of a required field is an error; optional fields have defaults.
 """
@@ -102,3 +103,11 @@ def _experts_of(config: Mapping[str, Any]) -> Experts | None:
         width=int(config.get("moe_intermediate_size") or config["intermediate_size"]),
         dense=frozenset(layer for layer in layers if layer in alone or (layer + 1) % every),
     )
+
+
+def stage_layers(layers: int, stages: int, stage: int) -> range:
+    """Return the layers of a stage: consecutive, near-equal; the first stages take the remainder, the last has the
+    head."""
+    base, more = divmod(layers, stages)
+    start = stage * base + min(stage, more)
+    return range(start, start + base + (stage < more))

@@ -27,6 +27,7 @@ from rlhf_planner.plan_search.communication import (
 from rlhf_planner.plan_search.cost_figures import FigureSource, LinkCosts, PlanCosts, weakest
 from rlhf_planner.plan_search.training_compute import head_seconds, layer_seconds
 from rlhf_planner.plan_search.workload import MicroBatchSize, ModelFacts, Workload
+from rlhf_planner.transformer_shape import stage_layers
 
 STEP_BYTES: Final = 28
 """Bytes per parameter that AdamW reads (weight, gradient, two moments) and writes (weight, two moments)."""
@@ -129,7 +130,7 @@ def _mini_batch(
     edge_link = costs.link(settings.span(stages * tensor))
     states = batch.tokens / parallelism.context * model.hidden * workload.value_bytes
     edge = 2 * transfer_seconds(states, edge_link) if stages > 1 else 0.0
-    rows = [_layers_of_stage(model.layers, stages, stage) for stage in range(stages)]
+    rows = [len(stage_layers(model.layers, stages, stage)) for stage in range(stages)]
     communicated = sum(by_layer.values())
     whole = [count * (layer.value + communicated) + edge for count in rows]
     whole[-1] += head
@@ -200,9 +201,3 @@ def _end_of_mini_batch(
     if parallelism.offload_optimizer:
         parts["moments from the host"] = 2 * stepped * OPTIMIZER_BYTES / costs.host_bandwidth.value
     return parts
-
-
-def _layers_of_stage(layers: int, stages: int, stage: int) -> int:
-    """Return the layers of a stage: consecutive and near-equal, with the remainder on the first stages."""
-    base, more = divmod(layers, stages)
-    return base + (stage < more)

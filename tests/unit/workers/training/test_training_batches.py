@@ -12,12 +12,12 @@ from rlhf_common import control_pb2 as pb
 from rlhf_common.arrays import pack
 from rlhf_common.schedule import Pipeline
 from rlhf_planner.schedule.serial import serial_table
+from rlhf_planner.transformer_shape import stage_layers
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.batches.minibatches import epoch_order, mini_batches, split
 from rlhf_workers.training.batches.training_batch import STALE_FIELD, batch_from, micro_batch
 from rlhf_workers.training.optimizers.optimizer import Horizon, learning_rate
 from rlhf_workers.training.parallel.rank_layout import RankLayout
-from rlhf_workers.training.stages.pipeline_stage import stage_layers
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.integers(0, 2**32))

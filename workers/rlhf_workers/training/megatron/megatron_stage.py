@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from rlhf_common.names import ExitCode
+from rlhf_planner.transformer_shape import stage_layers
 from rlhf_workers.failures import WorkError
 from rlhf_workers.models.experts import has_experts
 from rlhf_workers.training.megatron.chunk_modules import build_chunk
@@ -34,7 +35,6 @@ from rlhf_workers.training.stages.pipeline_stage import (
     Head,
     PipelineStage,
     Reader,
-    stage_layers,
 )
 from rlhf_workers.weights.expert_files import NAMES, as_parameters
 from rlhf_workers.weights.tensor_file import TensorFolder

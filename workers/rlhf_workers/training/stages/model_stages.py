@@ -21,12 +21,13 @@ from torch.utils.checkpoint import checkpoint
 
 from rlhf_api.job import RLHFJob
 from rlhf_common.names import ExitCode
+from rlhf_planner.transformer_shape import stage_layers
 from rlhf_workers.failures import WorkError
 from rlhf_workers.models.experts import WHOLE
 from rlhf_workers.training.parallel.context_attention import CONTEXT, CUT, ChunkMasks
 from rlhf_workers.training.parallel.context_group import ContextCut
 from rlhf_workers.training.stages.packed_attention import PACKED, PACKED_ROWS, WRITTEN_OUT, repeated
-from rlhf_workers.training.stages.pipeline_stage import Attention, Head, PipelineStage, stage_layers
+from rlhf_workers.training.stages.pipeline_stage import Attention, Head, PipelineStage
 from rlhf_workers.weights.expert_files import NAMES, as_parameters
 from rlhf_workers.weights.tensor_file import TensorFolder
 

@@ -220,11 +220,3 @@ class PipelineStage(nn.Module, ABC):
         exists."""
         heads, keys = self.config.num_attention_heads, self.config.num_key_value_heads
         return device.type == "cuda" and heads != keys and not torch.is_autocast_enabled(device.type)
-
-
-def stage_layers(layers: int, stages: int, stage: int) -> range:
-    """Return the layers of a stage: consecutive, near-equal; the first stages take the remainder, the last has the
-    head."""
-    base, more = divmod(layers, stages)
-    start = stage * base + min(stage, more)
-    return range(start, start + base + (stage < more))
