@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rlhf_api.algorithms import ModelRole
+from rlhf_api.algorithms.roles import folder_field
 from rlhf_common import control_pb2 as pb
 from rlhf_common.model_files.companion_files import companion_files
 from rlhf_common.model_files.weight_files import FolderError
-from rlhf_common.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, DRAFT_MODEL, DRAFT_MODEL_FIELD, ExitCode
+from rlhf_common.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.model_folders import local_folder
 from rlhf_coordinator.storage import adapter_file
@@ -202,12 +202,11 @@ def _index(folder: Path, weights: Sequence[pb.CheckpointFile], sums: dict[str, t
 def _add_source_files(folder: Path, model: str, source: str) -> None:
     """Copy the other files of the source folder that the ranks have not written."""
     local = local_folder(source)
-    field = DRAFT_MODEL_FIELD if model == DRAFT_MODEL else f"{ModelRole(model).manifest_path}.path"
     try:
         files = {name: local / name for name in companion_files(local)} if local is not None else {}
     except FolderError as error:
         message = f"{source}: {error}"
-        raise JobError(error.reason, message, field=field, exit_code=ExitCode.BAD_MODEL) from error
+        raise JobError(error.reason, message, field=folder_field(model), exit_code=ExitCode.BAD_MODEL) from error
     for name, file in files.items():
         if not (folder / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -4,18 +4,14 @@ Rule: reads safetensors only (never a file with code in it), and names folder an
 """
 
 from pathlib import Path
-from typing import Final
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from rlhf_api.algorithms import ModelRole
+from rlhf_api.algorithms.roles import folder_field
 from rlhf_common.model_files.weight_files import FolderError, read_weight_files
-from rlhf_common.names import DRAFT_MODEL, ExitCode
+from rlhf_common.names import ADAPTER_FIELD, ExitCode
 from rlhf_workers.failures import WorkError
-
-OTHER_FIELDS: Final = {DRAFT_MODEL: "spec.generation.speculation.draftModel.path"}
-"""Manifest field of each model that has no role."""
 
 
 def read_folder(model: str, folder: Path) -> dict[str, torch.Tensor]:
@@ -31,7 +27,10 @@ def read_folder(model: str, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def read_file(model: str, folder: Path, file: Path) -> dict[str, torch.Tensor]:
-    """Return tensor name -> CPU tensor of one file; WorkError ModelCorrupt if it is missing or damaged."""
+    """Return tensor name -> CPU tensor of one file; WorkError ModelCorrupt if it is missing or damaged.
+
+    `model` is a role, the draft model, or ADAPTER_FIELD.
+    """
     try:
         with safe_open(file, framework="pt") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a dict)
@@ -41,5 +40,5 @@ def read_file(model: str, folder: Path, file: Path) -> dict[str, torch.Tensor]:
 
 def _failure(reason: str, model: str, folder: Path, problem: str) -> WorkError:
     message = f"weights of {model} in {folder}: {problem}"
-    field = f"{ModelRole(model).manifest_path}.path" if model in set(ModelRole) else OTHER_FIELDS.get(model, model)
+    field = model if model == ADAPTER_FIELD else folder_field(model)
     return WorkError(reason, message, field=field, exit_code=ExitCode.BAD_MODEL)

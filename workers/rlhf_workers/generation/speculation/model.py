@@ -16,7 +16,7 @@ import torch
 
 from rlhf_api.job import RLHFJobSpec
 from rlhf_common.model_files.vocabularies import difference
-from rlhf_common.names import ExitCode
+from rlhf_common.names import DRAFT_MODEL_FIELD, ExitCode
 from rlhf_common.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
@@ -28,7 +28,6 @@ from rlhf_workers.models.attention_masks import AttentionMasks
 from rlhf_workers.models.loading import load_causal_lm, load_tokenizer, replace_weights
 from rlhf_workers.models.precision import compute_dtype
 
-FIELD: Final = "spec.generation.speculation.draftModel.path"
 WIDE: Final = 2 * MAX_DRAFT
 """Missing tokens above which a sample gets a separate pass, so that others need no padding."""
 FADE: Final = 0.98
@@ -227,9 +226,9 @@ def build_drafter(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Mo
     if draft_model is None:
         raise _unusable("is not set, and the drafter Model needs it: name a Hugging Face folder")
     path, dtype, limits = draft_model.path, compute_dtype(spec), EngineLimits.from_spec(spec)
-    if problem := difference(load_tokenizer(path, FIELD).get_vocab(), tokenizer.get_vocab()):
+    if problem := difference(load_tokenizer(path, DRAFT_MODEL_FIELD).get_vocab(), tokenizer.get_vocab()):
         raise _unusable(f"{path}: {problem}; a draft model has the policy's tokenizer")
-    model = load_causal_lm(path, field=FIELD, dtype=dtype, device=device, attention="sdpa")
+    model = load_causal_lm(path, field=DRAFT_MODEL_FIELD, dtype=dtype, device=device, attention="sdpa")
     config = model.config.get_text_config()
     longest, positions = limits.max_prompt_tokens + limits.max_response_tokens, config.max_position_embeddings
     if positions is not None and longest > positions:
@@ -243,4 +242,6 @@ def build_drafter(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Mo
 
 
 def _unusable(message: str) -> WorkError:
-    return WorkError("DraftModelUnusable", f"{FIELD}: {message}", field=FIELD, exit_code=ExitCode.BAD_MODEL)
+    return WorkError(
+        "DraftModelUnusable", f"{DRAFT_MODEL_FIELD}: {message}", field=DRAFT_MODEL_FIELD, exit_code=ExitCode.BAD_MODEL
+    )
