@@ -63,13 +63,12 @@ class JsonRequests:
                 raise RewardError(
                     "RewardUnreachable", f"{self._url} cannot be reached: {reason}", self.field
                 ) from error
-        shown = self.redacted(body.decode(errors="replace"))[:SHOWN_CHARACTERS]
         if status != httpx.codes.OK:
-            raise self.invalid(f"status {status}: {shown}")
+            raise self.invalid(f"status {status}: {self._shown_text(body)}")
         try:
             return json.loads(body)
         except (ValueError, RecursionError):
-            raise self.invalid(f"no JSON: {shown}") from None
+            raise self.invalid(f"no JSON: {self._shown_text(body)}") from None
 
     def redacted(self, text: str) -> str:
         """Return a text without the values of Secrets."""
@@ -78,6 +77,9 @@ class JsonRequests:
     def shown(self, answer: object) -> str:
         """Return the beginning of an answer, for a message."""
         return self.redacted(json.dumps(answer))[:SHOWN_CHARACTERS]
+
+    def _shown_text(self, body: bytes) -> str:
+        return self.redacted(body.decode(errors="replace"))[:SHOWN_CHARACTERS]
 
     def invalid(self, problem: str) -> RewardError:
         """Return the failure for a wrong answer."""
