@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.jobs_in_pods.tiny_job import condition, tiny_job
 from tests.cluster.jobs_in_pods.undisturbed import Undisturbed
-from tests.cluster.operator_process import OperatorProcess, beside_node
+from tests.cluster.operator_process import OperatorProcess
 from tests.cluster.processes import wait_until
 from tests.support.jobs.chaos import digest
 from tests.support.model_folders.model_hub import ModelHub, model_hub
@@ -22,13 +22,6 @@ HUB_ID = "team/tiny"
 SIZE: dict[str, Any] = {"algorithm": "grpo", "iterations": 2, "batch": 8, "responses": 8}
 PATIENCE = 600.0
 """Seconds for a job; some dozen on two idle cores."""
-
-
-@pytest.fixture
-def operator(node_cluster: Cluster) -> Iterator[OperatorProcess]:
-    """Yield the operator beside the node, which finds this machine's environment."""
-    with beside_node(node_cluster, "--no-leader-election") as process:
-        yield process
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.cluster.cluster import Cluster, ClusterError
 from tests.cluster.jobs_in_pods.gated_job import OPEN, RECORD, GatedJob
-from tests.cluster.operator_process import OperatorProcess, beside_node
+from tests.cluster.operator_process import OperatorProcess
 from tests.cluster.processes import wait_until
 
 pytestmark = pytest.mark.full
@@ -19,13 +18,6 @@ PATIENCE = 600.0  # seconds for any one fact; some dozen on two idle cores
 ITERATIONS = 4
 OTHER = {"backend": "megatron", "parallelism": {"pipeline": 1}}
 """The new layout: one rank with Megatron's layers instead of two pipeline stages of the torch backend."""
-
-
-@pytest.fixture
-def operator(node_cluster: Cluster) -> Iterator[OperatorProcess]:
-    """Yield the operator beside the node, which finds this machine's environment."""
-    with beside_node(node_cluster, "--no-leader-election") as process:
-        yield process
 
 
 def test_a_suspended_job_goes_on_by_another_backend_and_other_ranks(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.jobs_in_pods.gated_job import NAME, OPEN, GatedJob, scraped, total
-from tests.cluster.operator_process import OperatorProcess, beside_node
+from tests.cluster.operator_process import OperatorProcess
 from tests.cluster.processes import wait_until
 
 pytestmark = pytest.mark.full
@@ -24,13 +23,6 @@ for entry in pathlib.Path("/proc").glob("[0-9]*"):
         os.kill(int(entry.name), signal.SIGKILL)
         print("killed", entry.name)
 """
-
-
-@pytest.fixture
-def operator(node_cluster: Cluster) -> Iterator[OperatorProcess]:
-    """Yield the operator beside the node, which finds this machine's environment."""
-    with beside_node(node_cluster, "--no-leader-election") as process:
-        yield process
 
 
 def test_a_killed_rank_restarts_its_pod_and_the_job_goes_on(
