@@ -30,15 +30,18 @@ def explain_run(run_dir: Path, *, everything: bool, as_json: bool) -> int:
     facts = _facts(run_dir)
     findings = explain(facts)
     shown = findings if everything else findings[:SHOWN]
-    plan = compare_plan(run_dir)
     if as_json:
+        plan = compare_plan(run_dir)
         compared = {"missing": plan} if isinstance(plan, str) else {**asdict(plan), "words": plan.words}
         print(json.dumps({**document(facts, shown), "plan": compared}))
         return int(ExitCode.OK)
     console = output()
     width = console.width if console.is_terminal else None
+    for line in lines_of(facts, shown, width):
+        console.print(line, soft_wrap=True)
+    plan = compare_plan(run_dir)  # after the findings, because it may search for seconds
     words = f"not compared: {plan}" if isinstance(plan, str) else plan.words
-    for line in (*lines_of(facts, shown, width), *paragraph(Text(f"plan: {words}"), width)):
+    for line in paragraph(Text(f"plan: {words}"), width):
         console.print(line, soft_wrap=True)
     return int(ExitCode.OK)
 

@@ -19,12 +19,34 @@ from rlhf_planner.plan_search.cost_figures import CostFigure, EngineProfile, Fig
 from rlhf_planner.plan_search.learned_training import learned_compute, observed_seconds
 from rlhf_planner.plan_search.training_choices import own_settings
 from rlhf_planner.plan_search.training_seconds import training_times
-from rlhf_planner.plan_search.workload import UnplannableError, Workload
+from rlhf_planner.plan_search.workload import Workload
 from rlhf_planner.transformer_shape import TransformerShape, shape_of
 
 
-def learned_figures(job: RLHFJob, costs: PlanCosts, run: Path) -> tuple[PlanCosts, list[str]]:
-    """Return the costs with what a run of the job has shown, and notes that name the run."""
+def read_workload(job: RLHFJob, run: Path | None) -> tuple[Workload, tuple[str, ...]]:
+    """Return the workload of a resolved job, and what it assumes of lengths. Raises UnplannableError.
+
+    `run` teaches the lengths; None assumes them.
+    """
+    lengths, prompts, guessed = job_lengths(job, run)
+    source = FigureSource.LEARNED if lengths.samples else FigureSource.ASSUMED
+    sizes, shapes = read_sizes(job.spec), _read_shapes(job.spec)
+    return Workload(job.spec, sizes, shapes, lengths, tuple(prompts), source), guessed
+
+
+def run_workload(run: Path) -> Workload | None:
+    """Return the workload of the job that ran in a folder; None if the folder does not show it."""
+    try:
+        return read_workload(read_job(json.loads((run / "job.json").read_bytes())), run)[0]
+    except (OSError, ValueError):
+        return None
+
+
+def learned_figures(job: RLHFJob, costs: PlanCosts, run: Path, ran: Workload | None) -> tuple[PlanCosts, list[str]]:
+    """Return the costs with what a run of the job has shown, and notes that name the run.
+
+    `ran` is the workload of the run; None if it is unknown.
+    """
     notes = []
     measured = measured_costs(run)
     if measured is not None:
@@ -32,14 +54,14 @@ def learned_figures(job: RLHFJob, costs: PlanCosts, run: Path) -> tuple[PlanCost
         tensor = job.spec.generation.parallelism.tensor
         costs = replace(costs, engine=EngineProfile(stage, tensor, FigureSource.LEARNED))
         notes.append(f"costs of generation and scoring are those of {run}")
-    compute = _compute(costs, run)
+    compute = _compute(costs, run, ran) if ran is not None else None
     if compute is not None:
         costs = replace(costs, compute=compute)
         notes.append(f"computing in training takes {compute.value:.3g} times the roofline's time, as in {run}")
     return costs, notes
 
 
-def read_shapes(spec: RLHFJobSpec) -> Mapping[str, TransformerShape]:
+def _read_shapes(spec: RLHFJobSpec) -> Mapping[str, TransformerShape]:
     """Return the shapes of the roles whose config.json is on this disk and states one."""
     shapes = {}
     for role in ModelRole:
@@ -55,18 +77,15 @@ def read_shapes(spec: RLHFJobSpec) -> Mapping[str, TransformerShape]:
     return shapes
 
 
-def _compute(costs: PlanCosts, run: Path) -> CostFigure | None:
+def _compute(costs: PlanCosts, run: Path, ran: Workload) -> CostFigure | None:
     """Return the factor on computing in training of a run; None if the run does not show it."""
     try:
-        job = read_job(json.loads((run / "job.json").read_bytes()))
         seconds = observed_seconds(facts_jsonl.read_facts(run / facts_jsonl.FILE))
-        lengths, prompts, _ = job_lengths(job, run)
-        workload = Workload(job.spec, read_sizes(job.spec), read_shapes(job.spec), lengths, tuple(prompts))
-    except (OSError, ValueError, UnplannableError):
+    except OSError:
         return None
-    settings = own_settings(job.spec)
+    settings = own_settings(ran.spec)
 
     def predict(factor: float) -> float:
-        return training_times(workload, replace(costs, compute=CostFigure(factor)), settings).total
+        return training_times(ran, replace(costs, compute=CostFigure(factor)), settings).total
 
     return learned_compute(predict, seconds)

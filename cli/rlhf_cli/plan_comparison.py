@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf_api.protocol import read_job
-from rlhf_cli.learned_figures import learned_figures
+from rlhf_cli.learned_figures import learned_figures, read_workload
 from rlhf_cli.plan_search import device_figures, job_search
+from rlhf_planner.plan_search.cost_figures import FigureSource, weakest
 from rlhf_planner.plan_search.search import EXHAUSTIVE
 from rlhf_planner.plan_search.seeded_search import find_plans
 from rlhf_planner.plan_search.workload import UnplannableError
-from rlhf_planner.training_layouts import layout_words
 
 WORTH = 1.05
 """Predicted gain from which another plan is named."""
@@ -29,8 +29,8 @@ class PlanComparison:
     best_seconds: float
     best: str
     """The best plan in words."""
-    source: str
-    """Source of the weaker prediction: measured, learned or assumed."""
+    source: FigureSource
+    """Source of the weaker prediction."""
 
     @property
     def gain(self) -> float:
@@ -56,8 +56,9 @@ def compare_plan(run_dir: Path) -> PlanComparison | str:
         job = read_job(document)
         if not job.spec.generation.gpus_per_replica:
             return "processes without GPUs share cores, and a plan counts each as a device of its own"
-        costs, _ = learned_figures(job, device_figures(job), run_dir)
-        search, _ = job_search(job, document, costs, run_dir, None)
+        workload, _ = read_workload(job, run_dir)
+        costs, _ = learned_figures(job, device_figures(job), run_dir, workload)
+        search = job_search(job, document, costs, workload, None)
         own = search.own
         if own.devices > EXHAUSTIVE:
             return f"the plan uses {own.devices} devices: `rlhf plan JOB --devices {own.devices}` searches as many"
@@ -69,8 +70,5 @@ def compare_plan(run_dir: Path) -> PlanComparison | str:
     if not plans:
         return f"no plan of up to {own.devices} devices is valid for this job"
     best = plans[0]
-    words = f"{best.plan.placement} {best.plan.generation_workers}"
-    words += f" + {best.plan.inference_workers}" if best.plan.inference_workers else ""
-    words += f" with {layout_words(best.plan.parallelism)} and microBatchSize {best.plan.micro_batch_size}"
-    source = max(own.source, best.source, key=list(type(own.source)).index)
-    return PlanComparison(own.devices, own.seconds, best.seconds, words, str(source))
+    words = f"{best.plan.groups} with {best.plan.training}"
+    return PlanComparison(own.devices, own.seconds, best.seconds, words, weakest((own.source, best.source)))

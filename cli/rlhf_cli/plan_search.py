@@ -16,20 +16,18 @@ from rich.table import Table
 
 from rlhf_api.job import RLHFJob
 from rlhf_cli.console import output, size
-from rlhf_cli.fusion_plan import job_lengths, newest_run
-from rlhf_cli.learned_figures import learned_figures, read_shapes
+from rlhf_cli.fusion_plan import newest_run
+from rlhf_cli.learned_figures import learned_figures, read_workload, run_workload
 from rlhf_cli.load_job import LoadedJob, load_resolved
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import RUNS
 from rlhf_cli.output_file import check_output_file
 from rlhf_common.names import ExitCode
-from rlhf_coordinator.model_sizes import read_sizes
 from rlhf_planner.device_memory import GIBIBYTE
 from rlhf_planner.plan_search.cost_document import CostDocument, CostDocumentError
 from rlhf_planner.plan_search.cost_figures import (
     CPU_FIGURES,
     HOPPER_FIGURES,
-    FigureSource,
     PlanCosts,
 )
 from rlhf_planner.plan_search.device_chart import device_chart
@@ -38,7 +36,6 @@ from rlhf_planner.plan_search.iteration_forecast import PlanForecast
 from rlhf_planner.plan_search.search import PlanSearch
 from rlhf_planner.plan_search.seeded_search import find_plans
 from rlhf_planner.plan_search.workload import UnplannableError, Workload
-from rlhf_planner.training_layouts import layout_words
 
 MANIFESTS = (".yaml", ".yml")
 
@@ -105,9 +102,10 @@ def _search(request: SearchRequest) -> SearchResult:
     costs, notes = _costs(job, document, run)
     device_bytes = None if request.device_gib is None else int(request.device_gib * GIBIBYTE)
     try:
-        search, guessed = job_search(job, data, costs, run, device_bytes)
+        workload, guessed = read_workload(job, run)
     except UnplannableError as error:
         raise RunError(f"--devices: {error}") from error
+    search = job_search(job, data, costs, workload, device_bytes)
     plans = find_plans(search, request.devices, job.spec.seed)
     if not plans:
         limit = "" if request.device_gib is None else f" of {request.device_gib:g} GiB"
@@ -126,20 +124,14 @@ def _search(request: SearchRequest) -> SearchResult:
 
 
 def job_search(
-    job: RLHFJob, data: dict[str, Any], costs: PlanCosts, run: Path | None, device_bytes: int | None
-) -> tuple[PlanSearch, tuple[str, ...]]:
-    """Return the search of a resolved job with the data of its manifest, and what it assumes of lengths.
-
-    `run` teaches the lengths; None assumes them. Raises UnplannableError.
-    """
-    lengths, prompts, guessed = job_lengths(job, run)
-    source = FigureSource.LEARNED if lengths.samples else FigureSource.ASSUMED
-    workload = Workload(job.spec, read_sizes(job.spec), read_shapes(job.spec), lengths, tuple(prompts), source)
+    job: RLHFJob, data: dict[str, Any], costs: PlanCosts, workload: Workload, device_bytes: int | None
+) -> PlanSearch:
+    """Return the search of a resolved job with the data of its manifest."""
 
     def accepts(plan: DevicePlan) -> bool:
         return not refused_manifest(manifest_with(data, job, plan))
 
-    return PlanSearch(workload, costs, device_bytes, accepts), guessed
+    return PlanSearch(workload, costs, device_bytes, accepts)
 
 
 def device_figures(job: RLHFJob) -> PlanCosts:
@@ -158,7 +150,7 @@ def _costs(job: RLHFJob, document: CostDocument | None, run: Path | None) -> tup
     costs = device_figures(job)
     notes: list[str] = []
     if run is not None:
-        costs, notes = learned_figures(job, costs, run)
+        costs, notes = learned_figures(job, costs, run, run_workload(run))
     if document is not None:
         try:
             return document.applied(costs), [*notes, "figures of --costs replace assumed ones"]
@@ -268,16 +260,11 @@ def _print(result: SearchResult) -> None:
 
 def _row(forecast: PlanForecast, own_seconds: float) -> tuple[str, ...]:
     plan, stages = forecast.plan, forecast.stages
-    groups = f"{plan.placement} {plan.generation_workers}"
-    groups += f" x {plan.engine_tensor}" if plan.engine_tensor > 1 else ""
-    groups += f" + {plan.inference_workers}" if plan.inference_workers else ""
-    layout = f"{layout_words(plan.parallelism)}, micro-batch {plan.micro_batch_size}"
-    layout += ", checkpointing" if plan.activation_checkpointing else ""
-    layout += ", criticOverlap" if plan.critic_overlap != "Disabled" else ""
     times = [
         f"{stages[name].value:.3g} {stages[name].source[0]}" if name in stages else ""
         for name in ("generate", "score", "train", "publish", "switch")
     ]
     peak = max(memory.total for memory in forecast.memory.values())
     gain = f"{own_seconds / forecast.seconds:.2f}x"
-    return f"{forecast.seconds:.3g}", gain, str(forecast.devices), groups, layout, *times, size(peak), forecast.bound
+    words = (str(forecast.devices), plan.groups, plan.training)
+    return f"{forecast.seconds:.3g}", gain, *words, *times, size(peak), forecast.bound

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -64,13 +65,13 @@ def choose_run_dir(job: RLHFJob, run_dir: Path | None, now: datetime, *, resume:
     return runs[-1].absolute()
 
 
-def newest_first(runs: Path, job: str) -> list[Path]:
-    """Return the run folders of a job in `runs`, in descending order of names.
+def newest_first(runs: Path, job: str) -> Iterator[Path]:
+    """Yield the run folders of a job in `runs`, in descending order of names.
 
     Their names begin with the job's name and `-`, as those of a job with a longer name do: job.json decides.
     """
-    folders = (folder for folder in runs.glob(f"{job}-*") if _job_name(folder) in (job, None))
-    return sorted(folders, key=lambda path: path.name, reverse=True)
+    folders = sorted(runs.glob(f"{job}-*"), key=lambda path: path.name, reverse=True)
+    return (folder for folder in folders if _job_name(folder) in (job, None))
 
 
 def _job_name(folder: Path) -> str | None:

@@ -15,6 +15,7 @@ from rlhf_api import manifest
 from rlhf_api.job import RLHFJob, RLHFJobSpec
 from rlhf_api.job.groups import TrainingParallelism
 from rlhf_api.problems import ManifestError, Problem
+from rlhf_planner.training_layouts import layout_words
 
 Placement = Literal["Dedicated", "Colocated"]
 CriticOverlap = Literal["Disabled", "Enabled", "Auto"]
@@ -47,11 +48,18 @@ class DevicePlan:
         )  # fmt: skip
 
     @property
-    def key(self) -> str:
-        """Text that orders plans; equal for equal plans."""
-        return repr((self.placement, self.generation_workers, self.engine_tensor, self.max_batch_size,
-                     self.inference_workers, self.parallelism.model_dump_json(), self.micro_batch_size,
-                     self.activation_checkpointing, self.critic_overlap))  # fmt: skip
+    def groups(self) -> str:
+        """Placement and workers in words, such as `Dedicated 2 x 4 + 1`."""
+        tensor = f" x {self.engine_tensor}" if self.engine_tensor > 1 else ""
+        scorers = f" + {self.inference_workers}" if self.inference_workers else ""
+        return f"{self.placement} {self.generation_workers}{tensor}{scorers}"
+
+    @property
+    def training(self) -> str:
+        """Training in words, such as `pipeline 2, micro-batch 4`."""
+        checkpointing = ", checkpointing" if self.activation_checkpointing else ""
+        overlap = ", criticOverlap" if self.critic_overlap != "Disabled" else ""
+        return f"{layout_words(self.parallelism)}, micro-batch {self.micro_batch_size}{checkpointing}{overlap}"
 
     def applied(self, spec: RLHFJobSpec) -> RLHFJobSpec:
         """Return the spec with this plan, unchecked."""

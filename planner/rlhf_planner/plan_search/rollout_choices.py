@@ -46,11 +46,6 @@ class RolloutChoices:
         self._fits: dict[tuple[Placement, int, int, int, bool], bool] = {}
         self.tensor_sizes = _tensor_sizes(workload)
 
-    @property
-    def simulated(self) -> int:
-        """Number of rollouts that were simulated."""
-        return len(self._halves)
-
     def devices(self, workers: RolloutWorkers) -> int:
         """Return the devices of these workers."""
         use = device_use(self._workload.spec, workers.engine_tensor)
