@@ -106,7 +106,9 @@ class CostDocument(_CostEntry):
             detail = error.errors(include_url=False)[0]
             field = ".".join(str(part) for part in detail["loc"]) or "the document"
             stated = "" if detail["type"] == "missing" else f" = {str(detail['input'])[:80]!r}"
-            raise CostDocumentError(f"{field}{stated}: {detail['msg']}") from error
+            unknown = detail["type"] == "extra_forbidden"
+            problem = "unknown field; docs/plan-search.md lists the fields" if unknown else detail["msg"]
+            raise CostDocumentError(f"{field}{stated}: {problem}") from error
 
     def applied(self, assumed: PlanCosts) -> PlanCosts:
         """Return the costs of this document, with the figures of `assumed` for those that it leaves out.

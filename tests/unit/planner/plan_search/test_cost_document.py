@@ -46,6 +46,7 @@ def test_an_empty_document_changes_nothing() -> None:
     [
         ([], "the document = '[]': Input should be an object"),
         ({"flop": {"value": 1, "source": "measured"}}, "flop = "),
+        ({"flop": 1}, "flop = '1': unknown field; docs/plan-search.md lists the fields"),
         ({"flops": 3}, "flops = '3': Input should be an object"),
         ({"flops": {"value": 3}}, "flops.source: Field required"),
         ({"flops": {"value": -3, "source": "measured"}}, "flops.value = '-3': Input should be greater than 0"),
