@@ -101,6 +101,6 @@ def wait_for(
 
 
 def rewards(metrics: Path) -> list[float]:
-    """Return the mean reward of each iteration; for a repeated iteration the last one counts."""
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    """Return the mean reward of each iteration whose line is complete; for a repeated one the last line counts."""
+    lines = [json.loads(line) for line in metrics.read_text().rpartition("\n")[0].splitlines()]
     return list({line["iteration"]: float(line["reward"]) for line in lines}.values())
