@@ -36,7 +36,9 @@ InstanceFile = Annotated[
         dir_okay=False,
     ),
 ]
-Seconds = Annotated[float, typer.Option("--seconds", metavar="SECONDS", help="Time budget of the search in seconds.")]
+Seconds = Annotated[
+    float, typer.Option("--seconds", metavar="SECONDS", help="Effort of the search, in seconds of an idle core.")
+]
 Seed = Annotated[
     int, typer.Option("--seed", metavar="N", help="Seed of the search; the same seed gives the same schedule.")
 ]

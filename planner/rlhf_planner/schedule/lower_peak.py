@@ -132,7 +132,7 @@ def _peak_floor(search: Search, limit: float) -> float:
     effort = search.effort(0.1)
     search.spend_effort(effort)
     for device in range(arrays.instance.devices):
-        if search.left > 0.2 * search.options.seconds:
+        if search.left > 0.2 * search.limit:
             bound = device_peak_bound(arrays, device, limit, effort / arrays.instance.devices, search.left)
             floor = max(floor, bound)
     return floor

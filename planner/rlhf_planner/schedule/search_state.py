@@ -1,7 +1,7 @@
 """State of one search: its options, its budget, the best schedule so far, and the proven bounds.
 
 Owns the order of preference of schedules, and the budget. The budget is counted in effort (tries, deterministic solver
-time) at a nominal rate; the clock is only a backstop. Does not decide where to search.
+time) at a nominal rate. The clock ends the search after PATIENCE times the budget. Does not decide where to search.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from rlhf_planner.schedule.simulate import InstanceArrays, Ints, Timeline
 
 TRIES_A_SECOND = 6_000_000  # nominal rate of the annealing; an idle core of 2020 does 7 to 20 million tries
 SOLVER_RATE = 0.3  # deterministic time of CP-SAT in one second, measured on models with a memory cap
+PATIENCE = 4.0  # the clock's limit, in budgets: a machine down to a quarter of the nominal rate finds the same schedule
 TRIES_A_STEP = 2000  # an annealing with fewer tries per step is not worth starting; list scheduling achieves more
 CHUNK = 250_000  # tries between two reads of the clock
 PART = 5.0  # nominal seconds of list scheduling between two reads of the clock
@@ -26,7 +27,7 @@ OVERHEAD = 2e-3  # nominal seconds of one list schedule, in addition to its step
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """Options of a search: its time budget in `seconds`, and `makespan_slack`, the share of the makespan that may be
+    """Options of a search: its budget in nominal `seconds`, and `makespan_slack`, the share of the makespan that may be
     given up for a lower peak."""
 
     seconds: float = 10.0
@@ -54,7 +55,7 @@ class Search:
     began: float
     by_clock: bool = False  # the clock ended a part before its effort: another machine may find another schedule
     floor: float = 0.0
-    reserved: float = 0.0  # share of the budget that the clock reserves for parts that have not started
+    reserved: float = 0.0  # share of the clock's limit for parts that have not started
     peak_cut: bool = False  # the budget ended before the peak was proven minimal
     reached: float = 0.0  # seconds until the best makespan was found
     tries_left: int = field(init=False)
@@ -74,8 +75,13 @@ class Search:
 
     @property
     def left(self) -> float:
-        """Seconds left in the budget by the clock, without reserved ones."""
-        return (1 - self.reserved) * self.options.seconds - (self.clock() - self.began)
+        """Seconds left by the clock, without reserved ones."""
+        return (1 - self.reserved) * self.limit - (self.clock() - self.began)
+
+    @property
+    def limit(self) -> float:
+        """Seconds after which the clock ends the search."""
+        return PATIENCE * self.options.seconds
 
     @property
     def share_left(self) -> float:
@@ -83,8 +89,8 @@ class Search:
         return max(0.0, self.tries_left / (self.options.seconds * TRIES_A_SECOND))
 
     def stopped(self, reserve: float = 0.0) -> bool:
-        """Return whether the clock leaves at most `reserve`, a share of the budget, and record it."""
-        late = self.left <= reserve * self.options.seconds
+        """Return whether the clock leaves at most `reserve`, a share of its limit, and record it."""
+        late = self.left <= reserve * self.limit
         self.by_clock = self.by_clock or late
         return late
 

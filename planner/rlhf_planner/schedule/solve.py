@@ -9,8 +9,8 @@ Parts, in order; each stops as soon as a bound is met:
 
 The makespan uses the budget first, the peak uses the rest. If a makespan stays unproven, the last fifth (under a cap,
 half) is reserved for the peak. Effort is counted in tries and in deterministic solver time, at a nominal rate for
-`seconds`; the clock is only a backstop. So the same instance, options and seed give the same schedule on any machine
-that is not slower than nominal. On a slower one the clock ends parts of the search, and the answer reports that.
+`seconds`; the clock ends parts of the search only at a multiple of `seconds` (PATIENCE), and the answer reports that.
+So the same instance, options and seed give the same schedule on a slow machine and on one with other work.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _bisected(search: Search, fast: Timeline, share: float, reserve: float, seed
     for _ in range(_DECISIONS):
         effort, seconds = (
             search.effort(min(share, search.share_left - reserve)),
-            search.left - reserve * search.options.seconds,
+            search.left - reserve * search.limit,
         )
         answer = decide(arrays, ask, None, effort, seconds, seed)
         search.spend_effort(answer.effort)

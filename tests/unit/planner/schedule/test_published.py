@@ -1,5 +1,7 @@
 """The published table: greedy pairs, serial 1F1B, bounds, ideal interleaving; and Chimera's known makespan."""
 
+import itertools
+
 import pytest
 from tests.support.published_instances import PUBLISHED, Published
 
@@ -68,6 +70,17 @@ def test_the_answer_says_what_the_budget_ended_before(number: int, cut: str) -> 
     assert result.cut_short == cut
     assert not result.by_clock
     assert result.at_bound == (cut == "peak")
+
+
+def test_a_machine_of_half_the_speed_finds_the_same_schedule() -> None:
+    """Instance 7, whose peak stays unproven; the slow machine is late from the first look at its clock."""
+    seconds = 0.3
+    late = itertools.chain([0.0], itertools.repeat(2 * seconds))
+    fast, slow = (
+        solve(PUBLISHED[7].instance(), SearchOptions(seconds=seconds), clock) for clock in (lambda: 0.0, late.__next__)
+    )
+    assert not slow.by_clock
+    assert steps_by_device(slow.timeline) == steps_by_device(fast.timeline)
 
 
 def test_the_clock_ends_a_search_and_the_answer_says_so() -> None:
