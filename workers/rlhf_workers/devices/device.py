@@ -22,7 +22,7 @@ CUBLAS_WORKSPACE: Final = ":4096:8"
 """8 buffers of 4 MiB. Without this setting, matrix products may differ from run to run."""
 
 _sharers: dict[torch.device, int] = {}
-"""Number of processes on a device, including this one, if there are several; set when the process opens the device."""
+"""Number of processes on a device, including this one; set when the process opens the device."""
 
 
 def open_device(name: str, sharers: int = 1) -> torch.device:
