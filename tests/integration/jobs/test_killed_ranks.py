@@ -70,7 +70,7 @@ class KilledRankCase(NamedTuple):
     """One job of two ranks."""
 
     seed: int
-    """Seed of the moments of kills; printed with every kill when the test fails."""
+    """Seed of the moments of kills."""
     job: dict[str, Any]
     """Arguments of `write_job`."""
     settings: tuple[str, ...]
