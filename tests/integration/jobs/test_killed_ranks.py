@@ -1,4 +1,4 @@
-"""Real jobs in every layout of two training ranks: they complete, and a kill of each rank changes no weight."""
+"""Real jobs in layouts of two training ranks: they complete, and a kill of each rank changes no weight."""
 
 from collections.abc import Callable
 from pathlib import Path
