@@ -1,4 +1,4 @@
-"""Properties of the worker's device: name, total memory, used memory, and its share of free memory.
+"""The worker's device: opening it, its name, its memory, and the process's share of free memory.
 
 Rule: it only reads counters and sets how kernels are chosen; it must never change a device's state. Processes that
 share a device each count on their part of the free memory, or all would plan with the same bytes.
