@@ -36,7 +36,7 @@ CHANGE_NOTHING: Final = frozenset(
         "eva_config",  # initialisation of A before training
         "megatron_core",  # read only with megatron_config
         "qalora_group_size",  # read only with use_qalora
-        "revision",  # of the base; `check_adapter_folder` compares it if the base is no folder
+        "revision",  # of the base; `check_adapter_config` compares it if the base is no folder
         *SETTINGS,  # compared with the manifest
         TARGETS,
     }

@@ -1,4 +1,4 @@
-"""Names that more than one process must agree on: API group, labels, ports, environment, exit codes.
+"""Names that more than one process must agree on, such as API group, labels, ports, environment and exit codes.
 
 Rule: a name on both sides of a process boundary belongs here. The module has no behaviour except the composition of
 names.

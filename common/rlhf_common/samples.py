@@ -1,4 +1,4 @@
-"""The data of a sample for coordinator and workers: its key, lease, request, response and version spans.
+"""The data of a sample for coordinator and workers, such as its key, lease, request and response.
 
 Rule: plain data of numpy arrays, independent of messages. `rlhf_workers.sample_codec` and
 `rlhf_coordinator.storage.sample_codec` convert between them. Must never import protobuf.

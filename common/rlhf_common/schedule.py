@@ -44,7 +44,7 @@ class Pipeline(_Table):
     name: str
     """Name, unique in the table, such as `actor` or `critic-1`."""
     model: str
-    """Role of the trained model, `actor` or `critic`."""
+    """Role of the trained model, such as `actor`."""
     stage_ranks: tuple[int, ...]
     """Rank of each stage, in order; the first of its rows if the stage has several."""
     microbatches: int

@@ -56,9 +56,8 @@ USER_MAX: Final = 2**31 - 1
 SHORTEST_CERTIFICATE: Final = 30
 """Shortest certificate lifetime in seconds; used by tests."""
 GC_THRESHOLDS: Final = (10_000, 10, 10)
-"""Thresholds of Python's garbage collector. Thousands of parsed objects come and go and few contain cycles. With the
-default thresholds, collection takes a fifth of the time of an event. Rarer collection of old objects would let memory
-grow.
+"""Thresholds of Python's garbage collector. Thousands of parsed objects come and go and few contain cycles, so
+collection is rarer than by default. Rarer collection of old objects would let memory grow.
 """
 NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 END_SECONDS: Final = 4

@@ -17,9 +17,7 @@ CHARACTERS: Final = 8_000_000
 size of its text.
 """
 LONGEST: Final = CHARACTERS // 16
-"""Characters of the longest text that is cached. A longer one is computed each time, in milliseconds, rather than evict
-the others.
-"""
+"""Characters of the longest text that is cached. A longer one is computed each time, rather than evict the others."""
 
 
 class BoundedCache(Generic[Given, Result]):

@@ -31,9 +31,9 @@ from rlhf_operator.untrusted import clean
 log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS: Final = 3.0
-"""Time-out of a call in seconds; a coordinator usually answers in milliseconds."""
+"""Time-out of a call in seconds."""
 READ_EVERY_SECONDS: Final = 9.0
-"""Seconds between two readings of a job, a little less than between two writes of progress. A reading costs 0.5 ms."""
+"""Seconds between two readings of a job, a little less than between two writes of progress."""
 LONGEST_PAUSE_SECONDS: Final = 72.0
 """Longest pause in seconds between attempts at a silent coordinator. Each attempt uses one of AT_ONCE slots for
 seconds.

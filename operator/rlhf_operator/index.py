@@ -126,7 +126,7 @@ class Index:
         return body
 
     def put_job(self, body: Mapping[str, Any]) -> bool:
-        """Store a version of a job; return whether it is newer than the stored one."""
+        """Store a version of a job; return whether decisions may change."""
         key = key_of(body)
         try:
             stored = stored_of(body)

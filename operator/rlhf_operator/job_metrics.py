@@ -1,8 +1,8 @@
 """Prometheus metrics of every job, produced on each scrape from one small tuple per job.
 
-Rule: no metric objects are stored, because each takes a kilobyte: a job has some forty series, and a cluster thousands
-of jobs. Jobs in the same state share one tuple; times and progress, which differ, are stored separately. A job's
-metrics end with the job. Labels and help come from the catalogue (`rlhf_common.metrics.operator`).
+Rule: no metric objects are stored, to save memory in a cluster with thousands of jobs. Jobs in the same state share one
+tuple; times and progress, which differ, are stored separately. A job's metrics end with the job. Labels and help come
+from the catalogue (`rlhf_common.metrics.operator`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -41,8 +41,7 @@ SETTLE_SECONDS: Final = 0.2
 DELETE_AGAIN_SECONDS: Final = 60.0
 """Seconds until the deletion of a remaining pod is requested again; a finalizer may delay it for days."""
 LEAVING_SECONDS: Final = 2.0
-"""Seconds until an object of an earlier job of this name is checked again; the garbage collector takes about a second.
-"""
+"""Seconds until an object of an earlier job of this name is checked again, after the garbage collector."""
 LONGEST_PAUSE_SECONDS: Final = 300.0
 """Longest pause in seconds between attempts at a write that the API server keeps refusing. The first pause is
 REFUSED_RETRY_SECONDS, and each further one is twice as long. A changed plan is carried out at once.

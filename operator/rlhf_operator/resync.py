@@ -33,7 +33,7 @@ RESYNC_SECONDS: Final = 300.0
 """Seconds between two comparisons."""
 FULL_EVERY: Final = 12
 """Comparisons after which every job is reconciled, about an hour. Unchanged jobs do not need it, because their last
-reconcile has planned for the passage of time; this covers errors. Five thousand jobs take ten seconds.
+reconcile has planned for the passage of time; this covers errors.
 """
 SOON_SECONDS: Final = 15.0
 """Seconds from a request to the comparison: one comparison for all streams that list again together, and at most four

@@ -1,6 +1,6 @@
 """`make cluster`: start a cluster, print its kubeconfig, and stop it on Ctrl-C or SIGTERM.
 
-Owns the command line. Everything it started ends with it, also after SIGKILL.
+Owns the command line. Its processes end with it, also after SIGKILL.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def prepare() -> None:
-    """Build everything that is cached, so that no test waits for a compiler; images need root.
+    """Build the binaries, and as root the images that most tests need, so that no test waits for a compiler.
 
     All requirements are checked before the first compilation.
     """

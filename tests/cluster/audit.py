@@ -33,7 +33,7 @@ class Audit:
         return [f"--audit-policy-file={self.folder / 'policy.json'}", f"--audit-log-path={self._log}"]
 
     def used(self, user: str) -> set[tuple[str, str, str]]:
-        """Return (group, resource, verb) of all requests of a user so far that were not forbidden."""
+        """Return (group, resource, verb) of a user's requests for resources so far that were not forbidden."""
         result = set()
         written, _, _ = self._log.read_text().rpartition("\n")  # the server may be writing the last line
         for line in written.splitlines():

@@ -1,6 +1,6 @@
 """The cluster's certificate authority, its certificates, and kubeconfigs made from them.
 
-Owns the keys of one instance, in its folder, valid for a day. Rule: each identity has one certificate, with the user
+Owns the keys of one instance, in its folder. Certificates are valid for a day. Rule: those of components have the user
 and group names that Kubernetes' bootstrap roles expect. Keys never leave the instance's folder, which is readable by
 its user alone.
 """

@@ -81,7 +81,7 @@ class Cluster:
         Not guaranteed: that a newly applied definition is served (`define` waits), that a new namespace has its service
         account (`add_namespace` waits), and that names and rules of a newly applied service are known.
 
-        Raises ClusterError with the end of a log, or TimeoutError naming what did not happen; no process remains then.
+        Raises ClusterError, ToolchainError, or TimeoutError naming what did not happen; no process remains then.
         """
         leftovers.sweep()
         self._slot = _take_slot()
@@ -139,11 +139,11 @@ class Cluster:
         timeout: float = KUBECTL_TIMEOUT,
         kubeconfig: Path | None = None,
     ) -> str:
-        """Run kubectl and return its output; raises ClusterError with the output."""
+        """Run kubectl and return its output; raises ClusterError with the output, or TimeoutExpired."""
         return self._run_client("kubectl", arguments, stdin, timeout, kubeconfig)
 
     def helm(self, *arguments: str, timeout: float = KUBECTL_TIMEOUT, kubeconfig: Path | None = None) -> str:
-        """Run helm and return its output; raises ClusterError with the output."""
+        """Run helm and return its output; raises ClusterError with the output, or TimeoutExpired."""
         return self._run_client("helm", arguments, None, timeout, kubeconfig)
 
     def watch(self, log: Path, *arguments: str) -> subprocess.Popen[bytes]:

@@ -19,7 +19,7 @@ from tests.cluster.slots import Slot
 from tests.cluster.toolchain import binary
 
 ETCD_CLIENT, ETCD_PEER, API_PORT = 0, 1, 2  # ports of the slot, by index
-START_TIMEOUT = 240.0  # seconds to /readyz; 3 on an idle machine, many times that beside a compiler
+START_TIMEOUT = 240.0  # seconds for one wait of a start, such as that for /readyz
 
 
 class ControlPlane:

@@ -18,7 +18,7 @@ PYTHON = f"{sys.prefix}/bin/python"
 
 
 def folders() -> dict[str, Path]:
-    """Return volume name -> folder, outermost first: the folders that this interpreter needs to import the project."""
+    """Return volume name -> folder: the outermost folders that this interpreter needs to import the project."""
     wanted = {"interpreter": Path(sys.base_prefix), "checkout": ROOT, "environment": Path(sys.prefix)}
     return {
         name: path

@@ -40,7 +40,7 @@ def node_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @contextmanager
 def own_cluster(request: pytest.FixtureRequest, **choices: Any) -> Iterator[Cluster]:
-    """Yield a cluster with these settings for one module; skipped if it needs root and there is none."""
+    """Yield a cluster with these settings; skipped if it needs root and there is none."""
     if choices["level"] == "node" and os.geteuid() != 0:
         pytest.skip(NO_ROOT)
     failed_before = request.session.testsfailed

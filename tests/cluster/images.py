@@ -36,7 +36,7 @@ DEBIAN = "bookworm"
 # libgomp1, libstdc++6, libnuma1: libraries that torch, numba, grpc and vLLM wheels link to, so that a mounted virtual
 # environment runs.
 PYTHON_PACKAGES = ("python3", "ca-certificates", "libgomp1", "libnuma1", "libstdc++6")
-# Not needed at runtime; without them the image imports in half the time.
+# Not needed at runtime; without them the image imports faster.
 PYTHON_DROPPED = (
     "usr/share/doc",
     "usr/share/locale",
@@ -59,7 +59,7 @@ def pause() -> Path:
 
 
 def python() -> Path:
-    """Return the archive of a Debian image with Python 3, non-root by default; takes a minute the first time."""
+    """Return the archive of a Debian image with Python 3, non-root by default."""
 
     def make(work: Path, archive: Path) -> None:
         root = work / "root"
@@ -136,7 +136,7 @@ def _sources() -> list[Path]:
 
 
 def _uv() -> Path:
-    """Return the uv that made this environment: a program rather than a shell's shim."""
+    """Return a uv program rather than a shell's shim."""
     program = "import uv; print(uv.find_uv_bin())"
     for python in (sys.executable, f"{sys.base_prefix}/bin/python3", "python3"):
         done = subprocess.run([python, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

@@ -18,9 +18,8 @@ from tests.cluster.slots import SLOTS, Slot, State, boot_id, lock_path, slots_ro
 
 CGROUPS = Path("/sys/fs/cgroup")
 END_TIMEOUT = 120.0
-"""Seconds until killed processes and their control groups must be gone. The kernel of an idle machine needs well under
-one; a busy one frees the memory of workers first.
-"""
+"""Seconds until killed processes and their control groups must be gone; the kernel frees the memory of workers
+first."""
 
 
 class LeftoverError(RuntimeError):

@@ -14,7 +14,7 @@ from tests.cluster.processes import Processes, wait_until
 from tests.cluster.slots import Slot
 from tests.cluster.toolchain import binary
 
-DNS_TIMEOUT = 240.0  # seconds until CoreDNS has listed services and pods and listens; one on an idle machine
+DNS_TIMEOUT = 240.0  # seconds until CoreDNS has listed services and pods and listens
 
 COREFILE = """\
 .:53 {{

@@ -24,7 +24,8 @@ RULES = (
 
 
 def rules() -> list[list[str]]:
-    """Return commands that queue packets with addresses of pods: after the rules of services, before masquerading."""
+    """Return commands that queue packets after the rules of services, so with addresses of pods, and before
+    masquerading."""
     return [["iptables", "--wait", "--table", "mangle", "--append", "POSTROUTING", *rule] for rule in RULES]
 
 

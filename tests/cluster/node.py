@@ -23,10 +23,8 @@ from tests.cluster.settings import ClusterSettings
 from tests.cluster.slots import Slot
 from tests.cluster.toolchain import binary
 
-START_TIMEOUT = 240.0  # seconds for containerd's socket and for Ready; 10 together on an idle machine
-COMMAND_TIMEOUT = (
-    120.0  # seconds for a command such as ip or iptables, which waits for a lock; a tenth of one on an idle machine
-)
+START_TIMEOUT = 240.0  # seconds for containerd's socket and for Ready
+COMMAND_TIMEOUT = 120.0  # seconds for a command such as ip or iptables, which waits for a lock
 
 # Kernel settings that a kubelet writes if they have another value.
 # It finds these values in files bound over the real ones, and writes nothing.
@@ -105,7 +103,7 @@ class Node:
         self._start_device_plugin()
 
     def set_gpus(self, count: int, unhealthy: int = 0) -> None:
-        """Set `count` GPUs, the last `unhealthy` of them broken; the API server learns of it within seconds."""
+        """Set `count` GPUs, the last `unhealthy` of them broken; the API server learns of it later."""
         lines = [f"gpu-{index} {'Healthy' if index < count - unhealthy else 'Unhealthy'}" for index in range(count)]
         partial = self.folder / "gpus.partial"
         partial.write_text("\n".join(lines))

@@ -25,10 +25,10 @@ from tests.cluster.processes import tail, wait_until
 
 from rlhf_cli.local.ports import free_ports
 
-START_TIMEOUT = 240.0  # seconds until it leads; three on an idle machine
+START_TIMEOUT = 240.0  # seconds until it leads
 LEASE_LOST = "was not renewed for"
 """Text in the last line of an operator that could not renew its Lease, for instance because the machine stalled."""
-STOP_TIMEOUT = 120.0  # seconds until it has given its Lease back and ended; one on an idle machine
+STOP_TIMEOUT = 120.0  # seconds until it has given its Lease back and ended
 
 
 ROOT = Path(__file__).parents[2]
@@ -110,7 +110,7 @@ class OperatorProcess:
         self._run()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal and return the exit code; 0 if it does not run."""
+        """Send a signal and return the exit code; 0 if it was not started or is stopped."""
         process, self._process = self._process, None
         if process is None:
             return 0

@@ -12,7 +12,7 @@ from tests.cluster import images
 from tests.cluster.cluster import Cluster, ClusterError
 from tests.cluster.processes import wait_until
 
-POD_TIMEOUT = 240.0  # seconds for a small pod to start or end; 3 on an idle machine
+POD_TIMEOUT = 240.0  # seconds for a small pod to start or end
 
 
 def pod(name: str, command: Sequence[str], *, labels: Mapping[str, str] | None = None, **spec: Any) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def wait(
 ) -> dict[str, Any]:
     """Wait until pod `name` is in one of `phases`; return the pod.
 
-    Raises ClusterError with kubectl describe if it does not get there, or ends in another phase.
+    Raises ClusterError with kubectl describe if it does not get there, or with its log if it ends in another phase.
     """
     where = f"--namespace={namespace}"
     seen: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """The owner's side of a supervisor: named processes with their logs, requested over the supervisor's pipes.
 
-Owns the pipes and the supervisor process. Rule: every pid is in the state file as soon as it is known. When this
-process dies the pipes close and the supervisor ends its children (see supervisor.py).
+Owns the pipes and the supervisor process. Rule: the host's pids are in the state file as soon as they are known. When
+this process dies the pipes close and the supervisor ends its children (see supervisor.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STOP_GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 
 
 class ClusterError(RuntimeError):
-    """The cluster cannot carry out a request; the message names the component and shows the end of its log."""
+    """The cluster cannot carry out a request; the message says which and why."""
 
 
 class Processes:
@@ -142,7 +142,7 @@ def wait_until(
 ) -> None:
     """Call `probe` until it returns a true value; `check` may raise to give up early.
 
-    Raises TimeoutError naming `what` after `timeout` seconds.
+    Raises TimeoutError naming `event` after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     while not probe():

@@ -152,9 +152,7 @@ def boot_id() -> str:
 
 
 def slots_root() -> Path:
-    """Return the folder of this user's clusters, the same for every run; short, since Unix socket paths end at 107
-    bytes.
-    """
+    """Return the folder of this user's clusters; short, since Unix socket paths end at 107 bytes."""
     return Path(os.environ.get("RLHF_CLUSTER_ROOT", f"/tmp/rlhf-cluster-{os.getuid()}"))
 
 

@@ -22,7 +22,7 @@ import rlhf_api
 pytestmark = pytest.mark.full
 
 
-ANSWER = 60  # seconds for one answer of a small server; a hundredth of one on an idle machine
+ANSWER = 60  # seconds for one answer of a small server
 
 
 @pytest.fixture(scope="module")

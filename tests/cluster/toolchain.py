@@ -1,10 +1,10 @@
 """The binaries of the cluster: built once from pinned Go modules into a cache folder, or taken from KUBEBUILDER_ASSETS.
 
 Owns the Go module, the flags and the cache layout `~/.cache/rlhf-operator/cluster/<key>/bin`. The key covers the
-module's files and the flags: a change of either rebuilds the binaries, and otherwise the check costs one `stat`. There
-is one module because most of the build time goes to shared libraries, which are compiled once if their versions agree.
-No prebuilt binaries are downloaded. An interrupted build leaves a `.partial` file that the next one overwrites; a lock
-file keeps two runs from building at the same time.
+module's files and the flags: a change of either rebuilds the binaries. There is one module because most of the build
+time goes to shared libraries, which are compiled once if their versions agree. No prebuilt binaries are downloaded. An
+interrupted build leaves a `.partial` file that the next one overwrites; a lock file keeps two runs from building at the
+same time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ ASSETS = ("etcd", "kube-apiserver", "kubectl")  # what a KUBEBUILDER_ASSETS fold
 
 
 class ToolchainError(RuntimeError):
-    """A binary can be neither found nor built; the message says what to install."""
+    """A tool, binary or image can be neither found nor built; the message says why."""
 
 
 def cache_folder() -> Path:
@@ -78,7 +78,7 @@ def cache_folder() -> Path:
 def binary(name: str) -> Path:
     """Return the path of one binary, building it if necessary.
 
-    Raises ToolchainError if `name` is unknown, Go is missing, or the build fails.
+    Raises ToolchainError if `name` is unknown or missing in KUBEBUILDER_ASSETS, Go is missing, or the build fails.
     """
     if name not in PACKAGES:
         raise ToolchainError(f"no binary named {name!r}; known: {', '.join(PACKAGES)}")

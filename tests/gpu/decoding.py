@@ -26,7 +26,7 @@ WAYS: Final[dict[str, dict[str, Any]]] = {
     "captured": {"static_shapes": True},
     "fused": {"static_shapes": True, "fused_kernels": "Enabled"},
 }
-"""Ways of decoding: `captured` passes of the model's own kernels, and `fused` ones."""
+"""Ways of decoding: `plain` and `captured` passes of the model's own kernels, and captured passes of `fused` ones."""
 
 
 class EndlessText:

@@ -1,7 +1,7 @@
 """Whole jobs on this machine with `rlhf run`, coordinator included.
 
-Owns how a job is written, run and judged: by what a user would see, its exit code, its metrics, the logs of its
-processes. It must never read from inside a job.
+Owns how a job is written, run and judged by what a user would see: its exit code, its metrics, its summary. It must
+never read from inside a job.
 """
 
 import json

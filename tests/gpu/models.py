@@ -46,7 +46,7 @@ ONE_BILLION = llama(2048, 16, 32, 8, 8192, vocabulary=128_256, positions=32_768)
 
 
 def random_model(config: LlamaConfig, dtype: torch.dtype, device: torch.device | str) -> Any:
-    """Return a model whose weights are drawn on the device: a GPU draws a billion in a second."""
+    """Return a model whose weights are drawn on the device."""
     torch.manual_seed(0)
     with torch.device(device):
         return LlamaForCausalLM._from_config(config, dtype=dtype)

@@ -31,7 +31,7 @@ from rlhf_workers.peer_server import start_server
 from rlhf_workers.weights.source import WeightSourceService
 
 WAIT_SECONDS: Final = 60.0
-"""Seconds for one migration; a healthy one takes a second at most."""
+"""Seconds for one migration."""
 Work = tuple[Callable[..., Any], "Future[Any]"]
 
 

@@ -85,7 +85,7 @@ def result_file(order: RankOrder, rank: int) -> Path:
 
 
 def tables_of(ranks: int, microbatches: int) -> list[ScheduleTable]:
-    """Return the serial table, and the result of the search for stages with equal times."""
+    """Return the serial table, and the fused and fused-split tables of searches for stages with equal times."""
     pipelines = opposite(MODELS, ranks, microbatches)
     costs = {(model, stage): StageCost(1.0, 2.0, 1.0, 1.0, 1.0) for model in MODELS for stage in range(ranks)}
     transfers = {(rank, rank + 1): 0.05 for rank in range(ranks - 1)}
@@ -161,7 +161,7 @@ def meet(become: pb.BecomeTraining, device: torch.device, layout: RankLayout) ->
 
 
 def trained(trainer: Trainer, steps: int) -> dict[str, Any]:
-    """Train, and return digest, loss and the shortest step."""
+    """Train, and return digest, loss, the shortest step and the least bubble share."""
     metrics: dict[str, float] = {}
     seconds, shares = [], []
     for iteration in range(steps):

@@ -59,7 +59,7 @@ def test_planner_truth(machine: CheckedMachine, figures: Figures) -> None:
 
 
 def truth_spec(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the job: when half of the samples are left, they move to one worker with their caches."""
+    """Return the job with two generation workers, two training ranks and automatic fusion."""
     spec["generation"]["replicas"] = 2
     spec["training"]["parallelism"] = {"pipeline": 2}
     spec["fusion"] = {"interStage": {"mode": "Auto"}, "intraStage": {"mode": "Auto"}}

@@ -1,7 +1,7 @@
 """A whole PPO job of the quickstart's size: coordinator, generation, inference, training, checkpoints.
 
-On a GPU it is the quickstart itself (its warmed-up policy, its reward), whose reward must rise; the small form has
-three iterations of an untrained model.
+The full form has the quickstart's warmed-up policy and its reward, which must rise; the small form has three iterations
+of an untrained model.
 """
 
 import subprocess

@@ -17,8 +17,8 @@ from rlhf_workers.inference.partial_scores import PartialScore
 from rlhf_workers.models.loading import ValueModel
 
 TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.25}
-"""Largest difference of a log-probability. docs/determinism.md gives 1e-4 for chunks in float32 on a CPU with tiny
-models; bfloat16 rounds logits around ten to a thirty-second.
+"""Largest difference of a log-probability. docs/determinism.md gives 1e-4 for chunks in float32; bfloat16 rounds logits
+around ten to a thirty-second.
 """
 PROMPT: Final = 16
 

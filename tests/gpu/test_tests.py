@@ -1,7 +1,7 @@
-"""The unit tests of the workers with the libraries of this machine, which no CI has.
+"""The unit tests of the workers with the libraries of this machine.
 
 They run on the CPU: they show that the project works with these versions of torch and transformers. A test that fails
-because a library is not installed is counted separately; other failures are not.
+because a library is not installed is counted separately; other failures fail the step.
 """
 
 import importlib.util

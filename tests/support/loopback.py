@@ -1,8 +1,7 @@
 """Loopback addresses of each family that this kernel has, for tests of IPv4 and IPv6, and free ports.
 
-Rule: no other process takes a chosen port before it is used. The kernel does not give it to outgoing connections, not
-even while a server restarts. `rlhf run`, the test cluster and other processes of this test run do not choose it, and no
-port is chosen twice.
+Rule: the kernel's default range of outgoing connections does not contain a chosen port, so a server can restart on it.
+`rlhf run`, the test cluster and other processes of this test run do not choose it.
 """
 
 import os

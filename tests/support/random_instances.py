@@ -39,7 +39,7 @@ def instances(draw: st.DrawFn, most_devices: int = 16, most_steps: int = 160, wh
 
 
 MAX_WAYS = 2000
-"""States kept after each number of steps; some instances of 14 steps have thousands, which take minutes to try."""
+"""States kept after each number of steps; some instances have thousands, which take long to try."""
 
 
 def shortest(instance: Instance) -> float | None:

@@ -41,7 +41,7 @@ from rlhf_workers.worker_role import (
 log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 0.005
-"""Seconds between two idle steps while samples are active: results of reward calls arrive from other threads."""
+"""Seconds between two idle steps while samples or commands are unfinished: results arrive from other threads."""
 
 MAX_HINTS: Final = 64
 """Sibling hints that may wait for the running command to end; at most 32 KiB each."""

@@ -37,7 +37,7 @@ log = logging.getLogger("rlhf_workers")
 
 COMMAND: Final = ("-m", "rlhf_workers")
 LEAVE_SECONDS: Final = 5.0
-"""Seconds that ranks get after one was lost: the coordinator ends them soon, and their last report takes a second."""
+"""Seconds that ranks get after one was lost: the coordinator ends them, and they send a last report."""
 LET_GO_SECONDS: Final = 60.0
 """Seconds that ranks get after one was released alone."""
 LOOK_SECONDS: Final = 1.0

@@ -22,7 +22,7 @@ BUILDERS: Final = {
     "become_inference": "rlhf_workers.inference.inference_role",
     "become_training": "rlhf_workers.training.training_role",
 }
-"""Module with `build(job, command, device, certificates) -> Role`, by command of the oneof."""
+"""Module with `build(job, command, device, certificates) -> WorkerRole`, by command of the oneof."""
 
 
 def build_role(job: RLHFJob, command: pb.Command, device: torch.device, certificates: Path | None) -> WorkerRole:

@@ -81,7 +81,7 @@ class WorkerRole(Protocol):
         """Return the number of samples in decoding, or of scores not yet reported, for the heartbeat."""
 
     def offload(self) -> None:
-        """Leave device memory while no sample is active; later work loads what it needs. On a CPU, do nothing."""
+        """Leave device memory while no sample is active; later work loads what it needs. On a CPU weights stay."""
 
     def close(self) -> None:
         """Free devices and sockets; called once, at a clean exit or before a new role of this kind is built."""

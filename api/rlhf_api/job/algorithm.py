@@ -1,4 +1,4 @@
-"""`spec.algorithm`: the algorithm that trains the policy, with its fields. Exactly one member is set.
+"""`spec.algorithm`: the job's algorithm, with its fields. Exactly one member is set.
 
 The members come from the registry (`rlhf_api.algorithms`).
 """

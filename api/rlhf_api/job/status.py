@@ -67,7 +67,7 @@ class GroupStatus(StatusModel):
     failed: Tally = 0
     """Number of pods that failed and are not yet replaced."""
     restarts: Tally = 0
-    """Number of pods replaced since the job was created."""
+    """Number of restarts of pods or containers so far."""
     out_of_memory: Tally = 0
     """Number of containers killed for using more memory than their limit."""
     epoch: Tally = 0
@@ -234,7 +234,7 @@ class RevisionStatus(StatusModel):
 
 
 class ReleaseStatus(StatusModel):
-    """Set after the job released resources because pods could not start, until the job runs."""
+    """Set after the job released resources because it could not start, until it runs."""
 
     attempts: Annotated[int, Field(ge=1)]
     """Number of consecutive releases."""
@@ -245,7 +245,7 @@ class ReleaseStatus(StatusModel):
     generation: Tally
     """metadata.generation at that time; a change triggers an attempt at once."""
     reason: Text
-    """The pod that could not start, why, and since when."""
+    """Why the job could not start, and since when."""
 
 
 class RLHFJobStatus(StatusModel):
@@ -265,11 +265,11 @@ class RLHFJobStatus(StatusModel):
     algorithm: Annotated[str, Field(max_length=64)] | None = None
     """Name of the algorithm: the member of spec.algorithm that is set."""
     start_time: Time | None = None
-    """Time of creation of the first pod."""
+    """Time of the last start or resumption."""
     completion_time: Time | None = None
     """Time at which the job became Complete or Failed."""
     revision: RevisionStatus | None = None
-    """Versions in use, from the job's start until it ends or is suspended."""
+    """Versions in use, from the job's start until it is suspended."""
     groups: Annotated[
         list[GroupStatus],
         Field(

@@ -1,4 +1,5 @@
-"""Results of an iteration: reward, divergence, lengths, losses. metrics.jsonl and TensorBoard have the same numbers.
+"""Results of an iteration, such as reward, divergence, lengths and losses. metrics.jsonl and TensorBoard have the same
+numbers.
 
 Rule: values are those of the last finished iteration; a value that is not finite, or was not measured, has no series. A
 run metric with another name, such as one of a user's algorithm, is a series of `rlhf_iteration_metric`.

@@ -1,4 +1,4 @@
-"""Metrics of weights, checkpoints, trackers, the journal and their disks, from the coordinator.
+"""Metrics of weights, checkpoints, trackers, traces, the journal and their disks, from the coordinator.
 
 Rule: disks are read at a scrape, at most every ten seconds, and never on the event loop. A disk that does not answer
 has no series.

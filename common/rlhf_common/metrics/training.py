@@ -1,4 +1,4 @@
-"""Metrics of training from the coordinator: steps, bubbles, the schedule, the group of ranks, the draft model.
+"""Metrics of training from the coordinator, such as steps, bubbles, the group of ranks and the draft model.
 
 Rule: a step is one optimizer step, a mini-batch through every pipeline. All ranks of a group take it together, so one
 rank reports for all.

@@ -56,7 +56,7 @@ class RefusedError(ApiError):
 
 
 class ForbiddenError(RefusedError):
-    """The caller has no permission, or is not authenticated."""
+    """The caller has no permission, exceeds a quota, or is not authenticated."""
 
 
 class InvalidError(RefusedError):

@@ -1,4 +1,4 @@
-"""Fields of a generation worker's pod for vLLM (image, caches, no telemetry), and shared memory for several processes.
+"""Fields of a generation worker's pod for vLLM (caches, no telemetry), and shared memory for several processes.
 
 Rule: pure, from the manifest alone. The fields for vLLM apply to groups in which it may decode. Processes of one worker
 communicate inside their pod through /dev/shm and its loopback, as the worker ensures, so no port is opened.

@@ -1,4 +1,4 @@
-"""Pods of a job before the user's template is merged in: command, environment contract, ports, mounts, security.
+"""Pods of a job before the user's template is merged in, such as command, environment, ports, probes and mounts.
 
 Rule: processes rely on these fields, so a template may add to them; it may replace the defaults that `template` lists.
 `rlhf_cli.local.pods_to_processes` runs the same pods as processes on one machine, with other addresses and paths.
@@ -54,7 +54,7 @@ PROBE_SECONDS: Final = 20
 PROBE_TIMEOUT_SECONDS: Final = 10
 """Time-out of a probe in seconds; far more than a busy machine needs to answer."""
 START_PROBE_SECONDS: Final = 2
-"""Seconds between two startup probes; a container is ready after the first answer, within a second of its start."""
+"""Seconds between two startup probes; no container is ready before the first answer."""
 START_SECONDS: Final = 1800
 """Seconds that a process may take to start; far more than it needs before it answers."""
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -163,7 +163,7 @@ def tell_grace(pod: dict[str, Any]) -> None:
 
 
 def _probes(job: RLHFJob) -> dict[str, Any]:
-    """Return the probes by which a kubelet ends a hung process after its start; `rlhf_common.endpoint` answers them."""
+    """Return the probes by which a kubelet ends a hung process; `rlhf_common.endpoint` answers them."""
     patience = job.spec.run_policy.hang_timeout_seconds
     if not patience:
         return {}

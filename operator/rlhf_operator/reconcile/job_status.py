@@ -1,4 +1,4 @@
-"""The parts of the status other than conditions: groups, scale, progress, checkpoint; and when to write them.
+"""Parts of the status besides conditions, such as groups, progress, plan and checkpoint; and when to write them.
 
 Rule: pure. Frequent changes (progress, counts of ready pods, messages) are written at most every PROGRESS_SECONDS. A
 condition, a restart or the time of an end is written at once. Prometheus has the fast-changing numbers.

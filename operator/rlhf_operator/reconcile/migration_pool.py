@@ -1,7 +1,7 @@
 """The migration pool in Kubernetes: `status.migrationPool`, a label on its pods, and events when it forms or dissolves.
 
-Rule: pure. The coordinator moves samples within milliseconds; Kubernetes shows a slow copy. Labels and status change at
-most every PROGRESS_SECONDS unless another part of the status is written at once, events are posted at most once per
+Rule: pure. The coordinator moves samples; Kubernetes shows a slow copy. Labels and status change at most every
+PROGRESS_SECONDS unless another part of the status is written at once, events are posted at most once per
 EVENT_INTERVAL, and the job waits for none of them. An old reading says nothing about the current pool, so labels then
 stay unchanged.
 """

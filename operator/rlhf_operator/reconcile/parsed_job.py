@@ -1,8 +1,8 @@
 """Parses a stored object into a job that can run, or into the problems of its manifest.
 
 Rule: an accepted manifest may still break a rule that the API server cannot check, or come from an older definition.
-Paths of a job in a cluster are paths inside its pods; relative ones start at `/`. Results are cached, because parsing
-takes a millisecond and a job is read often.
+Paths of a job in a cluster are paths inside its pods; relative ones start at `/`. Results are cached, because a job is
+read often.
 """
 
 import json

@@ -1,8 +1,8 @@
 """The faults of a job under chaos, picked from a seed.
 
-Rule: pure. The same seed and count give the same list, and a longer list begins with the shorter one. Every kind comes
-once before any repeats, so a list of sixteen has them all. After that, the frequency of kinds is like that in a
-cluster: pods end every day, etcd rarely. This module does not know how a fault is carried out.
+Rule: pure. The same seed and count give the same list, and a longer list begins with the shorter one. Every kind with a
+weight comes once before any repeats, so a list of sixteen has them all. After that, the frequency of kinds is like that
+in a cluster: pods end every day, etcd rarely. This module does not know how a fault is carried out.
 """
 
 from __future__ import annotations
@@ -76,9 +76,10 @@ VICTIMS: Final[dict[Kind, Sequence[str]]] = {
 }
 """Kind -> possible victims, or signals."""
 LONGEST_CALM: Final = 2.0
-"""Longest time in seconds from the job's recovery to the next fault: about two iterations of the tiny job."""
+"""Longest time in seconds from the job's recovery to the next fault."""
 CUT_SECONDS: Final = (1.0, 12.0)
-"""Seconds of a cut network: from a hiccup to longer than any keep-alive, and well below the 30 s of a lost worker."""
+"""Seconds of a cut network: from a hiccup to longer than the interval of keep-alives, and well below the 30 s of a lost
+worker."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,7 @@ OF_AN_ENGINE: Final = (
     Fault(Kind.DRAIN, "{job}", 0.3),
     Fault(Kind.FORCE, "coordinator", 0.9),
 )
-"""Faults that an engine must survive: loss of its process, of its pod, and of the coordinator. All other faults are
-independent of the engine.
-"""
+"""Faults that an engine must survive: loss of its process, of its pod, and of the coordinator."""
 
 
 @dataclass(frozen=True)

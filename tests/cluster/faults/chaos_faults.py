@@ -19,7 +19,7 @@ from tests.cluster.jobs_in_pods.gated_job import NAME, GatedJob
 from tests.cluster.node import Node
 from tests.cluster.processes import STOP_GRACE, wait_until
 
-PATIENCE: Final = 900.0  # seconds for any one fact; most take ten on two idle cores
+PATIENCE: Final = 900.0  # seconds for any one fact
 LOOK_SECONDS: Final = 1.0  # a check costs a kubectl, which takes a tenth of a second of a core
 FAILED_SECONDS: Final = 10.0  # between two checks whether the job has failed
 NODE: Final = "n1"

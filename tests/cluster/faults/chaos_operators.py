@@ -55,7 +55,7 @@ class Operators:
         self._cluster, self._arguments = cluster, (f"--coordinator-image={image}", f"--worker-image={image}")
         self._running: list[OperatorProcess] = []
         self.ended = 0
-        """Number of operators that ended by themselves: they could not renew their Lease in time."""
+        """How often an operator ended by itself, for instance because it could not renew its Lease in time."""
 
     def __enter__(self) -> Self:
         self.add()
@@ -80,7 +80,7 @@ class Operators:
         return process
 
     def end(self, name: str) -> None:
-        """End the leader with the signal of this name."""
+        """End the leader, or the oldest if none leads, with the signal of this name."""
         leader = next((item for item in self._running if item.leads()), self._running[0])
         self._running.remove(leader)
         leader.stop(signal.Signals[name])

@@ -48,7 +48,7 @@ class ChaosOutcome:
     due_disruptions: tuple[int, int] = (0, 0)
     """Least and most expected disruptions."""
     operators_ended: int = 0
-    """Operators that ended by themselves: they could not renew their Lease in time."""
+    """How often an operator ended by itself, for instance because it could not renew its Lease in time."""
     bugs: int = 0
     """Reconciles that failed with an internal error."""
     weights: str = ""
@@ -70,7 +70,8 @@ class ChaosOutcome:
 def run(
     cluster: Cluster, image: str, folder: Path, count: int, outcome: ChaosOutcome, *, within: float = math.inf
 ) -> None:
-    """Apply the first `count` faults of the outcome's seed to one job; none begins later than `within` seconds.
+    """Apply the first `count` faults of the outcome's seed to one job; stop when more than `within` seconds have
+    passed.
 
     Raises AssertionError if the job fails, and TimeoutError naming a fact that does not happen.
     """

@@ -20,7 +20,7 @@ NOWHERE: Final = {"nowhere": "true"}
 SQUATTED: Final = 40
 """Future jobs whose names are occupied first; the objects stay and are compared at the end."""
 LARGE: Final = 200_000
-"""Characters of a repeatedly edited manifest; the API server accepts 1.5 million."""
+"""Characters of a repeatedly edited manifest."""
 OWN_JOBS: Final = 12
 """Names that the tenant's own jobs share: they are created, edited and deleted in turn."""
 WORDS: Final[tuple[Any, ...]] = (
@@ -53,7 +53,7 @@ class Post:
     foreign: bool = False
     """Whether it must be unchanged at the end."""
     edit: bool = False
-    """Whether it replaces `spec` of the job of that name."""
+    """Whether it changes `spec.generation` of the job of that name, if the job exists."""
 
 
 class Hostile:
@@ -83,7 +83,7 @@ class Hostile:
         return {"name": name, "namespace": self._namespace} | more
 
     def _labels(self) -> Json:
-        """Return the labels of a job's pod, each perhaps wrong."""
+        """Return the labels of a job's pod, up to three of them wrong."""
         name, uid = self._choice([*self._targets, (self._own(), "none"), (f"wild-{self._squatted}", "none")])
         right = {
             "rlhf.dev/job-name": name,
@@ -169,7 +169,7 @@ class Hostile:
         return [Post("RLHFJob", job, edit=True)]
 
     def _squat(self) -> list[Post]:
-        """Return objects with the names of a future job, and then the job."""
+        """Return a job, and before each of the first SQUATTED jobs some objects with names that it needs."""
         self._squatted += 1
         name = f"wild-{self._squatted % (2 * SQUATTED)}"
         job = Post("RLHFJob", self._base(name))
@@ -200,7 +200,7 @@ class Hostile:
         ]
 
     def _alike(self) -> list[Post]:
-        """Return an object with all labels of a job, some with a forged owner too."""
+        """Return an object with the labels of a job's pod, and perhaps a forged owner."""
         body = self._choice(self._under(f"alike-{self._count}", self._labels()))
         body["metadata"]["annotations"] = {"rlhf.dev/applied": self._choice(["", "x" * 5000, "0123456789abcdef"])}
         forged = self._random.random() < 0.3

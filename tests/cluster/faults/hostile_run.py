@@ -1,9 +1,9 @@
 """One run with a hostile tenant: three healthy jobs train beside it, and untouchable objects are compared at the end.
 
-Rule: the tenant posts for a given time, at a steady pace, with no more objects than a quota would allow. The healthy
-jobs are gated, so that they train from its first object to its last on a machine of any speed. At the end they are
-Complete with the weights of `rlhf run`; one operator process served throughout; its memory is flat; and every object
-without a job has the uid, content and resourceVersion of its creation.
+Rule: the tenant posts for at least a given time, at a steady pace, and keeps no more pods and jobs than a quota would
+allow. The healthy jobs are gated, so that they train from its first object to its last on a machine of any speed. At
+the end they are Complete with the weights of `rlhf run`; one operator process served throughout; its memory is flat;
+and every compared object has the uid, content and resourceVersion of its creation.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ KEPT: Final = {"Pod": 60, "RLHFJob": 30}
 PACE_SECONDS: Final = 0.15
 """Seconds between two posts: about five per second, beside the work for the jobs."""
 LEAST_POSTS: Final = 50
-"""Least number of accepted objects before the tenant stops, on a machine of any speed."""
+"""The tenant stops after more accepted objects than this, on a machine of any speed."""
 SAMPLE_SECONDS: Final = 5.0
 LEAST_SAMPLES: Final = 9
 """Least number of memory samples while the tenant has its full number of objects, on a machine of any speed."""
 FLAT: Final = 1.1
 """Bound of the ratio between the median memory of the last third and of the middle third of the samples. Larger growth
-means that data of deleted objects is retained.
+suggests that data of deleted objects is retained.
 """
 PATIENCE: Final = 900.0  # seconds for any fact
 PATHS: Final = {

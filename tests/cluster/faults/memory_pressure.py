@@ -24,7 +24,7 @@ import os, sys
 open(sys.argv[1], "w").write(str(os.getpid()))
 kept = [b"x" * (1 << 20) for _ in range(256)]
 """
-"""Joins a control group and takes 256 MB unless it is killed: less than any worker has."""
+"""Joins a control group and takes 256 MB unless it is killed."""
 
 
 def exhaust(node: str, container: str) -> None:

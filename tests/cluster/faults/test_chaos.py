@@ -1,4 +1,5 @@
-"""Chaos on a real cluster: despite faults of its pods and the control plane, a job trains to the same weights.
+"""Chaos on a real cluster: despite faults of its pods and the control plane, a job trains to the same weights or
+rewards.
 
 Rule: the cluster is the test's own, because its components are stopped and killed.
 """
@@ -93,7 +94,7 @@ def release() -> Iterator[Cluster]:
 def test_a_job_of_the_chart_that_decodes_by_vllm_earns_the_same_rewards_though_its_engine_and_its_coordinator_are_lost(
     release: Cluster, tmp_path: Path
 ) -> None:
-    """Compare tokens, and weights approximately, because on a CPU the last bits of vLLM's numbers depend on the batch.
+    """Compare rewards rather than weights, because on a CPU the last bits of vLLM's numbers depend on the batch.
 
     The difference shrinks with the step size. A reward is a share of the characters of a response.
     """

@@ -1,6 +1,6 @@
 """etcd returns to an earlier state under a running operator, as after restoring a backup; jobs return to that state.
 
-Rule: the cluster is the test's own. Versions go back by thousands, far below those that the operator has seen.
+Rule: the cluster is the test's own. Versions go back by a thousand or more, far below those that the operator has seen.
 """
 
 from __future__ import annotations

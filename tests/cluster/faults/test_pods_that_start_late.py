@@ -22,7 +22,7 @@ from tests.cluster.operator_process import OperatorProcess, beside_node
 pytestmark = pytest.mark.full
 
 
-PATIENCE = 600.0  # seconds for a job of six processes to train an iteration; ninety on two cores
+PATIENCE = 600.0  # seconds for a job of six processes to train an iteration
 STUBBORN = "trap '' TERM; while :; do sleep 1; done"
 """A command that ignores SIGTERM."""
 
@@ -145,7 +145,7 @@ def test_a_quota_is_tried_ever_less_often_and_an_edit_at_once(cluster: Cluster, 
     until_said(seen, "exceeded quota: team", "free quota in the namespace, or raise it")
     quota(10)
     seen.until("pods", seen.pods, 60)
-    # Another job has waited for longer.
+    # Let a new job wait, so that its next attempt is a minute away.
     cluster.kubectl("delete", "rlhfjob", "job", seen.where)
     seen.until("no pods", lambda: not seen.pods())
     quota(0)

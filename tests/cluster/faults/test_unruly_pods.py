@@ -1,7 +1,7 @@
-"""Pods that do not end, concurrent writers, unavailable webhooks, and an old or missing definition.
+"""Pods that do not end or start, concurrent writers, an unavailable webhook, and an old or missing definition.
 
 The API server is real, but nothing schedules or runs pods here: a test binds them and reports their status itself, and
-a deletion waits for its whole grace period as on a node with a slow kubelet.
+the deletion of a bound pod lasts until the test ends it.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def test_a_pod_webhook_that_is_down_is_told_until_it_is_gone(cluster: Cluster, s
 
 @contextmanager
 def labelling(cluster: Cluster, namespace: str) -> Iterator[list[float]]:
-    """Write a label of the job as often as the API server accepts it; yield the times of the writes."""
+    """Write a label of the job again and again; yield the times of the writes."""
     times: list[float] = []
     stop = threading.Event()
 

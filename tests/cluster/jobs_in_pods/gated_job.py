@@ -1,9 +1,9 @@
 """The tiny job with a gate in its reward, observed through its files, its coordinator's metrics, and the API server.
 
-The gate synchronises a job with a test on a machine of any speed: a response is scored only while no more iterations
-are trained than the file GATE allows. A job therefore never runs ahead, and its results do not change. Rule: an
-unavailable API server is no error; the job is then not observed. The number of trained iterations comes from the job's
-own record, which exists in any state of the cluster.
+The gate synchronises a job with a test on a machine of any speed: a response is scored only while fewer iterations are
+trained than the file GATE allows. A job therefore never runs ahead, and its results do not change. Rule: an unavailable
+API server is no error; the job is then not observed. The number of trained iterations comes from the job's own record,
+which exists in any state of the cluster.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The quickstart's manifest on a real node under the installed chart, as the end-to-end tests adapt and observe it.
 
-Rule: the manifest is that of the examples; `adapted` has all changes: this machine's Python in the worker pods instead
-of an image with torch, small requests, and few iterations that can be repeated bit for bit.
+Rule: the manifest is that of the examples; `adapted` changes it: this machine's Python in the worker pods instead of an
+image with torch, a local volume, small requests, and few iterations that can be repeated bit for bit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXAMPLE = ROOT / "examples" / "quickstart-cluster.yaml"
 PREPARE = ROOT / "examples" / "quickstart" / "prepare.py"
 NAMESPACE = "team-rl"
 ITERATIONS = int(os.environ.get("RLHF_QUICKSTART_ITERATIONS", "24"))  # of the example's 120; the reward rises at once
-PATIENCE = 1800.0  # seconds for any step: a job of six processes; two minutes on two idle cores
+PATIENCE = 1800.0  # seconds for any step: a job of six processes
 PLACE = f"--namespace={NAMESPACE}"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.full
 
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT = 240.0  # seconds for any one step; a few on an idle machine
+TIMEOUT = 240.0  # seconds for any one step
 NAMESPACE = "cli-pods"
 METRICS = """rlhf_iteration 4
 rlhf_phase{phase="Scoring"} 1
@@ -70,7 +70,7 @@ def pod(name: str, group: str, script: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def job(node_cluster: Cluster) -> Iterator[str]:
-    """Yield a job with two running pods."""
+    """Yield the name of a job with two pods."""
     node_cluster.nodes["n1"].import_image(images.python())
     node_cluster.define(ROOT / "crds" / "rlhfjobs.yaml")
     node_cluster.add_namespace(NAMESPACE)
@@ -90,7 +90,7 @@ def start(cluster: Cluster, *arguments: str) -> subprocess.Popen[str]:
 
 
 def rlhf(cluster: Cluster, *arguments: str) -> str:
-    """Return its output, including standard error."""
+    """Run the command; return its output, including standard error."""
     return start(cluster, *arguments).communicate(timeout=TIMEOUT)[0]
 
 

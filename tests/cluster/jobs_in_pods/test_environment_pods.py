@@ -1,7 +1,7 @@
 """A job with several turns in pods of a real node: its environment is a ConfigMap, with a key of a Secret.
 
-It must train to the same result as on this machine. Rule: the manifest is the calculator's of the examples,
-deterministic and with fewer iterations.
+It must earn the same rewards as on this machine. Rule: the manifest is the calculator's of the examples, deterministic
+and with fewer iterations.
 """
 
 from __future__ import annotations

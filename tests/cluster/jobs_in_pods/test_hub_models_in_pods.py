@@ -21,7 +21,7 @@ pytestmark = pytest.mark.full
 HUB_ID = "team/tiny"
 SIZE: dict[str, Any] = {"algorithm": "grpo", "iterations": 2, "batch": 8, "responses": 8}
 PATIENCE = 600.0
-"""Seconds for a job; some dozen on two idle cores."""
+"""Seconds for a job."""
 
 
 @pytest.fixture

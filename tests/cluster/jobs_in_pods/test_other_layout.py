@@ -14,7 +14,7 @@ from tests.cluster.processes import wait_until
 pytestmark = pytest.mark.full
 
 
-PATIENCE = 600.0  # seconds for any one fact; some dozen on two idle cores
+PATIENCE = 600.0  # seconds for any one fact
 ITERATIONS = 4
 OTHER = {"backend": "megatron", "parallelism": {"pipeline": 1}}
 """The new layout: one rank with Megatron's layers instead of two pipeline stages of the torch backend."""

@@ -13,7 +13,7 @@ from tests.cluster.processes import wait_until
 pytestmark = pytest.mark.full
 
 
-PATIENCE = 600.0  # seconds for any one fact; some dozen on two idle cores
+PATIENCE = 600.0  # seconds for any one fact
 ITERATIONS = 4
 KILL = """
 import os, pathlib, signal

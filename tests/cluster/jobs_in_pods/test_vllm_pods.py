@@ -1,8 +1,8 @@
 """Jobs that decode with vLLM, in pods of the installed chart: the image, its pods, and the message without vLLM.
 
 Rule: generation workers run from images/worker.Dockerfile with vLLM for CPU, as named by the chart's value, and take
-only torch from this machine; all other workers are those of the other end-to-end test. The node enforces
-NetworkPolicies and advertises GPUs.
+torch from this machine; all other workers are those of the other end-to-end test. The node enforces NetworkPolicies and
+advertises GPUs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.full
 
 
 ITERATIONS = {"ppo": 14, "grpo": 8}
-"""Iterations after which the reward has risen, of the example's 120."""
+"""Iterations after which the reward has risen."""
 GPUS = 4
 SHARED_BYTES = 3 * 2**30
 """Bytes of /dev/shm of a worker with four processes."""
@@ -122,7 +122,8 @@ def climbed(objects: dict[str, Any], name: str) -> None:
 def test_ppo_trains_by_vllm_from_the_built_image_with_no_port_but_ours(
     cluster: Cluster, objects: dict[str, Any]
 ) -> None:
-    """Let the job train all iterations of the example: it must not end before the test has looked into its pod."""
+    """Leave the job more iterations than the test waits for: it must not end before the test has looked into its
+    pod."""
     cluster.apply(variant(objects, "ppo"))
     wait_for(cluster, "Running", name="ppo")
     pod = cluster.get("pod", "ppo-generation-0", PLACE)

@@ -26,7 +26,8 @@ def tiny_job(cluster: Cluster, name: str, folder: Path, **more: Any) -> dict[str
 
 
 def in_pods(cluster: Cluster, job: dict[str, Any], folder: Path) -> None:
-    """Give a job that folder with its policy, checkpoints in it, and this machine's Python; create its namespace.
+    """Mount `folder`, with the policy and the checkpoints, and this machine's Python into a job's pods; create its
+    namespace.
 
     The caller applies it.
     """

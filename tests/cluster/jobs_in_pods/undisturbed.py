@@ -12,7 +12,7 @@ from tests.cluster.processes import STOP_GRACE
 from tests.support.jobs import local_job
 from tests.support.jobs.chaos import digest
 
-PATIENCE = 900.0  # seconds; half a minute on two idle cores
+PATIENCE = 900.0  # seconds
 
 
 class Undisturbed:

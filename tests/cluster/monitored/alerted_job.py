@@ -38,7 +38,7 @@ def score(prompt, response, record):
 
 
 """
-"""Returns the digits of a response and 1, unless the file MODE names a fault of the reward."""
+"""Returns 1 plus the share of digits in a response, unless the file MODE names a fault of the reward."""
 
 
 class AlertedJob(GatedJob):
@@ -85,7 +85,7 @@ class AlertedJob(GatedJob):
         self._node.run([*self._ctr, "tasks", "kill", f"--signal={name}", container])
 
     def cut(self, container: str, port: int, *, begin: bool) -> None:
-        """Start or stop dropping all packets to a port of a container's pod."""
+        """Start or stop dropping the TCP packets to a port of a container's pod."""
         listed = self._node.run([*self._ctr, "tasks", "list"]).splitlines()
         pid = next((line.split()[1] for line in listed if line.startswith(container)), "")
         if not pid:
@@ -142,7 +142,7 @@ class WatchedOperators:
         self._tell()
 
     def keep(self) -> None:
-        """Raise if one has ended by itself, except after losing its Lease."""
+        """Restart those that lost their Lease; raise if one has ended by itself for another reason."""
         for process in self._running:
             process.check()
 

@@ -19,12 +19,12 @@ from tests.cluster.processes import wait_until
 from rlhf_observability.alerts.families import FAMILIES
 from rlhf_observability.alerts.rule_file import rule_file
 
-PATIENCE = 600.0  # seconds for any one fact; ten on two idle cores
+PATIENCE = 600.0  # seconds for any one fact
 PAGE = Path(__file__).parents[3] / "docs" / "alerts.md"
 
 
 def at_once(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the values of all alerts: as given, and firing as soon as their condition holds."""
+    """Return the values of all alerts: as given, and else firing as soon as their condition holds."""
     alerts = [alert.name for family in FAMILIES for alert in family.alerts]
     return {name: {"for": "0s", **values.get(name, {})} for name in alerts}
 
@@ -52,7 +52,7 @@ class FiringAlerts:
         self._write()
         self.monitoring = Monitoring(cluster, scrape=scrape, rules=[self._rules], interval="1s")
         self.fired: set[str] = set()
-        """Names of alerts that fired and were over afterwards."""
+        """Names of alerts that `until_over` has seen to be over."""
 
     def change(self, name: str, **values: Any) -> None:
         """Change the values of one alert while Prometheus runs."""

@@ -19,12 +19,12 @@ from tests.cluster.processes import wait_until
 from tests.cluster.toolchain import binary
 from tests.support.observability.prometheus_api import AlertmanagerApi, PrometheusApi
 
-START_TIMEOUT = 240.0  # seconds until one answers; one on an idle machine
+START_TIMEOUT = 240.0  # seconds until one answers
 PROMETHEUS_PORT, ALERTMANAGER_PORT = 5, 6  # ports of the slot, by index
 HOME = "monitoring"
 ACCOUNT = "prometheus"
 INTERVAL = "2s"
-"""Time between two scrapes, because a test waits for several. A user's cluster has 15 to 60 seconds."""
+"""Time between two scrapes; short, because a test waits for several."""
 DOCUMENTED = Path(__file__).parents[3] / "examples" / "prometheus" / "scrape.yaml"
 SCRAPE: tuple[dict[str, Any], ...] = tuple(yaml.safe_load(DOCUMENTED.read_text())["scrape_configs"])
 """The scrape configuration that is documented for users."""

@@ -1,7 +1,7 @@
 """`make observe`: a cluster with all observability tools, and a job that trains, until Ctrl-C.
 
 Owns the command line. With `--pictures FOLDER` it waits until there is something to see, saves a picture of every
-dashboard there, and ends. Everything it started ends with it, also after SIGKILL.
+dashboard there, and ends. Its processes end with it, also after SIGKILL.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.cluster.monitored.observed import Observed
 
 ITERATIONS = 40
-"""Iterations of the job before pictures are taken: several checkpoints, two lost workers, and graphs with a middle."""
+"""Iterations of the job before pictures are taken: several checkpoints, a lost worker, and graphs with a middle."""
 SINCE = "now-6m"
 
 

@@ -23,7 +23,7 @@ from tests.cluster.processes import wait_until
 from tests.cluster.releases.chart import CHART, HOME, RELEASE
 
 NAMESPACE = "team-rl"
-PATIENCE = 600.0  # seconds for any step: a job of six processes on two cores, beside other work
+PATIENCE = 600.0  # seconds for any step
 PAGE_PORT = 7  # port of the slot, by index
 FOUND_BY = "grafana_dashboard=1"
 """Label that Grafana's sidecar looks for."""
@@ -33,11 +33,11 @@ MEASURED = {"interStage": {"mode": "Auto"}}
 EVALUATED = {"every": 2, "promptCount": 4}
 CORRECTED = {"oldLogProbabilities": "Trainer", "mismatchCorrection": {"mode": "Truncate"}}
 FUSED = {"interStage": {"mode": "Fixed", "threshold": 6, "pool": 1, "transfer": "KV"}}
-"""Fusion settings in which every tail moves."""
+"""Fusion settings with a fixed threshold, independent of measured costs."""
 
 
 class Observed:
-    """The whole set-up, between `start` and `stop`."""
+    """The whole set-up, inside a `with` block."""
 
     def __init__(self, folder: Path, *, interval: str = "2s") -> None:
         """`folder`: the job's files, dashboards and rules. `interval`: time between two scrapes."""
@@ -73,7 +73,7 @@ class Observed:
         return self
 
     def _install(self) -> None:
-        """Install the release in its namespace, with all observability features on."""
+        """Install the release in its namespace, with monitors, dashboards and alerts."""
         self.cluster.add_namespace(HOME, {"pod-security.kubernetes.io/enforce": "restricted"})
         values: dict[str, Any] = {
             "image": {"registry": "localhost"},
@@ -139,7 +139,7 @@ class Observed:
         wait_until(f"{iterations} iterations", trained, PATIENCE, every=1.0, check=self.cluster.check)
 
     def change(self) -> None:
-        """Let every tail move, which restarts its coordinator, and give inference another worker."""
+        """Set FUSED, which restarts its coordinator, and give inference another worker."""
         self.job.patch(fusion=FUSED, inference={"replicas": 2})
 
     def lose(self, worker: str) -> None:

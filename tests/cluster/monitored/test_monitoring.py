@@ -20,7 +20,7 @@ from tests.support.observability.prometheus_api import PrometheusError
 
 pytestmark = pytest.mark.full
 
-PATIENCE = 240.0  # seconds for any one fact; two on an idle machine
+PATIENCE = 240.0  # seconds for any one fact
 OBJECTS = {
     "alerts": {"enabled": True, "labels": {"release": "prometheus"}, "alertLabels": {"team": "rl"}},
     "metrics": {

@@ -38,7 +38,7 @@ DRAWN_SCRAPES = 30
 RATE_INTERVAL = "20s"  # several scrapes of a machine that is busy
 RUN_PAGE_PORT = 8  # port of the slot, by index
 SETTLED = 6
-"""Iterations that the job has trained before the check: the second checkpoint, several tails, a recovery."""
+"""Iterations that the job has trained before the check, with a checkpoint and a recovery."""
 SCRAPE_LABELS = {"__name__", "instance", "job", "namespace", "pod", "rlhf_job"}
 PROCESSES = 9
 """Number of processes: the operator, the coordinators of both jobs, two workers each of generation, inference,
@@ -140,7 +140,7 @@ def test_no_series_is_scraped_twice_and_no_scrape_fails(observed: Observed) -> N
     prometheus = observed.monitoring.prometheus
     addresses = Counter(target["scrapeUrl"] for target in prometheus.targets())
     assert {address: count for address, count in addresses.items() if count > 1} == {}
-    # Every process of the job and the operator.
+    # Every process of the jobs and the operator.
     prometheus.until("count(up == 1)", PATIENCE, lambda found: found and found[0].value == PROCESSES)
     prometheus.until("up == 0", PATIENCE, lambda found: not found)
     live = 'count by (__name__, pod, job) ({__name__=~"rlhf_build_info|process_start_time_seconds"})'

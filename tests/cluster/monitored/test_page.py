@@ -15,7 +15,7 @@ from tests.cluster.toolchain import ToolchainError
 pytestmark = pytest.mark.full
 
 SHIPPED = sorted((Path(__file__).parents[3] / "charts" / "rlhf-operator" / "dashboards").glob("*.json"))
-PATIENCE = 240.0  # seconds until Prometheus has scraped itself; one on an idle machine
+PATIENCE = 240.0  # seconds until Prometheus has scraped itself
 INSTANT = {"instant": True, "format": "table"}
 JOINED = [{"id": "merge", "options": {}}]
 PANELS: list[dict[str, Any]] = [

@@ -18,7 +18,7 @@ from tests.cluster.operator_process import OperatorProcess
 from tests.cluster.processes import wait_until
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT = 240.0  # seconds for anything here; most take two on an idle machine
+TIMEOUT = 240.0  # seconds for anything here
 LABEL = "rlhf.dev/job-name"
 ALL = ["coordinator", "generation-0", "generation-1", "inference-0", "training-0", "training-1"]
 

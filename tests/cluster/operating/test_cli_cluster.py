@@ -1,6 +1,6 @@
-"""`rlhf get, describe, logs, top, suspend, resume, scale, wait` against a real API server, beside the real operator.
+"""`rlhf get, describe, logs, top, explain, suspend, resume, scale, wait` against a real API server and operator.
 
-The verbs run in this process, as a user types them. There are no nodes here, so pods stay Pending; test_cli_pods.py
+Most verbs run in this process, as a user types them. There are no nodes here, so pods stay Pending; test_cli_pods.py
 covers logs and metrics of running pods.
 """
 
@@ -23,7 +23,7 @@ from tests.cluster.processes import wait_until
 from rlhf_cli import main as command_line
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT = 240.0  # seconds for any one step; a second or two on an idle machine
+TIMEOUT = 240.0  # seconds for any one step
 NAMESPACE = "cli"
 Answer = tuple[int, str, str]
 Rlhf = Callable[..., Answer]

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.full
 
 
 CRDS = Path(__file__).parents[1] / "crds"
-PATIENCE = 240.0  # seconds; seconds on an idle machine
+PATIENCE = 240.0  # seconds
 ACCOUNT = f"system:serviceaccount:{HOME}:{RELEASE}"
 GATES = {"GenericWorkload": True, "GangScheduling": True}
 

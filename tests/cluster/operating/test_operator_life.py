@@ -21,7 +21,7 @@ pytestmark = pytest.mark.full
 
 
 CERTIFICATE_SECONDS = 30  # renewed after 20
-WATCHED_SECONDS = 25  # a name that is refused at once gets at most four pods in this time; it once got 52
+WATCHED_SECONDS = 25  # a name that is refused at once gets at most four pods in this time
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_a_changed_template_is_rolled_without_a_restart_being_counted(
     seen.patch(training={"template": ranks})
     seen.until("new ranks", lambda: images("training") == {"example.org/worker:2"})
     seen.until_pods(*ALL)
-    # It saved a checkpoint first.
+    # The coordinator saved a checkpoint first, and ended.
     seen.until("another coordinator", lambda: seen.uids().get("coordinator", "") not in ("", before["coordinator"]))
     seen.until_pods(*ALL)
     assert seen.uids()["inference-0"] == before["inference-0"]
@@ -164,7 +164,7 @@ def test_a_deletion_waits_for_a_checkpoint_and_never_for_ever(
     seen.until_event("Checkpointing")
     seen.until("no pods", lambda: not seen.pods())
 
-    # A coordinator whose node does not answer.
+    # A finalizer keeps the coordinator's pod, as if its node did not answer.
     cluster.apply(manifest(namespace, checkpoints=checkpoints))
     seen.until_pods(*ALL)
     hang = '--patch={"metadata":{"finalizers":["example.org/hangs"]}}'
@@ -174,7 +174,7 @@ def test_a_deletion_waits_for_a_checkpoint_and_never_for_ever(
     let_go = '--patch={"metadata":{"finalizers":null}}'
     cluster.kubectl("patch", "pod", "job-coordinator", seen.where, "--type=merge", let_go)
 
-    # Without an operator, by hand.
+    # Without an operator, a user removes the finalizer.
     cluster.apply(manifest(namespace, "orphan", checkpoints=checkpoints))
     seen.until("the finalizer", lambda: seen.job("orphan")["metadata"].get("finalizers"))
     operator.stop()
@@ -289,7 +289,7 @@ def test_pods_of_a_lost_node_come_back_when_there_is_another(cluster: Cluster, s
     cluster.apply(job)
     seen.until_pods(*ALL)
     before = seen.uids()
-    # The node controller's taint of a silent node; pods tolerate it for five minutes unless they specify less.
+    # This taint stands for that of a silent node, which pods tolerate for five minutes by default.
     lost = "example.org/unreachable:NoExecute"
     cluster.kubectl("taint", "node", node, lost)
     message = "Unschedulable"

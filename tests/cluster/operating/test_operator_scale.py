@@ -13,7 +13,7 @@ pytestmark = pytest.mark.full
 
 
 ROOT = Path(__file__).parents[3]
-PATIENCE = 1800.0  # seconds; a minute on an idle machine
+PATIENCE = 1800.0  # seconds
 
 
 def test_every_killed_pod_is_replaced_and_the_last_line_says_so() -> None:

@@ -29,7 +29,7 @@ def secret(namespace: str, name: str, **more: Any) -> dict[str, Any]:
 
 
 def of_others(namespace: str, job: str) -> list[dict[str, Any]]:
-    """Return a user's object with every name that a job's objects besides pods have."""
+    """Return a user's objects with the names of a job's Secrets, ConfigMap, Services and NetworkPolicy."""
 
     def meta(name: str) -> dict[str, Any]:
         return {"name": name, "namespace": namespace, "labels": {"team": "storage"}}
@@ -173,7 +173,7 @@ def test_objects_that_only_carry_the_labels_of_a_job_are_not_its_own(
 def test_what_was_created_can_be_changed_and_lose_a_field(cluster: Cluster, seen: Seen, namespace: str) -> None:
     cluster.apply(manifest(namespace))
     seen.until_pods(*ALL)
-    # Another version of the operator created it: with one more port, and with another fingerprint.
+    # Another version of the operator left another fingerprint.
     service = cluster.get("service", "job", seen.where)
     uid = service["metadata"]["uid"]
     mark = {"metadata": {"annotations": {"rlhf.dev/applied": "of another version"}}}

@@ -20,7 +20,7 @@ from rlhf_operator.gang.pod_requests import pod_requests
 
 pytestmark = pytest.mark.full
 
-PATIENCE = 240.0  # seconds; one on an idle machine
+PATIENCE = 240.0  # seconds
 SERIES = re.compile(r'^kube_pod_resource_request\{.*?pod="([^"]+)".*?resource="([^"]+)".*?\} (\S+)$', re.MULTILINE)
 
 

@@ -21,7 +21,7 @@ RELEASE, HOME = "rlhf", "rlhf-system"
 USED = {
     ("rlhf.dev", "rlhfjobs"): "get list watch patch delete",  # patch: the finalizer; delete: time to live
     ("rlhf.dev", "rlhfjobs/status"): "patch",
-    ("rlhf.dev", "rlhfjobs/finalizers"): "update",  # objects with blockOwnerDeletion, under the admission named above
+    ("rlhf.dev", "rlhfjobs/finalizers"): "update",  # objects with blockOwnerDeletion, as on OpenShift
     ("", "pods"): "get list watch create patch delete",  # patch: the label of the migration pool
     ("", "services"): "get list watch create patch",  # a server-side apply that creates an object needs both
     ("", "configmaps"): "get list watch create patch",

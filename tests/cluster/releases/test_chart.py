@@ -1,4 +1,5 @@
-"""The Helm chart without a cluster: the values it accepts, the objects of every toggle, and the rights it grants."""
+"""The Helm chart without a cluster: the values it accepts, the objects that its toggles add, and the rights it
+grants."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ pytestmark = pytest.mark.full
 
 
 ACCOUNT = f"system:serviceaccount:{HOME}:{RELEASE}"
-PATIENCE = 240.0  # seconds for what takes one or two on an idle machine
+PATIENCE = 240.0  # seconds for one wait
 DEFINITION = "customresourcedefinition/rlhfjobs.rlhf.dev"
 NOT_ASKED_HERE = {
     ("rlhf.dev", "rlhfjobs", "delete"),  # a job whose time to live is over

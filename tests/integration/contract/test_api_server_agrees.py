@@ -24,7 +24,7 @@ from rlhf_common.names import GROUP, PLURAL
 
 SEED = 20260822
 RULE_WORDS = tuple(rule.message for rule in RULES)
-MANIFESTS = 150  # random manifests; a dry-run create takes about 5 ms
+MANIFESTS = 150  # random manifests
 
 # Values around every limit of a rule; each manifest has a few of them.
 CHANGES: dict[str, list[Any]] = {

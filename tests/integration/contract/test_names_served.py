@@ -13,7 +13,7 @@ from rlhf_api import crd
 from rlhf_api.manifest import parse_stored
 
 NAME = "x-coordinator"
-PATIENCE = 240.0  # seconds until the API server uses another definition; one on an idle machine
+PATIENCE = 240.0  # seconds until the API server uses another definition
 
 
 def of_new_jobs(definition: dict[str, Any]) -> list[dict[str, Any]]:

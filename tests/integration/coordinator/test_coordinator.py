@@ -316,7 +316,7 @@ async def test_stopping_checkpoints_and_resuming_goes_on(jobs: StartedJobs, tmp_
     assert await workers.end(60.0) == [0] * 6
     assert reply.iteration == 3
     assert reply.checkpoint.endswith("iteration-000003")
-    # The journal continues; another run folder resumes from the checkpoint.
+    # The run folder has the journal, which continues.
     coordinated.start()
     workers = crew(dict(coordinated.counts()), coordinated.address)
     assert (await coordinated.outcome()).phase == "Complete"

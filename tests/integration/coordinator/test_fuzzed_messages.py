@@ -161,7 +161,7 @@ async def process(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
 
 
 async def many(count: int, at_once: int, call: Callable[[int], Any]) -> list[Any]:
-    """Return the results of `one` for 0 .. count-1, with at most `at_once` in flight."""
+    """Return the results of `call` for 0 .. count-1, with at most `at_once` in flight."""
     slots = asyncio.Semaphore(at_once)
 
     async def slotted(number: int) -> Any:

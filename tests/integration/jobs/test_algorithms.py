@@ -1,4 +1,4 @@
-"""Every algorithm in a real local run: interrupted and resumed, it ends with the same weights bit for bit.
+"""Algorithms in a real local run: interrupted and resumed, it ends with the same weights bit for bit.
 
 Two optimizer steps per iteration, so that ratios differ from 1; one training rank and one generation worker, so that a
 run is short. PPO, GRPO, plug-ins and algorithms that generate nothing have their own tests.

@@ -1,6 +1,6 @@
 """A real job whose training ranks are in its generation workers ends with the bits of one with separate ranks.
 
-One worker lends new weights in memory, the other streams them.
+One lends new weights in memory, the other streams them.
 """
 
 from pathlib import Path

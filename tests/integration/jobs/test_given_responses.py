@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 pytestmark = pytest.mark.timeout(1800)
 
 SECONDS = 300.0
-"""Seconds for what takes about 15 on two idle cores."""
+"""Seconds for one wait."""
 ALGORITHMS = ("sft", "dpo")
 """The simplest algorithm without generation, and the one with most parts: pairs, and a reference scored by inference
 workers.

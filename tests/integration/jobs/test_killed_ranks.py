@@ -1,4 +1,4 @@
-"""Real jobs in every layout of two training ranks: they complete, and a kill of each rank changes no weight."""
+"""Real jobs in layouts of two training ranks: they complete, and a kill of each rank changes no weight."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +70,7 @@ class KilledRankCase(NamedTuple):
     """One job of two ranks."""
 
     seed: int
-    """Seed of the moments of kills; printed with every kill when the test fails."""
+    """Seed of the moments of kills."""
     job: dict[str, Any]
     """Arguments of `write_job`."""
     settings: tuple[str, ...]

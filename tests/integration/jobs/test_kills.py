@@ -9,7 +9,7 @@ from tests.support.jobs.local_job import PROCESSES, write_job
 
 ITERATIONS = 20
 SEED = 20
-"""Seed of the victims' order and moments; printed with every kill when the test fails."""
+"""Seed of the victims' order and moments."""
 
 
 @pytest.mark.timeout(1800)

@@ -1,7 +1,7 @@
 """Published instances at the bound, with a peak no higher than the published one.
 
-Budgets are tries and solver effort, and the clock stands still, so a busy machine gives the same result. The other
-instances are omitted because they take longer (1, 3 and 9 minutes each).
+Budgets are tries and solver effort, and the clock stands still, so a busy machine gives the same result. Other
+instances are omitted because they take longer.
 """
 
 import pytest

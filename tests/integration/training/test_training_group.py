@@ -1,7 +1,7 @@
 """Four real training ranks (pipeline 2, data 2) over gloo: bitwise the results of threads, checkpoints, a killed rank.
 
-Importing the libraries takes most of the time, so one launcher imports them and forks the ranks, which run once. The
-coordinator is a real gRPC server that has only batches, and starts late on purpose.
+One launcher imports the libraries and forks the ranks, which run once. The coordinator is a real gRPC server that has
+only batches, and starts late on purpose.
 """
 
 import json

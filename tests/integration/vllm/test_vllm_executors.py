@@ -107,7 +107,7 @@ def lives(pid: int) -> bool:
 
 
 async def decoding(scripted: ScriptedCoordinator, policy: Path, number: int = 1) -> ScriptedSession:
-    """Yield a worker of two processes that has built its engine, with each process verifying drafts."""
+    """Return the session of a worker of two processes that has built its engine and verifies drafts."""
     session = await scripted.session()
     drafts = {"mode": "Fixed", "maxTokens": 4, "drafters": ["Ngram"]}
     session.welcome(job(policy, engine="vllm", parallelism={"tensor": 2}, speculation=drafts))

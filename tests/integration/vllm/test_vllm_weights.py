@@ -205,7 +205,7 @@ def test_an_update_that_breaks_off_leaves_an_engine_that_takes_no_sample_until_a
 
 
 class Lent:
-    """The `weight_fetcher` of a role: records its calls, and runs a callback when all was read."""
+    """The `weight_fetcher` of a role. `confirm` runs when a load confirms the weights it read."""
 
     def __init__(self, tensors: Weights, confirm: Callable[[], None]) -> None:
         self._tensors, self._confirm = tensors, confirm

@@ -63,15 +63,15 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
         self.refusals: list[str] = []
         self.registered = 0
         self.trained: list[tuple[int, int, int]] = []
+        """(incarnation number, group epoch, iteration) of every Train this worker finished."""
         self.schedules: list[str] = []
-        self.lengths: list[int] = []
         """Method of the table of every Train."""
+        self.lengths: list[int] = []
         self.schedule = ""
         self.offloads: list[str] = []
         self.clashes: list[str] = []
         """Commands to one role that arrived while the other was working; a worker that is also a rank takes turns."""
         self.measures = 0
-        """(incarnation number, group epoch, iteration) of every Train this worker finished."""
         self.address = f"simulated:{self.name}"
         self._peers[f"{coordinator}/{self.address}"] = self
         self.decoded, self.scored, self.prefixes = {}, [], 0

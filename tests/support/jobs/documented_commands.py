@@ -1,7 +1,7 @@
 """Every command of the documentation, and the register of the tests that run them.
 
-A command is a line of a fenced block `sh` in the README or below docs/, without its comment; a backslash at the end of
-a line continues it. Decision pages are excluded, because they contain arguments rather than instructions.
+A command is a line of a fenced block `sh` in README, CONTRIBUTING or docs/, without its comment; a backslash at the end
+of a line continues it. Decision pages are excluded, because they contain arguments rather than instructions.
 """
 
 import re

@@ -2,8 +2,7 @@
 
 `python -m tests.support.jobs.run_server rlhf_workers.fork_server` speaks the protocol of `rlhf_workers.fork_server`; an
 order has `arguments` besides, those of `rlhf`. A run differs from one that a person starts in two ways: its imports are
-already done, and its fork server was forked, before the run had a thread, instead of executed. Importing the same
-libraries took more than half of the time of a small job.
+already done, and its fork server was forked, before the run had a thread, instead of executed.
 
 Rule: a run makes its decisions with its own code; only the start of two processes differs. A fork server that is needed
 again, such as after its death, is executed as usual. All runs of one server share Python's hash seed, so a test that

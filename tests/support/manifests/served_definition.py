@@ -20,7 +20,7 @@ Json = dict[str, Any]
 Causes = list[tuple[str, str]]
 
 KIND: Final = (GROUP, VERSION, "default", PLURAL)
-SERVED_TIMEOUT: Final = 60.0  # seconds until a new kind is served; 1 on an idle machine
+SERVED_TIMEOUT: Final = 60.0  # seconds until a new kind is served
 
 
 @dataclass(frozen=True)

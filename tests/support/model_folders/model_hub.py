@@ -148,7 +148,7 @@ class HubHandler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def model_hub(host: str = "127.0.0.1") -> Iterator[ModelHub]:
-    """Yield a hub that listens on an address of this machine and accepts TOKEN only; it ends with the block."""
+    """Yield a hub on an address of this machine, which ends with the block; uploads need TOKEN."""
     hub = ModelHub()
 
     server = ThreadingHTTPServer((host, 0), functools.partial(HubHandler, hub))

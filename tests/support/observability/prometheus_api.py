@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-ANSWER_TIMEOUT = 120.0  # seconds for one answer; a hundredth of one on an idle machine
+ANSWER_TIMEOUT = 120.0  # seconds for one answer
 EVERY = 0.5  # seconds between two attempts
 
 

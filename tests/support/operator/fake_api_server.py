@@ -57,7 +57,7 @@ class FakeApiServer:
     def __init__(self) -> None:
         self.objects: dict[Place, Json] = {}
         self.requests: list[tuple[str, str]] = []
-        """(method, path with the query's subresource) of every request."""
+        """(method, path) of every request."""
         self.failures: list[InjectedFailure] = []
         self.before_answer: Callable[[str, str], None] = lambda method, path: None
         """Called with every request before it is carried out."""

@@ -1,4 +1,4 @@
-"""Pod specs of every kind that quota depends on, and two counts of their requests without the operator's code."""
+"""Pod specs of every kind that quota depends on, and two independent counts of their requests."""
 
 from collections.abc import Iterator, Mapping
 from decimal import Decimal

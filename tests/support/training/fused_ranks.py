@@ -38,7 +38,7 @@ from rlhf_workers.training.trainer import Trainer
 
 
 def fused_job(root: Path, key_value_heads: int = 2, critic_layers: int = 5) -> RLHFJob:
-    """Return a job with actor and critic of different family, depth and width; 4 optimizer steps per iteration."""
+    """Return a job with actor and critic of different family, depth and width; 2 optimizer steps per iteration."""
     heads = {"num_key_value_heads": key_value_heads}
     actor = models.write_policy(root / "actor", "qwen2", seed=1, num_hidden_layers=4, **heads)
     critic = models.write_policy(

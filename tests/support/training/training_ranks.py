@@ -37,7 +37,7 @@ from rlhf_workers.training.trainer import Trainer
 
 Result = TypeVar("Result")
 WAIT = 300.0
-"""Seconds to wait for what takes less than one on an idle machine."""
+"""Seconds for one wait."""
 CPU = torch.device("cpu")
 STAGES = {"torch": torch_backend.load_stage, "megatron": megatron_backend.load_stage}
 """Backend -> function that loads a stage."""

@@ -33,7 +33,7 @@ from rlhf_workers.models.loading import load_causal_lm, load_tokenizer
 from rlhf_workers.sample_codec import request_of
 
 RESPONSE = 480
-"""Tokens of a response: about a second of decoding."""
+"""Tokens of a response."""
 SLOTS = 4
 TOP_K = 16
 TILE = 16

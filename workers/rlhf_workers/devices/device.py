@@ -1,4 +1,4 @@
-"""Properties of the worker's device: name, total memory, used memory, and its share of free memory.
+"""The worker's device: opening it, its name, its memory, and the process's share of free memory.
 
 Rule: it only reads counters and sets how kernels are chosen; it must never change a device's state. Processes that
 share a device each count on their part of the free memory, or all would plan with the same bytes.
@@ -22,7 +22,7 @@ CUBLAS_WORKSPACE: Final = ":4096:8"
 """8 buffers of 4 MiB. Without this setting, matrix products may differ from run to run."""
 
 _sharers: dict[torch.device, int] = {}
-"""Number of processes on a device, including this one, if there are several; set when the process opens the device."""
+"""Number of processes on a device, including this one; set when the process opens the device."""
 
 
 def open_device(name: str, sharers: int = 1) -> torch.device:

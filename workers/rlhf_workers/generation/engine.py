@@ -56,7 +56,7 @@ class SamplingParameters:
     by_request: bool = False
     """Whether requests choose how their tokens are drawn; otherwise all are drawn alike."""
     evaluation_temperature: float = 0.0
-    """Temperature above 0 of requests for evaluation; 0: there are none."""
+    """Temperature of evaluation requests that draw at random; 0: there are none."""
 
     @classmethod
     def from_spec(cls, spec: RLHFJobSpec) -> "SamplingParameters":

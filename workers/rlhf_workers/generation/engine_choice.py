@@ -1,7 +1,7 @@
-"""Chooses the engine for `engine: Auto`: vLLM if it is installed and serves the job, otherwise torch.
+"""Chooses the engine for `engine: Auto`: torch or vLLM, with the reason.
 
-Rule: the choice depends on the manifest, the worker's device and image, and the model's folder, so equal workers
-choose alike. With mixed images the choices may differ, and samples are still right: both engines draw a token from the
+Rule: the choice depends on the manifest, the worker's device and image, and the model's folder, so equal workers choose
+alike. With mixed images the choices may differ, and samples are still right: both engines draw a token from the
 sample's key, and samples move between them by their tokens. A manifest without a split model or arguments of an engine
 gets vLLM on GPUs only; on CPU, and for bitwise reproducible results, it gets torch.
 """

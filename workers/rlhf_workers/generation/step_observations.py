@@ -1,10 +1,10 @@
 """Summarizes thousands of engine steps as a few spans of the timeline and observations for the cost model.
 
 Rule: one span covers at least half a second of steps of one iteration, unless work ends or the iteration changes
-before; it is named after its most costly work. Its observation gives the prefill share, the samples per step and the
-keys per sample, which the planner needs for the cost of a step. If samples arrived by their tokens, another
-observation gives the cost of rebuilding their caches. A step that captured a graph is a separate span without an
-observation, as its cost does not recur. Must never read a clock.
+before; it is named after its most costly work. Its observation gives the prefill time, the samples per step and the
+keys per sample, which the planner needs for the cost of a step. If samples arrived by their tokens, another observation
+gives the cost of rebuilding their caches. A step that captured a graph is a separate span without an observation, as
+its cost does not recur. Must never read a clock.
 """
 
 from collections.abc import Iterator

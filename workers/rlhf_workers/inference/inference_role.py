@@ -53,7 +53,7 @@ class _Task:
     model: str
     scorer: Scorer
     weights: OffloadableWeights | None
-    """Weights that move; None for no model, or one that stays on its device."""
+    """Weights that move; None if none do."""
     of_group: bool = False
     """Whether its unit is a prompt group: all samples of a command are judged together."""
     waiting: deque[ScoringSample] = field(default_factory=deque)

@@ -22,7 +22,7 @@ from rlhf_api.algorithms.fields import KLEstimator
 from rlhf_workers.losses.ppo import limited_log_ratio
 
 K3_LIMIT: Final = 10.0
-"""Limit in nats per token, reached if the reference is 14 times as probable; the same as in verl and slime."""
+"""Limit in nats per token, reached if the reference is 14 times as probable."""
 ERROR_LIMIT: Final = 0.2
 """Bound of the relative error of one iteration before it moves the coefficient (Ziegler et al.)."""
 

@@ -65,7 +65,7 @@ class BatchSource(Protocol):
 
 
 class TrainingRole:
-    """One rank; see `rlhf_workers.worker_role.Role` and `WeightProvider`."""
+    """One rank; see `worker_role.WorkerRole` and `WeightProvider`."""
 
     name = "training"
     handles = frozenset({"train", "save_checkpoint", "measure"})

@@ -46,7 +46,8 @@ def decode(message: bytes) -> ReceivedChunk:
 
 
 def _in_order(message: bytes) -> ReceivedChunk | None:
-    """Return name, offset and data if each occurs once, in this order, with no other field; else None."""
+    """Return name, offset (0 if absent) and data, if they come once each, in this order, with no other field; else
+    None."""
     place, size, offset = 0, len(message), 0
     if not size or message[place] != NAME:
         return None

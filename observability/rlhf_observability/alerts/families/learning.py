@@ -1,4 +1,4 @@
-"""Alerts on learning: rewards, divergence, mismatch, skipped steps.
+"""Alerts on learning: rewards, failing samples, divergence, mismatch, skipped steps.
 
 Rule: a value that is not finite has no series, so RLHFRewardMissing tests for the absence of a reward. Means are over
 time, as scrapes see it: an iteration of an hour has the weight of an hour.

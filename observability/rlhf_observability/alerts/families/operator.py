@@ -1,4 +1,4 @@
-"""Alerts on the operator itself: whether it leads, keeps up, and receives changes from the cluster.
+"""Alerts on operators: they do not lead, keep up or hear of changes; and on expiring certificates and unscraped jobs.
 
 Rule: `cluster`, `namespace` and `job` of the scrape identify the operators of one release. Jobs continue to train
 without an operator, but their failed pods are not replaced.

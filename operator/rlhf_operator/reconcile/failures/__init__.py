@@ -1,1 +1,1 @@
-"""Consequences of ended pods: counts, the failure policy, back-offs, and silent workers."""
+"""Consequences of ended pods: messages, counts, the failure policy, back-offs, and silent workers."""

@@ -60,7 +60,7 @@ class PinnedJob(ParsedJob):
     """A parsed job with the revision that it runs with."""
 
     stored_revision: StoredRevision = field(default_factory=StoredRevision)
-    """The job's new revision; if empty, no pod is created."""
+    """The job's revision; if empty, no pod is created."""
     status: Mapping[str, str] = field(default_factory=dict)
     """`status.revision`."""
     hashes: Mapping[Group, str] = field(default_factory=dict)

@@ -1,9 +1,9 @@
 """Child process of a user's environment: `python -m ...environment_host --file F --name N`.
 
-Request: {"id", "episode", "record", "turns": [text]}. Reply: {"id", "steps": [{"message", "messages", "done",
-"reward", "metrics"}]}, a step for each turn, or {"id", "reason", "message"}. An environment is a function of its
-record and the turns: a child that has not seen an episode's earlier turns takes them again. Rule: standard library
-only, as in all modules of the child (`user_code.user_host`). Must never answer for an environment.
+Request: {"id", "episode", "record", "turns": [text]}. Reply: {"id", "steps": [{"message", "messages", "done", "reward",
+"metrics"}]}, a step for each turn, or {"id", "reason", "message"}. An environment is a function of its record and the
+turns: a child that has not seen an episode's earlier turns takes them again. Rule: no third-party package, as in all
+modules of the child (`user_code.user_host`). Must never answer for an environment.
 """
 
 import inspect

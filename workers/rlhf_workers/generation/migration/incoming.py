@@ -62,7 +62,7 @@ class IncomingMigrations:
         return KvReservation(request.key, moves.shapes, len(request.prompt) + len(request.tokens), longest)
 
     def admit(self, key: SampleKey, hand_over: pb.KvHandOver, cache: KvSlice | None, outbox: Outbox, size: int) -> None:
-        """Take the sample, decode it, and report it; KvRefusedError if it is no longer wanted or malformed."""
+        """Take the sample and report it; KvRefusedError if it is unwanted, malformed or refused by the engine."""
         offered, moves = self._offered.get(key), kv_moves_of(self._engine)
         if offered is None or moves is None:
             raise KvRefusedError("it was withdrawn, or this worker's session broke")

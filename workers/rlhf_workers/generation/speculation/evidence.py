@@ -58,7 +58,7 @@ class Evidence:
         self._outcomes: list[Outcomes] = []
         """Outcomes that are not counted yet; counting many is as fast as counting one."""
         self._rested = [0, 0, 0.0]
-        """Steps without learning, their samples and seconds."""
+        """Steps without drafts and learning, their samples and seconds."""
 
     def stepped(self, plan: Plan, step: MeasuredStep, outcomes: Outcomes, regret: float) -> None:
         """Add a step."""

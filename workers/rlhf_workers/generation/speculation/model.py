@@ -48,7 +48,7 @@ class _Row:
         self.fed: TokenArray = np.empty(0, np.int32)
         """Tokens whose keys and values are in the row, from position 0."""
         self.uniforms = np.empty(0)
-        """Uniforms of the first response positions, as many as needed so far."""
+        """Uniforms of the first response positions, at least as many as needed so far."""
         self.open = (0, 0, 0)
         """(position in the text, drawn token, most probable token) of the last guess, until it is judged."""
 

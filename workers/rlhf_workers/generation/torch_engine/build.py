@@ -27,7 +27,7 @@ COARSE: Final = "bfloat16"
 PASS_ARGUMENTS: Final = ("staticShapes", "fusedKernels")
 """Arguments for decode passes."""
 MODES: Final[tuple[KernelMode, ...]] = ("Auto", "Enabled", "Disabled")
-"""Values of these arguments; the first is the default."""
+"""Values of these arguments; the first is the default outside deterministic jobs."""
 
 
 def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> TorchEngine:

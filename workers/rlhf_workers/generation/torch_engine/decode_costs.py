@@ -93,8 +93,8 @@ def measure(engine: MeasurableEngine) -> Generator[None, None, EngineCosts]:
 def decode_grid(limits: EngineLimits, *, tiled: bool = False) -> list[tuple[int, int]]:
     """Return the points of `cost_grid.decode_points`.
 
-    `tiled` (deterministic jobs): a pass has whole tiles of rows and the keys of a bucket. So batches are multiples of
-    a tile, and a context is the middle of its bucket: a line through the middles is right on average.
+    `tiled` (deterministic jobs): a pass has whole tiles of rows and the keys of a bucket. So inner batches are
+    multiples of a tile, and a context is near the middle of its bucket.
     """
     longest = limits.max_prompt_tokens + limits.max_response_tokens
     if not tiled:
@@ -105,7 +105,7 @@ def decode_grid(limits: EngineLimits, *, tiled: bool = False) -> list[tuple[int,
 
 
 def _middle(context: int, longest: int) -> int:
-    """Return the middle of the contexts that share this one's key length."""
+    """Return three quarters of this context's bucket, within the longest sequence."""
     keys = bucket(context, longest)
     return max(min(3 * keys // 4, longest - STEPS - 2), 1)
 

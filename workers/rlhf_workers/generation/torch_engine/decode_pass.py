@@ -1,4 +1,4 @@
-"""Runs one decode pass, with one array as input and one as output.
+"""Runs one decode pass over an array of inputs.
 
 Rule: a pass is launched without waiting, and its result is waited for once, so a step launches all its passes before
 the host stops. `PlainDecoder` runs a pass in its own shape. Must never know samples: rows and numbers only.
@@ -77,7 +77,7 @@ class PassDecoder(Protocol):
 
 @dataclass(frozen=True)
 class DrawnTokens:
-    """Tokens and log-probabilities, packed if they come from a device."""
+    """Tokens and log-probabilities, in two copies or packed in one."""
 
     copies: tuple[CopyToHost, ...]
 

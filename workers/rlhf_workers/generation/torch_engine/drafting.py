@@ -3,7 +3,7 @@
 Rule: drafts are stored after a sample's sequence only, and cut at the sample's limit, its pool and the vocabulary. A
 sample that replays known tokens or is paused gets no draft. The speculator learns of samples from the table at the
 start and end of a step, so it misses none. It gets their tokens when drafts are wanted, when samples end, and every
-few steps, so that a plain step costs little. Must never let a draft become a token: `verification` decides.
+TELL_STEPS steps, so that a plain step costs little. Must never let a draft become a token: `verification` decides.
 """
 
 import time

@@ -65,7 +65,8 @@ class TorchEngine:
         version: int = 0,
         field: str = "spec.models.actor.path",
     ) -> None:
-        """`model` is in eval mode on its device; WorkError if it cannot be decoded, or reproduced if `deterministic`.
+        """`model` is in eval mode on its device; WorkError if it cannot be decoded or, on a CPU, reproduced if
+        `deterministic`.
 
         `static_shapes`: decode passes have few shapes, captured where possible. `fused_kernels`: kernels run several
         steps of the model each. Neither works with `deterministic`, which needs the proven shapes and sums.
@@ -185,7 +186,7 @@ class TorchEngine:
         return loaded
 
     def sleep(self) -> None:
-        """See Engine."""
+        """See Sleeps."""
         if self._state.in_flight:
             raise EngineError("EngineBusy", f"{len(self._state.in_flight)} samples must be withdrawn before sleep")
         self._forget_turns()
@@ -196,7 +197,7 @@ class TorchEngine:
         self._weights.offload()
 
     def wake(self) -> None:
-        """See Engine."""
+        """See Sleeps."""
         self._weights.onload()
 
     def keep_turns(self) -> None:
@@ -209,7 +210,7 @@ class TorchEngine:
             self._state.turn_cache.drop(key)
 
     def measure(self) -> Generator[None, None, EngineCosts]:
-        """See Engine."""
+        """See MeasuresCosts."""
         self.wake()
         return measure(self)
 

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 VERIFY_TOKENS: Final = 24
 """Tokens of the sequence that `verify` compares; it need not exceed a window, as the masks are ours."""
 VERIFY_TOLERANCE: Final = {torch.float32: 2e-3, torch.float64: 2e-3}
-"""Largest difference of logits, relative to the largest logit; half-precision types use HALF_TOLERANCE."""
+"""Largest difference of logits, relative to 1 + the largest logit; half-precision types use HALF_TOLERANCE."""
 HALF_TOLERANCE: Final = 0.1
 
 
@@ -211,7 +211,7 @@ class CausalForward:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return the allowed difference of logits, relative to the largest logit, between two ways of computing them."""
+    """Return the allowed difference of logits, relative to 1 + the largest, between two ways of computing them."""
     return VERIFY_TOLERANCE.get(dtype, HALF_TOLERANCE)
 
 

@@ -34,7 +34,7 @@ FIXED_ROTATIONS: Final = ("default", "linear", "llama3", "yarn")
 SIZES: Final = (16, 32, 64, 128, 256)
 """Head sizes that the kernels support."""
 TRIAL_TOKENS: Final = 20
-"""Tokens of the trial, one per pass."""
+"""Tokens of each row of the trial, one per pass."""
 
 
 class NotFusedError(Exception):

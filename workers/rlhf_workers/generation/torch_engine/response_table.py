@@ -15,7 +15,7 @@ from rlhf_common.samples import FinishReason, ResponsePart, SampleKey, SampleReq
 from rlhf_workers.generation.sampling import WORDS_PER_BLOCK, marked, uniforms
 
 FIRST_COLUMNS: Final = 64
-"""Initial capacity of a slot in response tokens."""
+"""Initial capacity of a slot in tokens."""
 UNIFORM_BLOCK: Final = 64
 """Uniforms drawn at once per sample, from a multiple of the generator's block; more than one pass uses."""
 NO_BLOCK: Final = -UNIFORM_BLOCK

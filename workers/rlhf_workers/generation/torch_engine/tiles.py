@@ -162,8 +162,8 @@ class Tiles:
     def _try_several(self, width: int, capacity: int) -> bool:
         """Compare a pass with several rows of a sample with single steps: logits, and written keys and values.
 
-        The pass has `width` rows of a tile's samples, one with LONG_RUN rows and others with none. The last row is
-        repeated, as in padding.
+        The pass has `width` rows of a tile's samples, one with at least LONG_RUN rows. The last row is repeated, as in
+        padding.
         """
         pool, single = self._random_pool(TILE_ROWS, capacity), KvPool(TILE_ROWS, capacity)
         every = np.arange(TILE_ROWS)

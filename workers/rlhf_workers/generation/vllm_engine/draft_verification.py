@@ -31,7 +31,7 @@ class KeyedVerifier:
     def __call__(
         self, metadata: Any, draft_probabilities: object, logits: torch.Tensor, sampling_metadata: object
     ) -> Any:
-        """Return tokens [requests, longest draft + 1] that end in NOTHING, with their log-probabilities.
+        """Return tokens [requests, longest draft + 1], filled up with NOTHING, with their log-probabilities.
 
         `metadata` is vLLM's SpecDecodeMetadata; logits [drafted + requests, vocabulary] are those of the next position
         of each request and of its drafted ones, in order. The drafter's probabilities are not used.

@@ -1,4 +1,4 @@
-"""Names, shapes and ties of a complete set of the policy's weights, without the weights.
+"""Names, shapes and ties of a complete set of a model's weights, without the weights.
 
 Rule: transformers' model of the folder is the reference, as for every other role; vLLM's own names and packed tensors
 are not visible outside vLLM.
@@ -26,7 +26,7 @@ DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class ExpectedWeights:
-    """The policy's architecture on the meta device, where tensors have no memory."""
+    """A model's architecture on the meta device, where tensors have no memory."""
 
     def __init__(self, folder: str) -> None:
         """`folder` was loaded or checked before."""
@@ -76,7 +76,7 @@ class ExpectedWeights:
 
 @dataclass(frozen=True)
 class CheckedWeights:
-    """A complete set of the policy's weights."""
+    """A complete set of a model's weights."""
 
     bytes: int
     named: Iterable[Named]

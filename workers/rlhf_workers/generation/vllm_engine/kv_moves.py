@@ -51,7 +51,7 @@ class Samples(Protocol):
         """Return the request that continues the sample after its last token."""
 
     def take(self, request: SampleRequest, *, arrives: bool = False) -> str:
-        """Add a checked sample to the core, which schedules it in its next step; return its name there.
+        """Add a checked sample to the core; return its name there.
 
         `arrives`: it comes with a cache that no other sample reads.
         """

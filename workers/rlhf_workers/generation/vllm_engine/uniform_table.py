@@ -17,7 +17,7 @@ from rlhf_workers.generation.sampling import marked, uniforms
 Ints = npt.NDArray[np.int64]
 
 BLOCK: Final = 64
-"""Positions drawn at once; a multiple of the generator's block, and more than one step decides."""
+"""Positions of a block; a multiple of the generator's block, and more than one step decides."""
 
 
 class KeyedRequest(NamedTuple):

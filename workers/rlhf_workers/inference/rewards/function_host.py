@@ -2,7 +2,7 @@
 
 Request: {"id", "many", "samples": [{"prompt", "response", "record", "finish_reason", "response_tokens"}]}. Reply:
 {"id", "rewards": [{"reward": number | null, "metrics": {name: number}}]} or {"id", "reason", "message"}. With `many`
-the function gets a list for each argument and returns a list. Rule: standard library only, as in all modules of the
+the function gets a list for each argument and returns a list. Rule: no third-party package, as in all modules of the
 child (`user_code.user_host`). Must never guess a reward.
 """
 

@@ -1,4 +1,4 @@
-"""Transfers, reductions and broadcasts between training ranks over torch.distributed.
+"""Transfers and collective operations between training ranks over torch.distributed.
 
 `Communicator` is the interface; `TorchCommunicator` is gloo on CPU and NCCL on CUDA, and `host_transport` is for groups
 with GPUs that NCCL cannot connect. Sends and receives do not block; the data determine shapes, so none are sent. The

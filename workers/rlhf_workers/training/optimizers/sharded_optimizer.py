@@ -93,7 +93,7 @@ class ShardedOptimizer(StageOptimizer):
 
 
 def optimizer_of(stage: PipelineStage, fields: Optimizer, shares: MomentShares, offload: bool) -> StageOptimizer:
-    """Return the optimizer of a stage, split like the stage. A split stage also splits the moments and needs no
+    """Return the optimizer of a stage, split like the stage. A sharded stage also splits the moments and needs no
     `shares`. `offload`: keep moments in host memory."""
     if isinstance(stage, ShardedStage):
         return ShardedOptimizer(stage, fields, offload)
