@@ -34,7 +34,7 @@ from rlhf_planner.schedule.simulate import (
 )
 
 GRACE = 3.0  # seconds beyond the budget, so that effort ends the solver even in tiny budgets on a busy machine
-EXACT_STEPS = 6000 if cp_model else 0  # above this, building the model takes seconds
+EXACT_STEPS = 6000 if cp_model else 0  # most steps for the solver
 
 
 @dataclass(frozen=True, slots=True)
