@@ -6,9 +6,8 @@ differences; a change that only moves code must reach it. `--save FILE` stores t
 can replace a checkout.
 
 This checkout creates the models, prompts and manifests once for both, because the quickstart's policy may differ
-between the checkouts. The manifests use only fields that both versions have, so that an old checkout can read them.
-Metrics that measure time, or depend on it, are not compared. A metric that only one checkout has is reported but is no
-failure.
+between the checkouts. An old checkout must know the manifests' fields. Metrics that measure time, or depend on it, are
+not compared. A metric that only one checkout has is reported but is no failure.
 """
 
 import argparse

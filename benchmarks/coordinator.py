@@ -1,10 +1,10 @@
 """Measures the cost of the coordinator without models: simulated workers over real gRPC, a real coordinator process.
 
 Two runs with the same job shape. In `flood`, workers answer immediately, so all time is control plane. It reports the
-samples per second that pass through the ledger (leased, progress, finished, scored three times, journaled, fetched,
-trained), and the rate that the coordinator's CPU seconds would allow. In `paced`, workers decode at a real engine's
-pace and report progress. It reports the share of one core that the coordinator uses, and the share of an iteration in
-which all workers wait for it.
+samples per second that pass through the ledger (leased, finished, scored three times, journaled, fetched, trained), and
+the rate that the coordinator's CPU seconds would allow. In `paced`, workers decode at a real engine's pace and report
+progress. It reports the share of one core that the coordinator uses, and the share of an iteration in which all workers
+wait for it.
 """
 
 import argparse
@@ -32,7 +32,7 @@ PACED = Pace(tick_seconds=0.5, tokens_per_tick=16, train_seconds=1.0, progress_s
 
 
 async def measure(arguments: argparse.Namespace, pace: Pace, tokens: int, iterations: int) -> dict[str, Any]:
-    """Run one job; return CPU and wall time from the end of the first iteration to the end of the last."""
+    """Run one job; return CPU and wall time from the end of the first iteration to the start of the last."""
     training = arguments.training
     generation = (arguments.workers - training) * 3 // 4
     counts = {

@@ -4,12 +4,12 @@
 
 Ways to decode: bare vLLM (`LLM.generate`), a generation worker with vLLM, the torch engine alone, the same with fused
 passes, a worker with it, and transformers.generate. Each is a process with the same number of threads and a random
-Llama in float32 with 10.6 million parameters. Workers are real ones: requests and tokens use gRPC with mutual TLS,
+Llama in float32 with 10.7 million parameters. Workers are real ones: requests and tokens use gRPC with mutual TLS,
 timed from sending the samples until all are reported finished. All ways decode every batch in turn. Prompts are new in
 each batch, and no token ends a response.
 
 Reported for each way, as medians over rounds: tokens per second by the clock and by processor seconds, which are
-steadier on a shared machine, and the ratio to bare vLLM in the same round. Also seconds to start, and seconds of a
+steadier on a shared machine, and the ratio to the first way in the same round. Also seconds to start, and seconds of a
 weight update from a folder by size. The last line of --json is one object.
 """
 
@@ -115,7 +115,7 @@ class ProcessWay:
 
 
 class WorkerWay:
-    """A generation worker of the project, with a coordinator that only forwards samples."""
+    """A generation worker of the project, with a scripted coordinator."""
 
     def __init__(self, session: ScriptedSession, process: int) -> None:
         self.start_seconds = 0.0
@@ -241,7 +241,7 @@ def write_policy(folder: Path, layers: int) -> int:
 
 
 def batch_of(workload: str, number: int, arguments: argparse.Namespace) -> Batch:
-    """Return requests with new prompts, which no other batch has."""
+    """Return requests with new random prompts."""
     random = np.random.default_rng((WORKLOADS.index(workload), number))
     count, longest = arguments.samples, arguments.response
     if workload == "shared-prefix":

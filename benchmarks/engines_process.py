@@ -1,8 +1,8 @@
 """Runs one way of benchmarks/engines.py in a process: decodes batches on request, and reports the time of each.
 
 Rule: one JSON argument is the configuration. The process answers once when it is ready. It then answers each line of
-its standard input, a list of [prompt, response tokens], with one JSON object. No cache is shared between batches:
-prompts never repeat. Must never print anything else to its standard output.
+its standard input, a list of [prompt, response tokens], with one JSON object. Batches share no cache, since each has
+new prompts. Must never print anything else to its standard output.
 """
 
 import json

@@ -11,13 +11,13 @@ In A scoring takes both workers as long as the tail; in B it takes next to no ti
 for the one released worker. With two workers fusion cannot save more than half of the tail: the gain is at most 1.33
 times in A and 1.5 in C, minus the effect of the time before the tail.
 
-A, B and C run as fast as their cores, with one worker per core. On a shared machine the time of a step varies by half
-from second to second. paced-A, -B, -C are the same with workers of a fixed speed (`paced_worker`), slower than the
-machine's. paced-D has four workers and twice the samples; scoring takes all four as long as the tail.
+A, B and C run as fast as their cores, with one worker per core. paced-A, -B, -C are like them with smaller models and
+workers of a fixed speed (`paced_worker`). paced-D has four workers and twice the samples; scoring takes all four as
+long as the tail.
 
 Reported for each setting: median seconds of generation + inference; the speed-up over Disabled in the same round
 (quartiles); the simulator's error on the same lengths (in total, for the time of generation, and for the work of
-decoding and scoring); and the share of control and transfer. The learning rate changes no weight.
+decoding and scoring); and the share of control and transfer.
 """
 
 import argparse
@@ -255,7 +255,7 @@ def draw(run_dir: Path, folder: Path, scenario: str, turns: Turns) -> None:
 
 
 def main() -> int:
-    """Print a table, or one JSON object."""
+    """Print a line per setting, then all results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=math.inf, help="of a scenario; no round begins later")

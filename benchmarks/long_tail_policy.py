@@ -1,8 +1,8 @@
 """A policy whose end-of-sequence decisions create a long tail, and scoring models of any size.
 
-The policy is a real Llama folder. Attention and MLP are computed in full, but their output projections are zero. So
-the logits depend only on the last token and are exactly the log-probabilities of a Markov chain. It leads from the
-prompt's last token to a short or a long path, on each of which the probability to end is constant.
+The policy is a real Llama folder. Attention and MLP are computed in full, but their output projections are zero. So the
+logits depend only on the last token and are the log-probabilities of a Markov chain. It leads from the prompt's last
+token to a short or a long path, on each of which the probability to end is constant.
 """
 
 import math

@@ -1,11 +1,11 @@
 """Measures the operator at scale on a real API server with fake (kwok) nodes, relative to the raw limit of the same
 run.
 
-`python benchmarks/operator_scale.py [--scenario S1,S5] [--scale 0.1] [--json]`. Every scenario has its own cluster.
-Before the operator starts, a bare asyncio client creates the same objects at the same concurrency, with POST and with
-server-side apply. That is the limit of this machine under its present load. Ratios to that limit compare between
-machines; rates do not. `--results FILE` adds the results to those of earlier runs, so that scenarios can be run one at
-a time. Has the same requirements as tests/cluster (Go; no root).
+`python benchmarks/operator_scale.py [--scenario S1,S5] [--scale 0.1] [--json]`. Every scenario has its own cluster. In
+S1 to S3, before the operator starts, a bare asyncio client creates the same objects with POST and with server-side
+apply. That is the limit of this machine under its present load. Ratios to that limit compare between machines; rates do
+not. `--results FILE` adds the results to those of earlier runs, so that scenarios can be run one at a time. Has the
+same requirements as tests/cluster (Go; no root).
 """
 
 from __future__ import annotations

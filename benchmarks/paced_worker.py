@@ -1,11 +1,11 @@
 """A real worker process on a simulated device of fixed speed: `python -m benchmarks.paced_worker`.
 
-`pinned_workers` starts it. Models, tokens, log-probabilities, caches, migration and messages are the worker's own. The
-only difference: a decode step and a scoring pass never end before the time in `StepPace`. The time for drafting is
-added.
+`pinned_workers` starts it. Models, tokens, log-probabilities, caches, migration and messages are the worker's own. But
+no decode step or scoring pass ends before the time in `StepPace`, and drafts are chosen by that time. The time for
+prefill and drafting is added.
 
-The real time of a shared, noisy machine is hidden below the pace. So two equal iterations take the same time, and more
-workers than cores can run. The benchmark then measures the coordinator's decisions, and the cost of its control and of
+The pace hides the real time of a shared, noisy machine. So equal iterations take about the same time, and more workers
+than cores can run. The benchmark then measures the coordinator's decisions, and the cost of its control and of
 transfers.
 Rule: no work is ever made faster. Work that takes longer than its pace is counted in the worker's log; a run with much
 of it has measured its machine.
@@ -66,7 +66,7 @@ class Pacer:
 
 
 def pace_workers(pace: StepPace) -> Pacer:
-    """Make all engines and scorers of this process run at this pace."""
+    """Make torch engines and token scorers of this process run at this pace."""
     from rlhf_common.samples import ScoringSample
     from rlhf_workers.generation.speculation.speculator import Speculator, Verified
     from rlhf_workers.generation.torch_engine.engine import TorchEngine

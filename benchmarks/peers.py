@@ -9,10 +9,9 @@ order alternates between rounds. TRL runs in a separate environment, which uv cr
 
 An iteration lasts from the end of the previous one to its own end. The first ones are left out (`warm`), and the start
 is reported separately. `processor` is the processor time of all processes of a side per iteration, which other load
-disturbs less. With `--overlap` this project takes a third turn, with `rollout.overlapTraining`: it decodes an
-iteration while it trains on the previous one, with weights one version older. TRL has no such mode. Reported: median,
-smallest and largest over rounds of a round's median; ratios are within a round. `--json` prints one object, last line,
-with the curves.
+disturbs less. With `--overlap` this project takes a third turn, with `rollout.overlapTraining`: it decodes an iteration
+while it trains on the previous one, with weights one version older. Reported: median, smallest and largest over rounds;
+ratios are within a round. `--json` prints one object, last line, with the curves.
 """
 
 import argparse
@@ -47,7 +46,7 @@ PEER: Final = {"trl": "1.16.0", "datasets": "5.2.0", "accelerate": "1.15.0"}
 SHARED: Final = ("torch", "transformers", "numpy", "tokenizers")
 """Packages that both sides have in the same version."""
 TIME_OUT_SECONDS: Final = 3600.0
-"""Time-out of one training, several times that of the slowest on a busy machine."""
+"""Time-out of one training."""
 NOTHING: Final[Mapping[str, Any]] = {}
 COLOURS: Final = {"ours": "tab:blue", "trl": "tab:orange", "overlapped": "tab:green"}
 LABELS: Final = {"ours": "rlhf-operator", "trl": f"TRL {PEER['trl']}", "overlapped": "rlhf-operator, overlapped"}

@@ -1,7 +1,6 @@
 """The settings of benchmarks/peers.py: models, prompts, rewards, and this project's job of each.
 
-Rule: both sides get the same files, and the same value of every number that both have. Values that only one side has
-are named here.
+Rule: both sides get the same files, and the numbers of the same `PeerSetting`.
 """
 
 import json
@@ -45,8 +44,7 @@ class PeerSetting:
     response: int
     learning_rate: float
     threads: int
-    """Threads of each of our workers, which mostly compute one at a time; 0 means as many as the peer's only
-    process."""
+    """Threads of each of our workers; 0 means as many as the peer's only process."""
     group: int = 8
     kl: float = 0.01
     clip: float = 0.2
@@ -54,7 +52,7 @@ class PeerSetting:
 
 
 def quickstart(folder: Path) -> None:
-    """Create the quickstart's policy of 188 thousand parameters, its sums and its reward."""
+    """Create the quickstart's policy of 187 thousand parameters, its sums and its reward."""
     for source in (ROOT / "examples" / "quickstart").glob("*.py"):
         shutil.copy(source, folder)
     subprocess.run([sys.executable, folder / "prepare.py"], check=True, stdout=subprocess.DEVNULL)

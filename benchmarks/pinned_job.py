@@ -1,8 +1,8 @@
 """A job with the long-tailed policy, real workers pinned to cores, and its coordinator in the measuring process.
 
-All prompts are the same, the reward costs nothing, and the learning rate changes no token. So iterations differ only
-in the benchmark's settings. The coordinator runs here so that the benchmark can change its settings for every
-iteration.
+All prompts are the same, the reward costs next to nothing, and the learning rate is too small to change tokens. So
+iterations differ in the benchmark's settings. The coordinator runs here so that the benchmark can change its settings
+for every iteration.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Real worker processes of a benchmark, pinned to one core each, and a training rank on any free core."""
+"""Real worker processes of a benchmark, pinned to one core each, and a training rank on any core."""
 
 import os
 import subprocess
@@ -19,8 +19,7 @@ from rlhf_common.names import Env
 def pinned_workers(folder: Path, address: str, groups: Sequence[str], pace: StepPace | None = None) -> Iterator[None]:
     """Run a worker for each of `groups` on its own core, with logs in `folder`; `address` is the coordinator's.
 
-    Workers with a `pace` sleep most of the time, so several may share a core. Raises SystemExit on a machine with too
-    few cores.
+    Workers with a `pace` may share a core; without it, raises SystemExit on a machine with too few cores.
     """
     cores = sorted(os.sched_getaffinity(0))
     if pace is None and len(cores) < len(groups):

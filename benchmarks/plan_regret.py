@@ -4,13 +4,13 @@ This is a discrete-event simulation of a job's structure, not a run of processes
 of scores, the forward and backward passes of 1F1B stages with jitter, sums, and publishing. Its devices follow
 `HiddenPace`, whose functions differ in form from the cost model: power laws, congestion by group size, and sums that
 partly hide behind the backward pass. The search sees only what a job can profile: one layer at four token counts for
-two tensor sizes, a worker's decode and scoring times, two links and the host. Response lengths of a measurement are
-drawn with other seeds than those of the search.
+two tensor sizes, a worker's decode and scoring times, an optimizer step, two links and the host. Response lengths of a
+measurement are drawn with other seeds than those of the search.
 
 Every plan of exactly N devices, in every layout and micro-batch that the search considers, is measured three times; the
 mean counts. Regret is the measured time of the chosen plan over the least measured time, minus 1. Kendall's tau
 compares predicted with measured times. Beside it: all colocated, half and half, the fastest option of each call (where
-ReaLHF's search starts), and the first layout that `rlhf plan` lists, for half of the devices.
+ReaLHF's search starts), and the first layout of the search, for half of the devices.
 Rule: tails stay where they are (interStage Disabled), since the simulation moves no samples.
 """
 

@@ -14,7 +14,7 @@ from typing import Final, Self
 
 TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
 EVERY_SECONDS: Final = 0.25
-"""Seconds between two samples, each of which takes about a millisecond."""
+"""Seconds between two samples."""
 
 
 class ProcessorTime:
@@ -39,7 +39,7 @@ class ProcessorTime:
         self._thread.join()
 
     def between(self, begin_ns: int, end_ns: int) -> float:
-        """Return the seconds spent between two times, in ns since 1970, each from the sample at or after it."""
+        """Return the seconds spent between two times, in ns since 1970, interpolated between samples."""
         return self._at(end_ns) - self._at(begin_ns)
 
     def _at(self, time_ns: int) -> float:

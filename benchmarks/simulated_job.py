@@ -1,7 +1,7 @@
 """A discrete-event simulation of one iteration on devices whose pace the planner does not know.
 
-`plan_regret` uses it. Every decode step of every worker is an event, and so are every scoring pass and every forward
-and backward pass of every stage and micro-batch. All of them have jitter.
+`plan_regret` uses it. It simulates every decode step of every worker, the scoring of every sample, and every forward
+and backward pass of every stage and micro-batch, each with jitter.
 Rule: `HiddenPace` alone knows how long work takes. `measured_costs` times single operations, as a worker and a rank can
 at the start of a job; it never shows the functions themselves.
 """
@@ -34,7 +34,7 @@ JITTER: Final = 0.03
 NODE: Final = 4
 """Devices of a node."""
 SCORED: Final = 16
-"""Most samples of a scoring pass."""
+"""Samples of a scoring pass."""
 HIDDEN_SUMS: Final = 0.35
 """Share of the gradients' sums that hides behind the backward pass."""
 
@@ -44,7 +44,7 @@ class HiddenPace:
     """Seconds of operations, by functions that the cost model does not have."""
 
     link_bytes: float
-    """Bytes per second of a large message in a node; a quarter of it between nodes."""
+    """Bytes per second of a link in a node; a quarter of it between nodes."""
 
     def decode(self, model: ModelFacts, rows: int, keys: float, tensor: int) -> float:
         """Return the seconds of one decode step of `rows` samples with `keys` keys in total."""
@@ -137,7 +137,7 @@ class SimulatedJob:
     def seconds(
         self, placement: Placement, rollout: RolloutHalf, settings: TrainingSettings, overlap: CriticOverlap, seed: int
     ) -> float:
-        """Return the seconds of one iteration; mode Auto takes the faster of both ways."""
+        """Return the seconds of one iteration; Enabled and Auto take the faster way."""
         finished, costs, released = self._rollout(rollout, seed)
         parts = self._training(settings, seed)
         train, policy = sum(parts.values()), parts[str(self._workload.trained[0])]

@@ -1,6 +1,6 @@
 """Measures the gain of drafts on the torch engine: tokens per second without, with each fixed length, and with Auto.
 
-    python benchmarks/speculation.py --no-unpaced --json     # the whole grid of paced workers, about ten minutes
+    python benchmarks/speculation.py --no-unpaced --json     # the whole grid at a fixed pace
     python benchmarks/speculation.py --json [--batches 1 2 4 ... 256] [--fixed 1 ... 8] [--acceptance 0.3 0.6 0.9]
         [--long-answers FOLDER] [--step 0.01 --row 0.00005]
 
@@ -16,7 +16,7 @@ from an earlier iteration. At the end comes a table for the documentation: by dr
 (or none) and Auto.
 
 Reported are medians over rounds of tokens per second and of the ratio to Disabled in the same round. Paced runs are
-timed by the clock, unpaced runs by processor seconds, which are steadier on a shared machine; Auto uses the clock in
+compared by the clock, unpaced runs by processor seconds, which are steadier on a shared machine; Auto uses the clock in
 both. `regret` is Auto's loss against the best fixed length, including none. `late` is the share of paced passes that
 took longer than their pace. The last line of --json is one object.
 """
@@ -125,7 +125,7 @@ def bench_of(folder: Path, prompts: Sequence[str], arguments: argparse.Namespace
 
 
 def samples_of(bench: Bench, batch: int, arguments: argparse.Namespace) -> list[SampleRequest]:
-    """Return groups of samples. Large batches have shorter responses, otherwise they would take hours."""
+    """Return groups of samples. Large batches have shorter responses, which bounds their time."""
     random = np.random.default_rng(batch)
     longest = min(arguments.response, max(arguments.shortest, arguments.rows // batch))
     return [
@@ -198,7 +198,7 @@ def compare(bench: Bench, acceptance: float | None, batch: int, arguments: argpa
 def figures(
     ways: Mapping[str, Speculator | None], taken: Sequence[Mapping[str, DecodingTime]], tokens: int
 ) -> dict[str, Any]:
-    """Return the results of every way, and Auto relative to the best."""
+    """Return the results of every way."""
     result: dict[str, Any] = {}
     for name, way in ways.items():
         result[name] = {
@@ -258,7 +258,7 @@ def run(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def table(buckets: Sequence[Mapping[str, Any]]) -> str:
-    """Return Markdown rows: best fixed length and Auto relative to no drafts; those that differ by over 3% in bold."""
+    """Return Markdown rows: best fixed length and Auto relative to no drafts; bold if Auto loses over TOLERATED."""
     batches = sorted({int(bucket["batch"]) for bucket in buckets})
     lines = ["| drafts | " + " | ".join(map(str, batches)) + " |", "|---" * (len(batches) + 1) + "|"]
     kinds = dict.fromkeys((str(bucket["drafts"]), bool(bucket["paced"])) for bucket in buckets)

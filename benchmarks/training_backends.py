@@ -4,10 +4,10 @@
 
 Builds a random actor and a deeper, narrower critic, and forks the ranks of all layouts. These are one rank of the
 backend `torch` (the reference for gradients); `torch` and `megatron` data parallel ranks, pipelines, and ranks that
-divide samples by position (`context`); and ranks that divide the models (`shard` with `torch`, `tensor` with
-`megatron`). All groups exist at once and one at a time works, so a slow moment of the machine affects all of them.
-Every round goes through all layouts and schedules, forwards and backwards alternately, after a warm-up round. All
-train the same mini-batch. The learning rate is so small that no weight changes, so every round is the same.
+divide samples by position (`context`); and ranks that divide the optimizer or the models (`shardOptimizer`, `shard`
+with `torch`, `tensor` with `megatron`). All groups exist at once and one at a time works, so a slow moment of the
+machine affects all of them. Every round goes through all layouts and schedules, forwards and backwards alternately,
+after a warm-up round. All train the same mini-batch. The learning rate is so small that rounds hardly differ.
 
 `seconds` is the median step of the slowest rank: mini-batch, gradient reduction, optimizer, gathering. `ratio` is the
 median of its ratios to `torch` on data parallel ranks in the same round, `to_serial` to the same layout's serial
@@ -82,7 +82,7 @@ def arguments() -> argparse.Namespace:
 
 
 def layouts(ranks: int) -> list[Layout]:
-    """Return one rank of `torch` first, then `torch` on data parallel ranks, the reference for all others."""
+    """Return one rank of `torch` first, then `torch` on data parallel ranks, the base of `ratio`."""
     many = [Layout("torch", data=ranks), Layout("torch", data=ranks, shard_optimizer=True)]
     many += [Layout("torch", pipeline=ranks), Layout("torch", context=ranks), Layout("torch", data=ranks, shard=ranks)]
     if find_spec("megatron") is None:
@@ -351,7 +351,7 @@ def planned_bytes(folder: Path, options: argparse.Namespace, layout: Layout) -> 
 
 
 def report(options: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table for people, or one object for programs."""
+    """Print a table, and with --json one object."""
     print(f"{'layout':<20} {'schedule':<12} " + " ".join(f"{name:>9}" for name in list(rows[0])[2:]))
     for row in rows:
         cells = [f"{value:.2g}" if name == "gradients" else f"{value}" for name, value in list(row.items())[2:]]

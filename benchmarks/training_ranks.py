@@ -1,8 +1,8 @@
 """The ranks of one training layout, as processes that handle one request at a time.
 
 Rule: a rank is a job's trainer of that backend, on its own core if there are enough. All ranks train the same
-mini-batch of synthetic samples. The learning rate is so small that no weight changes, so every step is the same. A
-rank ends with the process that started it.
+mini-batch of synthetic samples. The learning rate is so small that steps hardly differ. A rank ends with the process
+that started it.
 """
 
 import argparse
@@ -38,7 +38,7 @@ VOCABULARY: Final = 512
 WAIT_SECONDS: Final = 300.0
 """Time-out for ranks to join, and for each request."""
 STILL: Final = 1e-11
-"""A learning rate below the resolution of float32 weights."""
+"""A learning rate below the resolution of float32 weights over 0.001."""
 
 
 SIZES = ("pipeline", "data", "context", "shard", "tensor")

@@ -58,7 +58,7 @@ LABEL org.opencontainers.image.title="rlhf-coordinator" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /opt/rlhf /opt/rlhf
-# /tmp is all that is written to.
+# /tmp is all that is written to, beside the volumes of a job.
 # LOGNAME: libraries ask for the user's name, and the user of a pod may have none.
 ENV PATH=/opt/rlhf/bin:/usr/local/bin:/usr/bin:/bin HOME=/tmp LOGNAME=rlhf \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

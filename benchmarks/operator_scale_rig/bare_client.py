@@ -1,6 +1,6 @@
 """A bare client of the API server: minimal Python for many requests, as the raw limit for comparison.
 
-Bodies are bytes made before the clock starts. Rule: no retries; a failed request ends the run.
+`posts` and `applies` make bodies before they are timed. Rule: no retries; a failed request ends the run.
 """
 
 from __future__ import annotations

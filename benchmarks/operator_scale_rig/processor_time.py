@@ -1,4 +1,4 @@
-"""Processor time of all processes that share the machine with the operator, from /proc.
+"""Processor time of the operator, of the cluster's processes and of the whole machine, from /proc.
 
 Rule: read from outside, so that the measured processes are not disturbed. The operator, API server, etcd, scheduler
 and fake nodes share the cores, so the time of one delays the others.

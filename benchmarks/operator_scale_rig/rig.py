@@ -35,7 +35,7 @@ Json = dict[str, Any]
 PODS_A_NODE = 150
 """Fake nodes have room for 256 pods and 64 cores; every coordinator requests one core."""
 LONGEST_SECONDS = 1800.0
-"""Time-out of any wait; a busy machine takes minutes."""
+"""Time-out of `until` and of the operator's start."""
 NAMESPACE = "scale"
 OPERATOR_USER = "rlhf-operator"
 
@@ -135,7 +135,7 @@ class Rig:
                 self._renewals.append(datetime.fromisoformat(renewed))
 
     def lease(self) -> Json:
-        """Return how regularly the last operator renewed its Lease. Raises AssertionError unless it still leads."""
+        """Return how regularly the last operator renewed its Lease. Raises AssertionError if it has crashed."""
         self.operator.check()
         between = [(after - before).total_seconds() for before, after in itertools.pairwise(self._renewals)]
         return {"lease_renewals": len(between), "lease_longest_gap_seconds": max(between, default=0.0)}
@@ -201,7 +201,7 @@ class Rig:
         return float(next(line.split()[1] for line in lines if line.startswith(field))) / 1024
 
     def requests(self) -> Counter[str]:
-        """Return `verb resource` -> operator requests that the API server has answered; needs `audit`."""
+        """Return `verb resource` -> the operator's answered requests, and stages of its watches; needs `audit`."""
         with self._log.open() as lines:
             lines.seek(self._read)
             for line in lines:
@@ -216,10 +216,9 @@ class Rig:
         return self._requests.copy()
 
     async def raw_limit(self, jobs: int, pods: int, *methods: str) -> Json:
-        """Measure a bare client with the objects of `jobs` jobs of `pods` pods, with POST and with server-side apply.
+        """Measure a bare client with the objects of `jobs` jobs of `pods` pods, by `methods` (default: both).
 
-        No other process of this benchmark runs. The scheduler and the fake nodes process these pods like the
-        operator's.
+        The operator does not run. The scheduler and the fake nodes process these pods like the operator's.
         """
         result: Json = {}
         await self._raw("warm-up", "apply", 2, 20)

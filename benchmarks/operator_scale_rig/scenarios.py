@@ -1,6 +1,6 @@
 """The scenarios: each starts its own cluster, measures, and returns one flat dict of figures.
 
-Rule: times are those of objects in the API server, polled every 50 ms, never those that the operator reports.
+Rule: times of pods are those of objects in the API server, polled or watched, never those that the operator reports.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlhf_common import names
 
 Json = dict[str, Any]
 QUIET_SECONDS = 3.0
-"""Seconds without a request after which the operator counts as settled."""
+"""Seconds without a request except for the Lease, after which the operator counts as settled."""
 RAW_PODS = 1000
 """Number of pods for the raw limit; it is a rate, so more pods add nothing."""
 KILLS = 5
@@ -39,7 +39,7 @@ class RigSettings:
     scale: float = 1.0
     """Factor for numbers of jobs and pods."""
     concurrency: int = 32
-    """Concurrent requests of the bare client; the operator has the same number."""
+    """Concurrent requests of the bare client; the operator's number by default."""
     idle_seconds: float = 330.0
     """Seconds of S4's window: longer than the 300 s after which the operator compares its memory with the cluster."""
     bare: bool = False
@@ -84,7 +84,7 @@ async def one_big_job(settings: RigSettings) -> Json:
 
 
 class _Watch:
-    """Observes the operator from its start while it makes pods."""
+    """Observes the operator while it makes pods."""
 
     def __init__(self, rig: Rig, pods: int) -> None:
         """Prepare for `pods` pods."""
@@ -235,7 +235,7 @@ def _request_figures(when: str, asked: Counter[str]) -> Json:
 
 
 async def _settled(rig: Rig) -> None:
-    """Wait until the operator has requested only its Lease for QUIET_SECONDS and uses no time."""
+    """Wait until the operator requests only its Lease and uses under a fifth of a core for QUIET_SECONDS."""
     quiet, last = 0.0, None
     while quiet < QUIET_SECONDS:
         before = rig.spent()

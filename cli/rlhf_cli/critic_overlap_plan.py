@@ -46,7 +46,7 @@ class CriticOverlapPlan:
         }
 
     def print(self) -> None:
-        """Print the plan in one or two lines."""
+        """Print the plan."""
         out, forecast = output(), self.forecast
         out.print("\nCritics beside decoding", style="bold")
         if forecast is None:

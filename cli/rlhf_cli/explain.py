@@ -1,9 +1,8 @@
 """`rlhf explain`: why a job takes as long as it does, in words with numbers, and which change would help.
 
 For a run folder, finished or live, it reads the iteration profiles that the coordinator recorded, and compares the
-run's plan with the best one for as many devices. For a job in a
-cluster (`cluster.explain`), it reads the coordinator's log. Rule: files are read and never changed. Unknown values are
-named as unknown.
+run's plan with the best one for as many devices. `cluster.explain` reads the coordinator's log of a job in a cluster.
+Rule: this module reads files and changes none. Unknown values are named as unknown.
 """
 
 import json

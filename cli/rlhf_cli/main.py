@@ -28,7 +28,7 @@ app = typer.Typer(
 app.add_typer(schedule.app, name="schedule")
 
 MAX_DEVICES: Final = 4096
-"""Largest number of devices that `rlhf plan --devices` searches, in minutes."""
+"""Largest number of devices that `rlhf plan --devices` searches."""
 Manifest = Annotated[Path, typer.Argument(help="RLHFJob manifest (YAML).", metavar="JOB.YAML", show_default=False)]
 Overrides = Annotated[
     list[str],

@@ -37,7 +37,7 @@ class RolloutOverlapPlan:
         }
 
     def print(self) -> None:
-        """Print the plan in one line."""
+        """Print the plan."""
         out = output()
         out.print("\nDecoding beside training", style="bold")
         if self.times is None:

@@ -20,7 +20,7 @@ TEMPLATE_FILE: Final = "chat_template.jinja"
 
 
 def tokenizer_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderError]]:
-    """Yield (field, path, difference) for each model whose tokenizer gives a token of the policy another id."""
+    """Yield (field, path, error) for each model whose tokenizer is unreadable or gives a policy's token another id."""
     for field, path, folder, actor in _readers(spec):
         try:
             if problem := tokenizer_problem(folder, actor, _vocabulary):

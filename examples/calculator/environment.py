@@ -1,4 +1,4 @@
-"""A calculator that the policy calls in turns: it answers `37*84` with `:3108;`, and any other turn ends the
+"""A calculator that the policy calls in turns: it answers `37*84` with `:3108;`. A turn without `*` ends the
 response."""
 
 import re
@@ -15,7 +15,7 @@ class Calculator:
         self.right, self.questions = record["answer"], 0
 
     def step(self, response: str) -> dict[str, Any]:
-        """Answer a turn of the policy. A question has no reward; any other turn ends the response."""
+        """Answer a turn with `*`, without reward; any other turn ends the response."""
         if "*" not in response:
             return {"done": True, "reward": float(response == self.right), "metrics": {"questions": self.questions}}
         self.questions += 1

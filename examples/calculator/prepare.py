@@ -1,8 +1,8 @@
 """Creates the inputs of the calculator example: a small policy that may call a calculator, and a JSONL prompt file.
 
 The task is multiplication. The right response to `37*84=` is `3108`. To get it, the policy calls the calculator with
-`37*84` and repeats its answer, `:3108;`. Supervised steps warm up the policy; in the last ones many questions and
-answers are wrong. So the policy knows how to ask but is rarely right, which is where reinforcement learning starts.
+`37*84` and repeats the number of its answer, `:3108;`. Supervised steps warm up the policy; in the last ones many
+questions and answers are random. So the policy knows how to ask but errs, which is where reinforcement learning starts.
 Never downloads anything. The same seed gives the same files.
 """
 
@@ -20,11 +20,11 @@ from quickstart.prepare import batch, build_policy, build_tokenizer, made_by_com
 
 CHARACTERS = "0123456789*=:;?"
 CLEAN_STEPS = 130
-"""Number of steps on right demonstrations, enough for most greedy responses to be right."""
+"""Number of steps on right demonstrations."""
 NOISY_STEPS = 4
-"""Number of steps with wrong demonstrations, enough to spread the policy's probability over them."""
+"""Number of steps with wrong demonstrations, which spread the policy's probability over them."""
 NOISE = 0.35
-"""Share of the questions, and of the answers, that are wrong in these steps."""
+"""Share of the questions, and of the answers, that are random in these steps."""
 HIDDEN = 64
 POSITIONS = 48
 BATCH = 64

@@ -1,11 +1,11 @@
 """Creates the inputs of the long-answers example: a small policy, a draft model for it, and a JSONL prompt file.
 
 The task is to count aloud up to GOAL. The right response to `137+9=` is `146;146+9=155;155+9=164;` and so on up to 200
-or more. Prompts start below 40, so answers have 180 to 510 tokens, and most of a line repeats the line before.
+or more. Prompts start below 40, so right answers have 175 to 495 tokens. Most of a line repeats the line before.
 Supervised steps warm up the policy: first on a few lines of a count, then on whole answers, and last on whole answers
-with wrong sums. So the policy knows how to answer but adds up wrong now and then, which is where reinforcement
-learning starts. The draft model has a fifth of the parameters and the same training. Never downloads anything. The
-same seed gives the same files.
+with random sums. So the policy knows how to answer but adds up wrong now and then, which is where reinforcement
+learning starts. The draft model has about a seventh of the parameters and the same training. Never downloads anything.
+The same seed gives the same files.
 """
 
 import random
@@ -29,13 +29,13 @@ POSITIONS = 640
 SIZES = {"policy": (64, 2), "draft": (32, 1)}
 """Hidden size and number of layers."""
 SHORT_STEPS = 320
-"""Number of training steps on SHORT lines of a count, enough for nine in ten of them to be right."""
+"""Number of training steps on SHORT lines of a count."""
 LONG_STEPS = 40
 """Number of training steps on whole answers, which are longer than the SHORT ones."""
 NOISY_STEPS = 20
-"""Number of training steps on whole answers with wrong sums, enough to spread the policy's probability over them."""
+"""Number of training steps on whole answers with random sums, which spread the policy's probability over them."""
 NOISE = 0.1
-"""Share of the sums that are wrong in these steps."""
+"""Share of the sums that are random in these steps."""
 SHORT = 6
 SHORT_BATCH = 48
 LONG_BATCH = 8
@@ -46,7 +46,7 @@ FORMAT = 1
 
 
 def demonstration(rng: random.Random, *, noise: float = 0.0, short: bool = False) -> tuple[str, str, bool]:
-    """Return (prompt, response, whether it is whole); each sum is wrong with probability `noise`."""
+    """Return (prompt, response, whether it is whole); each sum is random with probability `noise`."""
     step = rng.randint(SMALLEST_STEP, 9)
     total = rng.randrange(GOAL if short else FIRST_BELOW)
     prompt, said = f"{total:03d}+{step}=", ""

@@ -1,4 +1,4 @@
-"""Prints one line per stage of the pipeline: what it learned, on prompts that no stage was trained on.
+"""Prints one line per stage of the pipeline: what it learned, on prompts drawn with another seed.
 
 Counts the right answers among those that the policies sample, and the held-out pairs that the reward model ranks
 correctly. Loads the models with transformers, as any user of the folders would.
@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 ASSETS: Final = Path(__file__).parent / "assets"
 SEED: Final = 4242
-"""Seed of prompts that are in no file of the pipeline, except for prompts that two draws have in common."""
+"""Seed that no file of the pipeline has; there are so few prompts that the files contain most of these."""
 COUNT: Final = 500
 MAX_TOKENS: Final = 12
 

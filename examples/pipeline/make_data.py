@@ -1,7 +1,7 @@
 """Creates the inputs of the pipeline: an untrained policy (a real Hugging Face folder) and three JSONL files.
 
 The task is that of the quickstart: the right response to `3+5+2=` is `08+2=10`. demonstrations.jsonl shows responses,
-half of them with a wrong sum at the end. pairs.jsonl has a right and a wrong response for each prompt. prompts.jsonl
+half of them with a random sum at the end. pairs.jsonl has a right and a wrong response for each prompt. prompts.jsonl
 has prompts only. So SFT teaches the form of an answer, the reward model learns what is right, and PPO teaches the
 policy to say it. Never downloads anything. The same seed gives the same files.
 """

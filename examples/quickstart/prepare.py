@@ -23,9 +23,9 @@ CHARACTERS = "0123456789+="
 IGNORED = -100
 """Label of positions without a loss, as in torch's cross entropy."""
 CLEAN_STEPS = 500
-"""Number of steps on right demonstrations, enough for more than 90% of greedy answers to be right."""
+"""Number of steps on right demonstrations."""
 NOISY_STEPS = 80
-"""Number of steps on mostly wrong demonstrations, enough to spread the policy's probability over wrong answers."""
+"""Number of steps on mostly wrong demonstrations, which spread the policy's probability over wrong answers."""
 NOISE = 0.8
 HIDDEN = 96
 HEAD = 32
@@ -102,7 +102,7 @@ def teach(
 
 
 def warm_up(tokenizer: PreTrainedTokenizerFast, seed: int, advance: Callable[[float], None]) -> LlamaForCausalLM:
-    """Return a policy of 188 thousand parameters after CLEAN_STEPS + NOISY_STEPS supervised steps."""
+    """Return a policy of 187 thousand parameters after CLEAN_STEPS + NOISY_STEPS supervised steps."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
 
@@ -133,7 +133,7 @@ def write(
     records: Sequence[Mapping[str, str]],
     creation: Mapping[str, int],
 ) -> None:
-    """Create the models' folders, prompts.jsonl and made.json in `folder`, atomically."""
+    """Replace `folder` by the models' folders, prompts.jsonl and made.json, once all are written."""
     scratch = folder.with_name(folder.name + ".partial")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)

@@ -215,7 +215,7 @@ def _added(window: tuple[_Measured, ...], value: _Measured) -> tuple[_Measured, 
 
 
 def _scatter(windows: Iterable[list[float]]) -> float:
-    """Return the scatter of repeated measurements: the sum of their squared logarithms."""
+    """Return the scatter of repeated measurements: the sum of squared deviations of their logarithms."""
     return sum(len(window) * statistics.pvariance(map(math.log, window)) for window in windows if len(window) > 1)
 
 

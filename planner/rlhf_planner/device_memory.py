@@ -58,7 +58,7 @@ class ModelSize:
     cache_values_per_token: int
     """Keys and values of all layers for one token."""
     map_widths: Mapping[str, int] = field(default_factory=dict)
-    """Hugging Face name of a linear map -> (inputs, outputs), summed over all layers."""
+    """Hugging Face name of a linear map -> inputs plus outputs, over all layers."""
     layers: int = 0
     """Number of layers; 0 if the folder does not state it."""
     key_value_heads: int = 0
@@ -139,7 +139,7 @@ def reward_model(reward: GivenReward) -> str:
 
 
 def estimates(spec: RLHFJobSpec, sizes: Sizes) -> dict[Group, Estimate]:
-    """Return the memory of one device of each group that has its own workers.
+    """Return the memory of one device by group; colocated ranks count for generation.
 
     Training counts the largest pipeline stage. Where roles take turns, the phase that needs the most memory counts.
     """

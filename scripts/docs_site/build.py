@@ -1,4 +1,4 @@
-"""`make docs`: builds a site from README.md, CONTRIBUTING.md and docs/.
+"""`make docs`: builds a site from docs/ and the pages of OUTSIDE.
 
 Owns what the generator cannot do: links out of docs/ lead to copies of their targets, and diagrams become the pictures
 drawn by `draw_diagrams.py`. Settings and navigation are in zensical.toml; the generator's `--strict` checks anchors.

@@ -23,7 +23,7 @@ from docs_site.build import ROOT, diagrams
 
 LOCKED = Path(__file__).with_name("diagrams")
 TIMEOUT = 300.0
-"""Seconds to install the library, and for each picture; two on an idle machine."""
+"""Time-out in seconds for installing the library, and for each picture."""
 SETTINGS = {
     "startOnLoad": False,
     "theme": "neutral",

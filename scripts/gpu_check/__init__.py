@@ -1,4 +1,4 @@
-"""`scripts/gpu-check`: verifies the project's claims on one GPU, in nine minutes and without network.
+"""`scripts/gpu-check`: verifies the project's claims on one GPU, within a budget of time and without network.
 
 Owns the command, the packages for a bare machine, and the pytest plug-in of the steps. A step is a test in tests/gpu
 that records figures with the fixture `figures`; docs/gpu.md explains how to add one.

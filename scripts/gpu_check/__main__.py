@@ -13,10 +13,7 @@ from gpu_check.runner import STEPS, Options, run_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET_SECONDS = 520
-"""Seconds for the steps: under nine minutes with start and copies.
-
-Rented machines often stop a command at ten minutes.
-"""
+"""Seconds for the steps, less than nine minutes."""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -20,7 +20,7 @@ OTHER_DATA = re.compile(r"^[^/]+\.data/")
 
 
 def install(prepared: Path, site: Path) -> list[str]:
-    """Unpack the needed wheels into `site`; return descriptions of differences between the machine and the wheels."""
+    """Unpack the needed wheels into `site`; return descriptions of these, and of needed ones that do not fit."""
     wheels = sorted((prepared / "wheels").glob("*.whl"))
     if not wheels:
         return []

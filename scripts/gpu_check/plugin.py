@@ -24,8 +24,7 @@ from gpu_check.results import FAILED, LEFT_OUT, NOT_HERE, PASSED, RUNNING, Resul
 Figure = float | int | str | bool
 T = TypeVar("T")
 SMALL_SECONDS: Final = 180
-"""Limit in seconds of a step with small sizes, against hangs only: on a busy machine everything takes many times as
-long."""
+"""Limit in seconds of a step with small sizes, against hangs only."""
 FIT: Final = 0.5
 """Share of its limit that must be left in the budget to start a step; limits are generous."""
 BUSY: Final = 5
@@ -63,7 +62,7 @@ class CheckedMachine:
         return (torch.bfloat16, torch.float32) if self.bfloat16 or not self.cuda else (torch.float32,)
 
     def sized(self, small: T, gpu: T) -> T:
-        """Return the sizes to use: those for a CPU, which take seconds, or those for a GPU."""
+        """Return the sizes to use: the small ones, or those for a GPU."""
         return small if self.small else gpu
 
     def measured(self, step: str, figure: str) -> float | None:
@@ -73,7 +72,7 @@ class CheckedMachine:
 
 
 class Figures:
-    """Measurements and checks of one step; with results, each call writes to disk immediately."""
+    """Measurements and checks of one step; with results, each record is written to disk immediately."""
 
     def __init__(self, step: str, shows: str, limit_seconds: float, results: Results | None) -> None:
         self.figures: dict[str, dict[str, Figure]] = {}
@@ -109,7 +108,7 @@ class Figures:
         self.end(RUNNING)
 
     def judge(self) -> None:
-        """Fail the test if a check failed, or nothing was recorded."""
+        """Fail the test if a check failed, or neither a check nor a figure was recorded."""
         failed = [str(check["name"]) for check in self.checks if not check["passed"]]
         if failed:
             pytest.fail(f"{len(failed)} of {len(self.checks)} checks failed: {', '.join(failed)}", pytrace=False)
@@ -219,7 +218,7 @@ def _limit(item: pytest.Item) -> float:
 def _is_small(item: pytest.Item) -> bool:
     """Return whether a step uses its small sizes.
 
-    Large ones would take hours on a CPU, and not every GPU has the memory.
+    Large ones need a GPU with enough memory.
     """
     marker, found = item.get_closest_marker("gpu"), _machine(item.config)
     assert marker is not None

@@ -1,8 +1,7 @@
 """`scripts/gpu-check prepare`: downloads the wheels that a bare machine lacks, on a machine with network.
 
 Rule: versions are those of uv.lock, one each, checked against its hashes. Existing wheels are not downloaded again,
-and unneeded ones are removed. Packages that the steps do not need are left out: kopf, the Kubernetes client and
-development tools.
+and unneeded ones are removed. kopf and the Kubernetes client, which the steps do not need, are left out.
 """
 
 import hashlib
@@ -34,7 +33,7 @@ BESIDES = ("cryptography", "pytest", "pytest-asyncio", "pytest-timeout", "hypoth
 NEVER = frozenset({"kopf", "kubernetes", "torch"})
 """Packages that are never included: the first two are for the operator; torch comes with the rented machine."""
 LIMIT_MEGABYTES = 45
-"""Maximum size of the wheels. A working tree of about 17 MB and archive overhead come on top; 64 MiB can be copied."""
+"""Maximum size of the wheels in MB, so that they and the working tree fit into 64 MiB."""
 DISPENSABLE = {
     "numba": "schedules are searched in Python, which looks at fewer",
     "ortools": "nothing is proven about schedules, and some come out longer",

@@ -25,12 +25,12 @@ STEPS = (
 )  # fmt: skip
 """Names of tests/gpu/test_NAME.py by importance: if time runs short, the last ones are skipped.
 
-Other steps relate their figures to those of `machine`.
+Some steps relate their figures to those of `machine`.
 """
 PR_SET_CHILD_SUBREAPER = 36
 POLL_SECONDS = 0.2
 START_SECONDS = 240
-"""Seconds to load torch and a step from a cold disk on a busy machine, against hangs only."""
+"""Time-out in seconds for loading torch and a step, against hangs only."""
 GRACE_SECONDS = 15
 """Seconds beyond a step's limit in which pytest-timeout writes the stacks of all threads."""
 LEAST_SECONDS = 10
@@ -163,7 +163,7 @@ def environment_of(root: Path, scratch: Path) -> dict[str, str]:
     """Return the environment: project from the source tree, wheels before installed packages, Hugging Face offline."""
     folders = [str(root / folder) for folder in ("", *FOLDERS)]
     inherited = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path]
-    # Without bytecode every process would compile all of torch; the scratch folder stores it for this run.
+    # Without bytecode every process would compile what it imports; the scratch folder stores it for this run.
     compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(scratch / "bytecode")}
     return {
         **os.environ,

@@ -43,7 +43,7 @@ class ClusterPod:
     """Name of its worker, such as generation-0, or coordinator."""
     node: str
     restarts: int
-    """Number of restarts of its container."""
+    """Number of restarts of its containers."""
     in_pool: bool
     """Whether it is in the migration pool."""
     state: str

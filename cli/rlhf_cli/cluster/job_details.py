@@ -26,7 +26,7 @@ from rlhf_operator.manifests.pods import CONTAINER
 Json = dict[str, Any]
 
 LOG_LINES: Final = 400
-"""Lines of the coordinator's log to read; an iteration writes about five."""
+"""Lines of the coordinator's log to read."""
 _CLOSED: Final = re.compile(r"iteration \d+ \((\d+) of \d+\): reward (\S+), ([\d.]+) samples/s, ([\d.]+) s")
 """The first group is the count of iterations."""
 _LOSS: Final = re.compile(r"loss ([1-9]) of iteration (\d+): (.+)")

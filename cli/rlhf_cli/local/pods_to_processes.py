@@ -133,7 +133,7 @@ def _local_process(
     if share.gpus and "CUDA_VISIBLE_DEVICES" not in caller:
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # nvidia-smi's numbering, which the numbers use; CUDA's own may differ
     if share.cores is None and int(env.get(Env.THREADS, "1")) > 1 and "OMP_WAIT_POLICY" not in caller:
-        # With threads that spin on cores that others need, a step of vLLM takes twenty times its CPU time.
+        # Threads that spin would hold cores that others need.
         env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if share.sharers > 1:
         env[Env.DEVICE_SHARERS] = str(share.sharers)
@@ -181,8 +181,7 @@ def _ranks(env: Mapping[str, str]) -> int:
 def _bytecode(caller: Mapping[str, str]) -> dict[str, str]:
     """Return variables that put bytecode into the user's cache, for a caller that wants none next to its sources.
 
-    An image contains compiled bytecode. Without any, every start of a worker would compile all of torch and
-    transformers, which takes ten seconds of CPU time.
+    An image contains compiled bytecode. Without any, every start of a worker would compile the modules it imports.
     """
     if not caller.get("PYTHONDONTWRITEBYTECODE") or "HOME" not in caller:
         return {}

@@ -14,7 +14,7 @@ from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import Sample
 
 LARGEST_TABLE: Final = 9
-"""Number of values of k in pass@k: k is 1, 2, 4, ... up to 256 responses per prompt."""
+"""Number of powers of two among the values of k in pass@k: 1, 2, 4, ... up to 256."""
 
 
 def pass_at(judged: int, passed: int, k: int) -> float:
@@ -61,7 +61,7 @@ def evaluation_metrics(ledger: Ledger, per_prompt: int, pass_reward: float, fiel
 
 
 def _table(per_prompt: int) -> Sequence[int]:
-    """Return 1, 2, 4, ... and the number of responses itself."""
+    """Return powers of two up to the number of responses, and this number itself."""
     powers = [2**power for power in range(LARGEST_TABLE) if 2**power <= per_prompt]
     return sorted({*powers, per_prompt})
 

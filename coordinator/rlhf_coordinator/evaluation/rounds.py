@@ -1,7 +1,7 @@
 """The life of an evaluation: it begins with a version, and is recorded when its iteration closes, or abandoned.
 
 Rule: level-triggered. Samples that an earlier coordinator journaled are reused; the others are decoded again with the
-same random keys. The record that closes the iteration contains the result; a process that starts before it computes the
+same random keys. The record that closes the iteration contains the result; without it, the next process computes the
 result again from the samples.
 """
 

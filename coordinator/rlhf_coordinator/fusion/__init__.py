@@ -2,7 +2,7 @@
 
   fusion_planning      measure costs once; choose a threshold, a pool and a transfer method for every iteration
   learning             learn from an iteration: response lengths, and costs from the observations of workers
-  sample_moves         moves of samples from worker to worker
+  sample_moves         moves of samples from worker to worker; reallocation measures the gain of balancing moves
   incremental_scoring  scoring of unfinished samples; counterfactual decides whether that is a gain
 
 This package carries out the decisions of `scheduling.consolidation` and `scheduling.incremental_dispatch`, and makes

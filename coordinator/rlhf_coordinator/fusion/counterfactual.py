@@ -1,7 +1,8 @@
 """The counterfactual of incremental scoring in mode Auto: the last iteration's time with and without it.
 
-Rule: the next iteration uses the faster way. Early scoring stays off until a whole iteration was observed. The
-simulation runs in a thread, and nothing waits for it. After a restart, the first iteration scores nothing early.
+Rule: the next iteration scores early if that gains enough. Early scoring stays off until a whole iteration was
+observed. The simulation runs in a thread, and nothing waits for it. After a restart, the first iteration scores
+nothing early.
 """
 
 import asyncio

@@ -3,9 +3,9 @@ iteration.
 
     measure (Auto, once per job) -> store costs with the job -> all is scored: learn, choose for the next iteration
 
-A simulation in a thread chooses the plan. An iteration without a plan fuses nothing, and nothing waits for a plan. An
-error in measuring or choosing turns fusion off. After a restart, the costs come from the journal's facts, and the next
-plan is computed again.
+In mode Auto a simulation in a thread chooses the plan. An iteration without a plan fuses nothing, and nothing waits for
+one. An error in measuring or choosing turns fusion off. After a restart, the costs come from the journal's facts, and
+the next plan is computed again.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 BALANCE_INTERVAL_SECONDS: Final = 0.25
 """Seconds between two checks of how evenly samples are spread."""
 MEASUREMENTS_PER_COORDINATOR: Final = 1 << 20
-"""Measurement ids per coordinator; ids start at the coordinator's epoch times this."""
+"""Measurement ids per coordinator; the first one is the coordinator's epoch times this, plus 1."""
 
 
 # ---------------------------------------------------------------- costs
@@ -59,7 +59,7 @@ def take_measured_costs(run: JobRun, worker: str, role: str, result: pb.MeasureR
 
 
 def disable_fusion(run: JobRun, why: str) -> None:
-    """Turn fusion off for the rest of this job, and report why."""
+    """Turn fusion off until this process ends, and report why."""
     if run.state.fusion.given_up:
         return
     run.state.fusion.given_up = why

@@ -104,7 +104,7 @@ def observe(run: JobRun, observation: pb.Observation) -> None:
 
 
 def worker_lost(run: JobRun, worker: str) -> None:
-    """Forget the prefixes of a worker that is gone, or that has a new session."""
+    """Forget the prefixes on a worker."""
     incremental_state = run.state.incremental
     before = len(incremental_state.prefixes)
     incremental_state.prefixes = {

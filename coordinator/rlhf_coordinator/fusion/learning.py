@@ -1,9 +1,8 @@
 """Learning of inter-stage fusion from an iteration: response lengths, and the costs of work.
 
 Rule: learning starts as soon as the whole iteration is scored, so that the next one is planned while training runs.
-Costs follow the observations of workers, which give the number of steps, rows or tokens they cover, and never a
-simulation, whose error would become a cost. After a restart, lengths are read from the stored segments, and costs from
-the journal's facts.
+Costs follow measured work, with the number of steps, rows or tokens that it covers, and never a simulation, whose error
+would become a cost. After a restart, lengths are read from the stored segments, and costs from the journal's facts.
 """
 
 import logging
@@ -274,7 +273,7 @@ def rebuild_work(observation: pb.Observation) -> ObservedWork:
 
 
 def scoring_work(context: JobContext, observation: pb.Observation) -> ObservedWork:
-    """Return one task's pass in the unit of the cost model, where a pass covers every task of a model."""
+    """Return one task's pass in the unit of the cost model, where a pass covers every task that a model does."""
     tasks = len(context.tasks) - len(context.calls)
     scoring = observation.scoring
     tokens_per_sample = scoring.tokens / max(1, scoring.samples)

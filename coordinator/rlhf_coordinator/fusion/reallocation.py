@@ -1,9 +1,9 @@
-"""The measured and the predicted gain of moves that balance workers: metrics, and a span for each move.
+"""The measured and the predicted gain of moves that balance workers: metrics, and a span for each measured move.
 
 Rule: the measured time runs from the move until the last sample of the two workers is finished, on any worker. The gain
 compares it with the time that the two workers would have taken without the move, from their learned throughput and the
 observed lengths. Later moves count in, because a sample may move again. A move with a sample that was not finished in
-this iteration is ignored. Nothing here decides anything. After a restart, the moves of the iteration are forgotten.
+this iteration is not measured. After a restart, the moves of the iteration are forgotten.
 """
 
 import time

@@ -1,8 +1,8 @@
 """Moves of samples from worker to worker: the commands, and the ledger's changes when they are answered.
 
-Rule: the pending command contains the request, so an answer is judged from that and the ledger alone. If a worker
-reports a sample under an attempt that is not in force, the coordinator withdraws it from the worker. This covers a lost
-receipt and a source that died after the hand-over, so two workers do not decode a sample for long.
+Rule: the pending command contains the request, so an answer is judged from that and the ledger. If a worker reports a
+sample under an attempt that is not in force, the coordinator withdraws it from the worker. This covers a lost receipt
+and a source that died after the hand-over, so two workers do not decode a sample for long.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """Tasks that run beside the loop: simulations in threads, searches in child processes, files to complete.
 
-It owns the tasks of one job, by name, from their start until they end or are cancelled with the job.
+It owns the tasks of one job from their start until they end or are cancelled with the job.
 Rule: a task changes the state only on the event loop's thread. A task that fails is logged by its name; its creator
 catches the expected errors.
 """

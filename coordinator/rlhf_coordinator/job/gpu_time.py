@@ -5,7 +5,7 @@ not report when it was idle. The computation is assigned to phases in which the 
 falls into phases in which it waits for others.
 Rule: `attribute` is pure; moments are arguments, in seconds of one monotonic clock. Busy and idle add up to the time
 between heartbeats, times the worker's GPUs. The time before a session's first heartbeat is in neither, because nothing
-is known about it. This module decides nothing.
+is known about it.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ _CAUSES: Final = {
     "Checkpointing": "checkpoint",
     "Recovering": "recovering",
 }
-"""Phase -> cause of idle GPUs in it; the cause in Generating depends on the group."""
+"""Phase -> cause of idle GPUs in it; the cause in Generating depends on the group and the tail."""
 
 
 class Segment(NamedTuple):
@@ -74,7 +74,7 @@ class GpuTime:
     _phases: deque[tuple[float, str]] = field(default_factory=lambda: deque([(0.0, "Starting")], maxlen=SEGMENTS))
     """(when it began, phase), oldest first."""
     _turns: dict[str, float] = field(default_factory=dict)
-    """Worker -> seconds of device turns since its last heartbeat; they count as compute time."""
+    """Worker -> seconds of device turns since its last heartbeat; heartbeats report them as compute time."""
 
     def enter(self, phase: str, now: float) -> None:
         """Begin another phase."""

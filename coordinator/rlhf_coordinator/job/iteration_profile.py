@@ -1,8 +1,8 @@
 """The profile of the iteration that ends: measurements of its samples, steps, tasks and phases, for findings.
 
-Rule: read only, and computed from existing state. The columns of samples are empty for an iteration that this process
-did not see whole, that has too many samples, or that left samples out. With spec.metrics Disabled nothing is recorded.
-Nothing here decides anything.
+Rule: computed from existing state, which does not change. The columns of samples are absent for an iteration that this
+process did not see whole, that has too many samples, or that left samples out. With spec.metrics Disabled nothing is
+recorded.
 """
 
 import logging
@@ -37,7 +37,7 @@ TRAINING: Final = ("bubble_share", "bubble_seconds", "step_seconds", "predicted_
 
 
 def record_facts(run: JobRun, metrics: Mapping[str, float]) -> None:
-    """Give the profile of the closed iteration to the trackers. `metrics`: those of the iteration."""
+    """Give the profile of the closed iteration to the trackers and the bottleneck log. `metrics`: its metrics."""
     if run.context.spec.metrics == "Disabled":
         return
     try:
@@ -117,7 +117,7 @@ def _samples(run: JobRun) -> SampleFacts | None:
 
 
 def _steps(run: JobRun) -> list[StepFacts]:
-    """Return intervals of decode steps by worker, batch size in powers of two, and whether drafts were verified."""
+    """Return sums of decode steps by worker, batch size in powers of two, and whether drafts were verified."""
     sums: dict[tuple[str, int, bool], list[float]] = {}
     for interval, stretch in run.state.fusion.stretches:
         if stretch.steps <= 0 or stretch.rows <= 0:

@@ -78,7 +78,7 @@ class JobRun:
     """Last output of the scheduler; actions carry it out, status and metrics report it."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: float = 0.0
-    """Moment when the first message arrived that was not decided on yet; 0 without one."""
+    """Moment of the first change that was not decided on yet; 0 without one."""
     outcome: JobOutcome | None = None
     bottlenecks: BottleneckLog = field(default_factory=BottleneckLog)
     over: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,6 +1,6 @@
-"""Measurements from incoming messages: times and lengths of samples, steps, moves and loads, and their counters.
+"""Measurements of a job: times and lengths of samples, steps, moves, loads and phases, and their counters.
 
-Rule: the input is results and typed observations that passed their checks, never spans. It changes only counters and
+Rule: the input is messages that passed their checks, and the loop's phases, never spans. It changes only counters and
 histograms, so a job behaves the same with metrics Disabled.
 """
 

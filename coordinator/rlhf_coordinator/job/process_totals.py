@@ -1,7 +1,7 @@
 """Counters of a coordinator since its process started, for Prometheus.
 
-Rule: a count does not fall. The event loop adds to counters and a scrape reads them from another thread, so related
-values are replaced as a whole (`PhaseTotals`).
+Rule: a count does not fall. The event loop adds to counters and a scrape reads them from another thread, so the
+`PhaseTotals` are replaced as a whole.
 """
 
 import time

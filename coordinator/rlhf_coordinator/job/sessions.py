@@ -60,7 +60,7 @@ class Sessions:
             session.outgoing.put_nowait(message)
 
     async def until_empty(self) -> None:
-        """Wait until every stream is over."""
+        """Wait until no session is open."""
         while self._open:
             self._closed.clear()
             await self._closed.wait()

@@ -15,7 +15,7 @@ from rlhf_coordinator.storage.restore import mean
 def summary(run: JobRun, samples_per_prompt: int) -> dict[str, Any]:
     """Return facts about the whole job, over all coordinators that ran it.
 
-    `reward_first` and `reward_last` are means of the first and last tenth of the iterations (at least one); absent when
+    `reward_first` and `reward_last` are means of the first and last tenth of the iterations (at least one); None when
     no sample of them had a reward. `tokens_per_step` and `acceptance` of drafts are of the last iteration; absent where
     its metrics lack them. The `loss` of a job that generates nothing is of the last iteration, too.
     """

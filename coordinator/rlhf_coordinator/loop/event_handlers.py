@@ -1,8 +1,8 @@
 """Dispatches each message of a worker to the module that processes it.
 
-This module owns sessions: a worker that registers, is lost or leaves. `sample_handler` processes messages about
-samples and checks them. Rule: an invalid message ends the session; the worker then opens another one and returns its
-samples. Must never pass on another message unchecked.
+This module owns sessions: a worker that registers, is lost or leaves. `sample_handler` processes messages about samples
+and checks them; `message_checks` checks all others first. Rule: an invalid message ends the session; the worker then
+opens another one and returns its samples.
 """
 
 import logging

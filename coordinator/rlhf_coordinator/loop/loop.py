@@ -83,7 +83,7 @@ class Loop:
                 now = time.monotonic()
                 scheduled = run.scheduled = iteration.decide(run.context, run.state, now)
                 rounds.note_wait(run, now)
-                if number or not scheduled.decisions:  # a phase that ends with the decisions of this tick is none
+                if number or not scheduled.decisions:  # the first decisions of a tick may end their phase at once
                     self._enter_phase(scheduled.phase, arrived)
                 if not scheduled.decisions:
                     fusion_planning.track_consolidation(run, before)

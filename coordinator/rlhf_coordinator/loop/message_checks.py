@@ -20,7 +20,7 @@ from rlhf_coordinator.state.worker import Worker
 MAX_NAME_CHARACTERS: Final = 256
 """Longest name, address or attribute, in characters."""
 MAX_TEXT_CHARACTERS: Final = 65536
-"""Longest message about a failure, in characters."""
+"""Longest message about a failure, or `parameters`, in characters."""
 MAX_ENTRIES: Final = 100_000
 """Most entries of a list or a map that is no batch and no response."""
 MAX_NUMBER: Final = 1e18
@@ -36,7 +36,7 @@ _ANY_NUMBER: Final = frozenset({"rlhf.v1.TrainResult.metrics", "rlhf.v1.Failure.
 """Fields that allow any number: a metric may be NaN and is left out later, an exit code may be negative."""
 _TEXTS: Final = frozenset({"rlhf.v1.Failure.message"})
 _ARRAYS: Final = frozenset({"rlhf.v1.Array", "rlhf.v1.SampleProgress"})
-"""Messages that contain responses; their form is checked when they are read."""
+"""Messages that contain arrays; their form is checked when they are read."""
 _FLOATS: Final = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 _INTEGERS: Final = (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64)
 
@@ -80,7 +80,7 @@ def _span(worker: str, span: pb.Span) -> None:
 
 
 def _observation(observation: pb.Observation) -> None:
-    """Check the upper bounds of an observation; the general checks ensured finite numbers from 0."""
+    """Check the interval and the upper bounds of an observation; the general checks ensured finite numbers from 0."""
     if observation.end_ns < observation.start_ns:
         start_ns = observation.start_ns
         raise ValueError(f"observation.end_ns is {observation.end_ns}, must not be before start_ns {start_ns}")

@@ -23,7 +23,7 @@ from rlhf_coordinator.reports.trackers.timeline_json import TimelineSpan
 TIMELINE_PICTURE: Final = "timeline.png"
 REWARD_PICTURE: Final = "reward.png"
 SHOWN_SECONDS: Final = 60.0
-"""Drawn time in seconds: iterations are added from the last one back until they fill it or reach SHOWN_ITERATIONS."""
+"""Most seconds that are drawn, unless the last iteration is longer: earlier ones are added while they fit."""
 SHOWN_ITERATIONS: Final = 3
 """Most iterations in the timeline; more are not distinguishable on one page."""
 DOTS_PER_INCH: Final = 140
@@ -120,7 +120,7 @@ def _draw_migrations(axes: Axes, spans: Sequence[TimelineSpan], rows: Sequence[s
 
 
 def _draw_iterations(axes: Axes, spans: Sequence[TimelineSpan], first: int, start: float, end: float) -> None:
-    """Draw a line and a number at the begin of each iteration; omit a number that would cover the previous one."""
+    """Draw a line between iterations, and a number at each begin; omit a number that would cover the previous one."""
     labelled = -1.0
     for iteration in range(first, max(span.iteration for span in spans) + 1):
         begins = [s.start for s in spans if s.iteration == iteration and s.worker != _ORDER[0] and s.start >= start]

@@ -22,7 +22,7 @@ FILE: Final = "iteration-{:06d}.jsonl"
 MAX_TEXT_CHARACTERS: Final = 65536
 """Longest stored prompt or response, in characters."""
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode categories of control and format characters, surrogates, unassigned characters and unusual line breaks."""
+"""Unicode categories of control, format, private and unassigned characters, surrogates and unusual line breaks."""
 MAX_LINE_BYTES: Final = 16 * MAX_TEXT_CHARACTERS
 """Longest line that is read, in bytes."""
 

@@ -1,9 +1,9 @@
 """`python -m rlhf_coordinator.run_page`: the page of the job in whose coordinator's container it is started.
 
 It is meant for `kubectl exec`, with `kubectl port-forward` to the same port. The server listens on the pod's own
-loopback, so the rest of the cluster cannot reach it. Rule: it is a separate process that only reads the run folder, and
-the coordinator does not know of it. It ends on Ctrl-C, with its terminal, and after IDLE_SECONDS without a request,
-because nothing ends an exec that lost its client.
+loopback, so the rest of the cluster cannot reach it. Rule: it is a separate process that only reads the run folder. It
+ends on Ctrl-C, with its terminal, and after IDLE_SECONDS without a request, because nothing ends an exec that lost its
+client.
 """
 
 import argparse

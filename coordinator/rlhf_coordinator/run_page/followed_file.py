@@ -1,7 +1,7 @@
 """Reads a growing file in blocks of whole lines; the reader stores the position of the next block.
 
 Rule: no state is stored between two blocks, so any number of readers cost no memory. A file that was replaced or cut is
-read from its beginning, and the block says so. A line longer than any valid line is skipped.
+read from its beginning, and the block says so. A line longer than a block comes in parts, which parsers refuse.
 """
 
 import os
@@ -49,7 +49,7 @@ def read_piece(path: Path, place: FilePlace, max_bytes: int, newest: int | None 
         file.seek(start)
         data = file.read(max_bytes)
     end = data.rfind(b"\n") + 1
-    if not end and len(data) == max_bytes:  # a line longer than any valid one: skipped block by block
+    if not end and len(data) == max_bytes:  # a line longer than any valid one: passed on in parts
         end = len(data)
     lines = data[:end].split(b"\n")[int(torn) :]
     reached = start + end

@@ -184,7 +184,7 @@ def measures_costs(context: JobContext, state: JobState, possible: bool) -> bool
 
 
 def _measure(state: JobState, ready: Sequence[Worker]) -> list[Decision]:
-    """Return commands with which every ready generation worker measures each role once.
+    """Return commands with which every ready generation worker measures each role once, then the adoption of costs.
 
     A worker that is still starting is not waited for.
     """

@@ -3,8 +3,8 @@
 The least loaded worker comes first. A worker gets the samples that it can decode at once and a few more, so that it
 does not wait for a command and late work is still spread evenly. Among up to MAX_SORTED samples, the longest are leased
 first for scoring, because short ones even out the end. A failed task goes to another worker than the one where it
-failed, if there is one; so does a sample whose worker failed. A sample that was on several failed workers is decoded
-alone, once nothing else is queued (`decode_failures`).
+failed, if there is one; so does a sample whose worker failed. A sample whose workers failed too often is decoded alone,
+once nothing else is queued (`decode_failures`).
 Rule: pure; workers with the current weights of a task's model get it. While a critic update is pending, the tasks of
 other models do not wait for it.
 """
@@ -26,13 +26,13 @@ PREFETCH_SHARE: Final = 8
 step."""
 
 SCORES_IN_FLIGHT: Final = 64
-"""Most samples that a worker scores: enough for slow rewards to overlap, few enough to leave work for late workers."""
+"""Samples from which a scorer gets no more: enough for slow rewards to overlap, few enough for late workers."""
 
 SHARES: Final = 2
 """Divisor: each of n workers takes 1 / (2 n) of the unscored samples at a time."""
 
 MIN_IN_FLIGHT: Final = 4
-"""Least number of samples of a worker: one in scoring, and enough queued until the next command arrives."""
+"""Least limit of samples per worker: one in scoring, and enough queued until the next command arrives."""
 
 MAX_SORTED: Final = 4096
 """Most waiting samples that are sorted by length in a round."""

@@ -163,7 +163,7 @@ def _score(context: JobContext, state: JobState, now: float, facts: DerivedState
 def _judges(state: JobState, facts: DerivedState) -> Collection[str]:
     """Return the workers that can score.
 
-    These are the workers of the inference group, or, without any, generation workers without samples of the batch. A
+    These are the workers of the inference group, or, without any, generation workers that decode no batch sample. A
     reward does not change with training, so the version of other models does not matter.
     """
     able = [worker for worker in state.fleet if worker.idle and Group.INFERENCE in worker.roles]

@@ -63,7 +63,7 @@ def decide(context: JobContext, state: JobState, now: float) -> SchedulerOutput:
 
 
 def _decisions(context: JobContext, state: JobState, now: float, facts: DerivedState) -> tuple[Decision, ...]:
-    """Return the decisions of one iteration, from top to bottom; steps that are not possible yet add nothing."""
+    """Return the decisions of one round, from top to bottom; steps that are not possible yet add nothing."""
     tail = facts.consolidation
     if cut := oversampling.decide(state.ledger):
         # Prompts begun beyond those of the batch are cut; later decisions see the remaining ones.

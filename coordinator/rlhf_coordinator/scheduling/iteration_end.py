@@ -29,7 +29,7 @@ TOGETHER_SECONDS: Final = 10.0
 
 
 def failure(context: JobContext, state: JobState, now: float) -> pb.Failure | None:
-    """Return the failure that ends the job before any other decision: an error, or its deadline."""
+    """Return the failure that ends the job before any other decision: an error, a missing batch, or its deadline."""
     if state.failure is not None:
         return state.failure
     if (short := _not_full(context, state)) is not None:

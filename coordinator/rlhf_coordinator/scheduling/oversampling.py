@@ -2,7 +2,7 @@
 
 Once as many prompts are finished as the batch has, all others are cut off. Rule: pure; one decision per iteration, and
 the remaining prompts are the batch. A prompt with a failed sample stays only if it is needed. The cut is journaled,
-because it depends on timing; a replay reads it from the journal and decides nothing.
+because it depends on timing; a replay reads it from the journal.
 """
 
 from rlhf_coordinator.scheduling.decisions import CutGroups

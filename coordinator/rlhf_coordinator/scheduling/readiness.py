@@ -4,7 +4,7 @@ A worker that returns is stale until it has the weights of the job's version: it
 that also runs a training rank (spec.placement Colocated) shares its device. Training has the device until the rank is
 at the job's version (its group forms, replays) and its stage costs are measured, and again from the moment a batch is
 scored until it is trained. Decoding and scoring have it in between. The worker itself puts the other side to sleep when
-a command arrives; this module decides only which commands are sent.
+a command arrives.
 Rule: pure, and a function of the current state.
 """
 

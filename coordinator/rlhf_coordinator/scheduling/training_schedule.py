@@ -1,4 +1,4 @@
-"""The serial schedule table with which every training group starts, and the alternatives to it.
+"""The serial schedule table with which a job starts, and the alternatives to it.
 
 Rule: the table is for one data-parallel block and one mini-batch (one optimizer step); solvers are in the planner.
 Where fusion may be chosen, the critic's stages are on the opposite ranks from the start, so the choice changes the
@@ -44,5 +44,5 @@ def schedule_json(spec: RLHFJobSpec) -> str:
 
 
 def question(spec: RLHFJobSpec, serial: str) -> str:
-    """Return a hash of the alternatives: a stored choice is valid while the hash stays the same."""
+    """Return a hash of the tables to compare: a stored choice is valid while the hash stays the same."""
     return hashlib.sha256(f"{candidates(spec)}:{serial}".encode()).hexdigest()

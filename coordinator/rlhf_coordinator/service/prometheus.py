@@ -1,8 +1,8 @@
 """Serves Prometheus: the coordinator's metrics of its job, as the catalogue (`rlhf_common.metrics`) declares them.
 
 Rule: values are read from the job's parts at each scrape; there is no second count. Scrapes come from another thread
-and only read. Related values are one object that is replaced as a whole, and a collection that changes during its
-iteration is read again. Labels contain no user text except names in the graph and of run metrics, and no token or text
+and only read. The phase totals are one object that is replaced as a whole, and a collection that changes while it is
+read is read again. Labels contain no user text except names in the graph and of run metrics, and no token or text
 of a sample.
 """
 

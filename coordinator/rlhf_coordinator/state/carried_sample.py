@@ -28,7 +28,7 @@ class CarriedSample:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     restarted: bool = False
-    """Whether its tokens were too old: it has none, and starts again."""
+    """Whether its tokens were too old or too many: it has none, and starts again."""
     failed: bool = False
     """Whether no worker could decode it: it is not tried again, because it could end workers in every iteration."""
 

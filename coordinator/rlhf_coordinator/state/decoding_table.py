@@ -46,7 +46,7 @@ class DecodingTable:
     def take_places(self) -> list[tuple[int, str]]:
         """Return the changes of place since the last call, in order.
 
-        Each is (sample, the worker that decodes it from then on; empty when it was queued again).
+        Each is (sample, the worker that decodes it from then on; empty when it was queued).
         """
         places, self._places = self._places, []
         return places

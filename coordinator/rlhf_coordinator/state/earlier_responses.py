@@ -1,4 +1,4 @@
-"""Responses of earlier epochs, by the line of their prompt: draft hints for a sample without siblings.
+"""Responses of earlier epochs, by the line of their prompt: draft hints for new samples of it.
 
 Rule: plain data with fixed limits. A prompt's newest responses come before its older ones. A new prompt is stored only
 while there is space: epochs visit all prompts, so evicting the least recently seen prompt would evict the one that

@@ -230,7 +230,7 @@ class JobState:
 
     @property
     def version(self) -> int:
-        """The weight version of the job: that of every batch that is complete and closed, or trained."""
+        """The weight version of the job: the iteration in progress, plus 1 once it is trained."""
         return self.iteration + self.trained
 
     @property

@@ -129,7 +129,7 @@ class Ledger(ScoringLedger):
     def take_places(self) -> list[tuple[int, str]]:
         """Return the changes of place since the last call, in order.
 
-        Each is (sample, the worker that decodes it from then on; empty when it was queued again).
+        Each is (sample, the worker that decodes it from then on; empty when it was queued).
         """
         return self._decoding.take_places()
 

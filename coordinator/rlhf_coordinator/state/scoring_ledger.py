@@ -1,7 +1,7 @@
 """The part of the ledger about finished responses: their scoring, their results, and the batch for training.
 
-The scoring table has the tasks of single samples, and the group table those of whole groups. A group whose responses
-all have the same reward is dropped as soon as the last of them is scored (`batch_refill`).
+The scoring table has the tasks of single samples, and the group table those of whole groups. Where batches are
+refilled, a group whose rewards are all equal is dropped as soon as the last response is scored (`batch_refill`).
 Rule: pure. A message under a stale attempt changes nothing, and the return value says so. Must never invent a result: a
 failed task is open.
 """

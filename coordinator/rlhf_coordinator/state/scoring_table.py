@@ -123,7 +123,7 @@ class ScoringTable:
         return complete
 
     def _combine(self, sample: Sample) -> None:
-        """Combine the rewards of a complete sample; it abstains if all of them did."""
+        """Combine the rewards of a complete sample; it abstains if all parts of a combination did."""
         rewards_by_part: dict[RewardPart, dict[str, float]] = {}
         for task, part in self._parts.items():
             of_field = rewards_by_part.setdefault(replace(part, name=""), {})

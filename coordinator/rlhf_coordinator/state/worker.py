@@ -30,7 +30,7 @@ class CommandKind(StrEnum):
     OFFLOAD = "offload"
     SCORE_PREFIX = "score_prefix"
     UNKNOWN = "unknown"
-    """A command of an earlier coordinator that is still running."""
+    """A command of an earlier session that is still running."""
 
 
 SLOW_COMMANDS: Final = frozenset(
@@ -102,7 +102,7 @@ class Worker:
     """Whether its end does not count as a failure of its samples: it was asked to end, or its end was already
     counted."""
     scorer_onloaded: bool = False
-    """For generation workers, whether scoring models may be in device memory, because it got scoring work."""
+    """For generation workers, whether scoring models may be in device memory; not after an Offload."""
     refused: str = ""
     """Reason why the last process under its name was refused: its version is incompatible."""
     incarnation: str = ""
@@ -127,7 +127,7 @@ class Worker:
     failed_at: float = 0.0
     pending: dict[int, PendingCommand] = field(default_factory=dict)
     failures: int = 0
-    """Number of consecutive failed commands that may be retried."""
+    """Number of failed commands and invalid messages since its last success."""
     not_before: float = 0.0
     """Moment before which it gets no new slow command."""
     since: float = 0.0

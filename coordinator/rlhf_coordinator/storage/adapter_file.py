@@ -15,7 +15,7 @@ _LENGTH_BYTES: Final = 8
 _ALIGNMENT: Final = 8
 """Multiple of bytes to which a header is padded, so that data starts aligned."""
 _MAX_HEADER: Final = 100 * 1024 * 1024
-"""Largest header in bytes, the limit of the format's own library."""
+"""Largest header in bytes, close to the limit of the format's own library."""
 
 
 def join(parts: Sequence[Path], target: Path) -> None:

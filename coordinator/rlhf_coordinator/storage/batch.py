@@ -137,7 +137,7 @@ def replayed(
 
 
 def batch_parts(ledger: Ledger, prompts: PromptSet) -> Iterator[pb.BatchPart]:
-    """Yield the batch in sample order, in parts of about CHUNK_BYTES. Its samples are renumbered without gaps."""
+    """Yield the batch in its order, in parts of about CHUNK_BYTES. Its samples are renumbered without gaps."""
     if not ledger.all_scored:
         raise ValueError(f"iteration {ledger.iteration} is not scored yet: {ledger.counts()}")
     batch = ledger.batch()

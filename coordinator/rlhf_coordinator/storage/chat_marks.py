@@ -72,6 +72,6 @@ class ChatMarks:
 
     @cached_property
     def _openings(self) -> tuple[str, str]:
-        """The last line before the user's text and the first of the answer, if they are words: `user:`."""
+        """The last line before the user's text, such as `user:`, and the beginning of the answer."""
         before, _, answer = self._around
         return before.strip().rpartition("\n")[2], answer.strip()

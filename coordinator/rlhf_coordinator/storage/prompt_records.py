@@ -39,7 +39,7 @@ class PromptRecord:
     place: Place
     data: dict[str, Any]
     text: str
-    """JSON object as text; for a line that is taken whole, the unchanged line."""
+    """JSON object as text; for a line that is taken whole, the line without space at its ends."""
 
 
 def places(prompts: Prompts) -> list[tuple[PromptSource, Place]]:

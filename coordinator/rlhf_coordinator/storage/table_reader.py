@@ -8,8 +8,8 @@ A damaged file may end the process by a signal, or use all its memory; the coord
   Z<number of rows>
 
 Rule: types are checked in the file's schema before any row is read, and a parquet file's sizes before they are
-allocated. A column that cannot be JSON is refused by its name. Rows are written in parts of a few rows. Must import
-nothing of the project, because every start waits for it.
+allocated. A column that cannot be JSON is refused by its name. Rows are read a few at a time. Must import nothing of
+the project, because every start waits for it.
 """
 
 import json

@@ -134,7 +134,7 @@ class CheckpointSaver:
         self._record_checkpoint(saved, retained_versions)
 
     def _complete(self) -> tuple[checkpoint.Checkpoint, list[int]]:
-        """Complete the checkpoint. Runs in a thread and touches only files."""
+        """Complete the checkpoint. Runs in a thread and changes only files."""
         run, spec = self._run, self._run.context.spec
         run.journal.check()
         assert self._folder is not None

@@ -33,7 +33,7 @@ VERIFY_SECONDS: Final = 5.0
 MAX_ROUNDS: Final = 5
 """Most timings of each table; the median counts."""
 MEASUREMENTS_PER_COORDINATOR: Final = 1 << 20
-"""Measurement ids per coordinator; ids start at the coordinator's epoch times this."""
+"""Measurement ids per coordinator; the first one is the coordinator's epoch times this, plus 1."""
 
 
 def measure_schedules(run: JobRun) -> None:

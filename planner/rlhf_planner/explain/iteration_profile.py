@@ -131,11 +131,11 @@ class IterationProfile(RecordedFacts):
     training: Annotated[dict[Name, Annotated[float, Field(allow_inf_nan=False)]], Field(max_length=64)] = Field(
         default_factory=dict
     )
-    """Training metrics that findings read: bubble_share, step_seconds."""
+    """Metrics of the ranks; findings read bubble_share."""
     evaluation_waited: Seconds | None = None
     """Seconds in which the iteration waited only for an evaluation; None without one."""
     returned: Count = 0.0
-    """Leases that were revoked from lost workers."""
+    """Decode leases after which the sample was queued again."""
 
     def seconds(self, *phases: str) -> float:
         """Return the total seconds of these phases."""

@@ -102,7 +102,7 @@ def balance(
 ) -> tuple[Reallocation, ...]:
     """Return the moves to make now, when the queue is empty; none if no move is worth it.
 
-    `unfinished` contains every live generation worker, idle ones too; `paces` the workers with a measured pace.
+    `unfinished` contains every worker that can decode, idle ones too; `paces` the workers with a measured pace.
     """
     loads = [load for load in _loads(unfinished, costs, lengths, paces or {}) if load.name not in resting]
     question = _Question(costs, lengths.max_tokens, transfer, lacking)

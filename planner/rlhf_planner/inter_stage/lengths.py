@@ -211,7 +211,7 @@ class LengthModel:
 
     @cached_property
     def _edges(self) -> Ints:
-        """Prompt lengths at which each next band begins."""
+        """Longest prompts of all bands but the last."""
         prompts, _, _ = self._all
         bands = min(BANDS, len(prompts) // MIN_IN_BAND)
         if bands < 2 or abs(self.correlation) < CORRELATION:

@@ -72,7 +72,7 @@ def place_tail(
 ) -> TailPlacement:
     """Return the pool and the moves when the threshold is reached.
 
-    `unfinished` contains every live generation worker, idle ones too. The pool is larger than `pool` if so few workers
+    `unfinished` contains every worker that can decode, idle ones too. The pool is larger than `pool` if so few workers
     cannot hold the samples. With `transfer` KV and a known bandwidth every cache moves, even that of a sample without
     known tokens, because known tokens lag behind its worker. Raises ValueError without a worker, for a pool below 1, or
     for a sample on two workers.

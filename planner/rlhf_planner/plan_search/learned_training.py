@@ -20,7 +20,7 @@ FEWEST: Final = 2
 
 
 def observed_seconds(profiles: Sequence[IterationProfile]) -> list[float]:
-    """Return the seconds of training of each iteration of a run that trained all models at once."""
+    """Return the seconds of training of each iteration but the first that trained all models at once."""
     found = [profile for profile in profiles if profile.iteration > 0 and profile.training]
     return [seconds for profile in found if (seconds := profile.seconds("Training")) > 0]
 

@@ -89,7 +89,7 @@ class RolloutChoices:
         return self._halves[workers]
 
     def bound(self, workers: RolloutWorkers) -> float:
-        """Return seconds below which the forecast of these workers is not."""
+        """Return a lower bound on the forecast of these workers, in seconds."""
         if workers not in self._bounds:
             stage, _ = self._engine(workers)
             counts = (workers.generation_workers, workers.inference_workers)

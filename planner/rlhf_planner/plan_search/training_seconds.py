@@ -1,7 +1,7 @@
 """Seconds of training one iteration in a layout, by model and by purpose.
 
 A mini-batch is serial 1F1B: all stages of one micro-batch once, then the slowest stage for each further micro-batch.
-Then ranks sum gradients over copies and step the optimizer. Each model trains after the other.
+Then ranks sum gradients over copies and step the optimizer. Models train one after another.
 
     per micro-batch and stage   layers, head, tensor sums, context gathers, expert exchanges, gathered parts, transfers
     per mini-batch              sums of gradients, gathered weights (shardOptimizer), optimizer

@@ -4,10 +4,8 @@ The walk visits only schedules with a makespan of at most `limit`. Each step sto
 tail (least time from its start to the end). So each swap is checked against the limit exactly and in constant time: a
 path through neither step does not change, and the longest path through either follows from the heads of their
 predecessors and the tails of their successors. A swap changes the memory of a device at one position, so the cost is
-incremental too. Swaps that might close a cycle are rejected (conservatively). Five to twenty million tries per second.
-
-The published annealing simulates the whole schedule for each try instead. The same seed and number of tries give the
-same result.
+incremental too. Swaps that might close a cycle are rejected (conservatively). The published annealing simulates the
+whole schedule for each try instead. The same seed and number of tries give the same result.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ STEP_COST = 0.6  # micro-batches added to every excess, so that a small excess i
 
 # Columns of `links` [steps, 6]: integers of a step; -1 means no neighbour.
 PREVIOUS = 0  # previous step of the same micro-batch
-FOLLOWING = 1  # next step of the same micro-batch, on the next stage
+FOLLOWING = 1  # next step of the same micro-batch, unless that is a weight-gradient step
 HELD = 2  # change of the device's memory, in memory units
 OPERATION = 3
 DEVICE = 4

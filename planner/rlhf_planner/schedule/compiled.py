@@ -1,8 +1,8 @@
 """Compiles the inner loops of this package with numba, and caches the machine code on disk if possible.
 
 Rule: a compiled function is pure, arrays in and numbers out. On a read-only file system numba refuses to decorate with
-a cache; compilation then happens in memory, once per process (about ten seconds for the whole package). Without numba
-the functions run in Python: the same numbers, but so slowly that a search within a time limit tries fewer schedules.
+a cache; compilation then happens in memory, once per process. Without numba the functions run in Python: the same
+numbers, but so slowly that a search within a time limit tries fewer schedules.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from rlhf_planner.schedule.simulate import (
 )
 
 GRACE = 3.0  # seconds beyond the budget, so that effort ends the solver even in tiny budgets on a busy machine
-EXACT_STEPS = 6000 if cp_model else 0  # above this, building the model takes seconds
+EXACT_STEPS = 6000 if cp_model else 0  # most steps for the solver
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ def minimise_makespan(
 def device_peak_bound(arrays: InstanceArrays, device: int, horizon: float, effort: float, seconds: float) -> float:
     """Return a proven lower bound on the peak of one device at makespan `horizon`, with no limits on other devices.
 
-    This is a lower bound on the peak, in activation units.
+    The bound is in activation units.
     """
     grid, units = time_grid(arrays), memory_units(arrays)
     stages = np.flatnonzero(arrays.device == device)

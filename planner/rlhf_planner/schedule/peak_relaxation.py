@@ -31,7 +31,7 @@ from rlhf_planner.schedule.exact import time_grid
 from rlhf_planner.schedule.simulate import KINDS, Floats, InstanceArrays
 
 ITERATION = 4e-9  # nominal seconds of one iteration, per entry of the program
-ENTRIES = 8  # nominal seconds of the program, per variable
+ENTRIES = 8  # nominal entries of the program, per variable
 BUILDING = 5e-5  # nominal seconds of writing the program, per variable
 FEWEST_ITERATIONS = 1000  # with fewer iterations it proves next to nothing
 _MOST_VARIABLES = 200_000  # of a program: some hundred megabytes

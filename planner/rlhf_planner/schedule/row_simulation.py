@@ -1,7 +1,7 @@
 """Simulates rows whose stages may span several rows: when each step starts and ends.
 
-`simulate` does the same for devices with whole stages, fast enough for a search; this module runs once per table. A
-step starts when every row of its stage has reached it and its input is available. Rows stay in order. Pure.
+`simulate` does the same for devices with whole stages, fast enough for a search. A step starts when every row of its
+stage has reached it and its input is available. Rows stay in order. Pure.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -15,7 +15,8 @@ _WEIGHT = "'"
 
 
 def terminal_chart(instance: Instance, devices: Sequence[Sequence[Step]], width: int = 120) -> str:
-    """Return the chart as text, in rows of at most `width` characters. A cell shows the step at its middle."""
+    """Return the chart and a legend; device rows have at most `width` characters. A cell shows the step at its
+    middle."""
     makespan = max((row[-1].end for row in devices if row), default=0.0)
     margin = len(str(len(devices) - 1)) + 2
     cells = max(1, min(width - margin, round(makespan)))

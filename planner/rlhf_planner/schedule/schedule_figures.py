@@ -1,8 +1,7 @@
 """Draws a schedule: devices down, time across, activation memory below; SVG or PNG as bytes.
 
-Two hues distinguish the models; shades distinguish forward, backward and weight gradient. Bubbles are white on a light
-ground, so that idle time is easy to see. matplotlib is imported on the first call because the worker image does not
-contain it.
+Hues distinguish the models; shades distinguish forward, backward and weight gradient. Idle time is light grey, so that
+it is easy to see. matplotlib is imported on the first call because the worker image does not contain it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from rlhf_planner.schedule.schedule_check import Step
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Per pipeline: forward, backward (input gradient), weight gradient. Blue for the first model, warm for the others.
+# Per pipeline: forward, backward (input gradient), weight gradient. Blue for the first; the others take turns.
 _SHADES = (
     ("#9ecae1", "#3182bd", "#08519c"),
     ("#fdd0a2", "#f16913", "#a63603"),

@@ -15,8 +15,8 @@ from rlhf_planner.schedule.instance import InstanceError
 from rlhf_planner.schedule.list_scheduling import EVALUATION, tuned
 from rlhf_planner.schedule.simulate import InstanceArrays, Ints, Timeline
 
-TRIES_A_SECOND = 6_000_000  # nominal rate of the annealing; an idle core of 2020 does 7 to 20 million tries
-SOLVER_RATE = 0.3  # deterministic time of CP-SAT in one second, measured on models with a memory cap
+TRIES_A_SECOND = 6_000_000  # nominal rate of the annealing
+SOLVER_RATE = 0.3  # nominal deterministic time of CP-SAT in one second
 PATIENCE = 4.0  # the clock's limit, in budgets: a machine down to a quarter of the nominal rate finds the same schedule
 TRIES_A_STEP = 2000  # an annealing with fewer tries per step is not worth starting; list scheduling achieves more
 CHUNK = 250_000  # tries between two reads of the clock

@@ -18,7 +18,7 @@ from rlhf_common.schedule import Action, Kind, Pipeline, ScheduleTable
 METHOD = "serial-1f1b"
 
 _DURATION: dict[Kind, int] = {"F": 1, "B": 2}
-"""Relative times of a forward and a whole backward step; they only break ties between ranks."""
+"""Relative times of a forward and a whole backward step; they only order events."""
 
 
 @dataclass(frozen=True, order=True)

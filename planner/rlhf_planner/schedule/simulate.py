@@ -150,7 +150,7 @@ class Timeline:
 def simulate(arrays: InstanceArrays, orders: Ints) -> Timeline:
     """Return the simulated schedule of `orders`.
 
-    Raises DeadlockError if devices wait for one another, and ValueError if steps are missing or too many.
+    Raises DeadlockError if devices wait for one another or steps are missing, and ValueError if there are too many.
     """
     start = np.zeros(arrays.steps)
     makespan, done = run_orders(orders, *kernel_arguments(arrays), start)
@@ -223,7 +223,7 @@ def run_orders(
 ) -> tuple[float, int]:
     """Set `start` (float64 [steps]) and return (makespan, steps run).
 
-    Steps run is -(device + 1) if an operation occurs too often.
+    Steps run is -(device + 1) if a device has an operation too often, or one of another device.
 
     `orders` is as in `Timeline`. The arrays are those of `kernel_arguments`: `duration` float64 [operations];
     `device`, `microbatches`, `before`, `after` int64 [stages]; `base` int64 [operations + 1]; `lag_before`,

@@ -119,8 +119,8 @@ def _fastest(search: Search) -> Timeline:
     """Return the shortest schedule found, without regard to memory, in the search's layout; raise the bound if
     possible.
 
-    While the makespan is above the bound, the solver gets twice the effort. This ends when the bound is met, the
-    makespan is proven minimal, or only the reserved share is left.
+    Above EXACT_STEPS no solver runs. While the makespan is above the bound, the solver gets twice the effort. This ends
+    when the bound is met, only the reserved share is left, or after _ROUNDS rounds.
     """
     fast = listed(search.arrays, None)[0]
     if search.arrays.steps > EXACT_STEPS:

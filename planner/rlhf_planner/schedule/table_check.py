@@ -80,7 +80,7 @@ def _meet(action: Action, rank: int, other: Action, peer: int) -> bool:
 
 
 def _ready(table: ScheduleTable, action: Action, place: int, done: set[_Done]) -> bool:
-    """Return whether the input of a computation, or the data of a send, is available."""
+    """Return whether the input of a computation is available."""
     pipe = table.pipelines[action.pipeline]
     p, s, m = action.pipeline, action.stage, action.microbatch
     before_kind = {"F": "F", "I": "I", "B": "I", "W": "W"}[action.kind]

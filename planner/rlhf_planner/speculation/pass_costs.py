@@ -35,7 +35,7 @@ SURPRISE: Final = 1.5
 OFTEN: Final = 48
 """Number of first steps after each of which costs are fitted anew."""
 SELDOM: Final = 32
-"""Steps between later fits; a fit takes a third of a millisecond."""
+"""Steps between later fits."""
 RIDGE: Final = 1e-3
 """Weight of "it costs nothing" relative to observations of a drafter, because its numbers of requests vary little."""
 KEYS, VERIFYING = -2, -1

@@ -1,6 +1,6 @@
 """events.jsonl: events besides iterations (lost workers, checkpoints, retries), one JSON object per line.
 
-Rule: each line is appended and flushed in one write; a restart continues at the end.
+Rule: each line is appended and flushed at once; a restart continues at the end.
 """
 
 import json

@@ -41,7 +41,7 @@ class FactsJsonl(Tracker):
 
 
 def read_facts(path: Path) -> list[IterationProfile]:
-    """Return the iterations of the file, oldest first, without unreadable lines; empty when there is no file.
+    """Return the iterations of the file, oldest first, without unreadable lines; empty when it is absent or too large.
 
     Raises OSError when the file cannot be opened.
     """

@@ -1,6 +1,6 @@
 """metrics.jsonl: one JSON object per iteration, each once and in order, and finally the last version's evaluation.
 
-Rule: each line is appended and flushed in one write. A process that dies leaves at most one torn line. The next process
+Rule: each line is appended and flushed at once. A process that dies leaves at most one torn line. The next process
 drops it, together with lines of iterations that will be repeated. Numbers that JSON lacks (NaN, infinity) become null.
 """
 

@@ -65,7 +65,7 @@ class OpenTelemetryTraces(Tracker):
             self._export.add_made(len(traced), partial(_sample_spans, histories, traced, trace, root))
 
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
-        """Send the iteration, the parent of all other spans."""
+        """Send the iteration, the root of its trace."""
         trace, root = self._root(iteration)
         began = self._began.get(iteration, time_ns - int(metrics.get(SECONDS, 0.0) * 1e9))
         shown: dict[str, Attribute] = {

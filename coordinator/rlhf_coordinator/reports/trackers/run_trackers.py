@@ -54,7 +54,7 @@ class RunTrackers:
         """Descriptions of trackers that were given up; replaced as a whole, because scrapes and status read it."""
 
     def backlog(self) -> dict[str, int]:
-        """Return kind of each open service -> number of iterations that it has not taken yet."""
+        """Return kind of each open service -> number of messages that it has not taken yet."""
         return {name: each.backlog for name, each in list(self._trackers.items()) if isinstance(each, ServiceTracker)}
 
     def trace_spans(self) -> dict[str, int]:
@@ -149,7 +149,7 @@ def open_trackers(
 ) -> RunTrackers:
     """Open every registered tracker of a run folder, and the services by kind; `traces` is already open.
 
-    `next_iteration` is the first iteration to record; stored data of later ones is dropped. Raises JobError when a
+    `next_iteration` is the first iteration to record; a tracker may drop stored data from it on. Raises JobError when a
     required tracker cannot be opened (exit code 23), or when the library of a service is missing.
     """
     run_dir.mkdir(parents=True, exist_ok=True)

@@ -72,7 +72,7 @@ class ServiceTracker(Tracker):
 
     @property
     def backlog(self) -> int:
-        """Number of iterations that the process has not taken yet."""
+        """Number of messages that the process has not taken yet."""
         return self._queue.qsize() + (self._asked is not None)
 
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:

@@ -1,7 +1,7 @@
 """TensorBoard event files, written with TensorBoard's own record format; no TensorFlow, no torch.
 
-Rule: a restart writes a new file that begins with a START record at its first step. TensorBoard then ignores that step
-and later ones in older files. A thread imports TensorBoard's package, so that the start does not wait for it.
+Rule: a restart writes a new file with a START record at its first step. TensorBoard then ignores that step and later
+ones in older files. A thread imports TensorBoard's package, so that the start does not wait for it.
 """
 
 import importlib
@@ -28,7 +28,7 @@ _STRING: Final = 7
 
 
 class TensorBoardEvents(Tracker):
-    """One event file of this process, created with the first iteration.
+    """One event file of this process, created with the first event.
 
     Raises ModuleNotFoundError where TensorBoard is not installed.
     """

@@ -44,7 +44,7 @@ class TimelineSpan:
 
 
 class TimelineJson(Tracker):
-    """The timeline of a run folder. A live reader sees an iteration at once, and spans with the next flush."""
+    """The timeline of a run folder. A live reader sees spans with the next flush: by a later span or an iteration."""
 
     def __init__(self, run_dir: Path, next_iteration: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Open the file. `next_iteration` has no effect, because repeated work is drawn again. Raises OSError."""
