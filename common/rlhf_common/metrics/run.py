@@ -1,7 +1,8 @@
 """Results of an iteration: reward, divergence, lengths, losses. metrics.jsonl and TensorBoard have the same numbers.
 
-Rule: values are those of the last finished iteration; a value that is not finite, or was not measured, has no series. A
-run metric with another name, such as one of a user's algorithm, is a series of `rlhf_iteration_metric`.
+Rule: values are those of the last finished iteration. A value that was not measured has no series. A value that is
+infinite or NaN has no series either, but `rlhf_iteration_metric` has the name `nonfinite/<name>` for it. A run metric
+with another name, such as one of a user's algorithm, is a series of `rlhf_iteration_metric`.
 """
 
 from functools import partial
@@ -10,6 +11,8 @@ from typing import Final
 from rlhf_common.metrics import labels
 from rlhf_common.metrics.metric import Unit, coordinator_gauge
 
+NON_FINITE: Final = "nonfinite/"
+"""Prefix of the name of a run metric that was infinite or NaN; the metric with the prefix is 1."""
 _NONE: Final = "no iteration is finished, or it has no such number"
 _gauge = partial(coordinator_gauge, absent=_NONE)
 _of_model = partial(_gauge, labels=(labels.MODEL,))
@@ -17,7 +20,8 @@ _of_model = partial(_gauge, labels=(labels.MODEL,))
 ITERATION_METRIC: Final = _gauge(
     "rlhf_iteration_metric",
     unit=Unit.NUMBER,
-    meaning="Every metric of the last finished iteration, by its name in metrics.jsonl.",
+    meaning="Every metric of the last finished iteration, by its name in metrics.jsonl. The name `nonfinite/<name>` "
+    "has the value 1 where the metric `<name>` was infinite or NaN.",
     source="metrics.jsonl",
     normal="read the metrics that have names of their own; this one is for what a user's algorithm adds",
     labels=(labels.RUN_METRIC,),
