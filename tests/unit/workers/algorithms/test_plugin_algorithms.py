@@ -142,10 +142,14 @@ def test_a_plugin_changes_nothing_but_the_fields_it_adds(folder: Path, tmp_path:
 @pytest.mark.parametrize("method", ["__init__", "prepare", "policy_loss", "batch_metrics"])
 def test_an_exit_of_the_class_is_an_error_of_user_code(folder: Path, tmp_path: Path, method: str) -> None:
     leaves = f"\n\n    def {method}(self, *arguments):\n        raise SystemExit(3)\n"
-    with pytest.raises(WorkError, match=rf"Reinforce\.{method} in .*: SystemExit: 3; correct the code") as caught:
+
+    def run_all() -> None:
         algorithm = built(folder, changed(tmp_path, START, START + leaves))
         losses_of(algorithm)
         algorithm.batch_metrics(make_batch())
+
+    with pytest.raises(WorkError, match=rf"Reinforce\.{method} in .*: SystemExit: 3; correct the code") as caught:
+        run_all()
     assert caught.value.failure.exit_code == ExitCode.USER_CODE
 
 
