@@ -23,9 +23,16 @@ DEFINITIONS: Final[dict[str, Any]] = {
 
 
 def with_section(values_yaml: str, families: Iterable[Family]) -> str:
-    """Return values.yaml with its section of alerts regenerated, or appended if it is missing."""
+    """Return values.yaml with its section of alerts regenerated, or appended if the file has neither mark.
+
+    Raises ValueError if the file has one mark without the other, since the end of the section is then unknown.
+    """
     before, begun, rest = values_yaml.partition(BEGIN)
-    after = rest.partition(END)[2] if begun else ""
+    _, ended, after = rest.partition(END)
+    if begun and not ended:
+        raise ValueError(f"values.yaml has no line {END.strip()!r} after {BEGIN.strip()!r}: restore it")
+    if not begun and END in values_yaml:
+        raise ValueError(f"values.yaml has no line {BEGIN.strip()!r} before {END.strip()!r}: restore it")
     return before + ("" if begun else "\n") + BEGIN + section(families) + END + after
 
 
