@@ -15,11 +15,11 @@ from rlhf_cli.cluster.cluster_session import ClusterSession, ConnectionFlags, ru
 from rlhf_cli.cluster.errors import VerbError, explained
 from rlhf_cli.cluster.wait import parse_duration, parse_goal, unattainable, wait_result
 from rlhf_common.names import Group
-from rlhf_operator.reconcile.failures.failure_policy import VERDICTS
 from rlhf_operator.api_client.connection import Connection, ConnectionConfigError, find_connection
 from rlhf_operator.api_client.errors import ForbiddenError, UnavailableError, error_of
 from rlhf_operator.api_client.resources import CORE_RESOURCES
 from rlhf_operator.api_client.transport import ApiRequest, unanswered
+from rlhf_operator.reconcile.failures.failure_policy import VERDICTS
 
 CONNECTION = Connection(Configuration(host="https://server:6443"), "prod", "alice", "default")
 
