@@ -140,4 +140,4 @@ class FinishedReason(StrEnum):
     STORAGE = "StorageFailed"
     SAMPLE = "SampleFailed"
     INVALID = "InvalidManifest"
-    ERROR = "WorkerError"
+    ADDRESS_IN_USE = "AddressInUse"

@@ -32,6 +32,8 @@ _FAILURE_CODES: Final = {
     FinishedReason.BAD_MODEL: ExitCode.BAD_MODEL,
     FinishedReason.BAD_DATA: ExitCode.BAD_DATA,
     FinishedReason.STORAGE: ExitCode.STORAGE,
+    FinishedReason.ADDRESS_IN_USE: ExitCode.ADDRESS_IN_USE,
+    FinishedReason.SAMPLE: ExitCode.SAMPLE_FAILED,
     FinishedReason.INVALID: ExitCode.USAGE,
 }
 

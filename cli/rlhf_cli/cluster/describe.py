@@ -1,7 +1,7 @@
 """`rlhf describe`: everything known about one job, the most important first.
 
-Rule: empty sections are left out. A long list is cut. If pods are cut, those that need attention come first, and a line
-has the number of the others. All functions but `describe` are pure.
+Rule: empty sections are left out. A long list of pods, iterations or events is cut, and a line has the number of the
+others. If pods are cut, those that need attention come first. All functions but `describe` are pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -164,7 +164,7 @@ def _pods(pods: Sequence[ClusterPod], now: datetime, width: int | None) -> list[
     lines = _table(["POD", "STATE", "NODE", "RESTARTS", "AGE", "WHY"], rows, width)
     if (more := order[PODS_SHOWN:]) and lines:
         well = sum(pod.well for pod in more)
-        lines.append(Text(f"  and {len(more)} more, {well} of them well", style="dim"))
+        lines.append(_more(len(more), f", {well} of them well"))
     return lines
 
 
@@ -178,7 +178,10 @@ def _iterations(iterations: Sequence[PastIteration], width: int | None) -> list[
         reward, speed = number(iteration.reward, 3), number(iteration.samples_per_second, 1)
         rows.append([str(iteration.number), reward, speed, took, *spent])
     heading = ["ITERATION", "REWARD", "SAMPLES/S", "TOOK", *(stage.upper() for stage in stages)]
-    return columns([heading, *rows], width, indent=2) if rows else []
+    lines = columns([heading, *rows], width, indent=2) if rows else []
+    if more := len(iterations) - len(shown):
+        lines.append(_more(more, ", all earlier"))
+    return lines
 
 
 def _losses(losses: Sequence[str], width: int | None) -> list[Text]:
@@ -187,14 +190,23 @@ def _losses(losses: Sequence[str], width: int | None) -> list[Text]:
 
 def _events(events: Iterable[Json], job: ClusterJob, now: datetime, width: int | None) -> list[Text]:
     rows: list[list[Cell]] = []
-    for event in notable_events(events)[-EVENTS_SHOWN:]:
+    notable = notable_events(events)
+    for event in notable[-EVENTS_SHOWN:]:
         pod = str((event.get("regarding") or {}).get("name") or "").removeprefix(f"{job.name}-")
         style = "yellow" if event.get("type") == "Warning" else ""
         note = shortened(" ".join(str(event.get("note") or "").split()))
         times = int((event.get("series") or {}).get("count") or event.get("deprecatedCount") or 1)
         cells = [age(event_time(event), now), str(event.get("reason")), "" if pod == job.name else pod]
         rows.append([*(Text(cell, style=style) for cell in cells), note + (f" (x{times})" if times > 1 else "")])
-    return _table(["AGO", "REASON", "POD", "MESSAGE"], rows, width)
+    lines = _table(["AGO", "REASON", "POD", "MESSAGE"], rows, width)
+    if more := len(notable) - len(rows):
+        lines.append(_more(more, ", all earlier"))
+    return lines
+
+
+def _more(count: int, note: str) -> Text:
+    """Return the line below a list that is cut."""
+    return Text(f"  and {count} more{note}", style="dim")
 
 
 def _table(heading: list[Cell], rows: list[list[Cell]], width: int | None) -> list[Text]:

@@ -47,49 +47,49 @@ WAITING_REASONS: Final = tuple(
 )
 """Reasons why a job does not run yet."""
 
-NAMESPACE: Final = Label("namespace", "of the job", bound="jobs", limit=JOBS)
+NAMESPACE: Final = Label("namespace", "namespace of the job", bound="jobs", limit=JOBS)
 RLHF_JOB: Final = Label("rlhf_job", "name of the job", bound="one for each namespace and job", limit=1)
 JOB: Final = (NAMESPACE, RLHF_JOB)
 
-RESULT: Final = Label("result", "how a reconcile ended", ("ok", "conflict", "error"))
+RESULT: Final = Label("result", "result of a reconcile", ("ok", "conflict", "error"))
 ERROR: Final = Label("reason", "kind of error", bound="kinds of errors of the operator", limit=6)
 VERB: Final = Label("verb", "HTTP verb", bound="verbs the operator uses", limit=6)
 RESOURCE: Final = Label("resource", "kind of object", bound="kinds the operator watches or writes", limit=12)
 CODE: Final = Label("code", "HTTP status, 0 for no answer", bound="status codes the API server gave", limit=12)
 OBJECT_KIND: Final = Label("kind", "kind of object", bound="kinds the operator reads", limit=8)
-VERSION: Final = Label("version", "of the package", bound="one", limit=1)
+VERSION: Final = Label("version", "version of the package", bound="one", limit=1)
 
 CONDITION: Final = Label("condition", "type of condition", tuple(item.value for item in ConditionType))
-STATUS: Final = Label("status", "of the condition", ("True", "False", "Unknown"))
+STATUS: Final = Label("status", "status of the condition", ("True", "False", "Unknown"))
 POD_GROUP: Final = Label("group", "group of the job's pods", _GROUPS)
-POD_PHASE: Final = Label("phase", "of the pods", ("Pending", "Running", "Succeeded", "Failed", "Unknown"))
-RESTART: Final = Label("reason", "what ended", ("failure", "disruption"))
+POD_PHASE: Final = Label("phase", "phase of the pods", ("Pending", "Running", "Succeeded", "Failed", "Unknown"))
+RESTART: Final = Label("reason", "kind of the end", ("failure", "disruption"))
 RESIZED_GROUP: Final = Label("group", "group that can be resized", ("generation", "inference"))
-JOB_PHASE: Final = Label("phase", "as kubectl get rlhf shows it", tuple(item.value for item in RunningReason))
-WAITING: Final = Label("reason", "why the job does not run yet", WAITING_REASONS)
-ALGORITHM: Final = Label("algorithm", "of the job", bound="one a job", limit=1)
-QUEUE: Final = Label("queue", "that admits the job, empty without one", bound="one a job", limit=1)
+JOB_PHASE: Final = Label("phase", "phase that kubectl get rlhf shows", tuple(item.value for item in RunningReason))
+WAITING: Final = Label("reason", "reason why the job does not run yet", WAITING_REASONS)
+ALGORITHM: Final = Label("algorithm", "algorithm of the job", bound="one per job", limit=1)
+QUEUE: Final = Label("queue", "queue that admits the job; empty without a queue", bound="one per job", limit=1)
 
-PHASE: Final = Label("phase", "of the coordinator", PHASES)
+PHASE: Final = Label("phase", "phase of the coordinator", PHASES)
 SAMPLE_STATE: Final = Label(
     "state",
-    "of samples",
+    "state of samples",
     ("queued", "decoding", "migrating", "generated", "scored", "trained", "failed", "dropped", "cut"),
 )
 WORKER: Final = Label("worker", "such as generation-0", bound="workers of the job", limit=WORKERS)
 OWN_WORKER: Final = Label("worker", "such as generation-0", bound="the worker that serves it", limit=1)
-OWN_GROUP: Final = Label("group", "of the worker", bound="the worker that serves it", limit=1)
-WORKER_STATE: Final = Label("state", "of the worker", ("Missing", "Starting", "Ready", "Busy", "Lost"))
+OWN_GROUP: Final = Label("group", "group of the worker", bound="the worker that serves it", limit=1)
+WORKER_STATE: Final = Label("state", "state of the worker", ("Missing", "Starting", "Ready", "Busy", "Lost"))
 GROUP: Final = Label("group", "group of workers", _WORKER_GROUPS)
 WEIGHT_GROUP: Final = Label("group", "group of workers that load weights", ("generation", "inference"))
-STAGE: Final = Label("stage", "of the iteration", STAGES)
-CAUSE: Final = Label("cause", "why GPUs idle", IDLE_CAUSES)
+STAGE: Final = Label("stage", "stage of the iteration", STAGES)
+CAUSE: Final = Label("cause", "reason why GPUs are idle", IDLE_CAUSES)
 TASK: Final = Label(
     "task", "scoring task of the algorithm's graph", bound="tasks of the graph, at most eight of them rewards", limit=12
 )
 MOVE: Final = Label(
     "move",
-    "what went between memories, and how",
+    "data that moved between memories, and the way",
     (
         "weights_stream",
         "weights_folder",
@@ -101,27 +101,31 @@ MOVE: Final = Label(
     ),
 )
 MODEL: Final = Label("model", "model role", bound="models of the algorithm's graph", limit=6)
-RUN_METRIC: Final = Label("name", "as in metrics.jsonl", bound="the first 256 names of an iteration", limit=256)
+RUN_METRIC: Final = Label("name", "name in metrics.jsonl", bound="the first 256 names of an iteration", limit=256)
 FUSION: Final = Label("fusion", "with or without inter-stage fusion", ("with", "without"))
-MOVED_BY: Final = Label("by", "with its KV cache, or its tokens alone", ("kv", "tokens"))
-COST: Final = Label("kind", "of work", ("decode", "score", "transfer", "pause", "rebuild", "command", "contention"))
-METHOD: Final = Label("method", "of the training schedule", bound="methods of the planner", limit=8)
+MOVED_BY: Final = Label("by", "a move with the KV cache, or with tokens alone", ("kv", "tokens"))
+COST: Final = Label(
+    "kind", "kind of work", ("decode", "score", "transfer", "pause", "rebuild", "command", "contention")
+)
+METHOD: Final = Label("method", "method of the training schedule", bound="methods of the planner", limit=8)
 FORECAST: Final = Label("source", "predicted by the schedule, or measured", ("predicted", "measured"))
 TRACKER: Final = Label("tracker", "service of spec.trackers", ("wandb", "mlflow"))
-TRACE_OUTCOME: Final = Label("outcome", "of spans of traces", OUTCOMES)
-FOLDER: Final = Label("folder", "of the job", ("run", "checkpoints"))
-DRAFTER: Final = Label("drafter", "who drafted", ("Siblings", "Ngram", "Model"))
-POSITION: Final = Label("position", "in the draft, from 0", ("0", "1-3", "4-15"))
-SHARED: Final = Label("outcome", "of tokens to draft by", ("sent", "dropped"))
-ENGINE: Final = Label("engine", "that decodes", ("torch", "vllm", "own"))
-DRAFT_BUDGET: Final = Label("budget", "most drafted tokens a sample, on average", ("0", "1", "2", "4", "8"))
+TRACE_OUTCOME: Final = Label("outcome", "outcome of trace spans", OUTCOMES)
+FOLDER: Final = Label("folder", "folder of the job", ("run", "checkpoints"))
+DRAFTER: Final = Label("drafter", "drafter of the tokens", ("Siblings", "Ngram", "Model"))
+POSITION: Final = Label("position", "position in the draft, from 0", ("0", "1-3", "4-15"))
+SHARED: Final = Label("outcome", "outcome of tokens that are shared as draft hints", ("sent", "dropped"))
+ENGINE: Final = Label("engine", "engine that decodes", ("torch", "vllm", "own"))
+DRAFT_BUDGET: Final = Label(
+    "budget", "maximum number of drafted tokens per sample, on average", ("0", "1", "2", "4", "8")
+)
 DRAFT_REASON: Final = Label(
     "reason",
-    "why the step drafted or did not",
+    "reason why the step drafted or did not",
     ("Fixed", "Unmeasured", "Faster", "Slower", "Probe"),
 )
 ENGINE_REASON: Final = Label(
     "reason",
-    "why this engine decodes",
+    "reason why this engine decodes",
     ("Named", "TensorParallel", "EngineArgs", "Environment", "NoGpu", "Deterministic", "NotServed", "Served"),
 )

@@ -20,8 +20,8 @@ RECONCILE_SECONDS: Final = _histogram(
     "rlhf_operator_reconcile_duration_seconds",
     unit=Unit.SECONDS,
     meaning="Time of one reconcile.",
-    source="from taking a job from the queue until its plan is carried out",
-    normal="99% below 1 s; making the pods of a large job takes a millisecond a pod",
+    source="from the moment a job leaves the queue until the operator has carried out its plan",
+    normal="99% below 1 s; creating the pods of a large job takes about a millisecond per pod",
     labels=(labels.RESULT,),
     buckets=buckets.RECONCILE_SECONDS,
 )
@@ -29,70 +29,71 @@ RECONCILE_ERRORS: Final = _counter(
     "rlhf_operator_reconcile_errors_total",
     unit=Unit.NUMBER,
     meaning="Reconciles that failed, by kind of error.",
-    source="UnavailableError: the API server; RefusedError: rights; Bug: report it",
-    normal="0 but while the API server is down; never Bug",
+    source="UnavailableError: the API server does not answer; RefusedError: rights are missing; Bug: a fault of "
+    "the operator",
+    normal="0 while the API server is up; report a Bug",
     labels=(labels.ERROR,),
-    absent="none failed with this reason",
+    absent="no reconcile failed with this reason",
 )
 QUEUE_DEPTH: Final = _gauge(
     "rlhf_operator_workqueue_depth",
     unit=Unit.NUMBER,
     meaning="Jobs that wait for a reconcile.",
     source="the work queue",
-    normal="0, and for seconds as many as jobs after a start",
+    normal="0; after a start, the number of jobs for some seconds",
 )
 QUEUE_OLDEST: Final = _gauge(
     "rlhf_operator_workqueue_oldest_age_seconds",
     unit=Unit.SECONDS,
-    meaning="Time the longest-waiting job has waited for a reconcile.",
+    meaning="Time for which the longest-waiting job has waited for a reconcile.",
     source="the work queue",
     normal="below 1 s; the operator is unhealthy above 180 s",
 )
 API_REQUESTS: Final = _counter(
     "rlhf_operator_api_requests_total",
     unit=Unit.NUMBER,
-    meaning="Answered requests to the API server; code 0 means no answer.",
+    meaning="Requests to the API server, by status code; code 0 means that no answer came.",
     source="the API client",
-    normal="few when nothing changes: the Lease, and a small read a job every ten seconds is not among them",
+    normal="few while nothing changes, such as renewals of the Lease; reads of coordinators do not count",
     labels=(labels.VERB, labels.RESOURCE, labels.CODE),
-    absent="none was made",
+    absent="the operator made no such request",
 )
 WATCH_EVENT: Final = _gauge(
     "rlhf_operator_watch_last_event_timestamp_seconds",
     unit=Unit.TIMESTAMP,
-    meaning="When the last event of a watch came.",
+    meaning="Time of the last event of a watch.",
     source="the reflectors",
-    normal="as old as the last change of an object of that kind",
+    normal="the time of the last change of an object of that kind",
     labels=(labels.RESOURCE,),
-    absent="no event came yet",
+    absent="no event has arrived yet",
 )
 WATCH_ALIVE: Final = _gauge(
     "rlhf_operator_watch_alive_timestamp_seconds",
     unit=Unit.TIMESTAMP,
-    meaning="When the API server last said something in a watch: a listing before it, an event, or a bookmark, which "
-    "comes every minute or two.",
+    meaning="Time of the last message of the API server in a watch: a listing before it, an event, or a "
+    "bookmark, which arrives every minute or two.",
     source="the reflectors; RLHFJobs have bookmarks only from some API servers",
-    normal="below 150 s ago for kinds other than RLHFJobs",
+    normal="less than 150 s ago for kinds other than RLHFJobs",
     labels=(labels.RESOURCE,),
-    absent="nothing was listed yet",
+    absent="the operator has listed nothing yet",
 )
 WATCH_RELISTS: Final = _counter(
     "rlhf_operator_watch_relists_total",
     unit=Unit.NUMBER,
-    meaning="Listings of watches that could not go on where they were.",
+    meaning="Listings after which a watch had to start again.",
     source="the reflectors",
-    normal="a few a day",
+    normal="a few per day",
     labels=(labels.RESOURCE,),
-    absent="none was needed",
+    absent="no listing was needed",
 )
 UNREADABLE: Final = _counter(
     "rlhf_operator_unreadable_objects_total",
     unit=Unit.NUMBER,
-    meaning="Objects that could not be read, or not to the end, by kind.",
+    meaning="Objects that the operator could not parse, or could parse only in part, by kind.",
     source="parsing of watched objects; the log names each",
     normal="0",
     labels=(labels.OBJECT_KIND,),
-    absent="none was",
+    absent="the operator could parse every object",
 )
 LEADER: Final = _gauge(
     "rlhf_operator_leader",
@@ -107,7 +108,7 @@ LEADER: Final = _gauge(
 CONDITION: Final = _gauge(
     "rlhf_job_condition",
     unit=Unit.STATE,
-    meaning="1 for the status that each condition of a job has.",
+    meaning="1 for the current status of each condition of a job.",
     source="status.conditions",
     normal="Running is True, Failed is False",
     labels=(*labels.JOB, labels.CONDITION, labels.STATUS),
@@ -116,7 +117,7 @@ CONDITION: Final = _gauge(
 PHASE: Final = _gauge(
     "rlhf_job_phase",
     unit=Unit.STATE,
-    meaning="1 for the phase that a job is in; the others have no series.",
+    meaning="1 for the current phase of a job; the other phases have no series.",
     source="reason of the condition Running, as kubectl get rlhf shows it",
     normal="Running, until Complete",
     labels=(*labels.JOB, labels.JOB_PHASE),
@@ -125,15 +126,15 @@ PHASE: Final = _gauge(
 PHASE_SINCE: Final = _gauge(
     "rlhf_job_phase_since_timestamp_seconds",
     unit=Unit.TIMESTAMP,
-    meaning="When a job entered the phase that it is in.",
-    source="the moment at which the operator wrote the reason; its start, where another process wrote it",
-    normal="Pending, Starting and Recovering last minutes; Queued as long as the queue is full",
+    meaning="Time at which a job entered its current phase.",
+    source="the time at which the operator wrote the reason; the start of the operator, if another process wrote it",
+    normal="Pending, Starting and Recovering last minutes; Queued lasts as long as the queue is full",
     labels=labels.JOB,
 )
 CREATED: Final = _gauge(
     "rlhf_job_created_timestamp_seconds",
     unit=Unit.TIMESTAMP,
-    meaning="When a job was created.",
+    meaning="Creation time of a job.",
     source="metadata.creationTimestamp",
     normal="constant",
     labels=labels.JOB,
@@ -141,7 +142,7 @@ CREATED: Final = _gauge(
 WAITING_SINCE: Final = _gauge(
     "rlhf_job_waiting_since_timestamp_seconds",
     unit=Unit.TIMESTAMP,
-    meaning="Since when a job that does not run waits, by what it waits for; count() of it is the length of the queue.",
+    meaning="Time since which a job waits, by the reason. The count of these series is the length of the queue.",
     source="phase and rlhf_job_phase_since_timestamp_seconds of jobs before Running",
     normal="no series, or minutes ago",
     labels=(*labels.JOB, labels.WAITING),
@@ -151,9 +152,9 @@ WAITING_SINCE: Final = _gauge(
 INFO: Final = _gauge(
     "rlhf_job_info",
     unit=Unit.STATE,
-    meaning="Always 1; labels say what kind of job it is.",
+    meaning="Always 1; the labels describe the job.",
     source="the manifest",
-    normal="one a job",
+    normal="one series per job",
     labels=(*labels.JOB, labels.ALGORITHM, labels.QUEUE),
 )
 PODS: Final = _gauge(
@@ -161,109 +162,110 @@ PODS: Final = _gauge(
     unit=Unit.NUMBER,
     meaning="Pods of a job by group and phase.",
     source="the pods that the operator watches",
-    normal="all Running while the job is Running",
+    normal="all pods are Running while the job is Running",
     labels=(*labels.JOB, labels.POD_GROUP, labels.POD_PHASE),
     absent="no pod of this group is in this phase",
 )
 GPUS_REQUESTED: Final = _gauge(
     "rlhf_job_gpus_requested",
     unit=Unit.NUMBER,
-    meaning="GPUs that a job asks for, by group, at the size that it is to have now.",
+    meaning="GPUs that a job requests, by group, at its desired size.",
     source="gpusPerReplica times the desired replicas of status.groups",
-    normal="constant but for resizing; 0 of a job on CPUs",
+    normal="constant between resizes; 0 for a job on CPUs",
     labels=(*labels.JOB, labels.POD_GROUP),
 )
 GPUS_HELD: Final = _gauge(
     "rlhf_job_gpus_held",
     unit=Unit.NUMBER,
-    meaning="GPUs that pods of a job hold, by group: pods that are on a node and have not ended.",
-    source="gpusPerReplica times such pods",
+    meaning="GPUs that pods of a job occupy, by group. A pod occupies its GPUs while it is on a node and has not "
+    "ended.",
+    source="gpusPerReplica times the number of such pods",
     normal="equal to rlhf_job_gpus_requested while the job runs, 0 while it waits",
     labels=(*labels.JOB, labels.POD_GROUP),
 )
 RESTARTS: Final = _counter(
     "rlhf_job_restarts_total",
     unit=Unit.NUMBER,
-    meaning="Ends of a job's pods that were counted.",
+    meaning="Ends of a job's pods that count as failures or disruptions.",
     source="status.restarts",
-    normal="disruptions as often as nodes are drained; failures at most a few",
+    normal="disruptions as often as somebody drains nodes; a few failures at most",
     labels=(*labels.JOB, labels.RESTART),
 )
 MEMORY_KILLS: Final = _counter(
     "rlhf_job_out_of_memory_kills_total",
     unit=Unit.NUMBER,
-    meaning="Containers of a job that were killed for using more memory than their limit.",
+    meaning="Containers of a job that the kernel killed for using more memory than their limit.",
     source="status.groups: ends with the reason OOMKilled",
-    normal="0; else raise the memory in the group's template",
+    normal="0; if not, raise the memory in the template of the group",
     labels=(*labels.JOB, labels.POD_GROUP),
 )
 ITERATION: Final = _gauge(
     "rlhf_job_iteration",
     unit=Unit.NUMBER,
-    meaning="Iterations that a job has trained, as its status says.",
-    source="status.progress.iteration, refreshed at most every ten seconds",
-    normal="rises until rlhf_job_iterations",
+    meaning="Number of iterations that a job has trained, according to its status.",
+    source="status.progress.iteration, which the operator updates at most every ten seconds",
+    normal="rises up to rlhf_job_iterations",
     labels=labels.JOB,
     absent="the job has made no progress yet",
 )
 ITERATIONS: Final = _gauge(
     "rlhf_job_iterations",
     unit=Unit.NUMBER,
-    meaning="Iterations that a job is to train.",
+    meaning="Number of iterations that a job should train.",
     source="status.progress.iterations",
-    normal="constant, or as the user changes it",
+    normal="constant, unless the user changes it",
     labels=labels.JOB,
     absent="the job has made no progress yet",
 )
 POOL: Final = _gauge(
     "rlhf_pool_replicas",
     unit=Unit.NUMBER,
-    meaning="Workers in the migration pool of a job now.",
+    meaning="Number of workers in the migration pool of a job.",
     source="the coordinator's answer to the operator, at most ten seconds old",
-    normal="0 but in the tail of generation",
+    normal="0 outside the tail of generation",
     labels=labels.JOB,
-    absent="the coordinator did not answer yet",
+    absent="the coordinator has not answered yet",
 )
 THRESHOLD: Final = _gauge(
     "rlhf_pool_threshold",
     unit=Unit.SAMPLES,
-    meaning="Unfinished samples at which the tail of a job moves to its pool.",
+    meaning="Number of unfinished samples at which the tail of a job moves to its pool.",
     source="the coordinator's answer to the operator, at most ten seconds old",
     normal="a tenth to a third of the batch; 0 without fusion",
     labels=labels.JOB,
-    absent="the coordinator did not answer yet",
+    absent="the coordinator has not answered yet",
 )
 POOL_DESIRED: Final = _gauge(
     "rlhf_pool_desired_replicas",
     unit=Unit.NUMBER,
-    meaning="Workers that a job is to have of a group that can be resized.",
+    meaning="Desired number of workers of a group that can be resized.",
     source="status.groups",
-    normal="what the manifest says",
+    normal="the number in the manifest",
     labels=(*labels.JOB, labels.RESIZED_GROUP),
     absent="the job has no such group",
 )
 STREAMS: Final = _gauge(
     "rlhf_controlplane_streams",
     unit=Unit.NUMBER,
-    meaning="Workers that hold a session with their job's coordinator.",
+    meaning="Number of workers that have a session with the coordinator of their job.",
     source="the coordinator's answer to the operator, at most ten seconds old",
     normal="all workers of the job",
     labels=labels.JOB,
-    absent="the coordinator did not answer yet",
+    absent="the coordinator has not answered yet",
 )
 RESIZE_SECONDS: Final = _histogram(
     "rlhf_pool_resize_duration_seconds",
     unit=Unit.SECONDS,
-    meaning="From a change of a job's size until all its workers have joined or left.",
+    meaning="Time from a change of a job's size until all its workers have joined or left.",
     source="times of the condition Resizing",
-    normal="as long as a worker takes to start",
+    normal="the time that a worker needs to start",
     buckets=buckets.POD_SECONDS,
 )
 READY_SECONDS: Final = _histogram(
     "rlhf_job_created_to_ready_seconds",
     unit=Unit.SECONDS,
-    meaning="From a job's creation to its first Running condition.",
+    meaning="Time from the creation of a job to its first Running condition.",
     source="times of the object and of the condition",
-    normal="the time of pulling images and loading models, and of the queue",
+    normal="the time to wait in the queue, pull images and load models",
     buckets=buckets.POD_SECONDS,
 )

@@ -18,7 +18,7 @@ BUILD_INFO: Final = Metric(
     _EVERY,
     "Always 1; the label is the version of the package.",
     "the installed package",
-    "one version for the operator, and for all processes of a job but while it is upgraded",
+    "one version for the operator, and one for all processes of a job, except during an upgrade",
     (labels.VERSION,),
 )
 RESIDENT_MEMORY: Final = Metric(
@@ -26,34 +26,34 @@ RESIDENT_MEMORY: Final = Metric(
     MetricKind.GAUGE,
     Unit.BYTES,
     _EVERY,
-    "Memory that the process occupies.",
-    "VmRSS in /proc/self/stat",
-    "flat after the first iterations; a coordinator below 1 GB, an operator with 1,000 jobs below 200 MB",
+    "Resident memory of the process.",
+    "resident pages in /proc/self/stat",
+    "constant after the first iterations; a coordinator below 1 GB, an operator with 1,000 jobs below 200 MB",
 )
 VIRTUAL_MEMORY: Final = Metric(
     "process_virtual_memory_bytes",
     MetricKind.GAUGE,
     Unit.BYTES,
     _EVERY,
-    "Address space of the process.",
+    "Size of the address space of the process.",
     "/proc/self/stat",
-    "of no meaning by itself; with CUDA tens of gigabytes",
+    "any value; with CUDA tens of gigabytes",
 )
 CPU_SECONDS: Final = Metric(
     "process_cpu_seconds_total",
     MetricKind.COUNTER,
     Unit.SECONDS,
     _EVERY,
-    "Processor time of the process, user and system.",
+    "CPU time of the process, user and system.",
     "/proc/self/stat",
-    "a coordinator and an operator below one core",
+    "a coordinator or an operator uses less than one core",
 )
 START_TIME: Final = Metric(
     "process_start_time_seconds",
     MetricKind.GAUGE,
     Unit.TIMESTAMP,
     _EVERY,
-    "When the process started.",
+    "Start time of the process.",
     "/proc/self/stat",
     "changes when the process restarts",
 )
@@ -62,16 +62,16 @@ OPEN_FILES: Final = Metric(
     MetricKind.GAUGE,
     Unit.NUMBER,
     _EVERY,
-    "Open file descriptors.",
+    "Number of open file descriptors.",
     "/proc/self/fd",
-    "far below process_max_fds; a coordinator has about one a worker",
+    "far below process_max_fds; a coordinator has about one per worker",
 )
 MAX_FILES: Final = Metric(
     "process_max_fds",
     MetricKind.GAUGE,
     Unit.NUMBER,
     _EVERY,
-    "File descriptors that the process may have open.",
+    "Maximum number of open file descriptors of the process.",
     "the soft limit RLIMIT_NOFILE",
     "constant",
 )
@@ -80,8 +80,8 @@ CERTIFICATE_EXPIRY: Final = Metric(
     MetricKind.GAUGE,
     Unit.TIMESTAMP,
     (Server.COORDINATOR, Server.WORKER),
-    "Expiry time of the process's certificate within its job.",
+    "Expiry time of the certificate that the process uses in its job.",
     "notAfter of tls.crt in RLHF_CERTIFICATES, read again when the file changes",
-    "days ahead: the operator renews it long before",
+    "days ahead, because the operator renews it long before",
     absent="the process runs without certificates",
 )

@@ -1,8 +1,9 @@
 """Results of an iteration, such as reward, divergence, lengths and losses. metrics.jsonl and TensorBoard have the same
 numbers.
 
-Rule: values are those of the last finished iteration; a value that is not finite, or was not measured, has no series. A
-run metric with another name, such as one of a user's algorithm, is a series of `rlhf_iteration_metric`.
+Rule: values are those of the last finished iteration. A value that was not measured has no series. A value that is
+infinite or NaN has no series either, but `rlhf_iteration_metric` has the name `nonfinite/<name>` for it. A run metric
+with another name, such as one of a user's algorithm, is a series of `rlhf_iteration_metric`.
 """
 
 from functools import partial
@@ -11,6 +12,8 @@ from typing import Final
 from rlhf_common.metrics import labels
 from rlhf_common.metrics.metric import Unit, coordinator_gauge
 
+NON_FINITE: Final = "nonfinite/"
+"""Prefix of the name of a run metric that was infinite or NaN; the metric with the prefix is 1."""
 _NONE: Final = "no iteration is finished, or it has no such number"
 _gauge = partial(coordinator_gauge, absent=_NONE)
 _of_model = partial(_gauge, labels=(labels.MODEL,))
@@ -18,16 +21,18 @@ _of_model = partial(_gauge, labels=(labels.MODEL,))
 ITERATION_METRIC: Final = _gauge(
     "rlhf_iteration_metric",
     unit=Unit.NUMBER,
-    meaning="Every metric of the last finished iteration, by its name in metrics.jsonl.",
+    meaning="Every metric of the last finished iteration, by its name in metrics.jsonl. The name `nonfinite/<name>` "
+    "has the value 1 where the metric `<name>` was infinite or NaN.",
     source="metrics.jsonl",
-    normal="read the metrics that have names of their own; this one is for what a user's algorithm adds",
+    normal="no name begins with nonfinite/; for most values use the metric with a name of its own, and this one "
+    "for values of a user's algorithm",
     labels=(labels.RUN_METRIC,),
 )
 ITERATION_LAST: Final = _gauge(
     "rlhf_iteration_last_seconds",
     unit=Unit.SECONDS,
     meaning="Time of the last finished iteration.",
-    source="from the end of the one before to its own",
+    source="from the end of the previous iteration to its own end",
     normal="steady; longer as responses get longer",
     run_metric="seconds/iteration",
 )
@@ -63,23 +68,24 @@ REWARD: Final = _gauge(
     unit=Unit.REWARD,
     meaning="Mean reward of the samples that have one.",
     source="scores of the iteration",
-    normal="rises and levels off; a jump is often a broken reward",
+    normal="rises and levels off; a jump often means a broken reward",
     run_metric="reward",
 )
 REWARD_STD: Final = _gauge(
     "rlhf_reward_std",
     unit=Unit.REWARD,
-    meaning="Standard deviation of the reward over samples.",
-    source="scores of the iteration, divided by their number",
-    normal="above 0: at 0 there is nothing to learn from",
+    meaning="Standard deviation of the reward over samples, with the number of samples as divisor.",
+    source="scores of the iteration",
+    normal="above 0; at 0 the policy cannot learn from the batch",
     run_metric="reward_std",
 )
 EVALUATION_REWARD: Final = _gauge(
     "rlhf_evaluation_reward_mean",
     unit=Unit.REWARD,
     meaning="Mean reward of the last evaluation.",
-    source="scores of responses that are not trained on",
-    normal="rises with rlhf_reward_mean; where that rises alone, the policy fits its prompts or its sampling",
+    source="scores of responses that the job does not train on",
+    normal="rises with rlhf_reward_mean; if rlhf_reward_mean rises without it, the policy overfits its prompts "
+    "or its sampling",
     run_metric="evaluation/reward",
 )
 EVALUATION_BEST: Final = _gauge(
@@ -94,32 +100,32 @@ EVALUATION_WAITED: Final = _gauge(
     "rlhf_evaluation_waited_seconds",
     unit=Unit.SECONDS,
     meaning="Time for which the iteration waited for the last evaluation.",
-    source="when nothing else of the iteration was left to do",
-    normal="0, or little: else evaluate fewer prompts, or add generation workers",
+    source="time in which the iteration had no other work left",
+    normal="near 0; if not, evaluate fewer prompts or add generation workers",
     run_metric="evaluation/waited_seconds",
 )
 KL: Final = _gauge(
     "rlhf_kl",
     unit=Unit.NATS,
-    meaning="Divergence of the policy from the reference, summed over a response, mean over responses.",
+    meaning="KL divergence of the policy from the reference, summed over a response, as a mean over responses.",
     source="log p - log q of the sampled tokens",
-    normal="rises slowly; stays near algorithm.*.klTarget where there is one",
+    normal="rises slowly; stays near algorithm.*.klTarget if that is set",
     run_metric="kl",
 )
 KL_PER_TOKEN: Final = _gauge(
     "rlhf_kl_per_token",
     unit=Unit.NATS,
-    meaning="Divergence of the policy from the reference, mean over tokens.",
+    meaning="KL divergence of the policy from the reference, as a mean over tokens.",
     source="log p - log q of the sampled tokens",
-    normal="0 to 0.1; far above that the policy has left the reference",
+    normal="0 to 0.1; far above that, the policy has left the reference",
     run_metric="kl_per_token",
 )
 KL_COEFFICIENT: Final = _of_model(
     "rlhf_kl_coefficient",
     unit=Unit.NUMBER,
-    meaning="Weight of the divergence in the loss or the reward.",
-    source="the algorithm, which adapts it where it has a target",
-    normal="constant, or moves slowly",
+    meaning="Weight of the KL divergence in the loss or the reward.",
+    source="the algorithm, which adapts it to klTarget if that is set",
+    normal="constant, or changes slowly",
     run_metric="training/{model}/kl_coefficient",
 )
 RESPONSE_MEAN: Final = _gauge(
@@ -127,7 +133,7 @@ RESPONSE_MEAN: Final = _gauge(
     unit=Unit.TOKENS,
     meaning="Mean length of the iteration's responses.",
     source="its samples",
-    normal="changes slowly; a rise with a rising reward may be reward hacking",
+    normal="changes slowly; if it rises with the reward, the policy may exploit the reward",
     run_metric="response_tokens_mean",
 )
 RESPONSE_MAX: Final = _gauge(
@@ -146,39 +152,40 @@ _aged = partial(
 CARRIED: Final = _carried(
     "rlhf_carried_samples",
     unit=Unit.SAMPLES,
-    meaning="Samples that continue from the previous iteration, which cut them off.",
+    meaning="Samples that continue from the previous iteration, which cut them.",
     source="its first samples",
-    normal="rollout.oversample x samples of a prompt; 0 in the first iteration",
+    normal="rollout.oversample times the samples per prompt; 0 in the first iteration",
     run_metric="samples/carried",
 )
 CARRIED_TOKENS: Final = _carried(
     "rlhf_carried_tokens",
     unit=Unit.TOKENS,
-    meaning="Tokens of them that earlier iterations drew.",
+    meaning="Tokens of the continued samples that earlier iterations decoded.",
     source="its first samples",
-    normal="what would be decoded in vain with rollout.maxStaleness 0",
+    normal="the tokens that would be lost with rollout.maxStaleness 0",
     run_metric="tokens_carried",
 )
 RESTARTED: Final = _carried(
     "rlhf_restarted_samples",
     unit=Unit.SAMPLES,
-    meaning="Samples that restarted, because a token was older than rollout.maxStaleness allows.",
+    meaning="Samples that restarted because a token was older than rollout.maxStaleness allows.",
     source="its first samples",
-    normal="few; many decode in vain: raise rollout.maxStaleness, or lower rollout.oversample",
+    normal="few; if there are many, raise rollout.maxStaleness or lower rollout.oversample",
     run_metric="samples/restarted",
 )
 STALENESS_MEAN: Final = _aged(
     "rlhf_staleness_mean",
     unit=Unit.NUMBER,
-    meaning="Versions by which the weights that drew a trained token are older than those that are trained, mean.",
+    meaning="Age of a trained token in weight versions, as a mean: the version in training minus the version "
+    "that decoded the token.",
     source="weight versions of the responses",
-    normal="well below 1, or 1 with rollout.overlapTraining; as it rises, so does clipping",
+    normal="well below 1, or 1 with rollout.overlapTraining; clipping rises with it",
     run_metric="staleness/mean",
 )
 STALENESS_MAX: Final = _aged(
     "rlhf_staleness_max",
     unit=Unit.NUMBER,
-    meaning="The same of the oldest trained token.",
+    meaning="Age of the oldest trained token in weight versions.",
     source="weight versions of the responses",
     normal="at most rollout.maxStaleness, or 1 with rollout.overlapTraining",
     run_metric="staleness/max",
@@ -189,35 +196,35 @@ STALENESS_MAX: Final = _aged(
 LOSS: Final = _of_model(
     "rlhf_loss",
     unit=Unit.NUMBER,
-    meaning="Loss, mean over optimizer steps.",
+    meaning="Loss, as a mean over optimizer steps.",
     source="the training ranks",
-    normal="a policy's near 0, a critic's falls",
+    normal="near 0 for a policy; falls for a critic",
     run_metric="training/{model}/loss",
 )
 GRADIENT_NORM: Final = _of_model(
     "rlhf_gradient_norm",
     unit=Unit.NUMBER,
-    meaning="Norm of the gradient before clipping, mean over optimizer steps.",
+    meaning="Norm of the gradient before clipping, as a mean over optimizer steps.",
     source="the training ranks",
-    normal="steady; a spike of ten times comes before a collapse",
+    normal="steady; a spike of ten times often precedes a collapse",
     run_metric="training/gradient_norm/{model}",
 )
 EXPERT_LOAD: Final = _of_model(
     "rlhf_expert_load",
     unit=Unit.NUMBER,
-    meaning="Tokens of the most chosen expert of any layer, as a multiple of an even share, in the last finished "
-    "iteration.",
-    source="the training ranks, by every forward of training",
-    normal="steady; as many as there are experts over those that a token takes is all tokens on the same few",
+    meaning="Number of tokens of the most loaded expert of any layer, divided by an even share, in the last "
+    "finished iteration.",
+    source="the training ranks, from every forward pass of training",
+    normal="steady; at the maximum, experts per layer / experts per token, all tokens go to the same few experts",
     absent="the model has no experts, or no iteration is finished",
     run_metric="training/train/expert_load/{model}",
 )
 EXPERTS_UNUSED: Final = _of_model(
     "rlhf_experts_unused_ratio",
     unit=Unit.RATIO,
-    meaning="Share of the experts that no token chose in the last finished iteration, of the layer with most of them.",
-    source="the training ranks, by every forward of training",
-    normal="0 in long batches; when it grows, the router uses fewer experts than it did, and nothing brings them back",
+    meaning="Share of experts that no token chose in the last finished iteration, in the layer with the largest share.",
+    source="the training ranks, from every forward pass of training",
+    normal="0 in long batches; if it grows, the router uses fewer experts than before, and they rarely return",
     absent="the model has no experts, or no iteration is finished",
     run_metric="training/train/experts_unused/{model}",
 )
@@ -226,15 +233,15 @@ LEARNING_RATE: Final = _of_model(
     unit=Unit.NUMBER,
     meaning="Learning rate of the last optimizer step.",
     source="the schedule of the manifest",
-    normal="as the manifest says",
+    normal="the value of the schedule",
     run_metric="training/learning_rate/{model}",
 )
 ENTROPY: Final = _of_model(
     "rlhf_policy_entropy",
     unit=Unit.NATS,
-    meaning="Entropy of the policy's next-token distribution, mean over tokens.",
+    meaning="Entropy of the policy's next-token distribution, as a mean over tokens.",
     source="the training ranks",
-    normal="falls slowly; near 0 the policy explores no more",
+    normal="falls slowly; near 0 the policy no longer explores",
     run_metric="training/{model}/entropy",
 )
 CLIPPED: Final = _of_model(
@@ -248,15 +255,15 @@ CLIPPED: Final = _of_model(
 APPROXIMATE_KL: Final = _of_model(
     "rlhf_policy_update_kl",
     unit=Unit.NATS,
-    meaning="Divergence of the policy that sampled from the one being trained, mean over tokens and steps.",
-    source="k3 estimator: r - 1 - log r with r the ratio of probabilities",
-    normal="below 0.02; more means that steps are too large",
+    meaning="KL divergence of the policy that sampled from the policy in training, as a mean over tokens and steps.",
+    source="k3 estimator: r - 1 - log r, where r is the ratio of probabilities",
+    normal="below 0.02; above that, steps are too large",
     run_metric="training/{model}/approximate_kl",
 )
 RATIO_MAX: Final = _of_model(
     "rlhf_policy_probability_max_ratio",
     unit=Unit.RATIO,
-    meaning="Largest ratio of a token's probability while training to that when it was sampled.",
+    meaning="Largest ratio of a token's probability during training to its probability at sampling.",
     source="the training ranks",
     normal="below 10",
     run_metric="training/{model}/ratio_max",
@@ -264,18 +271,18 @@ RATIO_MAX: Final = _of_model(
 MISMATCH: Final = _of_model(
     "rlhf_policy_mismatch",
     unit=Unit.NATS,
-    meaning="How much log-probabilities of the generation engine differ from the trainer's, at the same weights.",
+    meaning="Mean difference of log-probabilities between the generation engine and the trainer, at the same weights.",
     source=(
         "mean of |log p trainer - log p engine| over tokens of the first optimizer step of an iteration, "
         "with oldLogProbabilities Trainer over all of its tokens"
     ),
-    normal="below 1e-4 in float32, 0.01 in bfloat16; above that the policy gradient is biased",
+    normal="below 1e-4 in float32, below 0.01 in bfloat16; above that, the policy gradient is biased",
     run_metric="training/{model}/mismatch",
 )
 MISMATCH_MAX: Final = _of_model(
     "rlhf_policy_mismatch_max",
     unit=Unit.NATS,
-    meaning="The largest such difference of one token.",
+    meaning="Largest difference of a token's log-probability between the generation engine and the trainer.",
     source="maximum of |log p trainer - log p engine| over the same tokens",
     normal="below 1",
     run_metric="training/{model}/mismatch_max",
@@ -283,16 +290,17 @@ MISMATCH_MAX: Final = _of_model(
 MISMATCH_KL: Final = _of_model(
     "rlhf_policy_mismatch_kl",
     unit=Unit.NATS,
-    meaning="Divergence of the trainer's policy from the generation engine's, at the same weights, mean over tokens.",
-    source="k3 estimator over the same tokens",
-    normal="below 1e-3; above 0.01 importance weights (mismatchCorrection) or another precision are needed",
+    meaning="KL divergence of the generation engine's policy from the trainer's, KL(engine || trainer), at the "
+    "same weights, as a mean over tokens.",
+    source="k3 estimator over the same tokens: exp(d) - 1 - d with d = log p trainer - log p engine",
+    normal="below 1e-3; above 0.01 the job needs importance weights (mismatchCorrection) or another precision",
     run_metric="training/{model}/mismatch_kl",
 )
 MISMATCH_CORRECTED: Final = _of_model(
     "rlhf_policy_mismatch_corrected_ratio",
     unit=Unit.RATIO,
     meaning="Share of tokens whose ratio to the engine was outside the limits of mismatchCorrection.",
-    source="tokens truncated or masked / tokens of the iteration; needs oldLogProbabilities Trainer",
+    source="truncated or masked tokens / tokens of the iteration; needs oldLogProbabilities Trainer",
     normal="below 0.01; with SequenceMask it rises with the length of responses",
     run_metric="training/{model}/mismatch_corrected",
 )
@@ -307,7 +315,7 @@ EXPLAINED_VARIANCE: Final = _of_model(
 RETURN_MEAN: Final = _of_model(
     "rlhf_return_mean",
     unit=Unit.REWARD,
-    meaning="Mean return that the critic is trained on.",
+    meaning="Mean return in the critic's training data.",
     source="the training ranks",
     normal="follows the reward",
     run_metric="training/{model}/return_mean",

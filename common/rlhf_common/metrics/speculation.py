@@ -11,106 +11,106 @@ from rlhf_common.metrics import labels
 from rlhf_common.metrics.metric import Unit, coordinator_counter, coordinator_gauge
 
 _OFF: Final = "the job decodes token by token"
-_of_steps = partial(coordinator_counter, source="steps, as workers report them")
+_of_steps = partial(coordinator_counter, source="reports of workers about their steps")
 _of_drafts = partial(_of_steps, labels=(labels.DRAFTER, labels.POSITION), absent=_OFF)
 _last = partial(coordinator_gauge, absent=f"{_OFF}, or no iteration is finished")
 
 DRAFTED: Final = _of_drafts(
     "rlhf_drafted_tokens_total",
     unit=Unit.TOKENS,
-    meaning="Drafted tokens that were verified, by who drafted and by their position in the draft.",
-    normal="many while few samples run, few at large batches; positions fall off as drafts get shorter",
+    meaning="Drafted tokens that the engine verified, by drafter and by position in the draft.",
+    normal="many while few samples run, few at large batches; later positions have fewer as drafts get shorter",
 )
 ACCEPTED: Final = _of_drafts(
     "rlhf_accepted_tokens_total",
     unit=Unit.TOKENS,
-    meaning="Drafted tokens that are what was drawn, by who drafted and by their position in the draft.",
-    normal="half and more of rlhf_drafted_tokens_total at position 0",
+    meaning="Drafted tokens that equal the sampled token, by drafter and by position in the draft.",
+    normal="at position 0, at least half of rlhf_drafted_tokens_total",
 )
 STEPS: Final = _of_steps(
     "rlhf_speculation_steps_total",
     unit=Unit.NUMBER,
-    meaning="Decode steps of engines that speculate, plain ones among them.",
-    normal="as rlhf_engine_steps_total of these workers",
+    meaning="Decode steps of engines that speculate, including plain steps.",
+    normal="equal to rlhf_engine_steps_total of these workers",
 )
 DRAFTED_STEPS: Final = _of_steps(
     "rlhf_speculation_drafted_steps_total",
     unit=Unit.NUMBER,
     meaning="Decode steps that verified drafts.",
-    normal="most steps of the tail, few of a full batch",
+    normal="most steps of the tail, few steps of a full batch",
 )
 PROBES: Final = _of_steps(
     "rlhf_speculation_probes_total",
     unit=Unit.NUMBER,
     meaning="Decode steps that measured a choice that was not in use.",
-    normal="a few in a hundred steps",
+    normal="a few percent of the steps",
 )
 SAMPLE_STEPS: Final = _of_steps(
     "rlhf_speculation_sample_steps_total",
     unit=Unit.NUMBER,
-    meaning="Steps of each sample, added up: what would be tokens without drafts.",
-    normal="below rlhf_speculation_tokens_total by what was accepted",
+    meaning="Sum over decode steps of the samples in each step. Without drafts it equals the number of tokens.",
+    normal="below rlhf_speculation_tokens_total by the number of accepted tokens",
 )
 TOKENS: Final = _of_steps(
     "rlhf_speculation_tokens_total",
     unit=Unit.TOKENS,
-    meaning="Tokens that were drawn in steps of engines that speculate.",
-    normal="as rlhf_tokens_total",
+    meaning="Tokens sampled in steps of engines that speculate.",
+    normal="equal to rlhf_tokens_total",
 )
 STEP_SECONDS: Final = _of_steps(
     "rlhf_speculation_step_seconds_total",
     unit=Unit.SECONDS,
-    meaning="Time of these steps, drafting included, of all workers.",
-    normal="as rlhf_engine_decode_seconds_total of these workers",
+    meaning="Time of the steps of engines that speculate, including drafting, summed over workers.",
+    normal="equal to rlhf_engine_decode_seconds_total of these workers",
 )
 DRAFT_SECONDS: Final = _of_steps(
     "rlhf_speculation_draft_seconds_total",
     unit=Unit.SECONDS,
-    meaning="Time of it that choosing and drafting took.",
+    meaning="Part of the step time that the choice of drafts and drafting took.",
     normal="below a tenth of rlhf_speculation_step_seconds_total",
 )
 VERIFY_SECONDS: Final = _of_steps(
     "rlhf_speculation_verify_seconds_total",
     unit=Unit.SECONDS,
-    meaning="Time of it that passes took which verified drafts.",
-    normal="most of the tail",
+    meaning="Part of the step time that passes with drafts took.",
+    normal="most of the time of the tail",
 )
 REGRET_SECONDS: Final = _of_steps(
     "rlhf_speculation_regret_seconds_total",
     unit=Unit.SECONDS,
-    meaning="Time of it beyond what the best alternative on record would have taken for the same tokens.",
-    normal="a few hundredths of rlhf_speculation_step_seconds_total where equal steps take equal times; half of it and "
-    "more on a machine that is shared, where it says little",
+    meaning="Step time beyond the estimated time of the best alternative for the same tokens.",
+    normal="a few percent of rlhf_speculation_step_seconds_total if equal steps take equal times; half or more "
+    "on a shared machine, where the value means little",
 )
 TOKENS_PER_STEP: Final = _last(
     "rlhf_iteration_tokens_per_step",
     unit=Unit.TOKENS,
-    meaning="Tokens that a sample got of a step, the mean of the last iteration.",
+    meaning="Tokens per sample and decode step, as a mean over the last iteration.",
     source="rlhf_speculation_tokens_total / rlhf_speculation_sample_steps_total of that iteration",
-    normal="1 without drafts; 1.2 to 3 where drafts pay",
+    normal="1 without drafts; 1.2 to 3 where drafts save time",
     run_metric="speculation/tokens_per_step",
 )
 ACCEPTANCE: Final = _last(
     "rlhf_draft_acceptance_ratio",
     unit=Unit.RATIO,
-    meaning="Share of the drafted tokens of the last iteration that were accepted.",
-    source="accepted over drafted tokens",
-    normal="above 0.4 while drafts are made; no series in an iteration without any",
+    meaning="Share of the drafted tokens of the last iteration that the policy accepted.",
+    source="accepted tokens / drafted tokens",
+    normal="above 0.4 while the engine drafts; no series for an iteration without drafts",
     run_metric="speculation/acceptance",
 )
 SIBLING_TOKENS: Final = coordinator_counter(
     "rlhf_sibling_tokens_total",
     unit=Unit.TOKENS,
-    meaning="Tokens of siblings and earlier epochs for workers to draft by, once for each worker: sent, or dropped as "
-    "they were not sent before nothing more of the prompt was decoded there.",
+    meaning="Tokens of siblings and of earlier epochs that the coordinator shares as draft hints, counted once "
+    "per worker. They are sent, or dropped because the worker stopped decoding the prompt first.",
     source="the coordinator's sharing",
-    normal="dropped is a few of every response: its last tokens; more where links or bounds are too narrow",
+    normal="a few dropped tokens per response, the last ones; more if links or limits are too narrow",
     labels=(labels.SHARED,),
 )
 EARLIER_TOKENS: Final = coordinator_gauge(
     "rlhf_earlier_response_tokens",
     unit=Unit.TOKENS,
-    meaning="Tokens of earlier epochs' responses that the coordinator keeps to draft by.",
+    meaning="Tokens of responses of earlier epochs that the coordinator stores as draft hints.",
     source="the coordinator's store",
-    normal="0 in the first epoch and where no prompt comes again; at most 8 million",
+    normal="0 in the first epoch, and if no prompt is repeated; at most 8 million",
 )

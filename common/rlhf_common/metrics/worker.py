@@ -16,51 +16,51 @@ _counter = partial(Metric, kind=MetricKind.COUNTER, servers=(Server.WORKER,), la
 TOKENS: Final = _counter(
     "rlhf_worker_tokens_total",
     unit=Unit.TOKENS,
-    meaning="Tokens decoded, scored or trained, since the worker started.",
+    meaning="Tokens that the worker decoded, scored or trained since it started.",
     source="the roles of the worker",
-    normal="a steady rate while it has work",
+    normal="a steady rate while the worker has work",
 )
 BUSY: Final = _counter(
     "rlhf_worker_busy_seconds_total",
     unit=Unit.SECONDS,
-    meaning="Time the worker's compute thread worked, since the worker started.",
+    meaning="Time for which the worker's compute thread worked since the worker started.",
     source="the compute thread",
     normal="rate above 0.7 for generation",
 )
 ACTIVE: Final = _gauge(
     "rlhf_worker_active_samples",
     unit=Unit.SAMPLES,
-    meaning="Samples held by the roles of the worker.",
+    meaning="Number of samples in the roles of the worker.",
     source="the compute thread",
-    normal="generation.maxBatchSize and an eighth more, until the tail",
+    normal="an eighth more than generation.maxBatchSize, until the tail",
 )
 QUEUED: Final = _gauge(
     "rlhf_worker_queued_samples",
     unit=Unit.SAMPLES,
-    meaning="Samples in commands that the worker has not obeyed yet.",
+    meaning="Number of samples in commands that the worker has not started yet.",
     source="the compute thread",
-    normal="0, and a batch for moments",
+    normal="0; a whole batch for moments",
 )
 WEIGHTS: Final = _gauge(
     "rlhf_worker_weight_version",
     unit=Unit.NUMBER,
-    meaning="Weight version that the worker holds, by model role.",
+    meaning="Weight version that the worker has loaded, by model role.",
     source="the roles of the worker",
-    normal="rlhf_weight_version of the coordinator, but while weights are loaded",
+    normal="rlhf_weight_version of the coordinator, except while the worker loads weights",
     labels=(*_OWN, labels.MODEL),
-    absent="it holds no weights yet",
+    absent="the worker has loaded no weights yet",
 )
 CONNECTED: Final = _gauge(
     "rlhf_worker_connected",
     unit=Unit.STATE,
-    meaning="1 while the worker holds a session with its coordinator.",
+    meaning="1 while the worker has a session with its coordinator, otherwise 0.",
     source="the session",
     normal="1",
 )
 DEVICE_USED: Final = _gauge(
     "rlhf_worker_device_memory_used_bytes",
     unit=Unit.BYTES,
-    meaning="Memory of the worker's GPU that is in use, by whichever process.",
+    meaning="Memory of the worker's GPU in use by all processes.",
     source="cudaMemGetInfo",
     normal="below rlhf_worker_device_memory_size_bytes; falls when a colocated role is offloaded",
     absent="the worker computes on a CPU",
@@ -68,7 +68,7 @@ DEVICE_USED: Final = _gauge(
 DEVICE_SIZE: Final = _gauge(
     "rlhf_worker_device_memory_size_bytes",
     unit=Unit.BYTES,
-    meaning="Memory of the worker's GPU.",
+    meaning="Memory size of the worker's GPU.",
     source="cudaMemGetInfo",
     normal="constant",
     absent="the worker computes on a CPU",
@@ -76,20 +76,20 @@ DEVICE_SIZE: Final = _gauge(
 MOVED: Final = _counter(
     "rlhf_worker_moved_bytes_total",
     unit=Unit.BYTES,
-    meaning="Bytes moved between memories, by what went and how, since the worker started.",
+    meaning="Bytes that moved between memories since the worker started, by the kind of move.",
     source="loads of weights, offload and onload, migrations",
-    normal="bytes / seconds near the bus of the host for offload and onload",
+    normal="for offload and onload, the rate is near the speed of the host's bus",
     labels=(*_OWN, labels.MOVE),
-    absent="nothing was moved yet",
+    absent="nothing has moved yet",
 )
 MOVE_SECONDS: Final = _counter(
     "rlhf_worker_move_seconds_total",
     unit=Unit.SECONDS,
-    meaning="Time that moves between memories took, by what went and how, since the worker started.",
+    meaning="Time of moves between memories since the worker started, by the kind of move.",
     source="loads of weights, offload and onload, migrations",
     normal="a small part of an iteration",
     labels=(*_OWN, labels.MOVE),
-    absent="nothing was moved yet",
+    absent="nothing has moved yet",
 )
 
 # ---------------------------------------------------------------- engines of generation
@@ -101,12 +101,13 @@ _steps = partial(_engine, source="reports of steps")
 ENGINE: Final = _gauge(
     "rlhf_worker_engine",
     unit=Unit.STATE,
-    meaning="1: the engine that decodes in the worker, and why it is this one; `own` is a module of the user's.",
-    source="the choice when the worker began to generate",
+    meaning="1 for the engine that decodes in the worker, with the reason of the choice. `own` is an engine of "
+    "the user.",
+    source="the choice at the start of generation",
     normal="the same engine in all workers of a job",
     labels=(*_OWN, labels.ENGINE, labels.ENGINE_REASON),
     one_a_set=True,
-    absent="it does not generate",
+    absent="the worker does not generate",
 )
 ENGINE_STEPS: Final = _steps(
     "rlhf_engine_steps_total",
@@ -117,62 +118,64 @@ ENGINE_STEPS: Final = _steps(
 ENGINE_ROWS: Final = _steps(
     "rlhf_engine_step_samples_total",
     unit=Unit.SAMPLES,
-    meaning="Samples in decode steps, added up; divided by rlhf_engine_steps_total the mean batch of a step.",
-    normal="a mean batch near generation.maxBatchSize until the tail",
+    meaning="Sum over decode steps of the samples in each step. Divided by rlhf_engine_steps_total, it is the "
+    "mean batch size of a step.",
+    normal="the mean batch size is near generation.maxBatchSize until the tail",
 )
 ENGINE_DECODED: Final = _steps(
     "rlhf_engine_decoded_tokens_total",
     unit=Unit.TOKENS,
-    meaning="Tokens sampled by the engine, since the worker started.",
-    normal="as rlhf_engine_step_samples_total; more where it speculates",
+    meaning="Tokens that the engine sampled since the worker started.",
+    normal="equal to rlhf_engine_step_samples_total; higher with speculation",
 )
 ENGINE_PREFILLED: Final = _steps(
     "rlhf_engine_prefilled_tokens_total",
     unit=Unit.TOKENS,
-    meaning="Prompt tokens, and tokens of resumed responses, that ran through the model.",
+    meaning="Tokens of prompts and of resumed responses that the engine computed in prefill.",
     normal="the prompts of an iteration; more after moves by tokens",
 )
 ENGINE_KEPT: Final = _steps(
     "rlhf_engine_kept_tokens_total",
     unit=Unit.TOKENS,
-    meaning="Tokens whose caches were kept from one turn to the next, and did not run through the model again.",
-    normal="0 without rollout.environment; with one, more than rlhf_engine_prefilled_tokens_total after two turns",
+    meaning="Tokens whose KV cache the engine reused in the next turn of a dialogue, instead of a new prefill.",
+    normal="0 without rollout.environment; with an environment, more than rlhf_engine_prefilled_tokens_total "
+    "after two turns",
 )
 ENGINE_DECODE_SECONDS: Final = _steps(
     "rlhf_engine_decode_seconds_total",
     unit=Unit.SECONDS,
-    meaning="Time of steps that was not prefill.",
+    meaning="Time of steps outside prefill.",
     normal="most of the engine's time",
 )
 ENGINE_PREFILL_SECONDS: Final = _steps(
     "rlhf_engine_prefill_seconds_total",
     unit=Unit.SECONDS,
-    meaning="Time of steps that was prefill.",
-    normal="a tenth of the engine's time, with long prompts more",
+    meaning="Time of steps in prefill.",
+    normal="a tenth of the engine's time; more with long prompts",
 )
 ENGINE_PASSES: Final = _steps(
     "rlhf_engine_passes_total",
     unit=Unit.NUMBER,
-    meaning="Decode passes of the engine: one a step, several in a deterministic job.",
-    normal="as rlhf_engine_steps_total",
+    meaning="Decode passes of the engine. A step has one pass, or several in a deterministic job.",
+    normal="equal to rlhf_engine_steps_total",
 )
 ENGINE_GRAPH_PASSES: Final = _steps(
     "rlhf_engine_graph_passes_total",
     unit=Unit.NUMBER,
-    meaning="Decode passes that were replayed from a captured graph.",
-    normal="on a GPU nine of ten of rlhf_engine_passes_total; 0 where staticShapes is off",
+    meaning="Decode passes that replayed a captured graph.",
+    normal="on a GPU, nine of ten of rlhf_engine_passes_total; 0 if staticShapes is off",
 )
 ENGINE_FUSED_PASSES: Final = _steps(
     "rlhf_engine_fused_passes_total",
     unit=Unit.NUMBER,
-    meaning="Decode passes that ran by kernels of several steps of the model each.",
-    normal="all of rlhf_engine_passes_total or none; none where fusedKernels is off, or was measured to be slower",
+    meaning="Decode passes that ran with fused kernels, each of which covers several operations of the model.",
+    normal="equal to rlhf_engine_passes_total, or 0; 0 if fusedKernels is off or was measured to be slower",
 )
 ENGINE_CAPTURE_SECONDS: Final = _steps(
     "rlhf_engine_capture_seconds_total",
     unit=Unit.SECONDS,
     meaning="Time of steps that captured graphs.",
-    normal="rises after a start, a wake and when samples are longer than ever; else constant",
+    normal="rises after a start, after a wake, and when a sample is longer than all before; otherwise constant",
 )
 _SAYS_NOTHING: Final = "the worker does not generate, or its engine does not say (that of torch)"
 _load = partial(_gauge, absent=_SAYS_NOTHING)
@@ -188,49 +191,49 @@ ENGINE_RUNNING: Final = _load(
 ENGINE_WAITING: Final = _load(
     "rlhf_engine_waiting_samples",
     unit=Unit.SAMPLES,
-    meaning="Samples in the engine that have no place in its batch or its caches yet.",
+    meaning="Samples in the engine without a place in its batch or its caches.",
     source="the engine's scheduler, after its last step",
-    normal="an eighth of generation.maxBatchSize, which is leased ahead",
+    normal="an eighth of generation.maxBatchSize, which the worker leases ahead",
 )
 ENGINE_KV_USED: Final = _load(
     "rlhf_engine_kv_used_share",
     unit=Unit.RATIO,
-    meaning="Share of the engine's room for keys and values that samples hold.",
+    meaning="Share of the engine's KV cache space in use by samples.",
     source="the engine's cache manager, after its last step",
-    normal="below 0.9; at 1 samples lose their place and are computed again",
+    normal="below 0.9; at 1 the engine preempts samples and computes them again",
 )
 ENGINE_PREEMPTIONS: Final = _cache(
     "rlhf_engine_preemptions_total",
     unit=Unit.SAMPLES,
-    meaning="Samples that lost their place for want of cache, or by a load of weights, and were computed again.",
+    meaning="Preempted samples, because the cache was full or new weights were loaded. The engine computes them again.",
     source="the engine's scheduler",
-    normal="0; one after each load of weights for every sample in flight",
+    normal="0; after each load of weights, one for every sample in flight",
 )
 ENGINE_PREFIX_TOKENS: Final = _cache(
     "rlhf_engine_prefix_tokens_total",
     unit=Unit.TOKENS,
-    meaning="Tokens that were looked for among the prefixes of earlier samples.",
+    meaning="Tokens that the engine looked up in its prefix cache.",
     source="the engine's cache manager",
     normal="the prompts of an iteration",
 )
 ENGINE_PREFIX_HITS: Final = _cache(
     "rlhf_engine_prefix_hit_tokens_total",
     unit=Unit.TOKENS,
-    meaning="Tokens that were found among the prefixes of earlier samples, and not computed again.",
+    meaning="Tokens that the engine found in its prefix cache and did not compute again.",
     source="the engine's cache manager",
-    normal="all but one of every group of responses to a prompt, in whole blocks",
+    normal="for each group of responses to a prompt, the prompt of all but one response, in whole blocks",
 )
 ENGINE_SLEEPS: Final = _engine(
     "rlhf_engine_sleeps_total",
     unit=Unit.NUMBER,
-    meaning="Times that the engine gave its memory to scoring or training.",
+    meaning="Number of times that the engine gave its memory to scoring or training.",
     source="the generation role",
-    normal="one an iteration where workers are released or share their device",
+    normal="one per iteration if workers are released or share their device",
 )
 ENGINE_FREED: Final = _engine(
     "rlhf_engine_freed_bytes_total",
     unit=Unit.BYTES,
-    meaning="Bytes of the device (on a CPU: of the process) that a sleep released.",
-    source="cudaMemGetInfo; on a CPU the resident set",
-    normal="for each sleep the room for caches, on a GPU and the weights",
+    meaning="Bytes of device memory that the engine released in its sleeps; on a CPU, bytes of the process.",
+    source="cudaMemGetInfo; on a CPU, the resident set",
+    normal="for each sleep, the size of the caches; on a GPU, also the weights",
 )

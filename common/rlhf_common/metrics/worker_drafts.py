@@ -20,16 +20,16 @@ _counter = partial(
 BUDGETS: Final = _counter(
     "rlhf_engine_draft_budget_steps_total",
     unit=Unit.NUMBER,
-    meaning="Steps by how many tokens were drafted for a sample, on average; 0 is a plain step, 8 is more than 4.",
-    source="the choice of every step",
+    meaning="Decode steps by the mean number of drafted tokens per sample. 0 is a plain step; 8 means more than 4.",
+    source="the decision in every step",
     normal="0 at large batches, more in the tail",
     labels=(*_OWN, labels.DRAFT_BUDGET),
 )
 REASONS: Final = _counter(
     "rlhf_engine_draft_reason_steps_total",
     unit=Unit.NUMBER,
-    meaning="Steps by why they drafted or did not.",
-    source="the choice of every step",
-    normal="Faster or Slower; Probe a few in a hundred; Fixed where the manifest fixes the length",
+    meaning="Decode steps by the reason for which they drafted or did not.",
+    source="the decision in every step",
+    normal="Faster or Slower; Probe in a few percent of steps; Fixed if the manifest sets the length",
     labels=(*_OWN, labels.DRAFT_REASON),
 )

@@ -3,7 +3,8 @@
 It collects the metrics of a closed iteration, also those of its neighbours (`staleness_metrics`, `speculation_metrics`,
 `critic_overlap_metrics`) and those that `fusion.learning` computes while it learns. A mechanism counts in the state;
 this module turns the counts into the numbers that people see.
-Rule: it changes only the times of the phase in progress. A value that is not finite, or a missing reward, is absent.
+Rule: it changes only the times of the phase in progress. A missing reward is absent. A value that is infinite or NaN is
+absent under its own name, and `nonfinite/<name>` is 1 in its place.
 """
 
 import math
@@ -15,6 +16,7 @@ import numpy as np
 
 from rlhf_api.algorithms import Graph
 from rlhf_common import reward_metrics
+from rlhf_common.metrics.run import NON_FINITE
 from rlhf_common.names import Group
 from rlhf_coordinator.job.critic_overlap_metrics import critic_overlap_metrics
 from rlhf_coordinator.job.iteration_stages import stage_seconds
@@ -57,7 +59,13 @@ def iteration_metrics(run: JobRun, now: float) -> dict[str, float]:
         **speculation_metrics(run),
         **critic_overlap_metrics(run),
     }
-    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+    return finite_metrics(metrics)
+
+
+def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the finite metrics, after `nonfinite/<name>` = 1 for each metric that is infinite or NaN."""
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    return {NON_FINITE + name: 1.0 for name in metrics if name not in finite} | finite
 
 
 # ---------------------------------------------------------------- time

@@ -5,10 +5,9 @@ journal before it goes to the trackers.
 """
 
 import logging
-import math
 import time
 
-from rlhf_coordinator.job.iteration_metrics import skipped_steps, training_metrics, training_rows
+from rlhf_coordinator.job.iteration_metrics import finite_metrics, skipped_steps, training_metrics, training_rows
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.storage.journal_pb2 import CriticsTrained, Record
 
@@ -26,7 +25,7 @@ def complete(run: JobRun) -> dict[str, float]:
     rows = training_rows(training)
     if run.context.spec.rollout.overlap_training == "Enabled":
         rows["rollout/overlap_seconds"] = max(0.0, training.get("train/seconds", 0.0) - _waited(run, time.monotonic()))
-    metrics = report.metrics | {name: value for name, value in rows.items() if math.isfinite(value)}
+    metrics = report.metrics | finite_metrics(rows)
     now_ns = time.time_ns()
     run.journal.append(Record(critics_trained=CriticsTrained(metrics=metrics, time_ns=now_ns)))
     run.journal.commit()

@@ -23,8 +23,12 @@ MAX_TEXT_CHARACTERS: Final = 65536
 """Longest stored prompt or response, in characters."""
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories of control, format, private and unassigned characters, surrogates and unusual line breaks."""
-MAX_LINE_BYTES: Final = 16 * MAX_TEXT_CHARACTERS
-"""Longest line that is read, in bytes."""
+ESCAPE_BYTES: Final = 12
+"""Bytes of the longest escape of one character in ASCII JSON: two surrogates of six bytes."""
+OTHER_BYTES: Final = 512 * 1024
+"""Bytes that a line may have beside the prompt and the response."""
+MAX_LINE_BYTES: Final = 2 * ESCAPE_BYTES * MAX_TEXT_CHARACTERS + OTHER_BYTES
+"""Longest line that is read, in bytes: a prompt and a response of the maximum length in any script fit."""
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ class Family:
     name: str
     """Name of the page docs/runbooks/<name>.md and the group rlhf-<name>."""
     about: str
-    """Clause: what these alerts watch."""
+    """Noun phrase: the subject of these alerts."""
     alerts: tuple[Alert, ...]
     recordings: tuple[Recording, ...] = ()
 

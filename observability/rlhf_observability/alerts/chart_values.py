@@ -23,9 +23,16 @@ DEFINITIONS: Final[dict[str, Any]] = {
 
 
 def with_section(values_yaml: str, families: Iterable[Family]) -> str:
-    """Return values.yaml with its section of alerts regenerated, or appended if it is missing."""
+    """Return values.yaml with its section of alerts regenerated, or appended if the file has neither mark.
+
+    Raises ValueError if the file has one mark without the other, since the end of the section is then unknown.
+    """
     before, begun, rest = values_yaml.partition(BEGIN)
-    after = rest.partition(END)[2] if begun else ""
+    _, ended, after = rest.partition(END)
+    if begun and not ended:
+        raise ValueError(f"values.yaml has no line {END.strip()!r} after {BEGIN.strip()!r}: restore it")
+    if not begun and END in values_yaml:
+        raise ValueError(f"values.yaml has no line {BEGIN.strip()!r} before {END.strip()!r}: restore it")
     return before + ("" if begun else "\n") + BEGIN + section(families) + END + after
 
 
@@ -33,17 +40,17 @@ def section(families: Iterable[Family]) -> str:
     """Return the section of values.yaml."""
     lines = [
         "alerts:",
-        "  # -- A PrometheusRule with the rules below. Needs the definitions of the Prometheus operator; for a",
-        "  # Prometheus without it there is alerts/rlhf-operator.rules.yaml.",
+        "  # -- Create a PrometheusRule with the rules below. It needs the definitions of the Prometheus operator. A",
+        "  # Prometheus without that operator can load alerts/rlhf-operator.rules.yaml.",
         "  enabled: false",
-        "  # -- What your Prometheus selects PrometheusRules by.",
+        "  # -- Labels by which your Prometheus selects PrometheusRules.",
         "  labels: {}",
-        "  # -- Labels added to every alert, such as a team by which Alertmanager routes.",
+        "  # -- Labels added to every alert, such as a team, for the routes of Alertmanager.",
         "  alertLabels: {}",
-        "  # -- Where the runbook pages are, for the links of alerts.",
+        "  # -- Address of the runbook pages, for the links in alerts.",
         f"  runbookUrl: {RUNBOOKS}",
-        "  # -- Every alert, by its name: whether it is on, for how long its condition must hold, how bad it is",
-        "  # (critical, warning, info), and its thresholds. The comment says when it fires.",
+        "  # -- Settings of each alert, by its name: enabled, the time for which its condition must hold, its severity",
+        "  # (critical, warning or info), and its thresholds. The comment says when the alert fires.",
         "  rules:",
     ]
     for family in families:

@@ -29,7 +29,7 @@ def _table(family: Family) -> str:
         *(_row(family, alert) for alert in family.alerts),
     ]
     if family.recordings:
-        lines += ["", "| recorded | of | why |", "|---|---|---|"]
+        lines += ["", "| recording | expression | reason |", "|---|---|---|"]
         lines += [f"| `{each.name}` | `{_cell(each.expression)}` | {each.why} |" for each in family.recordings]
     return "\n".join(lines) + "\n"
 

@@ -19,8 +19,9 @@ HEADER: Final = """\
 
 
 def rule_file(families: Iterable[Family], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
-    """Return the content of a rule file. `overrides`: alert -> overrides of its defaults, as under alerts.rules, except
-    `enabled`.
+    """Return the content of a rule file, without the alerts that are disabled.
+
+    `overrides`: alert -> overrides of its defaults, as under alerts.rules of the chart.
     """
     overrides = overrides or {}
     return {
@@ -29,7 +30,11 @@ def rule_file(families: Iterable[Family], overrides: Mapping[str, Mapping[str, A
                 "name": f"rlhf-{family.name}",
                 "rules": [
                     *({"record": each.name, "expr": each.expression} for each in family.recordings),
-                    *(_rule(family, alert, overrides.get(alert.name, {})) for alert in family.alerts),
+                    *(
+                        _rule(family, alert, overrides.get(alert.name, {}))
+                        for alert in family.alerts
+                        if overrides.get(alert.name, {}).get("enabled", True)
+                    ),
                 ],
             }
             for family in families

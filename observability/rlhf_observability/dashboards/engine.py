@@ -39,28 +39,31 @@ FAST: Final = Row(
     "Is generation as fast as it was?",
     (
         stat(
-            title="Decoded",
+            title="Decoded tokens",
             unit=PanelUnit.TOKENS_PER_SECOND,
-            shows="Tokens that the engines of the chosen workers sample a second.",
-            normal="steady while the job generates, 0 while it trains unless stages overlap.",
-            cure="Lower with full batches: longer steps; with emptier ones: no samples, or the tail.",
+            shows="Tokens that the engines of the chosen workers sample per second.",
+            normal="steady while the job generates; 0 while it trains, unless stages overlap.",
+            cure="With full batches, steps take longer. With emptier batches, samples are missing, or the tail has "
+            "begun.",
             queries=(Query(total(WORKERS.rate(worker.ENGINE_DECODED))),),
         ),
         stat(
-            title="Batch of a step",
+            title="Batch size of a step",
             unit=PanelUnit.SAMPLES,
             decimals=1,
-            shows="Samples in a decode step, the mean of all steps.",
+            shows="Samples per decode step, as a mean over all steps.",
             normal=worker.ENGINE_ROWS.normal,
-            cure="Small from the start: rollout.batchSize over workers is below generation.maxBatchSize.",
+            cure="If it is small from the start, rollout.batchSize divided by the number of workers is below "
+            "generation.maxBatchSize.",
             queries=(Query(f"{total(WORKERS.rate(worker.ENGINE_ROWS))} / {total(WORKERS.rate(worker.ENGINE_STEPS))}"),),
         ),
         stat(
             title="Time of a step",
             unit=PanelUnit.SECONDS,
-            shows="Time of a decode step, the mean of all steps.",
+            shows="Time of a decode step, as a mean over all steps.",
             normal="grows with the batch and with the context.",
-            cure="Longer at the same batch: longer contexts, a colocated role on the device, or a hot one.",
+            cure="If steps take longer with the same batch, contexts are longer, a colocated role uses the device, or "
+            "the device is hot.",
             queries=(
                 Query(
                     f"{total(WORKERS.rate(worker.ENGINE_DECODE_SECONDS))} / {total(WORKERS.rate(worker.ENGINE_STEPS))}"
@@ -70,26 +73,28 @@ FAST: Final = Row(
         stat(
             title="Wait for the first token",
             unit=PanelUnit.SECONDS,
-            shows="99th percentile of the time from a worker's receipt of a sample to its first token.",
+            shows="99th percentile of the time from the arrival of a sample at a worker to its first token.",
             normal=samples.QUEUE_SECONDS.normal,
-            cure="More samples are leased than fit: more workers, or a larger generation.maxBatchSize.",
+            cure="Workers lease more samples than fit into a batch: use more workers or a larger "
+            "generation.maxBatchSize.",
             queries=(Query(JOBS.quantile(0.99, samples.QUEUE_SECONDS, window="30m")),),
         ),
         stacked(
             title="Tokens by group",
             unit=PanelUnit.TOKENS_PER_SECOND,
-            shows="Tokens a second of the workers of each group: decoded, scored or trained.",
-            normal="generation first, then inference and training; overlapping where stages are fused.",
-            cure="A gap between groups is time in which nobody works: the job's row on GPUs names the cause.",
+            shows="Tokens per second that the workers of each group decode, score or train.",
+            normal="generation comes first, then inference and training; they overlap if stages are fused.",
+            cure="In a gap between groups, no group works. The row on GPUs of the Job dashboard names the cause.",
             queries=(Query(total(WORKERS.rate(worker.TOKENS), "group"), "{{group}}"),),
         ),
         lines(
             title="Decoded and prefilled",
             unit=PanelUnit.TOKENS_PER_SECOND,
-            shows="Tokens sampled, tokens of prompts and resumed responses that ran through the model, and those found "
-            "in the caches instead (vLLM) or kept there from one turn of a response to the next.",
-            normal="prefill is a burst at the start of an iteration, and after moves by tokens.",
-            cure="Prefill all the time: samples are taken back or moved again and again.",
+            shows="Tokens that the engine sampled, tokens of prompts and resumed responses that it prefilled, and "
+            "tokens that it found in a cache instead: in the prefix cache (vLLM), or in the cache of the "
+            "previous turn.",
+            normal="prefill is a burst at the start of an iteration and after moves by tokens.",
+            cure="If prefill never stops, the coordinator takes samples back or moves them repeatedly.",
             queries=(
                 Query(WORKERS.rates(worker.ENGINE_DECODED), f"decoded {BY_JOB}"),
                 Query(WORKERS.rates(worker.ENGINE_PREFILLED), f"prefilled {BY_JOB}"),
@@ -100,9 +105,9 @@ FAST: Final = Row(
         lines(
             title="Where the engine's time goes",
             unit=PanelUnit.NUMBER,
-            shows="Engines that decode and that prefill, as a mean over the time of a point.",
+            shows="Number of engines that decode and that prefill, as a mean over the interval of a point.",
             normal=worker.ENGINE_PREFILL_SECONDS.normal,
-            cure="Both far below the number of workers while the job generates: engines wait for samples.",
+            cure="If both are far below the number of workers while the job generates, engines wait for samples.",
             queries=(
                 Query(WORKERS.rates(worker.ENGINE_DECODE_SECONDS), f"decode {BY_JOB}"),
                 Query(WORKERS.rates(worker.ENGINE_PREFILL_SECONDS), f"prefill {BY_JOB}"),
@@ -116,26 +121,28 @@ SLOW: Final = Row(
         lines(
             title="Slowest workers",
             unit=PanelUnit.TOKENS_PER_SECOND,
-            shows="Tokens a second of the eight chosen workers with the fewest.",
+            shows="Tokens per second of the eight slowest of the chosen workers.",
             normal=samples.WORKER_TOKENS.normal,
-            cure="One below all others with work to do: look at its node; end its pod, and another takes its samples.",
+            cure="If one worker with work is slower than all others, check its node. You can delete its pod; other "
+            "workers then decode its samples.",
             queries=(Query(bottom(_FEW, JOBS.latest(samples.WORKER_TOKENS, "worker", worker="~$worker")), _WORKER),),
         ),
         lines(
             title="Longest steps",
             unit=PanelUnit.SECONDS,
-            shows="Time of a decode step of the eight chosen workers with the longest.",
-            normal="within a fifth of each other.",
-            cure="One above all others: its batch beside; else its device is shared, hot or slow.",
+            shows="Time of a decode step, for the eight chosen workers with the longest steps.",
+            normal="the values differ by less than a fifth.",
+            cure="If one worker is above all others, compare its batch. If the batch is not larger, its device is "
+            "shared, hot or slow.",
             queries=(Query(top(_FEW, _STEP), _WORKER),),
         ),
         lines(
             title="Most samples",
             unit=PanelUnit.SAMPLES,
-            shows="Samples held by the eight chosen workers with the most, those that wait in commands, and those "
-            "that wait in the engine for a place in its batch or its caches (vLLM).",
+            shows="For the eight chosen workers with the most samples: all samples, samples in commands that have not "
+            "started, and samples that wait in the engine for a place in its batch or its caches (vLLM).",
             normal=worker.ACTIVE.normal,
-            cure="One far above the others: spec.fusion.interStage.balance evens it out.",
+            cure="If one worker is far above the others, spec.fusion.interStage.balance evens out the load.",
             queries=(
                 Query(top(_FEW, WORKERS.latest(worker.ACTIVE, *_OF_WORKER)), f"held {_WORKER}"),
                 Query(top(_FEW, f"{WORKERS.latest(worker.QUEUED, *_OF_WORKER)} > 0"), f"queued {_WORKER}"),
@@ -148,11 +155,12 @@ WAIT: Final = Row(
     "Do samples wait, and how long is the tail?",
     (
         lines(
-            title="From the first lease to the end",
+            title="Time from the first lease to the end",
             unit=PanelUnit.SECONDS,
-            shows="Median and 99th percentile of a sample's time in generation; 99th of its wait for a token.",
+            shows="Median and 99th percentile of the generation time of samples, and 99th percentile of their wait for "
+            "the first token.",
             normal=samples.GENERATION_SECONDS.normal,
-            cure="A 99th percentile of several medians is what fusion is for.",
+            cure="If the 99th percentile is several times the median, use fusion.",
             queries=(
                 Query(JOBS.quantile(0.5, samples.GENERATION_SECONDS, *JOB, window="30m"), f"median {BY_JOB}"),
                 Query(JOBS.quantile(0.99, samples.GENERATION_SECONDS, *JOB, window="30m"), f"99% {BY_JOB}"),
@@ -164,15 +172,17 @@ WAIT: Final = Row(
             unit=PanelUnit.TOKENS,
             shows=samples.RESPONSE_TOKENS.meaning,
             normal=samples.RESPONSE_TOKENS.normal,
-            cure="A band at the top is the limit: see the share cut off on the job's dashboard.",
+            cure="A band at the top is the limit of the length. The Job dashboard shows the share of truncated "
+            "responses.",
             queries=(Query(JOBS.buckets(samples.RESPONSE_TOKENS)),),
         ),
         lines(
-            title="Until scores come",
+            title="Time until scores arrive",
             unit=PanelUnit.SECONDS,
-            shows="99th percentile of the time from a response's end to a score; of that to the first score.",
+            shows="99th percentile of the time from the end of a response to a score, and of the time to the first "
+            "score.",
             normal=samples.SCORING_SECONDS.normal,
-            cure="Long for one task: more inference workers, or a slow reward endpoint.",
+            cure="If one task takes long, use more inference workers, or check the reward endpoint.",
             queries=(
                 Query(
                     JOBS.quantile(0.99, samples.SCORING_SECONDS, *JOB, "task", window="30m"), f"{{{{task}}}} {BY_JOB}"
@@ -181,13 +191,15 @@ WAIT: Final = Row(
             ),
         ),
         lines(
-            title="Samples taken back, and failed",
+            title="Returned and failed samples",
             unit=PanelUnit.SAMPLES,
-            shows="Leases taken back as their worker was lost or reconnected; samples that workers failed on; samples "
-            "that no worker could decode; samples that an engine computed again for want of cache (vLLM).",
-            normal="0 but when workers are lost",
-            cure="Without lost workers: sessions break; look at the network between workers and coordinator. Failed: "
-            "the event SampleFailed names the sample. Computed again: fewer samples at once.",
+            shows="Leases that the coordinator took back because their worker was lost or reconnected; failed attempts "
+            "to decode a sample; samples that no worker could decode; samples that an engine preempted and "
+            "computed again (vLLM).",
+            normal="0 while no worker is lost",
+            cure="If no worker is lost, sessions break: check the network between workers and coordinator. For failed "
+            "samples, the event SampleFailed names the sample. For preempted samples, lower "
+            "generation.maxBatchSize.",
             queries=(
                 Query(JOBS.increases(samples.RETURNED), f"taken back {BY_JOB}"),
                 Query(JOBS.increases(samples.DECODE_FAILURES), f"tries that failed {BY_JOB}"),
@@ -198,18 +210,18 @@ WAIT: Final = Row(
     ),
 )
 MEMORY: Final = Row(
-    "Does the memory of devices suffice?",
+    "Do devices have enough memory?",
     (
         lines(
             title="Fullest devices and caches",
-            empty="with the torch engine on CPUs",
+            empty="for the torch engine on CPUs",
             unit=PanelUnit.SHARE,
             high=1,
             thresholds=((None, GREEN), (0.9, ORANGE), (0.97, RED)),
-            shows="Of the eight chosen workers with the most: the share of a GPU's memory in use, and of the engine's "
-            "room for keys and values that samples hold (vLLM).",
+            shows="For the eight chosen workers with the highest values: the share of GPU memory in use, and the share "
+            "of the engine's KV cache space in use (vLLM).",
             normal=worker.ENGINE_KV_USED.normal,
-            cure="Near 1: a smaller generation.maxBatchSize, more workers, or a role that is offloaded.",
+            cure="Near 1, use a smaller generation.maxBatchSize, more workers, or offload a role.",
             queries=(
                 Query(
                     top(
@@ -223,13 +235,14 @@ MEMORY: Final = Row(
             ),
         ),
         lines(
-            title="Held for scoring, given back by sleep",
-            empty="where nothing is scored early and no engine sleeps",
+            title="Scoring caches, and memory freed by sleep",
+            empty="if workers score no unfinished samples and no engine sleeps",
             unit=PanelUnit.BYTES,
-            shows="Keys and values that the eight workers with the most hold of samples scored before they end; "
-            "bytes that engines gave to scoring and training when they slept.",
+            shows="For the eight workers with the most: size of the keys and values of samples that they score before "
+            "the end, and bytes that engines released when they slept.",
             normal=worker.ENGINE_FREED.normal,
-            cure="Held never falls: samples stay unfinished. Nothing given back: the engine cannot sleep.",
+            cure="If the scoring caches do not shrink, samples stay unfinished. If no memory is freed, the engine "
+            "cannot sleep.",
             queries=(
                 Query(top(_FEW, JOBS.latest(samples.PREFIX_CACHE, "worker", worker="~$worker")), f"held {_WORKER}"),
                 Query(WORKERS.increases(worker.ENGINE_FREED), f"given back {BY_JOB}"),
@@ -240,7 +253,7 @@ MEMORY: Final = Row(
 ENGINE_DASHBOARD: Final = Dashboard(
     "rlhf-engine",
     "RLHF / Engine",
-    "How fast tokens are decoded, how full batches are, how long samples wait, what memory holds.",
+    "How fast engines decode tokens, how full batches are, how long samples wait, and how much memory is in use.",
     (FAST, SLOW, WAIT, MEMORY),
     variables=(Variable.CLUSTER, Variable.NAMESPACE, Variable.JOB, Variable.WORKER),
     since="now-1h",

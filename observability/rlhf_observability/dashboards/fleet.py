@@ -62,42 +62,43 @@ NOW: Final = Row(
         stat(
             title="Running",
             unit=PanelUnit.NUMBER,
-            shows="Jobs whose iterations are under way.",
-            normal="as many as the cluster has room for.",
-            cure="Look at the jobs below: what is not Running says in its phase what it waits for.",
+            shows="Number of jobs with iterations in progress.",
+            normal="as many as fit into the cluster.",
+            cure="Find the other jobs in the table below. Their phase says what they wait for.",
             queries=(Query(or_zero(number_of(FLEET.latest(operator.PHASE, phase="Running")))),),
         ),
         stat(
             title="Waiting",
             unit=PanelUnit.NUMBER,
-            shows="Jobs that do not run yet: queued, without a node, or starting.",
-            normal="0, or what the queue is for.",
-            cure="The row on queues says for what they wait; `kubectl describe rlhf NAME` says it of one job in words.",
+            shows="Number of jobs that do not run yet: they are queued, have no node, or start.",
+            normal="0, or the jobs that wait in queues by design.",
+            cure="The row on queues shows the reasons. `kubectl describe rlhf NAME` explains the reason for one job.",
             queries=(Query(or_zero(number_of(_WAITING))),),
         ),
         stat(
             title="Failed or recovering",
             unit=PanelUnit.NUMBER,
             thresholds=((None, GREEN), (1, ORANGE), (5, RED)),
-            shows="Jobs that gave up or lost a process, and are still in the cluster.",
-            normal="0; a recovering job is back within minutes.",
+            shows="Number of jobs in the cluster that failed or lost a process.",
+            normal="0; a recovering job runs again within minutes.",
             cure="`rlhf describe NAME` names the process and the cure. Delete failed jobs that nobody needs.",
             queries=(Query(or_zero(number_of(FLEET.latest(operator.PHASE, phase="~Failed|Recovering")))),),
         ),
         stat(
-            title="GPUs held",
+            title="GPUs in use",
             unit=PanelUnit.NUMBER,
             shows="GPUs that pods of jobs occupy.",
-            normal="near the GPUs of the cluster.",
-            cure="With a queue and free GPUs, look for fragments: a gang needs all its GPUs at once.",
+            normal="near the number of GPUs in the cluster.",
+            cure="If jobs wait while GPUs are free, the free GPUs may be too scattered: a gang needs all its GPUs at "
+            "once.",
             queries=(Query(or_zero(total(_HELD))),),
         ),
         stat(
-            title="GPUs waited for",
+            title="GPUs requested by waiting jobs",
             unit=PanelUnit.NUMBER,
-            shows="GPUs that waiting jobs ask for.",
-            normal="0, or what the queue is for.",
-            cure="More than the cluster has free for days is a case for more GPUs, or for fewer of a job.",
+            shows="GPUs that waiting jobs request.",
+            normal="0, or the requests of jobs that wait in queues by design.",
+            cure="If it exceeds the free GPUs of the cluster for days, add GPUs or use smaller jobs.",
             queries=(Query(or_zero(total(f"{_REQUESTED} and on ({', '.join(JOB)}) {_WAITING}"))),),
         ),
         stat(
@@ -106,22 +107,23 @@ NOW: Final = Row(
             low=0,
             high=1,
             thresholds=((None, RED), (0.3, ORANGE), (0.6, GREEN)),
-            shows="Share of the GPU time of running jobs in which they computed.",
+            shows="Share of the GPU time of running jobs in which GPUs computed.",
             normal="above 60%.",
-            cure="The row on GPUs names causes and jobs of what is lost.",
+            cure="The row on GPUs shows the causes and the jobs of the rest.",
             queries=(Query(f"{_BUSY} / ({_BUSY} + {_IDLE})"),),
         ),
     ),
 )
 WHICH: Final = Row(
-    "Which jobs?",
+    "Which jobs exist, and in which phase?",
     (
         table(
             title="Jobs",
             unit=PanelUnit.NUMBER,
-            shows="Every job: its phase and since when, its iterations, GPUs and ended pods. A click opens the job.",
-            normal="Running, with ends only where nodes were drained.",
-            cure="A long time in Pending, Starting or Recovering: `rlhf describe NAME`.",
+            shows="Each job with its phase, the time in this phase, its iterations, its GPUs and the ends of its pods. "
+            "A click opens the job.",
+            normal="jobs are Running, and pods end where somebody drains a node.",
+            cure="If a job stays in Pending, Starting or Recovering, run `rlhf describe NAME`.",
             queries=(
                 Query(f"{_PHASE} * on ({', '.join(JOB)}) group_left (algorithm, queue) {_KIND}"),
                 Query(f"time() - {FLEET.latest(operator.PHASE_SINCE)}"),
@@ -148,9 +150,9 @@ WHICH: Final = Row(
         stacked(
             title="Jobs by phase",
             unit=PanelUnit.NUMBER,
-            shows="Jobs by the phase that `kubectl get rlhf` shows.",
+            shows="Number of jobs by the phase that `kubectl get rlhf` shows.",
             normal="Running is the widest band; Starting and Recovering are thin and short.",
-            cure="A band of Recovering on many jobs at once is a node or the network, not a job.",
+            cure="If many jobs are Recovering at once, the cause is a node or the network.",
             queries=(Query(number_of(_PHASE, "phase"), "{{phase}}"),),
         ),
         bars(
@@ -158,9 +160,9 @@ WHICH: Final = Row(
             links=_OF_BAR,
             unit=PanelUnit.NUMBER,
             thresholds=((None, GREEN), (3, YELLOW), (10, RED)),
-            shows="Ends of pods in the time shown, of the ten jobs with the most.",
+            shows="Ends of pods in the chosen time, for the ten jobs with the most ends.",
             normal=operator.RESTARTS.normal,
-            cure="The same job again and again: `rlhf describe NAME` shows the exit codes and the last words.",
+            cure="If a job appears repeatedly, `rlhf describe NAME` shows exit codes and last log lines.",
             queries=(
                 Query(
                     top(_LONGEST, FLEET.increases(operator.RESTARTS, window="$__range")),
@@ -172,15 +174,15 @@ WHICH: Final = Row(
     ),
 )
 GPUS: Final = Row(
-    "Who uses the GPUs, and what are they wasted on?",
+    "Who uses the GPUs, and why are GPUs idle?",
     (
         stacked(
             title="GPUs by use",
             unit=PanelUnit.NUMBER,
-            shows="GPUs of running jobs: those that compute, by group, and those that do not, by cause.",
-            normal="groups that compute are the larger part; of generation, `training` is idle unless colocated.",
-            cure="`tail` grows with long responses: fusion. `training` and `inference`: another split of the groups, "
-            "or colocated ones. `starting` and `recovering`: look at the jobs.",
+            shows="GPUs of running jobs: those that compute, by group, and idle ones, by cause.",
+            normal="computing GPUs are the larger part; generation is idle for `training`, unless it is colocated.",
+            cure="For `tail`, which grows with long responses, use fusion. For `training` and `inference`, use other "
+            "group sizes or colocation. For `starting` and `recovering`, check the jobs.",
             queries=(
                 Query(total(FLEET.rate(job.GPU_BUSY), "group"), "computes: {{group}}"),
                 Query(total(FLEET.rate(job.GPU_IDLE), "cause"), "idle: {{cause}}"),
@@ -189,29 +191,29 @@ GPUS: Final = Row(
         lines(
             title="GPUs by namespace",
             unit=PanelUnit.NUMBER,
-            shows="GPUs that jobs hold and ask for, of the ten namespaces with the most.",
-            normal="held equals asked for, but while jobs wait.",
-            cure="A namespace that asks for more than its quota waits forever: see its queue.",
+            shows="GPUs in use and requested GPUs, for the ten namespaces with the most.",
+            normal="both are equal while no job waits.",
+            cure="A namespace that requests more than its quota waits without end: check its queue.",
             queries=(
                 Query(top(_LONGEST, total(_HELD, "namespace")), "held {{namespace}}"),
                 Query(top(_LONGEST, total(_REQUESTED, "namespace")), "asked for {{namespace}}"),
             ),
         ),
         bars(
-            title="GPU time wasted, by job",
+            title="Idle GPU time, by job",
             links=_OF_BAR,
             unit=PanelUnit.SECONDS,
-            shows="GPU time in which nothing was computed in the time shown, of the ten jobs with the most.",
-            normal="below a third of a job's GPUs times the time shown.",
-            cure="Open the job: its causes are there, with what each is cured by.",
+            shows="Idle GPU time in the chosen time, for the ten jobs with the most.",
+            normal="below a third of a job's GPUs multiplied by the chosen time.",
+            cure="Open the job. Its dashboard shows each cause with a cure.",
             queries=(Query(top(_LONGEST, FLEET.increases(job.GPU_IDLE, window="$__range")), BY_JOB, instant=True),),
         ),
         bars(
-            title="GPU time wasted, by cause",
+            title="Idle GPU time, by cause",
             unit=PanelUnit.SECONDS,
-            shows="The same of all jobs, by cause.",
+            shows="Idle GPU time of all jobs in the chosen time, by cause.",
             normal="`training` and `tail` lead; `starting`, `recovering` and `turn` are small.",
-            cure="What leads here is what more hardware would not cure.",
+            cure="More hardware does not reduce the largest cause: follow the advice of the panel GPUs by use.",
             queries=(Query(total(FLEET.increase(job.GPU_IDLE, "$__range"), "cause"), "{{cause}}", instant=True),),
         ),
     ),
@@ -223,9 +225,10 @@ QUEUES: Final = Row(
         stacked(
             title="Waiting jobs, by reason",
             unit=PanelUnit.NUMBER,
-            shows="Jobs before Running, by what they wait for.",
-            normal="Queued as long as the queue is full; the others for minutes.",
-            cure="Unschedulable: no node fits. NameTaken: an object of another owner. Released: pods could not start.",
+            shows="Number of jobs that do not run yet, by reason.",
+            normal="Queued lasts as long as the queue is full; other reasons last minutes.",
+            cure="Unschedulable: no node can take a pod. NameTaken: another owner has an object of the name. "
+            "Released: pods could not start.",
             queries=(
                 Query(
                     or_zero(number_of(FLEET.latest(operator.WAITING_SINCE, "reason"), "reason"), "reason"), "{{reason}}"
@@ -236,18 +239,18 @@ QUEUES: Final = Row(
             title="Longest waits",
             links=_OF_BAR,
             unit=PanelUnit.SECONDS,
-            shows="How long the ten jobs have waited that wait longest.",
-            normal="as long as jobs before them run.",
-            cure="Longer than that: its gang may be larger than what one queue ever has free.",
+            shows="Waiting time of the ten jobs that have waited longest.",
+            normal="the remaining time of the jobs before them.",
+            cure="If a job waits longer, its gang may be larger than the free part of any queue.",
             queries=(Query(or_zero(top(_LONGEST, f"time() - {_WAITING}"), NAMESPACE, RLHF_JOB), BY_JOB, instant=True),),
         ),
         lines(
-            title="From creation to Running, and resizes",
-            empty="when neither happened within an hour",
+            title="Time to Running, and time of resizes",
+            empty="if no job started or changed its size within an hour",
             unit=PanelUnit.SECONDS,
-            shows="Median and 90th percentile from a job's creation to Running, and of changes of size.",
+            shows="Median and 90th percentile of the time from creation to Running, and of the time of resizes.",
             normal=operator.READY_SECONDS.normal,
-            cure="Without a queue it is images and models: keep them on the nodes, or nearer to them.",
+            cure="Without a queue, images and models take the time: store them on the nodes or near them.",
             queries=(
                 Query(OPERATORS.quantile(0.5, operator.READY_SECONDS, window="1h"), "median"),
                 Query(OPERATORS.quantile(0.9, operator.READY_SECONDS, window="1h"), "90%"),
@@ -259,7 +262,7 @@ QUEUES: Final = Row(
 FLEET_DASHBOARD: Final = Dashboard(
     "rlhf-fleet",
     "RLHF / Fleet",
-    "All jobs of a cluster: what is wrong, who uses the GPUs, what they are wasted on, how long the queue is.",
+    "All jobs of a cluster: faults, GPUs in use, idle GPUs and their causes, and the length of the queue.",
     (NOW, WHICH, GPUS, QUEUES),
     variables=(Variable.CLUSTER, Variable.NAMESPACE),
     since="now-24h",

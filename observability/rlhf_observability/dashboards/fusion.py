@@ -37,7 +37,7 @@ _OFF: Final = (
 )  # error as a share of the prediction
 _POOLED: Final = number_of(JOBS.latest(fusion.POOL, "worker"), *JOB)
 _NONE: Final = f"0 * {JOBS.latest(fusion.POOL_WORKERS)}"  # for jobs outside the tail
-_UNPREDICTED: Final = "with mode Fixed or Disabled, and before anything was learned"
+_UNPREDICTED: Final = "in mode Fixed or Disabled, and before the coordinator has learned costs"
 
 FORMED: Final = Annotation(
     "The pool formed",
@@ -57,17 +57,18 @@ PAYS: Final = Row(
             thresholds=((None, RED), (0, YELLOW), (0.05, GREEN)),
             shows=fusion.GAIN.meaning,
             normal=fusion.GAIN.normal,
-            cure="Negative for several iterations: the predictions below are wrong; mode Auto turns it off by itself.",
+            cure="If it is negative for several iterations, the predictions below are wrong. Mode Auto then disables "
+            "fusion by itself.",
             queries=(per_job(fusion.GAIN),),
         ),
         stat(
-            title="Error of the prediction",
+            title="Prediction error",
             empty=_UNPREDICTED,
             unit=PanelUnit.SHARE,
             thresholds=_OFF,
             shows=fusion.PREDICTION_ERROR.meaning,
             normal=fusion.PREDICTION_ERROR.normal,
-            cure="Look below whether it is costs or lengths that are off.",
+            cure="The row on predictions shows whether costs or lengths are wrong.",
             queries=(per_job(fusion.PREDICTION_ERROR),),
         ),
         stat(
@@ -75,15 +76,16 @@ PAYS: Final = Row(
             unit=PanelUnit.SAMPLES,
             shows=fusion.THRESHOLD.meaning,
             normal=fusion.THRESHOLD.normal,
-            cure="0 with mode Auto: nothing was predicted to gain; `rlhf plan FILE` shows by how much.",
+            cure="0 in mode Auto means that no threshold was predicted to gain. `rlhf plan FILE` shows the predicted "
+            "times.",
             queries=(per_job(fusion.THRESHOLD),),
         ),
         stat(
-            title="Workers of the pool",
+            title="Workers in the pool",
             unit=PanelUnit.NUMBER,
             shows=fusion.POOL_WORKERS.meaning,
             normal=fusion.POOL_WORKERS.normal,
-            cure="All workers: the tail is as wide as the batch, nothing can be released.",
+            cure="If all workers are in the pool, the tail is as large as the batch, and no worker can be released.",
             queries=(per_job(fusion.POOL_WORKERS),),
         ),
         stat(
@@ -92,18 +94,19 @@ PAYS: Final = Row(
             thresholds=((None, GREEN), (0.02, ORANGE), (0.05, RED)),
             shows=fusion.OVERHEAD.meaning,
             normal=fusion.OVERHEAD.normal,
-            cure="See the pauses of moved samples below: a slow link between workers.",
+            cure="Check the pauses of moved samples below. The link between workers may be slow.",
             queries=(per_job(fusion.OVERHEAD),),
         ),
         stat(
-            title="Scored early",
-            empty="where the algorithm has nothing to score early",
+            title="Tokens scored early",
+            empty="if the algorithm has no task that can score unfinished samples",
             unit=PanelUnit.SHARE,
             low=0,
             high=1,
             shows=fusion.EARLY.meaning,
             normal=fusion.EARLY.normal,
-            cure="0 with mode Auto: its counterfactual predicted no gain; see the iteration in progress.",
+            cure="0 in mode Auto means that the counterfactual predicted no gain. The panel on the iteration in "
+            "progress shows it.",
             queries=(per_job(fusion.EARLY),),
         ),
     ),
@@ -115,9 +118,11 @@ PREDICTED: Final = Row(
             title="Generation and inference: measured, predicted, without fusion",
             unit=PanelUnit.SECONDS,
             shows="Time of both stages in the last iteration: measured, predicted before it, and simulated afterwards "
-            "with the lengths that came out; with fusion and without.",
-            normal="measured near predicted; without fusion above both: the space between is the gain.",
-            cure="Measured far from the simulation in hindsight: costs. That far from predicted: lengths.",
+            "with the actual lengths, with and without fusion.",
+            normal="the measured time is near the predicted time, and the time without fusion is above both; the "
+            "difference is the gain.",
+            cure="If the measured time differs from the simulation in hindsight, costs are wrong. If the simulation "
+            "in hindsight differs from the prediction, lengths were wrong.",
             queries=(
                 per_job(fusion.LAST_MEASURED, "measured"),
                 per_job(fusion.LAST_PREDICTED, "predicted"),
@@ -129,27 +134,30 @@ PREDICTED: Final = Row(
         lines(
             title="The iteration in progress: predicted with and without fusion",
             unit=PanelUnit.SECONDS,
-            shows="Predicted time of generation and inference with fusion and without, and what scoring early gains.",
+            shows="Predicted time of generation and inference with and without fusion, and the predicted gain of early "
+            "scoring.",
             normal=fusion.PREDICTED.normal,
-            cure="Both alike: short tails, fusion cannot gain and costs nothing.",
+            cure="If both are equal, tails are short, and fusion neither gains nor costs time.",
             queries=(
                 Query(JOBS.latest(fusion.PREDICTED, "fusion"), f"{{{{fusion}}}} {BY_JOB}"),
                 per_job(fusion.INCREMENTAL_GAIN, "gain of scoring early"),
             ),
         ),
         lines(
-            title="Costs learned, against the profile",
+            title="Learned costs against the profile",
             empty=_UNPREDICTED,
             unit=PanelUnit.SHARE,
             shows=fusion.COST.meaning,
             normal=fusion.COST.normal,
-            cure="One kind far off: something else uses the device or link. Predictions follow in five iterations.",
+            cure="If one kind is far off, another program uses the device or the link. Predictions adapt within five "
+            "iterations.",
             queries=(Query(JOBS.latest(fusion.COST, "kind"), f"{{{{kind}}}} {BY_JOB}"),),
         ),
         lines_of(
             fusion.LENGTH_DRIFT,
-            "Drift of lengths",
-            "Above 0.2 for long: the policy changes faster than lengths are learned; expect errors, they settle.",
+            "Drift of response lengths",
+            "If it stays above 0.2, the policy changes faster than the coordinator learns lengths. Expect "
+            "prediction errors for some iterations.",
         ),
     ),
     columns=2,
@@ -160,14 +168,14 @@ TAIL: Final = Row(
         lines_of(
             samples.UNFINISHED,
             "Unfinished samples",
-            "A long flat end that never moves: fusion is off or its threshold too low.",
+            "If a long flat end does not move to the pool, fusion is off, or its threshold is too low.",
         ),
         lines(
-            title="Workers in the pool, and released",
+            title="Pool workers and released workers",
             unit=PanelUnit.NUMBER,
-            shows="Generation workers that keep the tail, and those that score meanwhile.",
-            normal="none until the tail; then the pool, and all others released.",
-            cure="A pool without any released: inference does not use generation's GPUs; see placement.",
+            shows="Generation workers that decode the tail, and generation workers that score meanwhile.",
+            normal="none before the tail; then the pool, with all other workers released.",
+            cure="If no worker is released, inference does not use the GPUs of generation: see spec.placement.",
             queries=(
                 Query(f"{_POOLED} or {_NONE}", f"pool {BY_JOB}"),
                 Query(f"{number_of(JOBS.latest(fusion.RELEASED, 'worker'), *JOB)} or {_NONE}", f"released {BY_JOB}"),
@@ -176,9 +184,9 @@ TAIL: Final = Row(
         lines(
             title="GPUs idle in the tail",
             unit=PanelUnit.NUMBER,
-            shows="GPUs that compute nothing because the last samples decode elsewhere.",
-            normal="what fusion makes small: a tenth of generation's GPUs.",
-            cure="Large with fusion on: a higher threshold, or more scoring to fill them with.",
+            shows="GPUs that are idle because other workers decode the last samples.",
+            normal="a tenth of generation's GPUs with fusion; more without.",
+            cure="If it is large with fusion on, use a higher threshold, or give released workers more scoring.",
             queries=(Query(JOBS.rates(job.GPU_IDLE, cause="tail"), BY_JOB),),
         ),
     ),
@@ -189,10 +197,10 @@ MOVES: Final = Row(
         lines(
             title="Moved samples",
             unit=PanelUnit.SAMPLES,
-            shows="Samples that moved with their KV cache or by their tokens, and those that were to move and stayed.",
+            shows="Samples that moved with their KV cache or by their tokens, and samples whose move failed.",
             normal=fusion.MIGRATED.normal,
-            cure="Mostly by tokens, or many that stay: workers do not reach each other's ports; the event "
-            "migration-failed says why.",
+            cure="If most samples move by tokens, or many moves fail, workers cannot reach each other's ports. The "
+            "event migration-failed names the reason.",
             queries=(
                 Query(JOBS.increases(fusion.MIGRATED, "by"), f"by {{{{by}}}} {BY_JOB}"),
                 Query(JOBS.increases(fusion.MIGRATION_FAILURES), f"stayed {BY_JOB}"),
@@ -200,11 +208,12 @@ MOVES: Final = Row(
         ),
         lines(
             title="Time of a move",
-            empty="when nothing moved with its KV cache within half an hour",
+            empty="if no sample moved with its KV cache within half an hour",
             unit=PanelUnit.SECONDS,
-            shows="99th percentile of the time of a move, and of the pause in which nobody decodes the sample.",
-            normal="a move: bytes over the speed of the link. A pause: a step or two.",
-            cure="Long pauses with fast moves: steps are long; long moves: the link is shared or slow.",
+            shows="99th percentile of the time of a move, and of the pause in which no worker decodes the sample.",
+            normal="a move takes the bytes divided by the speed of the link; a pause takes a step or two.",
+            cure="If pauses are long and moves are fast, steps are long. If moves are long, the link is shared or "
+            "slow.",
             queries=(
                 Query(JOBS.quantile(0.99, fusion.MIGRATION_SECONDS, *JOB, window="30m"), f"move {BY_JOB}"),
                 Query(JOBS.quantile(0.99, fusion.MIGRATION_PAUSED, *JOB, window="30m"), f"pause {BY_JOB}"),
@@ -215,7 +224,8 @@ MOVES: Final = Row(
             unit=PanelUnit.BYTES_PER_SECOND,
             shows=fusion.MIGRATED_BYTES.meaning,
             normal=fusion.MIGRATED_BYTES.normal,
-            cure="Near the speed of the link for long: fewer samples at a time, or a faster network for workers.",
+            cure="If it stays near the speed of the link, move fewer samples at a time, or use a faster network "
+            "between workers.",
             queries=(Query(JOBS.rates(fusion.MIGRATED_BYTES), BY_JOB),),
         ),
     ),
@@ -223,7 +233,7 @@ MOVES: Final = Row(
 FUSION_DASHBOARD: Final = Dashboard(
     "rlhf-fusion",
     "RLHF / Fusion",
-    "What moving the tail of generation gains, whether it was predicted, and how moves go.",
+    "Gain from moves of the tail, accuracy of predictions, and speed of moves.",
     (PAYS, PREDICTED, TAIL, MOVES),
     annotations=(FORMED,),
 )

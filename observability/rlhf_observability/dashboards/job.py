@@ -67,16 +67,16 @@ def _phase() -> str:
 
 
 MOVES: Final = Row(
-    "Does it move?",
+    "Does the job progress?",
     (
         stat(
             title="Progress",
             unit=PanelUnit.SHARE,
             low=0,
             high=1,
-            shows="Iterations that are trained, of those to train.",
+            shows="Number of trained iterations, and number of iterations to train.",
             normal="rises; the graph behind it is straight.",
-            cure="Flat: see the time since the last progress, and the phase below.",
+            cure="If it is flat, check the time since the last progress and the phase below.",
             queries=(
                 Query(bottom(MAX_SERIES, f"{JOBS.latest(job.ITERATION)} / {JOBS.latest(job.ITERATIONS)}"), BY_JOB),
             ),
@@ -84,9 +84,9 @@ MOVES: Final = Row(
         stat(
             title="Time left",
             unit=PanelUnit.SECONDS,
-            shows="Iterations that are left times the length of the last one.",
-            normal="falls as fast as the clock runs.",
-            cure="It grows with the responses: see their length, and the tail on the dashboard of fusion.",
+            shows="Number of remaining iterations, multiplied by the time of the last iteration.",
+            normal="falls as fast as time passes.",
+            cure="It grows if responses get longer: check their length, and the tail on the Fusion dashboard.",
             queries=(
                 Query(
                     f"({JOBS.latest(job.ITERATIONS)} - {JOBS.latest(job.ITERATION)})"
@@ -96,12 +96,13 @@ MOVES: Final = Row(
             ),
         ),
         stat(
-            title="Since the last progress",
+            title="Time since the last progress",
             unit=PanelUnit.SECONDS,
             thresholds=_LATE,
-            shows="Time since a token, score, finished optimizer batch, loaded version or checkpoint last came.",
+            shows="Time since the coordinator last received a token, a score, a finished optimizer batch, a loaded "
+            "version or a checkpoint.",
             normal=job.LAST_PROGRESS.normal,
-            cure="The phase below says who is waited for: `rlhf describe NAME`, then the worker's own log.",
+            cure="`rlhf describe NAME` names the worker that the job waits for. Then read the log of that worker.",
             queries=(Query(f"time() - {JOBS.latest(job.LAST_PROGRESS)}", BY_JOB),),
         ),
         stat(
@@ -110,9 +111,9 @@ MOVES: Final = Row(
             low=0,
             high=1,
             thresholds=((None, RED), (0.3, ORANGE), (0.6, GREEN)),
-            shows="Share of the job's GPU time in which something was computed.",
-            normal="above 60%; of separate groups, one waits while the other works.",
-            cure="The row on GPUs names the cause.",
+            shows="Share of the job's GPU time in which GPUs computed.",
+            normal="above 60%; less if separate groups wait for each other.",
+            cure="The row on GPUs shows the cause.",
             queries=(
                 Query(
                     f"{JOBS.rates(job.GPU_BUSY)} / {total(JOBS.latest(job.GPUS, 'group'), *JOB)}",
@@ -124,22 +125,23 @@ MOVES: Final = Row(
             title="Phase",
             unit=PanelUnit.NUMBER,
             texts={str(index): (phase, _COLOURS[phase]) for index, phase in enumerate(PHASES, 1)},
-            shows="The phase that the coordinator is in, a line a job.",
+            shows="Phase of each job's coordinator.",
             normal=job.PHASE.normal,
-            cure="Orange again and again is a worker that comes back and fails again: `rlhf describe NAME`.",
+            cure="If orange appears repeatedly, a worker returns and fails again: run `rlhf describe NAME`.",
             queries=(Query(_phase(), BY_JOB),),
         ),
     ),
 )
 LEARNS: Final = Row(
-    "Does it learn?",
+    "Does the job learn?",
     (
         lines(
             title="Reward",
             unit=PanelUnit.REWARD,
             shows=run.REWARD.meaning,
             normal=run.REWARD.normal,
-            cure="A fall to a constant: a broken reward or a collapsed policy. Log what the reward function scores.",
+            cure="A fall to a constant means a broken reward or a collapsed policy. Log the inputs of the reward "
+            "function.",
             queries=(per_job(run.REWARD),),
             low=None,
         ),
@@ -148,16 +150,18 @@ LEARNS: Final = Row(
             unit=PanelUnit.NATS,
             shows=run.KL_PER_TOKEN.meaning,
             normal=run.KL_PER_TOKEN.normal,
-            cure="A steep rise: raise klCoefficient or set klTarget; a rising reward is then worth nothing.",
+            cure="If it rises steeply, raise klCoefficient or set klTarget. A reward that rises meanwhile means "
+            "little.",
             queries=(per_job(run.KL_PER_TOKEN),),
             low=None,
         ),
         lines(
             title="Length of responses",
             unit=PanelUnit.TOKENS,
-            shows="Mean and longest response of the last iteration.",
-            normal="changes slowly, and the longest is below rollout.maxResponseTokens.",
-            cure="At the limit samples are cut off: see beside. Longer with more reward may be reward hacking.",
+            shows="Mean and maximum length of the responses of the last iteration.",
+            normal="changes slowly, and the maximum is below rollout.maxResponseTokens.",
+            cure="At the limit, the engine truncates samples. Longer responses with a higher reward may be reward "
+            "hacking.",
             queries=(per_job(run.RESPONSE_MEAN, "mean"), per_job(run.RESPONSE_MAX, "longest")),
         ),
     ),
@@ -168,18 +172,19 @@ TIME: Final = Row(
         stacked(
             title="An iteration, by stage",
             unit=PanelUnit.SECONDS,
-            shows="Where the time of the last finished iteration went; the mean of the jobs chosen.",
+            shows="Time of the last finished iteration by stage, as a mean over the chosen jobs.",
             normal=job.STAGE_LAST.normal,
-            cure="Generation grows: lengths, or fewer workers. Wait grows: lost processes. Weight update or checkpoint "
-            "above a tenth: the dashboard of weights.",
+            cure="If generation grows, responses are longer or workers are fewer. If wait grows, processes were lost. "
+            "If weight update or checkpoint is above a tenth, open the dashboard Weights and checkpoints.",
             queries=(Query(average(JOBS.latest(job.STAGE_LAST, "stage"), "stage"), "{{stage}}"),),
         ),
         lines(
             title="Time of an iteration",
             unit=PanelUnit.SECONDS,
-            shows="Median and 95th percentile of whole iterations within an hour, by job.",
+            shows="Median and 95th percentile of the time of iterations within an hour, by job.",
             normal=job.ITERATION_SECONDS.normal,
-            cure="The 95th far above the median: recoveries, or checkpoints; see the stages beside.",
+            cure="If the 95th percentile is far above the median, recoveries or checkpoints take time: compare the "
+            "stages.",
             queries=(
                 Query(JOBS.quantile(0.5, job.ITERATION_SECONDS, *JOB, window="1h"), f"median {BY_JOB}"),
                 Query(JOBS.quantile(0.95, job.ITERATION_SECONDS, *JOB, window="1h"), f"95% {BY_JOB}"),
@@ -188,40 +193,41 @@ TIME: Final = Row(
         lines(
             title="Tokens per second",
             unit=PanelUnit.TOKENS_PER_SECOND,
-            shows="Response tokens: of the last finished iteration over its whole time, and decoded now.",
-            normal="the first steady, the second high while the job generates.",
-            cure="Compare the stages beside: fewer tokens with the same generation time are shorter responses.",
+            shows="Response tokens per second: over the whole time of the last finished iteration, and decoded now.",
+            normal="the first is steady; the second is high while the job generates.",
+            cure="Compare the stages. Fewer tokens in the same generation time mean shorter responses.",
             queries=(per_job(run.TOKENS_PER_SECOND), Query(JOBS.rates(samples.TOKENS), f"now {BY_JOB}")),
         ),
         stacked(
             title="Idle GPUs, by cause",
             unit=PanelUnit.NUMBER,
-            shows="GPUs of the jobs chosen that computed nothing, by cause.",
+            shows="Idle GPUs of the chosen jobs, by cause.",
             normal=job.GPU_IDLE.normal,
-            cure="tail: inter-stage fusion. training, inference: another split of groups, or colocation. turn: devices "
-            "change hands too often. starting, recovering: lost processes.",
+            cure="For tail, use inter-stage fusion. For training and inference, use other group sizes or colocation. "
+            "For turn, roles change on devices too often. For starting and recovering, processes were lost.",
             queries=(Query(total(JOBS.rate(job.GPU_IDLE), "cause"), "{{cause}}"),),
         ),
     ),
 )
 WELL: Final = Row(
-    "Is it well?",
+    "Is the job healthy?",
     (
         stacked(
             title="Samples, by state",
             unit=PanelUnit.SAMPLES,
-            shows="Samples of the iteration in progress by state.",
+            shows="Samples of the iteration in progress, by state.",
             normal=samples.SAMPLES.normal,
-            cure="A band of `decoding` that stays is the tail; of `generated`, scorers that are too slow or gone.",
+            cure="A band of `decoding` that stays is the tail. If a band of `generated` stays, scorers are too slow "
+            "or are missing.",
             queries=(Query(total(JOBS.latest(samples.SAMPLES, "state"), "state"), "{{state}}"),),
         ),
         lines(
             title="Missing workers",
             unit=PanelUnit.NUMBER,
             thresholds=((None, GREEN), (1, RED)),
-            shows="Workers that a group is to have and that hold no session.",
-            normal="0, but while the job starts, resizes or recovers.",
-            cure="`rlhf top NAME` shows who is there; their pods' events say why they do not come.",
+            shows="Wanted workers of a group without a session.",
+            normal="0, except while the job starts, resizes or recovers.",
+            cure="`rlhf top NAME` shows the connected workers. The events of the other pods say why they do not start.",
             queries=(
                 Query(
                     f"{JOBS.latest(samples.WANTED, 'group')} - {JOBS.latest(samples.SESSIONS, 'group')}",
@@ -230,11 +236,11 @@ WELL: Final = Row(
             ),
         ),
         lines(
-            title="Lost and restarted",
+            title="Losses and recoveries",
             unit=PanelUnit.NUMBER,
-            shows="Workers lost or out of memory, restarts of the training group, times the job went into recovery.",
-            normal="0 but for drained nodes.",
-            cure="Again and again: exit codes in `rlhf describe NAME` tell memory, the device and the code apart.",
+            shows="Workers that were lost or out of memory, restarts of the training group, and recoveries of the job.",
+            normal="0, except for drained nodes.",
+            cure="If it continues, the exit codes in `rlhf describe NAME` distinguish memory, device and code.",
             queries=(
                 Query(JOBS.increases(samples.LOST), f"lost {BY_JOB}"),
                 Query(JOBS.increases(training.GROUP_RESTARTS), f"training group {BY_JOB}"),
@@ -243,11 +249,11 @@ WELL: Final = Row(
             ),
         ),
         lines(
-            title="Scores that failed",
+            title="Failed scores",
             unit=PanelUnit.NUMBER,
             shows=samples.SCORE_FAILURES.meaning,
             normal=samples.SCORE_FAILURES.normal,
-            cure="The event score-failed has the reward's own words; look at its endpoint, or at the function.",
+            cure="The event score-failed quotes the reward. Check its endpoint or its function.",
             queries=(Query(JOBS.increases(samples.SCORE_FAILURES, "task"), f"{{{{task}}}} {BY_JOB}"),),
         ),
     ),
@@ -255,7 +261,7 @@ WELL: Final = Row(
 JOB_DASHBOARD: Final = Dashboard(
     "rlhf-job",
     "RLHF / Job",
-    "One job or several: how far it is, what it learns, where its time and GPUs go, what it lost.",
+    "One or several jobs: progress, learning, use of time and GPUs, and losses of processes.",
     (MOVES, LEARNS, TIME, WELL),
     annotations=(RESTARTED, RECOVERED),
 )

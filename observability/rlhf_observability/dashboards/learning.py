@@ -36,21 +36,21 @@ AHEAD: Final = Row(
     "Which run is ahead?",
     (
         stat(
-            title="Reward now",
+            title="Current reward",
             unit=PanelUnit.REWARD,
             decimals=3,
             shows=run.REWARD.meaning,
             normal=run.REWARD.normal,
-            cure="Before you believe a jump, let the reward function log the responses that it likes best.",
+            cure="Before you trust a jump, let the reward function log the responses with the highest reward.",
             queries=(per_job(run.REWARD),),
         ),
         lines(
             title="Reward",
             unit=PanelUnit.REWARD,
-            shows="Mean reward of training; of the last evaluation and the best one so far, where there are any.",
+            shows="Mean reward of training, of the last evaluation and of the best evaluation so far.",
             normal=run.EVALUATION_REWARD.normal,
-            cure="A fall to a constant is a broken reward or a collapsed policy. Evaluations far below the best for "
-            "long: go back to the checkpoint that best.json names.",
+            cure="A fall to a constant means a broken reward or a collapsed policy. If evaluations stay far below the "
+            "best one, return to the checkpoint that best.json names.",
             queries=(
                 per_job(run.REWARD),
                 Query(JOBS.latest(run.EVALUATION_REWARD), f"evaluation {BY_JOB}"),
@@ -60,27 +60,28 @@ AHEAD: Final = Row(
         ),
         lines_of(
             run.REWARD_STD,
-            "Spread of the reward",
-            "At 0 all samples are worth the same: take harder prompts, more samples of each, or a finer reward.",
+            "Standard deviation of the reward",
+            "At 0 all samples have the same reward: use harder prompts, more samples per prompt, or a finer reward.",
         ),
         lines(
             title="Length of responses",
             unit=PanelUnit.TOKENS,
             shows="Median and 99th percentile of the lengths of finished responses.",
             normal=samples.RESPONSE_TOKENS.normal,
-            cure="A percentile at maxResponseTokens is cut off: raise it, or let the reward punish length.",
+            cure="If a percentile is at maxResponseTokens, the engine truncates responses: raise the limit, or let "
+            "the reward penalize length.",
             queries=(
                 Query(JOBS.quantile(0.5, samples.RESPONSE_TOKENS, *JOB), f"median {BY_JOB}"),
                 Query(JOBS.quantile(0.99, samples.RESPONSE_TOKENS, *JOB), f"99% {BY_JOB}"),
             ),
         ),
         lines(
-            title="Cut off",
+            title="Truncated responses",
             unit=PanelUnit.SHARE,
             high=1,
             shows="Share of responses that ended at rollout.maxResponseTokens.",
             normal="below 10% once the policy has learned to stop.",
-            cure="Raise maxResponseTokens, or let the reward punish length.",
+            cure="Raise maxResponseTokens, or let the reward penalize length.",
             queries=(
                 Query(
                     f"{JOBS.rates(samples.TRUNCATED)} / ({JOBS.rates(samples.FINISHED)} > 0)",
@@ -91,32 +92,34 @@ AHEAD: Final = Row(
     ),
 )
 FAR: Final = Row(
-    "How far is the policy from where it began?",
+    "How far is the policy from its reference?",
     (
         lines_of(
             run.KL,
-            "Divergence of a response",
-            "A steep rise: raise klCoefficient, or set klTarget.",
+            "KL divergence of a response",
+            "If it rises steeply, raise klCoefficient or set klTarget.",
             low=None,
         ),
         lines_of(
             run.KL_COEFFICIENT,
-            "Weight of the divergence",
-            "At its bound for long: the target cannot be met; change the reward or the target.",
+            "KL coefficient",
+            "If it stays at its bound, the policy cannot meet the target: change the reward or the target.",
         ),
         lines_of(
             run.ENTROPY,
             "Entropy",
-            "Near 0 too early: a smaller learning rate, or a higher temperature.",
+            "If it is near 0 too early, use a smaller learning rate or a higher temperature.",
         ),
         lines(
-            title="What is not trained on",
+            title="Samples left out of training",
             unit=PanelUnit.SAMPLES,
-            shows="Samples without a reward; those that were dropped, as all responses to their prompt have equal "
-            "rewards, and those that took their place; those that were begun anew, as they were carried for too long.",
-            normal="without a reward: 0, unless it abstains by design. Dropped: as many as refilled. Begun anew: few.",
-            cure="Without a reward: read its log. Ever more dropped: prompts are too easy or too hard by now. More "
-            "dropped than refilled: the rounds of refill are used up. Many begun anew: raise rollout.maxStaleness.",
+            shows="Samples without a reward; samples that were dropped because all responses to their prompt have "
+            "equal rewards; samples that replaced dropped ones; samples that restarted because they were too old.",
+            normal="0 samples without a reward, unless the reward abstains by design; as many replaced as dropped; few "
+            "restarted.",
+            cure="For samples without a reward, read the log of the reward. If more and more samples are dropped, "
+            "prompts are too easy or too hard. If fewer are replaced than dropped, the rounds of refill are used "
+            "up. If many restart, raise rollout.maxStaleness.",
             queries=(
                 Query(JOBS.increases(samples.ABSTAINED), f"without a reward {BY_JOB}"),
                 Query(JOBS.increases(samples.DROPPED), f"dropped {BY_JOB}"),
@@ -127,60 +130,63 @@ FAR: Final = Row(
     ),
 )
 STEPS: Final = Row(
-    "Are steps of a sane size?",
+    "Do steps have a reasonable size?",
     (
         lines_of(
             run.LOSS,
             "Loss",
-            "A critic's that rises follows a reward that jumps; a policy's says little.",
+            "If a critic's loss rises, its reward may have jumped. The value of a policy's loss means little.",
             low=None,
         ),
         lines_of(
             run.APPROXIMATE_KL,
-            "Divergence of one iteration",
-            "Above 0.02: a smaller learning rate, fewer epochs, or smaller mini-batches.",
+            "KL divergence of one iteration",
+            "Above 0.02, use a smaller learning rate, fewer epochs or smaller mini-batches.",
         ),
         lines_of(
             run.CLIPPED,
             "Clipped tokens",
-            "Above 0.3 most of the batch teaches nothing: smaller steps.",
+            "Above 0.3, most of the batch has no effect: use smaller steps.",
         ),
         lines_of(
             run.RATIO_MAX,
             "Largest ratio of probabilities",
-            "Spikes with a low mismatch are steps that are too large; with a high one see the dashboard of training.",
+            "Spikes with a low mismatch mean steps that are too large. With a high mismatch, open the Training "
+            "dashboard.",
             unit=PanelUnit.NUMBER,
         ),
     ),
 )
 CRITIC: Final = Row(
-    "Does the critic predict, and what do my own metrics say?",
+    "Does the critic predict well, and how do other metrics develop?",
     (
         lines_of(
             run.EXPLAINED_VARIANCE,
             "Explained variance",
-            "Below 0 for long: a larger learning rate of the critic, or a warm-up before the policy learns.",
-            empty="of jobs without a critic",
+            "If it stays below 0, use a larger learning rate for the critic, or a warm-up before the policy learns.",
+            empty="for jobs without a critic",
             low=None,
         ),
         lines(
             title="Values and returns",
             unit=PanelUnit.REWARD,
-            shows="Mean value that the critic predicts, and the mean return that it is trained on.",
+            shows="Mean value that the critic predicts, and mean return in its training data.",
             normal="near each other.",
-            empty="of jobs without a critic",
-            cure="Far apart: the critic lags behind the reward; see its explained variance.",
+            empty="for jobs without a critic",
+            cure="If they are far apart, the critic lags behind the reward: check its explained variance.",
             queries=(per_model(run.VALUE_MEAN, "value"), per_model(run.RETURN_MEAN, "return")),
             low=None,
         ),
         lines(
             title="Rewards by name, and metrics without a panel",
             unit=PanelUnit.NUMBER,
-            shows="Means of rewards by name and of what rewards give beside their number; what algorithms add to "
-            "metrics.jsonl below `training/` and no metric of its own has, such as yours.",
-            normal="rewards rise, or fall where their weight is negative; the others are what you made them for.",
-            empty="where there are none",
-            cure="A name that is missing was not finite, or came after the first 256 names.",
+            shows="Means of rewards by name, extra values of rewards, and metrics below `training/` in metrics.jsonl "
+            "without a metric of their own, such as those of your algorithm.",
+            normal="rewards rise, or fall if their weight is negative; the meaning of other metrics is yours. No name "
+            "begins with nonfinite/.",
+            empty="if there are no such metrics",
+            cure="A name that begins with nonfinite/ was infinite or NaN. A missing name came after the first 256 "
+            "names.",
             queries=(
                 Query(
                     top(_NAMES, _TRAINED.latest(run.ITERATION_METRIC, "name", name=f"!~{_KNOWN}")),
@@ -194,7 +200,7 @@ CRITIC: Final = Row(
 LEARNING_DASHBOARD: Final = Dashboard(
     "rlhf-learning",
     "RLHF / Learning",
-    "What policies and critics learn, run against run: reward, divergence, entropy, steps, values.",
+    "What policies and critics learn in several runs: reward, divergence, entropy, steps and values.",
     (AHEAD, FAR, STEPS, CRITIC),
     since="now-24h",
 )

@@ -40,23 +40,25 @@ LED: Final = Annotation(
 )
 
 WELL: Final = Row(
-    "Is it well?",
+    "Is the operator healthy?",
     (
         stat(
             title="Leaders",
             unit=PanelUnit.NUMBER,
             thresholds=((None, RED), (1, GREEN), (2, ORANGE)),
-            shows="Processes that reconcile.",
+            shows="Number of processes that reconcile.",
             normal=operator.LEADER.normal,
-            cure="0: the pods' log, and rights on the Lease. Several of one release: look at the Lease's holder.",
+            cure="At 0, check the log of the pods and their rights on the Lease. If one release has several, check "
+            "the holder of the Lease.",
             queries=(Query(total(OPERATORS.value(operator.LEADER))),),
         ),
         stat(
-            title="Jobs that wait",
+            title="Waiting jobs",
             unit=PanelUnit.NUMBER,
             shows=operator.QUEUE_DEPTH.meaning,
             normal=operator.QUEUE_DEPTH.normal,
-            cure="It grows: reconciles or the API server are slow; controller.concurrency is how many at once.",
+            cure="If it grows, reconciles or the API server are slow. controller.concurrency is the number of "
+            "concurrent reconciles.",
             queries=(Query(total(OPERATORS.value(operator.QUEUE_DEPTH))),),
         ),
         stat(
@@ -65,25 +67,27 @@ WELL: Final = Row(
             thresholds=((None, GREEN), (30, ORANGE), (180, RED)),
             shows=operator.QUEUE_OLDEST.meaning,
             normal=operator.QUEUE_OLDEST.normal,
-            cure="Minutes: a reconcile hangs; the pod is restarted by its liveness probe, its log names the job.",
+            cure="If it is minutes, a reconcile hangs. The liveness probe restarts the pod; its log names the job.",
             queries=(Query(highest(OPERATORS.value(operator.QUEUE_OLDEST))),),
         ),
         stat(
             title="Failed reconciles",
             unit=PanelUnit.NUMBER,
             thresholds=((None, GREEN), (1, ORANGE), (100, RED)),
-            shows="Reconciles that failed in the time shown.",
+            shows="Failed reconciles in the chosen time.",
             normal=operator.RECONCILE_ERRORS.normal,
-            cure="By reason below: UnavailableError is the API server, RefusedError rights, Bug is ours: report it.",
+            cure="The reason is below. UnavailableError: the API server does not answer. RefusedError: rights are "
+            "missing. Bug: report it.",
             queries=(Query(or_zero(total(OPERATORS.increase(operator.RECONCILE_ERRORS, "$__range")))),),
         ),
         stat(
             title="Silence of a watch",
             unit=PanelUnit.SECONDS,
             thresholds=_SILENT,
-            shows="Time since the most silent watch last heard of the API server.",
+            shows="Time since the last message of the API server in the most silent watch.",
             normal=operator.WATCH_ALIVE.normal,
-            cure="Above 5 minutes it is blind to a kind: its log, then the API server's; a restart lists anew.",
+            cure="Above 5 minutes, the operator misses changes of one kind. Check its log, then the log of the API "
+            "server. A restart lists all objects again.",
             queries=(Query(highest(f"time() - {OPERATORS.value(operator.WATCH_ALIVE, resource='!rlhfjobs')}")),),
         ),
         stat(
@@ -92,20 +96,21 @@ WELL: Final = Row(
             thresholds=((None, GREEN), (1, ORANGE)),
             shows=operator.UNREADABLE.meaning,
             normal=operator.UNREADABLE.normal,
-            cure="The log names each object and field; somebody wrote it by hand, or another version did.",
+            cure="The log names each object and field. Somebody wrote the object by hand, or another version wrote it.",
             queries=(Query(or_zero(total(OPERATORS.increase(operator.UNREADABLE, "$__range")))),),
         ),
     ),
 )
 KEEPS_UP: Final = Row(
-    "Does it keep up?",
+    "Does the operator keep up?",
     (
         lines(
             title="Time of a reconcile",
             unit=PanelUnit.SECONDS,
-            shows="Median and 99th percentile of the reconciles of five minutes.",
+            shows="Median and 99th percentile of the time of reconciles within five minutes.",
             normal=operator.RECONCILE_SECONDS.normal,
-            cure="Slow for all: the API server. The 99th alone: jobs of hundreds of pods that start.",
+            cure="If all are slow, the API server is slow. If the 99th percentile alone is high, jobs with hundreds "
+            "of pods start.",
             queries=(
                 Query(OPERATORS.quantile(0.5, operator.RECONCILE_SECONDS, window="5m"), "median"),
                 Query(OPERATORS.quantile(0.99, operator.RECONCILE_SECONDS, window="5m"), "99%"),
@@ -114,9 +119,10 @@ KEEPS_UP: Final = Row(
         lines(
             title="Reconciles and errors",
             unit=PanelUnit.PER_SECOND,
-            shows="Reconciles a second by how they ended, and errors by reason.",
-            normal="a few a second for hundreds of jobs; conflicts are rare, errors none.",
-            cure="Many that change nothing: something writes to jobs or pods all the time; see requests.",
+            shows="Reconciles per second by result, and errors by reason.",
+            normal="a few per second for hundreds of jobs; conflicts are rare, and errors are 0.",
+            cure="If many reconciles change nothing, another program writes to jobs or pods all the time: check the "
+            "requests.",
             queries=(
                 Query(total(OPERATORS.count_rate(operator.RECONCILE_SECONDS), "result"), "{{result}}"),
                 Query(
@@ -125,11 +131,11 @@ KEEPS_UP: Final = Row(
             ),
         ),
         heatmap(
-            title="Reconciles by their time",
+            title="Reconciles by duration",
             unit=PanelUnit.SECONDS,
-            shows="How many reconciles took how long.",
-            normal="nearly all below a tenth of a second.",
-            cure="A band at whole seconds is requests that are throttled or time out.",
+            shows="Distribution of the time of reconciles.",
+            normal="nearly all are below a tenth of a second.",
+            cure="A band at whole seconds means that the API server throttles requests, or that requests time out.",
             queries=(Query(OPERATORS.buckets(operator.RECONCILE_SECONDS)),),
         ),
     ),
@@ -140,9 +146,10 @@ REACHES: Final = Row(
         lines(
             title="Requests",
             unit=PanelUnit.PER_SECOND,
-            shows="Requests a second by verb and kind, the ten most frequent.",
-            normal="few when nothing changes.",
-            cure="A kind that is written all the time fights somebody: another controller, or a webhook that edits.",
+            shows="Requests per second of the ten most frequent pairs of verb and kind.",
+            normal="few while nothing changes.",
+            cure="If the operator writes one kind all the time, another controller or a webhook changes the same "
+            "objects.",
             queries=(
                 Query(
                     top(_FEW, total(OPERATORS.rate(operator.API_REQUESTS), "verb", "resource")), "{{verb}} {{resource}}"
@@ -150,11 +157,12 @@ REACHES: Final = Row(
             ),
         ),
         lines(
-            title="Requests that failed",
+            title="Failed requests",
             unit=PanelUnit.PER_SECOND,
-            shows="Answers from 400 on by code and kind, and 0 for none.",
-            normal="none; 409 and 404 now and then.",
-            cure="403: rights, see the chart's rbac. 429: throttled. 5xx and 0: the API server, or the way to it.",
+            shows="Answers with a status code from 400, by code and kind; code 0 means no answer.",
+            normal="0, except 409 and 404 at times.",
+            cure="403: rights are missing, see the chart's rbac. 429: the API server throttles. 5xx and 0: check the "
+            "API server and the connection to it.",
             queries=(
                 Query(
                     or_zero(
@@ -168,15 +176,15 @@ REACHES: Final = Row(
     ),
 )
 HEARS: Final = Row(
-    "Does it hear of changes?",
+    "Does the operator receive changes?",
     (
         lines(
             title="Silence of watches",
             unit=PanelUnit.SECONDS,
             thresholds=_SILENT,
-            shows="Time since each watch last heard of the API server, by kind.",
-            normal="below 150 s; of rlhfjobs as long as none changes, where no bookmarks come.",
-            cure="A line that rises without end is a watch that hangs: restart the operator, keep its log.",
+            shows="Time since the last message of the API server in each watch, by kind.",
+            normal="below 150 s; for rlhfjobs the time since the last change, if the API server sends no bookmarks.",
+            cure="If a line rises without end, a watch hangs: save the log and restart the operator.",
             queries=(Query(f"time() - {highest(OPERATORS.value(operator.WATCH_ALIVE), 'resource')}", "{{resource}}"),),
         ),
         lines(
@@ -184,15 +192,16 @@ HEARS: Final = Row(
             unit=PanelUnit.SECONDS,
             shows=operator.WATCH_EVENT.meaning,
             normal=operator.WATCH_EVENT.normal,
-            cure="Old while `kubectl get -w` of that kind shows changes: the watch is deaf; restart the operator.",
+            cure="If `kubectl get -w` of that kind shows newer changes, the watch receives nothing: restart the "
+            "operator.",
             queries=(Query(f"time() - {highest(OPERATORS.value(operator.WATCH_EVENT), 'resource')}", "{{resource}}"),),
         ),
         lines(
-            title="Listings anew",
+            title="Repeated listings",
             unit=PanelUnit.NUMBER,
             shows=operator.WATCH_RELISTS.meaning,
             normal=operator.WATCH_RELISTS.normal,
-            cure="Every few minutes: the API server restarts, or its watch cache is too short.",
+            cure="If they come every few minutes, the API server restarts, or its watch cache is too short.",
             queries=(
                 Query(
                     or_zero(total(OPERATORS.increase(operator.WATCH_RELISTS), "resource"), "resource"), "{{resource}}"
@@ -202,22 +211,22 @@ HEARS: Final = Row(
     ),
 )
 COSTS: Final = Row(
-    "What does it cost?",
+    "How much memory and CPU time does the operator use?",
     (
         lines(
             title="Memory",
             unit=PanelUnit.BYTES,
-            shows="Memory that each of the operator's pods occupies.",
+            shows="Resident memory of each operator pod.",
             normal=process.RESIDENT_MEMORY.normal,
-            cure="It only rises: a leak; note the number of jobs and report it.",
+            cure="If it only rises, memory leaks: report it with the number of jobs.",
             queries=(Query(highest(OPERATORS.value(process.RESIDENT_MEMORY), *_BY_POD), _POD),),
         ),
         lines(
-            title="Processor",
+            title="CPU",
             unit=PanelUnit.NUMBER,
-            shows="Cores that each of the operator's pods uses.",
+            shows="Cores that each operator pod uses.",
             normal=process.CPU_SECONDS.normal,
-            cure="At one core with a queue: more operators, each with its own operatorClass or namespaces.",
+            cure="At one core with a queue, use several operators, each with its own operatorClass or namespaces.",
             queries=(Query(total(OPERATORS.rate(process.CPU_SECONDS), *_BY_POD), _POD),),
         ),
     ),
@@ -225,7 +234,7 @@ COSTS: Final = Row(
 OPERATOR_DASHBOARD: Final = Dashboard(
     "rlhf-operator",
     "RLHF / Operator",
-    "Does the operator lead, keep up, reach the API server and hear of changes?",
+    "Does the operator lead, keep up, reach the API server and receive changes?",
     (WELL, KEEPS_UP, REACHES, HEARS, COSTS),
     variables=(Variable.CLUSTER,),
     annotations=(LED,),

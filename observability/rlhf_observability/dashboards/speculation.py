@@ -27,7 +27,7 @@ from rlhf_observability.dashboards.panels import (
 )
 from rlhf_observability.promql import JOBS
 
-_PLAIN: Final = "where jobs decode token by token"
+_PLAIN: Final = "for jobs that decode token by token"
 
 
 def _share(part: Metric, whole: Metric, *by: str) -> str:
@@ -35,36 +35,37 @@ def _share(part: Metric, whole: Metric, *by: str) -> str:
 
 
 PAYS: Final = Row(
-    "Do drafts pay?",
+    "Do drafts save time?",
     (
         stat(
-            title="Tokens a step",
+            title="Tokens per step",
             empty=_PLAIN,
             unit=PanelUnit.TOKENS,
             decimals=2,
             thresholds=((None, YELLOW), (1.05, GREEN)),
             shows=speculation.TOKENS_PER_STEP.meaning,
             normal=speculation.TOKENS_PER_STEP.normal,
-            cure="1 in mode Auto: plain steps were measured to be faster; status.plan.speculation has the numbers.",
+            cure="1 in mode Auto means that plain steps were measured to be faster. status.plan.speculation has the "
+            "measurements.",
             queries=(per_job(speculation.TOKENS_PER_STEP),),
         ),
         stat(
-            title="Accepted",
-            empty="where nothing was drafted",
+            title="Accepted tokens",
+            empty="if the engine drafted nothing",
             unit=PanelUnit.SHARE,
             thresholds=((None, RED), (0.1, ORANGE), (0.4, GREEN)),
             shows=speculation.ACCEPTANCE.meaning,
             normal=speculation.ACCEPTANCE.normal,
-            cure="Low in mode Fixed: a smaller maxTokens, other drafters, or mode Auto.",
+            cure="If it is low in mode Fixed, use a smaller maxTokens, other drafters, or mode Auto.",
             queries=(per_job(speculation.ACCEPTANCE),),
         ),
         lines(
-            title="Tokens of a sample in a step",
+            title="Tokens per sample and step",
             empty=_PLAIN,
             unit=PanelUnit.TOKENS,
-            shows="Tokens that a sample gets of a step, the mean of all steps.",
-            normal="1 while batches are full, and above it in the tail of every iteration.",
-            cure="Never above 1: see below whether drafts are wrong, or cost too much.",
+            shows="Tokens per sample and decode step, as a mean over all steps.",
+            normal="1 while batches are full, and higher in the tail of each iteration.",
+            cure="If it never rises above 1, the rows below show whether drafts are wrong or too expensive.",
             queries=(Query(_share(speculation.TOKENS, speculation.SAMPLE_STEPS), BY_JOB),),
         ),
         lines(
@@ -72,56 +73,60 @@ PAYS: Final = Row(
             empty=_PLAIN,
             unit=PanelUnit.SHARE,
             high=1,
-            shows="Share of the decode steps that verified drafts, and that only measured what was not chosen.",
+            shows="Share of decode steps that verified drafts, and share of steps that measured an unused choice.",
             normal=speculation.DRAFTED_STEPS.normal,
-            cure="0 for hours in mode Auto: drafting is off, and the event SpeculationSwitched says why.",
+            cure="If it is 0 for hours in mode Auto, drafting is off. The event SpeculationSwitched names the reason.",
             queries=(
                 Query(_share(speculation.DRAFTED_STEPS, speculation.STEPS), f"drafts {BY_JOB}"),
                 Query(_share(speculation.PROBES, speculation.STEPS), f"probes {BY_JOB}"),
             ),
         ),
         lines(
-            title="Steps, by how far they drafted",
+            title="Steps, by drafted tokens",
             empty=_PLAIN,
             unit=PanelUnit.PER_SECOND,
             shows=worker_drafts.BUDGETS.meaning,
             normal=worker_drafts.BUDGETS.normal + ".",
-            cure="Always 8 in mode Fixed at full batches: mode Auto drafts less where passes are dear.",
+            cure="If it is always 8 in mode Fixed at full batches, use mode Auto, which drafts less where passes are "
+            "expensive.",
             queries=(Query(JOBS.rates(worker_drafts.BUDGETS, "budget"), f"{{{{budget}}}} {BY_JOB}"),),
         ),
         lines(
-            title="Steps, by why they drafted or not",
+            title="Steps, by reason for drafting",
             empty=_PLAIN,
             unit=PanelUnit.PER_SECOND,
             shows=worker_drafts.REASONS.meaning,
             normal=worker_drafts.REASONS.normal + ".",
-            cure="Slower for hours: drafts do not pay here, and mode Disabled is the same; Unmeasured: no step was "
-            "timed, as they all replay or capture.",
+            cure="If it is Slower for hours, drafts save no time, and mode Disabled is equivalent. Unmeasured means "
+            "that no step was timed, because all steps replay or capture graphs.",
             queries=(Query(JOBS.rates(worker_drafts.REASONS, "reason"), f"{{{{reason}}}} {BY_JOB}"),),
         ),
     ),
     columns=2,
 )
 RIGHT: Final = Row(
-    "Whose drafts are right, and how far?",
+    "Which drafts are accepted, and to which position?",
     (
         lines(
             title="Accepted, by drafter",
             empty=_PLAIN,
             unit=PanelUnit.SHARE,
             high=1,
-            shows="Share of the drafted tokens that were accepted, by who drafted.",
-            normal="siblings above the sample itself where prompts have several samples; all fall as the policy moves.",
-            cure="One near 0: take it out of spec.generation.speculation.drafters, as asking it costs time.",
+            shows="Share of the drafted tokens that were accepted, by drafter.",
+            normal="siblings are above the sample's own text if prompts have several samples; all fall as the policy "
+            "changes.",
+            cure="If a drafter is near 0, remove it from spec.generation.speculation.drafters, because each request "
+            "to it costs time.",
             queries=(Query(_share(speculation.ACCEPTED, speculation.DRAFTED, "drafter"), f"{{{{drafter}}}} {BY_JOB}"),),
         ),
         lines(
             title="Drafted, by drafter",
             empty=_PLAIN,
             unit=PanelUnit.TOKENS_PER_SECOND,
-            shows="Drafted tokens that were verified a second, by who drafted.",
-            normal="peaks in the tail of every iteration.",
-            cure="None of Siblings: samples of a prompt run on workers that share nothing; see the last row.",
+            shows="Verified drafted tokens per second, by drafter.",
+            normal="peaks in the tail of each iteration.",
+            cure="If Siblings is missing, the samples of a prompt run on workers that share no tokens: check the last "
+            "row.",
             queries=(Query(JOBS.rates(speculation.DRAFTED, "drafter"), f"{{{{drafter}}}} {BY_JOB}"),),
         ),
         lines(
@@ -129,9 +134,9 @@ RIGHT: Final = Row(
             empty=_PLAIN,
             unit=PanelUnit.SHARE,
             high=1,
-            shows="Share of the drafted tokens that were accepted, by their position in the draft.",
-            normal="falls with the position, as a token counts only where all before it are right.",
-            cure="Near 0 from some position on in mode Fixed: set maxTokens to it.",
+            shows="Share of the drafted tokens that were accepted, by position in the draft.",
+            normal="falls with the position, because a token counts if all tokens before it are right.",
+            cure="If it is near 0 from some position in mode Fixed, set maxTokens to that position.",
             queries=(
                 Query(_share(speculation.ACCEPTED, speculation.DRAFTED, "position"), f"{{{{position}}}} {BY_JOB}"),
             ),
@@ -142,13 +147,13 @@ COSTS: Final = Row(
     "What do drafting and verifying cost?",
     (
         lines(
-            title="Where the time of steps goes",
+            title="Step time, by part",
             empty=_PLAIN,
             unit=PanelUnit.SHARE,
             high=1,
-            shows="Share of the time of decode steps that drafting takes, and passes that verify drafts.",
-            normal="drafting below a tenth; verifying most of the tail.",
-            cure="Drafting above a fifth: a smaller draft model, or fewer drafters.",
+            shows="Share of the time of decode steps that drafting takes, and share that passes with drafts take.",
+            normal="drafting is below a tenth; passes with drafts take most of the tail.",
+            cure="If drafting is above a fifth, use a smaller draft model or fewer drafters.",
             queries=(
                 Query(_share(speculation.DRAFT_SECONDS, speculation.STEP_SECONDS), f"drafting {BY_JOB}"),
                 Query(_share(speculation.VERIFY_SECONDS, speculation.STEP_SECONDS), f"verifying {BY_JOB}"),
@@ -158,10 +163,10 @@ COSTS: Final = Row(
             title="Regret",
             empty=_PLAIN,
             unit=PanelUnit.SHARE,
-            shows="Share of the time of decode steps beyond what the best alternative on record would have taken.",
+            shows="Share of the time of decode steps beyond the estimated time of the best alternative.",
             normal=speculation.REGRET_SECONDS.normal,
-            cure="Above a tenth for long: mode Fixed drafts too far; in mode Auto, what a pass takes varies, as on a "
-            "device that is shared.",
+            cure="If it stays above a tenth in mode Fixed, drafts are too long. In mode Auto, the time of a pass "
+            "varies, for example on a shared device.",
             queries=(Query(_share(speculation.REGRET_SECONDS, speculation.STEP_SECONDS), BY_JOB),),
         ),
     ),
@@ -172,10 +177,11 @@ SHARED: Final = Row(
         lines(
             title="Tokens of siblings",
             unit=PanelUnit.TOKENS_PER_SECOND,
-            shows="Tokens of siblings and of earlier epochs that go to workers a second, and those that came too late.",
+            shows="Tokens of siblings and of earlier epochs that the coordinator sends to workers per second, and "
+            "those that came too late.",
             normal=speculation.SIBLING_TOKENS.normal,
-            cure="Nothing sent: no worker drafts by siblings. Mostly dropped: responses are too short to be shared in "
-            "time, which costs nothing.",
+            cure="If none are sent, no worker uses sibling drafts. If most are dropped, responses are too short to "
+            "share them in time, which costs nothing.",
             queries=(Query(JOBS.rates(speculation.SIBLING_TOKENS, "outcome"), f"{{{{outcome}}}} {BY_JOB}"),),
         ),
         lines(
@@ -183,7 +189,7 @@ SHARED: Final = Row(
             unit=PanelUnit.TOKENS,
             shows=speculation.EARLIER_TOKENS.meaning,
             normal=speculation.EARLIER_TOKENS.normal,
-            cure="At 8 million: prompts beyond are drafted by siblings alone.",
+            cure="At 8 million tokens the store is full, and further prompts have drafts of siblings alone.",
             queries=(Query(JOBS.latest(speculation.EARLIER_TOKENS), BY_JOB),),
         ),
     ),
@@ -191,6 +197,6 @@ SHARED: Final = Row(
 SPECULATION_DASHBOARD: Final = Dashboard(
     "rlhf-speculation",
     "RLHF / Speculation",
-    "Whether drafts make decoding faster, whose drafts are right, what they cost, and what workers share for them.",
+    "Whether drafts save time, which drafts are accepted, what they cost, and what workers share.",
     (PAYS, RIGHT, COSTS, SHARED),
 )

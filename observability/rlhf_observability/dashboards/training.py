@@ -37,9 +37,9 @@ HEALTHY: Final = Row(
         stat(
             title="Time of a step",
             unit=PanelUnit.SECONDS,
-            shows="Mean time of an optimizer step in the time shown.",
+            shows="Mean time of an optimizer step in the chosen time.",
             normal=training.STEP_SECONDS.normal,
-            cure="Longer with the same lengths: see bubbles, and a rank that is slower than the others.",
+            cure="If it is longer with the same lengths, check bubbles, and look for a slow rank.",
             queries=(Query(JOBS.mean(training.STEP_SECONDS, *JOB, window="$__range"), BY_JOB),),
         ),
         stat(
@@ -48,45 +48,47 @@ HEALTHY: Final = Row(
             low=0,
             high=1,
             thresholds=((None, GREEN), (0.3, ORANGE), (0.5, RED)),
-            shows="Share of a step in which a rank waits for others, as measured.",
+            shows="Measured share of a step in which a rank waits for others.",
             normal=training.BUBBLE.normal,
-            cure="More micro-batches, fewer stages, or fusion.intraStage, which fills them with the other model.",
+            cure="Use more micro-batches, fewer stages, or fusion.intraStage, which fills bubbles with work of the "
+            "other model.",
             queries=(Query(JOBS.latest(training.BUBBLE, source="measured"), BY_JOB),),
         ),
         stat(
-            title="Steps skipped",
+            title="Skipped steps",
             unit=PanelUnit.NUMBER,
             thresholds=((None, GREEN), (1, ORANGE), (10, RED)),
-            shows="Optimizer steps in the time shown whose loss or gradient was infinite or NaN, and those of the last "
+            shows="Optimizer steps in the chosen time with an infinite or NaN loss or gradient, and steps of the last "
             "finished iteration in which every sample abstained.",
             normal=training.NONFINITE_STEPS.normal,
-            cure="Not finite: a smaller learning rate, gradient clipping, or bfloat16; the job fails when it goes on. "
-            "Without a reward: see the reward's endpoint.",
+            cure="If values are not finite, use a smaller learning rate, gradient clipping or bfloat16; the job fails "
+            "if it continues. If samples have no reward, check the endpoint of the reward.",
             queries=(
                 Query(JOBS.increases(training.NONFINITE_STEPS, window="$__range"), f"not finite {BY_JOB}"),
                 per_job(training.SKIPPED_STEPS, "no reward"),
             ),
         ),
         stat(
-            title="Groups of ranks formed",
+            title="Training groups formed",
             unit=PanelUnit.NUMBER,
             shows=training.GROUP_EPOCH.meaning,
             normal=training.GROUP_EPOCH.normal,
-            cure="Many: a rank is lost again and again; `rlhf describe NAME` has its last words.",
+            cure="If there are many, ranks are lost repeatedly. `rlhf describe NAME` shows their last log lines.",
             queries=(per_job(training.GROUP_EPOCH),),
         ),
     ),
 )
 SCHEDULE: Final = Row(
-    "Does the schedule keep what it promised?",
+    "Is the schedule as fast as predicted?",
     (
         lines(
             title="Time of a step, against its prediction",
             unit=PanelUnit.SECONDS,
-            shows="Median and 95th percentile of optimizer steps, the time that the schedule was chosen for, and how "
-            "long critics, or all models, trained beside decoding.",
+            shows="Median and 95th percentile of the time of optimizer steps, the predicted time, and the time for "
+            "which critics, or all models, trained during the decoding of the next iteration.",
             normal=training.PREDICTED_STEP.normal,
-            cure="Far from it: lengths changed since it was measured; mode Auto measures again at the next start.",
+            cure="If measured and predicted times differ much, lengths have changed since the measurement. Mode Auto "
+            "measures again at the next start.",
             queries=(
                 Query(JOBS.quantile(0.5, training.STEP_SECONDS, *JOB), f"median {BY_JOB}"),
                 Query(JOBS.quantile(0.95, training.STEP_SECONDS, *JOB), f"95% {BY_JOB}"),
@@ -101,8 +103,8 @@ SCHEDULE: Final = Row(
             high=1,
             shows=f"{training.BUBBLE.meaning} {training.PADDING.meaning} {training.CRITIC_OVERLAP_ON.meaning}",
             normal=f"{training.BUBBLE.normal}; padding under 0.3.",
-            cure="Measured far above predicted: one rank is slow; look for its GPU on the dashboard of workers. "
-            "Padding: set spec.training.packing.",
+            cure="If the measured bubbles are far above the predicted ones, one rank is slow: find its GPU on the "
+            "Workers dashboard. For padding, set spec.training.packing.",
             queries=(
                 Query(JOBS.latest(training.BUBBLE, "source"), f"{{{{source}}}} {BY_JOB}"),
                 per_job(training.PADDING, "padding"),
@@ -112,27 +114,28 @@ SCHEDULE: Final = Row(
         stacked(
             title="Jobs by schedule",
             unit=PanelUnit.NUMBER,
-            shows="Jobs of those chosen, by the method of their schedule.",
+            shows="Number of the chosen jobs, by the method of their schedule.",
             normal=training.SCHEDULE.normal,
-            cure="A job that is serial with mode Auto measured no other to be faster.",
+            cure="A job that is serial in mode Auto measured no other method to be faster.",
             queries=(Query(total(JOBS.latest(training.SCHEDULE, "method"), "method"), "{{method}}"),),
         ),
         heatmap(
-            title="Steps by their time",
+            title="Steps by duration",
             unit=PanelUnit.SECONDS,
             width=HALF,
-            shows="How many steps took how long.",
+            shows="Distribution of the time of steps.",
             normal="one band, which moves slowly with the lengths of responses.",
-            cure="A second band above it is a straggler, or checkpoints that steps wait for.",
+            cure="A second band above it is a slow rank, or steps that wait for checkpoints.",
             queries=(Query(JOBS.buckets(training.STEP_SECONDS)),),
         ),
         lines(
-            title="GPUs of training that compute",
+            title="Busy training GPUs",
             unit=PanelUnit.NUMBER,
             width=HALF,
-            shows="GPUs of the training group that computed, and those that it holds.",
-            normal="equal while the job trains, none meanwhile unless the group is colocated.",
-            cure="A small share of the time: fewer training GPUs, or colocation with generation.",
+            shows="GPUs of the training group that computed, and all GPUs of the group.",
+            normal="both are equal while the job trains; otherwise 0 compute, unless the group is colocated.",
+            cure="If training GPUs are busy for a small share of the time, use fewer of them, or colocate training "
+            "with generation.",
             queries=(
                 Query(JOBS.rates(job.GPU_BUSY, group="training"), f"compute {BY_JOB}"),
                 per_job(job.GPUS, "held", group="training"),
@@ -141,17 +144,18 @@ SCHEDULE: Final = Row(
     ),
 )
 GRADIENTS: Final = Row(
-    "Do gradients explode, are experts used, and is there a bias?",
+    "Do gradients explode, do tokens use all experts, and are gradients biased?",
     (
         lines_of(
             run.GRADIENT_NORM,
-            "Norm of the gradient",
-            "A spike of ten times: look at the reward and the lengths of that iteration; clip, or lower the rate.",
+            "Gradient norm",
+            "For a spike of ten times, check the reward and the lengths of that iteration. Clip gradients or "
+            "lower the learning rate.",
         ),
         lines_of(
             run.LEARNING_RATE,
             "Learning rate",
-            "Not as meant: `rlhf get NAME -o yaml` shows what is in force.",
+            "`rlhf get NAME -o yaml` shows the current settings.",
             low=None,
         ),
         lines(
@@ -159,28 +163,32 @@ GRADIENTS: Final = Row(
             unit=PanelUnit.NUMBER,
             shows=f"{run.EXPERT_LOAD.meaning} {run.EXPERTS_UNUSED.meaning}",
             normal=f"load: {run.EXPERT_LOAD.normal}; unused: {run.EXPERTS_UNUSED.normal}.",
-            empty="of jobs whose models have no experts",
-            cure="Either rises: compare with the model that training began with, by an evaluation of both; then a "
-            "smaller learning rate, or fewer iterations.",
+            empty="for jobs whose models have no experts",
+            cure="If either rises, evaluate the policy and the initial model and compare them. Then use a smaller "
+            "learning rate or fewer iterations.",
             queries=(per_model(run.EXPERT_LOAD, "load"), per_model(run.EXPERTS_UNUSED, "unused")),
         ),
         lines(
             title="Mismatch of trainer and engine",
             unit=PanelUnit.NATS,
-            shows="How much log-probabilities differ at the same weights, and their divergence; nats a token.",
-            normal="below 1e-4 in float32, 0.01 in bfloat16; the divergence below 1e-3.",
-            cure="A sudden rise is a stale weight version, or another precision or attention in the engine.",
+            shows="Mean difference of log-probabilities at the same weights, and KL divergence of the engine from the "
+            "trainer, in nats per token.",
+            normal="the difference is below 1e-4 in float32 and below 0.01 in bfloat16; the divergence is below 1e-3.",
+            cure="A sudden rise means an old weight version, another precision, or another attention kernel in the "
+            "engine.",
             queries=(per_model(run.MISMATCH, "difference"), per_model(run.MISMATCH_KL, "divergence")),
         ),
         lines_of(
             run.MISMATCH_MAX,
             "Largest mismatch of a token",
-            "Alone without the mean: rare tokens, harmless when clipped. With it: see beside.",
+            "If it rises without the mean, rare tokens differ, which is harmless with clipping. If it rises with "
+            "the mean, see Mismatch of trainer and engine.",
         ),
         lines_of(
             run.MISMATCH_CORRECTED,
             "Tokens outside the limits of the correction",
-            "Most are: the engine samples another policy, see beside, or the limits do not fit the precision.",
+            "If most tokens are outside, the engine samples from another policy, or the limits do not fit the "
+            "precision.",
         ),
     ),
     columns=3,
@@ -191,9 +199,10 @@ DRAFT_MODEL: Final = Row(
         lines(
             title="Draft model against the policy",
             unit=PanelUnit.NUMBER,
-            shows="Cross entropy of the draft model to the policy in nats a token, and what of it is their difference.",
+            shows="Cross entropy between policy and draft model in nats per token, and the part of it that is their "
+            "divergence.",
             normal=training.DRAFT_DIVERGENCE.normal,
-            cure="The difference rises or does not fall: raise draftModel.learningRate, or take a larger draft model.",
+            cure="If the divergence rises or does not fall, raise draftModel.learningRate or use a larger draft model.",
             queries=(
                 per_job(training.DRAFT_LOSS, "cross entropy"),
                 per_job(training.DRAFT_DIVERGENCE, "difference"),
@@ -204,7 +213,7 @@ DRAFT_MODEL: Final = Row(
 TRAINING_DASHBOARD: Final = Dashboard(
     "rlhf-training",
     "RLHF / Training",
-    "Time of steps, bubbles and schedules, gradients, and whether trainer and engine agree.",
+    "Step times, bubbles and schedules, gradients, and the mismatch of trainer and engine.",
     (HEALTHY, SCHEDULE, GRADIENTS, DRAFT_MODEL),
     since="now-6h",
 )

@@ -44,14 +44,14 @@ SAVED: Final = Annotation(
 )
 
 LOSS: Final = Row(
-    "What would a loss of everything cost now?",
+    "How much work would a loss of all processes cost?",
     (
         stat(
             title="Iterations since the checkpoint",
             unit=PanelUnit.NUMBER,
-            shows="Weight versions that the newest checkpoint is behind; they would be trained again.",
+            shows="Weight versions since the newest checkpoint. The job would train them again.",
             normal=storage.CHECKPOINT_VERSION.normal,
-            cure="Further behind than the interval: see failures below, and the disk.",
+            cure="If it is more than the interval, check the failures below and the disk.",
             queries=(Query(_BEHIND, BY_JOB),),
         ),
         stat(
@@ -60,7 +60,7 @@ LOSS: Final = Row(
             thresholds=((None, GREEN), (3 * 3600, ORANGE), (8 * 3600, RED)),
             shows="Time since the newest checkpoint was complete.",
             normal=storage.CHECKPOINT_TIME.normal,
-            cure="`rlhf suspend NAME` makes one at once; a smaller spec.checkpoints.every makes more.",
+            cure="`rlhf suspend NAME` saves a checkpoint at once. A smaller spec.checkpoints.every saves more of them.",
             queries=(Query(f"time() - {JOBS.latest(storage.CHECKPOINT_TIME)}", BY_JOB),),
         ),
         stat(
@@ -69,9 +69,9 @@ LOSS: Final = Row(
             low=0,
             high=1,
             thresholds=_ROOM,
-            shows="Share of the file systems of run and checkpoints that is free.",
+            shows="Free share of the file systems of run folder and checkpoints.",
             normal="above a quarter.",
-            cure="Enlarge the volume, or keep fewer checkpoints: spec.checkpoints.keep.",
+            cure="Enlarge the volume, or lower spec.checkpoints.keep.",
             queries=(
                 Query(
                     bottom(MAX_SERIES, f"{_FREE} / {JOBS.latest(storage.DISK_SIZE, 'folder')}"),
@@ -83,9 +83,10 @@ LOSS: Final = Row(
             title="Failed checkpoints",
             unit=PanelUnit.NUMBER,
             thresholds=((None, GREEN), (1, ORANGE), (3, RED)),
-            shows="Tries to make a checkpoint that failed in the time shown.",
+            shows="Failed attempts to save a checkpoint in the chosen time.",
             normal=storage.CHECKPOINT_FAILURES.normal,
-            cure="The event checkpoint-failed says why: mostly a full disk, or a volume that went away.",
+            cure="The event checkpoint-failed names the reason. Usually the disk is full, or the volume is no longer "
+            "available.",
             queries=(Query(JOBS.increases(storage.CHECKPOINT_FAILURES, window="$__range"), BY_JOB),),
         ),
     ),
@@ -96,10 +97,11 @@ WEIGHTS: Final = Row(
         lines(
             title="Time of an update",
             unit=PanelUnit.SECONDS,
-            shows="Median and 99th percentile of the time in which one worker loads a version, and how much of the "
-            "median is putting weights in place that have come.",
+            shows="Median and 99th percentile of the time in which a worker loads a version, and the part of the "
+            "median in which it copies received weights.",
             normal=storage.WEIGHT_UPDATE.normal,
-            cure="The 99th far above the median: one slow link or node; `rlhf top NAME` shows who is late.",
+            cure="If the 99th percentile is far above the median, one link or node is slow. `rlhf top NAME` shows the "
+            "slow worker.",
             queries=(
                 Query(JOBS.quantile(0.5, storage.WEIGHT_UPDATE, *JOB, window="30m"), f"median {BY_JOB}"),
                 Query(JOBS.quantile(0.99, storage.WEIGHT_UPDATE, *JOB, window="30m"), f"99% {BY_JOB}"),
@@ -107,40 +109,42 @@ WEIGHTS: Final = Row(
             ),
         ),
         lines(
-            title="Wait for weights, an iteration",
+            title="Wait for weights per iteration",
             unit=PanelUnit.SECONDS,
             shows=storage.WEIGHT_PAUSED.meaning,
             normal=storage.WEIGHT_PAUSED.normal,
-            cure="Longer than one update: workers load one after the other, or a lost worker is waited for.",
+            cure="If it is longer than one update, workers load one after the other, or the job waits for a lost "
+            "worker.",
             queries=(Query(JOBS.mean(storage.WEIGHT_PAUSED, *JOB, window="30m"), BY_JOB),),
         ),
         lines(
-            title="Weights loaded",
+            title="Loaded weights",
             unit=PanelUnit.BYTES_PER_SECOND,
             shows=storage.WEIGHT_BYTES.meaning,
             normal=storage.WEIGHT_BYTES.normal,
-            cure="At the speed of the trainers' link: more workers make updates longer.",
+            cure="At the speed of the trainers' link, more workers make updates longer.",
             queries=(Query(JOBS.rates(storage.WEIGHT_BYTES, "group"), f"{{{{group}}}} {BY_JOB}"),),
         ),
         lines(
-            title="Workers behind",
+            title="Workers with old weights",
             unit=PanelUnit.NUMBER,
             shows="Generation workers whose policy is older than the job's newest version.",
-            normal="0, but for moments after each iteration.",
-            cure="Some for longer than an update takes: they came back late, or are stuck; `rlhf top NAME` names them.",
+            normal="0, except for moments after each iteration.",
+            cure="If some stay old for longer than an update takes, they returned late or hang. `rlhf top NAME` names "
+            "them.",
             queries=(Query(f"{_STALE} or 0 * {_VERSION}", BY_JOB),),
         ),
     ),
 )
 CHECKPOINTS: Final = Row(
-    "Are checkpoints made?",
+    "Does the job save checkpoints?",
     (
         lines(
             title="Versions",
             unit=PanelUnit.NUMBER,
-            shows="Newest weight version, newest checkpoint, and the oldest version that a generation worker holds.",
-            normal="three staircases, the checkpoint's with the widest steps.",
-            cure="A checkpoint that stays while versions rise: failures beside, and free space.",
+            shows="Newest weight version, version of the newest checkpoint, and oldest version on a generation worker.",
+            normal="three staircases; the checkpoint has the widest steps.",
+            cure="If the checkpoint stays the same while versions rise, check the failures and the free space.",
             queries=(
                 per_job(storage.WEIGHT_VERSION, "weights"),
                 per_job(storage.CHECKPOINT_VERSION, "checkpoint"),
@@ -153,33 +157,35 @@ CHECKPOINTS: Final = Row(
             unit=PanelUnit.SECONDS,
             shows=storage.CHECKPOINT_SECONDS.meaning,
             normal=storage.CHECKPOINT_SECONDS.normal,
-            cure="Slower with the same size: the volume is busy; fewer checkpoints or a faster class.",
+            cure="If it is slower at the same size, the volume is busy: save fewer checkpoints, or use a faster "
+            "storage class.",
             queries=(Query(JOBS.mean(storage.CHECKPOINT_SECONDS, *JOB, window="1h"), BY_JOB),),
         ),
         lines_of(
             storage.CHECKPOINT_BYTES,
             "Size of a checkpoint",
-            "A jump: another model or optimizer; see whether the volume still holds what is kept.",
+            "A jump means another model or optimizer. Check that the volume has space for all checkpoints that "
+            "it keeps.",
         ),
         lines(
-            title="Behind, against the interval",
+            title="Versions since the checkpoint",
             unit=PanelUnit.NUMBER,
-            shows="Versions since the newest checkpoint, and the interval that the manifest asks for.",
-            normal="a saw between 0 and the interval.",
-            cure="Teeth above the interval are checkpoints that failed.",
+            shows="Versions since the newest checkpoint, and the interval in the manifest.",
+            normal="a saw-tooth between 0 and the interval.",
+            cure="A tooth above the interval means that a checkpoint failed.",
             queries=(Query(_BEHIND, f"behind {BY_JOB}"), per_job(storage.CHECKPOINT_INTERVAL, "interval")),
         ),
     ),
 )
 DISKS: Final = Row(
-    "How fast do volumes fill, and how fast are moves?",
+    "How fast do volumes fill, and how fast do weights and caches move?",
     (
         lines(
-            title="Free",
+            title="Free bytes",
             unit=PanelUnit.BYTES,
             shows=storage.DISK_FREE.meaning,
             normal=storage.DISK_FREE.normal,
-            cure="A line that meets 0 in days: enlarge the volume before it does.",
+            cure="If the line will reach 0 within days, enlarge the volume before.",
             queries=(Query(bottom(MAX_SERIES, _FREE), f"{{{{folder}}}} {BY_JOB}"),),
         ),
         lines(
@@ -187,21 +193,23 @@ DISKS: Final = Row(
             unit=PanelUnit.BYTES_PER_SECOND,
             shows=storage.JOURNAL_BYTES.meaning,
             normal=storage.JOURNAL_BYTES.normal,
-            cure="It is cut at every checkpoint: a journal that fills the disk wants checkpoints more often.",
+            cure="The coordinator prunes the journal at each checkpoint. If the journal fills the disk, save "
+            "checkpoints more often.",
             queries=(Query(JOBS.rates(storage.JOURNAL_BYTES), BY_JOB),),
         ),
         lines_of(
             run.CONTROL,
-            "Added by the coordinator",
-            "Above 0.01: a slow disk below the journal, or a coordinator without its own core.",
+            "Time added by the coordinator",
+            "Above 0.01, the disk of the journal is slow, or the coordinator has no core of its own.",
         ),
         lines(
             title="Speed of moves between memories",
             unit=PanelUnit.BYTES_PER_SECOND,
-            shows="Bytes over the time that moves of them took, by what went and how: weights, KV caches, offloading.",
-            normal="offload and onload near the host's bus; streams near the network; device memory far above both.",
-            cure="Far below: pageable memory, a shared link, or a disk in the way. Weights by stream on one machine: "
-            "workers that are not told of each other.",
+            shows="Moved bytes divided by the time of the moves, by kind: weights, KV caches, offload and onload.",
+            normal="offload and onload are near the speed of the host's bus, streams near the speed of the network, "
+            "and device memory far above both.",
+            cure="If a value is far lower, memory is pageable, a link is shared, or data passes through a disk. If "
+            "workers on one machine stream weights, they do not know that they share the machine.",
             queries=(
                 Query(
                     f"{total(JOBS.rate(worker.MOVED), 'move')} / {total(JOBS.rate(worker.MOVE_SECONDS), 'move')}",
@@ -214,7 +222,7 @@ DISKS: Final = Row(
 WEIGHTS_DASHBOARD: Final = Dashboard(
     "rlhf-weights",
     "RLHF / Weights and checkpoints",
-    "How new weights reach workers, how old the newest checkpoint is, and room on disks.",
+    "How workers receive new weights, how old the newest checkpoint is, and how much space disks have.",
     (LOSS, WEIGHTS, CHECKPOINTS, DISKS),
     annotations=(SAVED,),
     since="now-6h",

@@ -36,15 +36,15 @@ _OF_POD = (*JOB, "pod")
 _WANTED, _SESSIONS = JOBS.latest(samples.WANTED, "group"), JOBS.latest(samples.SESSIONS, "group")
 
 THERE: Final = Row(
-    "Are all workers there?",
+    "Are all workers connected?",
     (
         stat(
             title="Missing",
             unit=PanelUnit.NUMBER,
             thresholds=((None, GREEN), (1, ORANGE)),
-            shows="Workers that jobs are to have and that hold no session.",
-            normal="0, but while jobs start, resize or recover.",
-            cure="The pods' events say why they do not come; `rlhf describe NAME` says it in words.",
+            shows="Wanted workers of jobs without a session.",
+            normal="0, except while jobs start, resize or recover.",
+            cure="The events of the pods say why they do not start; `rlhf describe NAME` explains them.",
             queries=(Query(or_zero(total(f"{_WANTED} - {_SESSIONS}"))),),
         ),
         stat(
@@ -53,43 +53,47 @@ THERE: Final = Row(
             thresholds=((None, GREEN), (1, ORANGE)),
             shows=samples.LOST.meaning,
             normal=samples.LOST.normal,
-            cure="`rlhf describe NAME` has exit codes; several at once are a node or the network.",
+            cure="`rlhf describe NAME` shows exit codes. If several are lost at once, the cause is a node or the "
+            "network.",
             queries=(Query(or_zero(total(JOBS.increase(samples.LOST, "$__range")))),),
         ),
         stat(
             title="Not connected",
             unit=PanelUnit.NUMBER,
             thresholds=((None, GREEN), (1, RED)),
-            shows="Workers that run and say themselves that they have no session.",
-            normal="0, but while a coordinator starts.",
-            cure="They cannot reach the coordinator: its pod, its Service, the job's NetworkPolicy, certificates.",
+            shows="Workers that run and report that they have no session.",
+            normal="0, except while a coordinator starts.",
+            cure="They cannot reach the coordinator: check its pod, its Service, the NetworkPolicy of the job, and "
+            "certificates.",
             queries=(Query(or_zero(number_of(f"{WORKERS.latest(worker.CONNECTED, 'worker')} == 0"))),),
         ),
         stacked(
             title="Workers by state",
             unit=PanelUnit.NUMBER,
-            shows="Workers by the state that their coordinator sees.",
+            shows="Number of workers by the state that their coordinator reports.",
             normal=samples.WORKER_STATE.normal,
-            cure="Lost or Missing for minutes: the pods' events. Starting for minutes: the loading of models.",
+            cure="If workers stay Lost or Missing for minutes, read the events of their pods. If they stay Starting, "
+            "they load models.",
             queries=(Query(number_of(JOBS.latest(samples.WORKER_STATE, "worker", "state"), "state"), "{{state}}"),),
         ),
         lines(
             title="Wanted and connected",
             unit=PanelUnit.NUMBER,
-            shows="Workers that each group is to have, and those with a session.",
-            normal="one line over the other.",
-            cure="Apart for longer than a pod takes to start: the pods' events.",
+            shows="Wanted workers of each group, and workers with a session.",
+            normal="both lines are equal.",
+            cure="If they differ for longer than a pod takes to start, read the events of the pods.",
             queries=(
                 Query(total(_WANTED, "group"), "wanted {{group}}"),
                 Query(total(_SESSIONS, "group"), "connected {{group}}"),
             ),
         ),
         lines(
-            title="Workers that came back most",
+            title="Workers with the most restarts",
             unit=PanelUnit.NUMBER,
-            shows="Returns as a new process within an hour, of the eight workers with the most.",
+            shows="Restarts as a new process within an hour, for the eight workers with the most.",
             normal=samples.WORKER_RESTARTS.normal,
-            cure="One again and again: its node or its device; cordon the node. All: the code, or memory.",
+            cure="If one worker restarts repeatedly, its node or device may be faulty: cordon the node. If all do, "
+            "check the code and memory.",
             queries=(
                 Query(
                     top(_FEW, JOBS.increases(samples.WORKER_RESTARTS, "worker", window="1h", worker="~$worker")),
@@ -100,15 +104,16 @@ THERE: Final = Row(
     ),
 )
 BUSY: Final = Row(
-    "Whose device computes?",
+    "Which devices compute?",
     (
         lines(
-            title="Least busy",
+            title="Least busy workers",
             unit=PanelUnit.SHARE,
             high=1,
-            shows="Share of the time that the compute thread worked, of the eight chosen workers with the least.",
+            shows="Share of the time for which the compute thread worked, for the eight least busy of the chosen "
+            "workers.",
             normal=worker.BUSY.normal,
-            cure="Training ranks idle while the job generates; a generation worker that idles has no samples.",
+            cure="Training ranks are idle while the job generates. An idle generation worker has no samples.",
             queries=(Query(bottom(_FEW, WORKERS.rates(worker.BUSY, "worker")), _WORKER),),
         ),
         lines(
@@ -117,16 +122,16 @@ BUSY: Final = Row(
             high=1,
             shows=job.WORKER_IDLE.meaning,
             normal=job.WORKER_IDLE.normal,
-            cure="Those of the tail are what fusion releases; those of inference wait for responses.",
+            cure="Fusion releases workers that are idle in the tail. Idle inference workers wait for responses.",
             queries=(Query(top(_FEW, JOBS.latest(job.WORKER_IDLE, "worker", worker="~$worker")), _WORKER),),
         ),
         lines(
-            title="Busy by group",
+            title="Busy share by group",
             unit=PanelUnit.SHARE,
             high=1,
             shows="Share of GPU time in which workers of a group computed.",
             normal=job.GPU_BUSY.normal,
-            cure="A group that is never busy above a tenth is too large.",
+            cure="If a group stays below a tenth, it is too large.",
             queries=(
                 Query(
                     f"{total(JOBS.rate(job.GPU_BUSY), 'group')} / {total(JOBS.latest(job.GPUS, 'group'), 'group')}",
@@ -137,26 +142,29 @@ BUSY: Final = Row(
     ),
 )
 PROCESSES: Final = Row(
-    "Does a process run out of something?",
+    "Does a process run out of resources?",
     (
         lines(
             title="Most memory",
             unit=PanelUnit.BYTES,
-            shows="Memory of the eight pods of jobs that occupy the most, and AdamW's moments that a training rank "
-            "keeps in it.",
+            shows="Resident memory of the eight pods of jobs with the most, and the size of "
+            "AdamW's moments in host memory.",
             normal=process.RESIDENT_MEMORY.normal,
-            cure="A line that only rises is a leak: note the pod and its log. At the limit the pod ends with 137.",
+            cure="If a line only rises, memory leaks: save the name of the pod and its log. At its limit the pod ends "
+            "with exit code 137.",
             queries=(
                 Query(top(_FEW, JOBS.latest(process.RESIDENT_MEMORY, "pod")), _POD),
                 per_job(training.HOST_OPTIMIZER, "moments"),
             ),
         ),
         lines(
-            title="Most processor time",
+            title="Most CPU time",
             unit=PanelUnit.NUMBER,
             shows="Cores that the eight busiest pods of jobs use.",
-            normal="a coordinator below one core; workers on GPUs one or two, on CPUs all that they may.",
-            cure="A coordinator at one core holds the job up: give it its own, and see what it adds.",
+            normal="a coordinator uses less than one core; a worker on a GPU one or two, and on CPUs all that it may "
+            "use.",
+            cure="A coordinator at one core delays the job: give it a core of its own, and check the time that it "
+            "adds.",
             queries=(Query(top(_FEW, total(JOBS.rate(process.CPU_SECONDS), *_OF_POD)), _POD),),
         ),
         lines(
@@ -164,9 +172,9 @@ PROCESSES: Final = Row(
             unit=PanelUnit.SHARE,
             high=1,
             thresholds=((None, GREEN), (0.7, ORANGE), (0.9, RED)),
-            shows="Share of the file descriptors that a pod may have, of the eight with the most.",
-            normal="below a half; a coordinator has about one a worker.",
-            cure="Near 1: raise the limit of open files of the container runtime.",
+            shows="Open file descriptors as a share of the limit, for the eight pods with the highest share.",
+            normal="below a half; a coordinator has about one per worker.",
+            cure="Near 1, raise the limit of open files of the container runtime.",
             queries=(
                 Query(
                     top(_FEW, f"{JOBS.latest(process.OPEN_FILES, 'pod')} / {JOBS.latest(process.MAX_FILES, 'pod')}"),
@@ -177,35 +185,37 @@ PROCESSES: Final = Row(
     ),
 )
 NONSENSE: Final = Row(
-    "Does anybody send nonsense, and do certificates end?",
+    "Are there invalid messages, and do certificates expire?",
     (
         lines(
             title="Messages",
             unit=PanelUnit.PER_SECOND,
             shows=samples.MESSAGES.meaning,
             normal=samples.MESSAGES.normal,
-            cure="Thousands a second with few workers: responses of single tokens; see the coordinator's core.",
+            cure="Thousands per second with few workers mean responses of single tokens: check the CPU of the "
+            "coordinator.",
             queries=(Query(JOBS.rates(samples.MESSAGES), BY_JOB),),
         ),
         lines(
-            title="Dropped and refused messages",
+            title="Dropped and invalid messages",
             unit=PanelUnit.NUMBER,
-            shows="Messages of leases that are no more in force, and messages that made no sense.",
-            normal="0; a few after moves and lost workers. Never any that make no sense.",
-            cure="Nonsense is broken or hostile code in a worker: its image, its plug-ins, and who may reach the port.",
+            shows="Messages about leases that are no longer in force, and invalid messages.",
+            normal="0; a few dropped messages after moves and lost workers.",
+            cure="Invalid messages mean broken or hostile code in a worker: check its image, its plug-ins, and who "
+            "can reach the port.",
             queries=(
                 Query(JOBS.increases(samples.STALE), f"dropped {BY_JOB}"),
                 Query(JOBS.increases(samples.BAD_MESSAGES), f"nonsense {BY_JOB}"),
             ),
         ),
         lines(
-            title="Certificates end in",
-            empty="of jobs without certificates",
+            title="Time until certificates expire",
+            empty="for jobs without certificates",
             unit=PanelUnit.SECONDS,
             thresholds=((None, RED), (86400, ORANGE), (3 * 86400, GREEN)),
-            shows="Time until the first certificate of a job's processes ends.",
+            shows="Time until the first certificate of a job's processes expires.",
             normal=process.CERTIFICATE_EXPIRY.normal,
-            cure="Below a day: the operator does not renew it, or the pod does not read it again; look at both logs.",
+            cure="Below a day, the operator did not renew it, or the pod did not read it again: check both logs.",
             queries=(
                 Query(bottom(MAX_SERIES, f"{lowest(JOBS.value(process.CERTIFICATE_EXPIRY), *JOB)} - time()"), BY_JOB),
             ),
@@ -214,9 +224,9 @@ NONSENSE: Final = Row(
         lines(
             title="Processes by version",
             unit=PanelUnit.NUMBER,
-            shows="Processes of jobs by the version of the package that they run.",
+            shows="Number of processes of jobs by the version of the package.",
             normal=process.BUILD_INFO.normal,
-            cure="Two of one job for long: an image that pods name themselves.",
+            cure="If a job has two versions for long, a pod template names an image of its own.",
             queries=(Query(number_of(JOBS.value(process.BUILD_INFO), "version"), "{{version}}"),),
         ),
     ),
@@ -224,7 +234,7 @@ NONSENSE: Final = Row(
 WORKERS_DASHBOARD: Final = Dashboard(
     "rlhf-workers",
     "RLHF / Workers",
-    "Who is there, who is lost, whose device idles, what processes and messages cost.",
+    "Connected and lost workers, idle devices, and the cost of processes and messages.",
     (THERE, BUSY, PROCESSES, NONSENSE),
     variables=(Variable.CLUSTER, Variable.NAMESPACE, Variable.JOB, Variable.WORKER),
     since="now-1h",

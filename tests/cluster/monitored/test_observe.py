@@ -58,7 +58,7 @@ RARE = {
     ("engine", "Fullest devices and caches", "B"): VLLM,
     ("engine", "Decoded and prefilled", "C"): VLLM,
     ("engine", "Most samples", "C"): VLLM,
-    ("engine", "Samples taken back, and failed", "D"): VLLM,
+    ("engine", "Returned and failed samples", "D"): VLLM,
     ("training", "Time of a step, against its prediction", "D"): BEHIND,
     ("training", "Bubbles against their prediction, and padding", "C"): BEHIND,
     ("training", "Time of a step, against its prediction", "E"): BESIDE,
@@ -67,8 +67,12 @@ RARE = {
     ("training", "Use of experts", "B"): EXPERTS,
     ("training", "Draft model against the policy", "A"): TAUGHT,
     ("training", "Draft model against the policy", "B"): TAUGHT,
-    ("learning", "What is not trained on", "D"): CARRIED,
-    ("engine", "Held for scoring, given back by sleep", "A"): "scoring early, which Auto chooses by a measured gain",
+    ("learning", "Samples left out of training", "D"): CARRIED,
+    (
+        "engine",
+        "Scoring caches, and memory freed by sleep",
+        "A",
+    ): "scoring early, which Auto chooses by a measured gain",
 }
 """(dashboard, panel, query) -> the kind of job that has data for it, unlike a job on this machine."""
 

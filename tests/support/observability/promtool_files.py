@@ -42,17 +42,17 @@ class AlertScenario:
     """Time since the first value, such as 20m -> the alerts that fire then; () for none."""
 
 
-def of_job(name: str, values: str, *, instance: str = "10.0.0.1:7790", **labels: str) -> dict[str, str]:
+def of_job(name: str, values: str, /, *, instance: str = "10.0.0.1:7790", **labels: str) -> dict[str, str]:
     """Return a series of the job's coordinator, with the labels of a scrape of its pod."""
     return series(name, values, **JOB, pod="tiny-coordinator", instance=instance, **labels)
 
 
-def of_operator(name: str, values: str, *, instance: str = "10.0.9.1:8080", **labels: str) -> dict[str, str]:
+def of_operator(name: str, values: str, /, *, instance: str = "10.0.9.1:8080", **labels: str) -> dict[str, str]:
     """Return a series of the operator; `**JOB` adds the labels of a job."""
     return series(name, values, **({"namespace": "rlhf-system", "job": "rlhf"} | labels), instance=instance)
 
 
-def series(name: str, values: str, **labels: str) -> dict[str, str]:
+def series(name: str, values: str, /, **labels: str) -> dict[str, str]:
     """Return one series."""
     written = ",".join(f'{label}="{value}"' for label, value in labels.items())
     return {f"{name}{{{written}}}": values}

@@ -19,6 +19,7 @@ from rlhf_operator.api_client.connection import Connection, ConnectionConfigErro
 from rlhf_operator.api_client.errors import ForbiddenError, UnavailableError, error_of
 from rlhf_operator.api_client.resources import CORE_RESOURCES
 from rlhf_operator.api_client.transport import ApiRequest, unanswered
+from rlhf_operator.reconcile.failures.failure_policy import VERDICTS
 
 CONNECTION = Connection(Configuration(host="https://server:6443"), "prod", "alice", "default")
 
@@ -109,6 +110,16 @@ def test_a_wait_ends_as_soon_as_its_end_is_decided(goal: str, state: str, code: 
     if code == 22:
         assert verdict is not None
         assert "BadPrompts" in verdict.message
+
+
+@pytest.mark.parametrize("exit_code", sorted(VERDICTS))
+def test_a_wait_for_a_failed_job_ends_with_the_exit_code_of_its_coordinator(exit_code: int) -> None:
+    body = load("failed")["job"]
+    failed = next(condition for condition in body["status"]["conditions"] if condition["type"] == "Failed")
+    failed["reason"] = VERDICTS[exit_code].value
+    verdict = wait_result(parse_goal("condition=Complete"), ClusterJob(body))
+    assert verdict is not None
+    assert verdict.code == exit_code
 
 
 def test_a_job_that_goes_away_or_completes_otherwise_ends_a_wait() -> None:

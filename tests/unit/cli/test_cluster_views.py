@@ -1,6 +1,7 @@
 """Output of get, describe, top and logs for jobs as a real API server returned them."""
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +17,7 @@ from rlhf_cli.cluster import describe
 from rlhf_cli.cluster.cluster_job import ClusterJob, shortened, similar_names
 from rlhf_cli.cluster.explain import explanation
 from rlhf_cli.cluster.get import job_table, object_text, phase_text
-from rlhf_cli.cluster.job_details import as_metrics, parse_iterations
+from rlhf_cli.cluster.job_details import PastIteration, as_metrics, parse_iterations
 from rlhf_cli.cluster.job_summary import summarize
 from rlhf_cli.cluster.log_lines import in_order, line_text, parse_line
 from rlhf_cli.cluster.top import status_from_job, status_from_metrics
@@ -238,6 +239,31 @@ def test_pods_in_trouble_come_first_when_there_are_many() -> None:
     pods = text[text.index("\nPods\n") : text.index("\nEvents\n")]
     assert pods.index("generation-0") < pods.index("coordinator")
     assert "and 27 more, 27 of them well" in pods
+
+
+def test_a_cut_list_of_events_says_how_many_more_there_are() -> None:
+    seen = load("image")
+    template = next(event for event in seen["events"] if event["type"] == "Warning")
+    seen["events"] = [template | {"reason": f"Reason{number}"} for number in range(describe.EVENTS_SHOWN)]
+    assert "more" not in events_section(seen)
+    seen["events"] += [template | {"reason": f"Other{number}"} for number in range(3)]
+    assert events_section(seen).splitlines()[-1] == "  and 3 more, all earlier"
+
+
+def events_section(seen: dict[str, Any]) -> str:
+    return text_of(seen).partition("\nEvents\n")[2].partition("\n\n")[0]
+
+
+def test_a_cut_list_of_iterations_says_how_many_more_there_are() -> None:
+    details, now = details_of(load("running"))
+
+    def shown(count: int) -> str:
+        past = [PastIteration(number, seconds=1.0) for number in range(count)]
+        text = "\n".join(line.plain for line in describe.description(replace(details, iterations=past), now, None))
+        return text.partition("\nLast iterations\n")[2].partition("\n\n")[0]
+
+    assert "more" not in shown(describe.ITERATIONS_SHOWN)
+    assert shown(describe.ITERATIONS_SHOWN + 2).splitlines()[-1] == "  and 2 more, all earlier"
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -11,9 +11,11 @@ from tests.support.jobs.documented_commands import parse_rlhf, verb_of
 from tests.support.observability.promql_reading import Reader
 
 from rlhf_common.metrics.catalogue import BY_NAME
+from rlhf_observability.alerts import chart_values
 from rlhf_observability.alerts.alert import Alert, AlertSeverity, Family, Threshold, filled
 from rlhf_observability.alerts.families import FAMILIES
 from rlhf_observability.alerts.generated_files import generated_files
+from rlhf_observability.alerts.rule_file import rule_file
 
 ROOT = Path(__file__).parents[3]
 ALERTS = [(family, alert) for family in FAMILIES for alert in family.alerts]
@@ -108,3 +110,30 @@ def test_a_threshold_that_nothing_reads_and_a_placeholder_without_one_are_refuse
         made("a > <most>")
     with pytest.raises(ValueError, match="every alert has a value"):
         Threshold("for", 5, "")
+
+
+def test_values_with_one_of_the_two_marks_are_refused_and_lose_nothing() -> None:
+    values = f"first: 1\n{chart_values.BEGIN}old\n{chart_values.END}last: 2\n"
+    assert chart_values.with_section(values, FAMILIES).endswith(f"{chart_values.END}last: 2\n")
+    for mark in (chart_values.BEGIN, chart_values.END):
+        with pytest.raises(ValueError, match=re.escape(f"values.yaml has no line {mark.strip()!r}")):
+            chart_values.with_section(values.replace(mark, ""), FAMILIES)
+
+
+def test_values_without_a_section_get_one_at_their_end() -> None:
+    written = chart_values.with_section("first: 1\n", FAMILIES)
+    assert written == f"first: 1\n\n{chart_values.BEGIN}{chart_values.section(FAMILIES)}{chart_values.END}"
+
+
+def test_a_rule_file_leaves_out_alerts_that_are_disabled() -> None:
+    def alerts(overrides: dict[str, dict[str, bool]]) -> set[str]:
+        return {
+            rule["alert"]
+            for group in rule_file(FAMILIES, overrides)["groups"]
+            for rule in group["rules"]
+            if "alert" in rule
+        }
+
+    every = {alert.name for _, alert in ALERTS}
+    assert alerts({"RLHFKLRunaway": {"enabled": False}}) == every - {"RLHFKLRunaway"}
+    assert alerts({"RLHFKLRunaway": {"enabled": True}}) == every

@@ -1,8 +1,9 @@
 """An algorithm from outside the project: loads the user's class and checks its results.
 
-The class runs in the training rank's own process, because it computes on the rank's tensors. Rule: an `Exception` of
-the class, or a result that fails a check, becomes a WorkError that names the file or module and the method, with the
-exit code of user code; a WorkError of the class passes unchanged. Training uses a result only after its check.
+The class runs in the training rank's own process, because it computes on the rank's tensors. Rule: an `Exception` or
+`SystemExit` of the class, or a result that fails a check, becomes a WorkError that names the file or module and the
+method, with the exit code of user code; a WorkError of the class passes unchanged. Training uses a result only after
+its check. A class that overrides `objectives` is refused, because the results of an objective cannot be checked.
 """
 
 import importlib
@@ -49,8 +50,16 @@ class PluginAlgorithm(Algorithm):
         self._place = fields.file or cast(str, fields.module)
         self._name = fields.name
         implementation = load_class(fields)
+        if implementation.objectives is not Algorithm.objectives:
+            raise self._wrong(
+                "objectives", "is never called for a plug-in", "define policy_loss and value_loss instead"
+            )
         self._user = self._call("__init__", lambda: implementation(self.context))
         self.prepared = self._call("prepared", lambda: tuple(str(name) for name in self._user.prepared))
+
+    def begin_iteration(self, iteration: int) -> None:
+        super().begin_iteration(iteration)
+        self._call("begin_iteration", lambda: self._user.begin_iteration(iteration))
 
     def prepare(self, batch: TrainingBatch) -> TrainingBatch:
         result = self._call("prepare", lambda: self._user.prepare(batch))
@@ -66,6 +75,13 @@ class PluginAlgorithm(Algorithm):
             self._check("prepare", f"field {name}", result.fields[name], batch.mask.shape)
         # Take only the requested fields: tokens, masks and scores do not change.
         return batch.with_fields(**{name: result.fields[name].float() * batch.mask for name in self.prepared})
+
+    def shaped_rewards(self, batch: TrainingBatch) -> torch.Tensor:
+        rewards = self._call("shaped_rewards", lambda: self._user.shaped_rewards(batch))
+        if isinstance(rewards, torch.Tensor) and rewards.shape == batch.valid.shape:
+            rewards = rewards.masked_fill(~batch.valid, 0.0)  # those of abstained samples are not read
+        self._check("shaped_rewards", "the result", rewards, batch.rewards.shape)
+        return rewards
 
     def policy_loss(self, log_p: torch.Tensor, entropy: torch.Tensor, microbatch: MicroBatch) -> PolicyLosses:
         losses = self._call("policy_loss", lambda: self._user.policy_loss(log_p, entropy, microbatch))
@@ -120,7 +136,7 @@ class PluginAlgorithm(Algorithm):
             raise
         except NotImplementedError as error:
             raise self._wrong(method, "is not defined", "define it: this job's graph needs it") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._wrong(method, described(error, self._place), "correct the code") from error
 
     def _wrong(self, method: str, problem: str, remedy: str) -> WorkError:

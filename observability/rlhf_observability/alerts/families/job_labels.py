@@ -17,8 +17,12 @@ def unless_phase(*phases: str) -> str:
     return f'unless {ON_JOB} max {BY_JOB} (rlhf_job_phase{{phase=~"{"|".join(phases)}"}}) == 1'
 
 
+ENDING_PHASES: Final = ("Queued", "Released", "Checkpointing", "Stopping")
+"""Phases in which the operator lets the pods of a job end and replaces none of them."""
 UNLESS_ENDED: Final = unless_phase("Complete", "Failed", "Suspended")
 """Clause that excludes ended and suspended jobs, whose coordinators and series may remain for minutes."""
+UNLESS_ENDING: Final = unless_phase(*ENDING_PHASES, "Complete", "Failed", "Suspended")
+"""Clause that also excludes jobs whose pods the operator lets end."""
 AT_WORK: Final = f"""\
 and {ON_JOB} max {BY_JOB} (last_over_time(rlhf_iteration[5m]))
 {UNLESS_ENDED}"""

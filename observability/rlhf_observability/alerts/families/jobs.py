@@ -35,49 +35,49 @@ WITHOUT_PROGRESS: Final = Recording(
 (time() - max {BY_JOB} (rlhf_last_progress_timestamp_seconds))
 * {ON_JOB} group_right ()
 (max by ({JOB}, phase) (rlhf_phase) == 1)""",
-    why="once, and not once for each phase of RLHFJobStuck",
+    why="one evaluation serves every phase of RLHFJobStuck",
 )
 NOT_STARTING: Final = Alert(
     name="RLHFJobNotStarting",
     severity=AlertSeverity.WARNING,
-    when="a job has been Pending, Starting, NameTaken or Released for over <startSeconds> seconds",
+    when="a job has been Pending, Starting, NameTaken or Released for more than <startSeconds> seconds",
     expression=_waiting("Pending|Starting|NameTaken|Released", "startSeconds"),
     lasts="2m",
     summary=f"Job {WHO} has been {{{{ $labels.reason }}}} for {{{{ $value | humanizeDuration }}}}",
-    description="Its pods may hold GPUs and do nothing. The message of its condition Running says what it waits for "
-    "and what to do.",
-    normal="minutes: pulling images, loading models",
-    thresholds=(Threshold("startSeconds", 2400, "seconds until a job that may start runs"),),
+    description="Its pods may occupy GPUs that do no work. The message of its condition Running says why it waits, "
+    "and the remedy.",
+    normal="minutes, while nodes pull images and workers load models",
+    thresholds=(Threshold("startSeconds", 2400, "seconds that a job may take to start"),),
 )
 UNSCHEDULABLE: Final = Alert(
     name="RLHFJobUnschedulable",
     severity=AlertSeverity.WARNING,
-    when="no node could take a pod of a job for over <unschedulableSeconds> seconds",
+    when="no node has taken a pod of a job for more than <unschedulableSeconds> seconds",
     expression=_waiting("Unschedulable", "unschedulableSeconds"),
     lasts="2m",
-    summary=f"No node can take a pod of job {WHO}, for {{{{ $value | humanizeDuration }}}}",
-    description="Without a gang its other pods hold their GPUs meanwhile. The message of its condition Running has the "
-    "scheduler's words.",
+    summary=f"No node has taken a pod of job {WHO} for {{{{ $value | humanizeDuration }}}}",
+    description="Without a gang, its other pods occupy their GPUs meanwhile. The message of its condition Running "
+    "quotes the scheduler.",
     normal="minutes, while nodes are added",
-    thresholds=(Threshold("unschedulableSeconds", 3600, "seconds for which no node takes a pod"),),
+    thresholds=(Threshold("unschedulableSeconds", 3600, "seconds that a pod may wait for a node"),),
 )
 QUEUED: Final = Alert(
     name="RLHFJobQueued",
     severity=AlertSeverity.INFO,
-    when="a job has waited over <queuedSeconds> seconds for its queue",
+    when="a job has waited in its queue for more than <queuedSeconds> seconds",
     expression=_waiting("Queued", "queuedSeconds"),
     lasts="2m",
     summary=f"Job {WHO} has been queued for {{{{ $value | humanizeDuration }}}}",
-    description="It holds no GPUs. The condition Admitted has the queue's words; a job that asks for more than the "
-    "queue's whole quota waits for ever.",
+    description="The job uses no GPUs. The message of its condition Admitted quotes the queue. A job that asks for "
+    "more than the whole quota of its queue waits without end.",
     normal="as long as the queue is full",
-    thresholds=(Threshold("queuedSeconds", 86400, "seconds in the queue"),),
+    thresholds=(Threshold("queuedSeconds", 86400, "seconds that a job may wait in its queue"),),
 )
 STUCK: Final = Alert(
     name="RLHFJobStuck",
     severity=AlertSeverity.CRITICAL,
-    when="no token, score, optimizer batch, loaded version or checkpoint came in for as long as the phase of the job "
-    "allows",
+    when="the coordinator of a job has received no token, score, optimizer batch, loaded version or "
+    "checkpoint for longer than the phase of the job allows",
     expression="(\n  "
     + "\n  or ".join(
         f'{WITHOUT_PROGRESS.name}{{phase="{phase}"}} > <{phase.lower()}Seconds>' for phase in _STUCK_SECONDS
@@ -85,9 +85,11 @@ STUCK: Final = Alert(
     + "\n)\n"
     + unless_phase("Queued", "Unschedulable", "Released", "NameTaken", "Complete", "Failed", "Suspended"),
     lasts="2m",
-    summary=f"Job {WHO} is stuck in {{{{ $labels.phase }}}}: nothing came in for {{{{ $value | humanizeDuration }}}}",
-    description="All its GPUs are held for nothing. `rlhf describe` names the worker that is waited for.",
-    normal="seconds; minutes in a long optimizer batch",
+    summary=f"Job {WHO} is stuck in {{{{ $labels.phase }}}}: its coordinator has received nothing for "
+    "{{ $value | humanizeDuration }}",
+    description="The job makes no progress and occupies all its GPUs. `rlhf describe` names the worker that the job "
+    "waits for.",
+    normal="seconds; minutes during a long optimizer batch",
     thresholds=tuple(
         Threshold(f"{phase.lower()}Seconds", seconds, f"seconds without progress in phase {phase}")
         for phase, seconds in _STUCK_SECONDS.items()
@@ -96,8 +98,9 @@ STUCK: Final = Alert(
 NO_PROGRESS: Final = Alert(
     name="RLHFJobNoProgress",
     severity=AlertSeverity.CRITICAL,
-    when="a job that is neither waiting nor suspended has finished no iteration for <windowSeconds> seconds, and its "
-    "last one took under a third of that; its first one may take three times as long",
+    when="a job that was Running or Recovering has finished no iteration for <windowSeconds> seconds, "
+    "although its last iteration took less than a third of that; its first iteration may take three "
+    "times as long",
     expression=f"""\
 (
   max {BY_JOB} (max_over_time(rlhf_iteration[<windowSeconds>s]))
@@ -117,39 +120,40 @@ unless {ON_JOB} max {BY_JOB} (
 ) == 1
 unless {ON_JOB} max {BY_JOB} (last_over_time(rlhf_iteration_last_seconds[<windowSeconds>s])) * 3 > <windowSeconds>""",
     lasts="5m",
-    summary=f"Job {WHO} has finished no iteration for long: it is still at {{{{ $value }}}}",
-    description="Something comes in, or it would be stuck, and yet no iteration ends: it may restart again and again, "
-    "or a response or a reward takes for ever.",
+    summary=f"Job {WHO} has been at iteration {{{{ $value }}}} for a long time",
+    description="The coordinator still receives data, but no iteration ends. The job may restart repeatedly, or a "
+    "response or a reward may take very long.",
     normal="the iteration rises steadily",
-    thresholds=(Threshold("windowSeconds", 7200, "seconds without a finished iteration"),),
+    thresholds=(Threshold("windowSeconds", 7200, "seconds of the window"),),
 )
 RECOVERING: Final = Alert(
     name="RLHFJobRecoveringRepeatedly",
     severity=AlertSeverity.CRITICAL,
-    when="a job counted <failures> failures, or recovered as often, within <windowSeconds> seconds",
+    when="a job had at least <failures> failures, or at least as many recoveries, within <windowSeconds> seconds",
     expression=f"""\
 max {BY_JOB} (
   label_replace(
-    sum {BY_JOB} (increase(rlhf_job_restarts_total{{reason="failure"}}[<windowSeconds>s])), "of", "failures", "", ""
+    sum {BY_JOB} (increase(rlhf_job_restarts_total{{reason="failure"}}[<windowSeconds>s])),
+    "counted", "failures", "", ""
   )
   or
-  label_replace(sum {BY_JOB} (increase(rlhf_recoveries_total[<windowSeconds>s])), "of", "recoveries", "", "")
+  label_replace(sum {BY_JOB} (increase(rlhf_recoveries_total[<windowSeconds>s])), "counted", "recoveries", "", "")
 ) >= <failures>
 {UNLESS_ENDED}""",
     lasts="0s",
-    summary=f'Job {WHO} had to recover {{{{ $value | printf "%.0f" }}}} times',
-    description="It pays for its GPUs and trains the same batches again. status.restarts.lastReason says what ended; "
-    "at backoffLimit the job fails.",
-    normal="0; one for each lost node",
+    summary=f'Job {WHO} had {{{{ $value | printf "%.0f" }}}} failures or recoveries',
+    description="The job trains the same batches again. status.restarts.lastReason says which process ended last and "
+    "why. The job fails when it has more failures than backoffLimit.",
+    normal="0, or one for each lost node",
     thresholds=(
-        Threshold("failures", 3, "failures, or recoveries, in the window"),
+        Threshold("failures", 3, "failures or recoveries within the window"),
         Threshold("windowSeconds", 3600, "seconds of the window"),
     ),
 )
 FAILED: Final = Alert(
     name="RLHFJobFailed",
     severity=AlertSeverity.WARNING,
-    when="a job has failed, for <windowSeconds> seconds after that",
+    when="a job failed within the last <windowSeconds> seconds",
     expression=f"""\
 max {BY_JOB} (rlhf_job_condition{{condition="Failed", status="True"}}) == 1
 unless {ON_JOB} max {BY_JOB} (
@@ -159,14 +163,14 @@ unless {ON_JOB} max {BY_JOB} (
 ) == 1""",
     lasts="0s",
     summary=f"Job {WHO} has failed",
-    description="It is not started again. The message of its condition Failed names the cause and the cure; a new job "
-    "at the same checkpoint path resumes from the last one.",
-    normal="none",
-    thresholds=(Threshold("windowSeconds", 14400, "seconds for which it is shown"),),
+    description="The operator does not start the job again. The message of its condition Failed names the cause and "
+    "the remedy. A new job with the same checkpoint path resumes from the newest checkpoint.",
+    normal="no job has failed",
+    thresholds=(Threshold("windowSeconds", 14400, "seconds of the window"),),
 )
 JOBS: Final = Family(
     "jobs",
-    "their course",
+    "the course of a job",
     (NOT_STARTING, UNSCHEDULABLE, QUEUED, STUCK, NO_PROGRESS, RECOVERING, FAILED),
     (WITHOUT_PROGRESS,),
 )

@@ -22,7 +22,7 @@ VERDICTS: Final[Mapping[int, FinishedReason]] = {
     ExitCode.BAD_MODEL: FinishedReason.BAD_MODEL,
     ExitCode.BAD_DATA: FinishedReason.BAD_DATA,
     ExitCode.STORAGE: FinishedReason.STORAGE,
-    ExitCode.ADDRESS_IN_USE: FinishedReason.ERROR,
+    ExitCode.ADDRESS_IN_USE: FinishedReason.ADDRESS_IN_USE,
     ExitCode.SAMPLE_FAILED: FinishedReason.SAMPLE,
 }
 """Exit codes with which the coordinator ends the job because no restart would help."""

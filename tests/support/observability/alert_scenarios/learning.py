@@ -104,6 +104,22 @@ SCENARIOS: Final[tuple[AlertScenario, ...]] = (
     ),
     silent("RLHFKLRunaway", "the algorithm has no reference", _AT_WORK, "1h"),
     fires(
+        "RLHFKLRunaway",
+        "the divergence becomes NaN",
+        of_job("rlhf_kl_per_token", "0.02x20 stale")
+        | of_job("rlhf_iteration_metric", "_x21 1x60", name="nonfinite/kl_per_token")
+        | of_job("rlhf_iteration_metric", "_x21 1x60", name="nonfinite/kl"),
+        "25m",
+        "NaN",
+        before="15m",
+    ),
+    silent(
+        "RLHFKLRunaway",
+        "another metric is infinite",
+        of_job("rlhf_kl_per_token", "0.02x80") | of_job("rlhf_iteration_metric", "1x80", name="nonfinite/klein"),
+        "30m",
+    ),
+    fires(
         "RLHFMismatchHigh",
         "the engine computes in eight bits",
         of_job("rlhf_policy_mismatch", "0.09x60", model="actor"),
@@ -111,6 +127,21 @@ SCENARIOS: Final[tuple[AlertScenario, ...]] = (
         "0.09",
         before="9m",
         model="actor",
+    ),
+    fires(
+        "RLHFMismatchHigh",
+        "the trainer's log-probabilities are NaN",
+        of_job("rlhf_iteration_metric", "1x60", name="nonfinite/training/actor/mismatch"),
+        "20m",
+        "NaN",
+        before="9m",
+        model="actor",
+    ),
+    silent(
+        "RLHFMismatchHigh",
+        "the weights of a correction are infinite",
+        of_job("rlhf_iteration_metric", "1x60", name="nonfinite/training/actor/mismatch_weight"),
+        "20m",
     ),
     silent("RLHFMismatchHigh", "bfloat16", of_job("rlhf_policy_mismatch", "0.008x60", model="actor"), "20m"),
     fires(

@@ -64,6 +64,27 @@ SCENARIOS: Final[tuple[AlertScenario, ...]] = (
         of_job("rlhf_worker_state", "1x60", worker="generation-3", state="Missing"),
         "20m",
     ),
+    silent(
+        "RLHFWorkerLost",
+        "the job was restarted, and its workers register with the new coordinator",
+        _lost("1x5 stale")
+        | of_job("rlhf_worker_state", "_x6 1x60", worker="generation-3", state="Missing", instance="10.0.0.2:7790"),
+        "5m",
+        "15m",
+        "30m",
+    ),
+    silent("RLHFWorkerLost", "its group was scaled down", _lost("_x20 1x1 stale") | phase("1x100"), "11m", "25m"),
+    *(
+        silent("RLHFWorkerLost", f"its job is {name}", _lost("_x20 1x60") | phase("1x100", name), "35m")
+        for name in ("Stopping", "Checkpointing", "Queued", "Released")
+    ),
+    silent(
+        "RLHFCoordinatorWithoutSessions",
+        "it is suspended without a checkpoint",
+        _sessions("2x40 0x60") | phase("1x200", "Stopping"),
+        "26m",
+        "40m",
+    ),
     fires(
         "RLHFCoordinatorWithoutSessions",
         "its network is cut",

@@ -1,16 +1,19 @@
 """KL has one unit: the job's KL per response is the value that the trainer compares with klTarget, to the last
 digit."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support.training.training_ranks import PPO_FIELDS, make_samples
 
 from rlhf_api.algorithms import full_graph
 from rlhf_common.arrays import unpack
-from rlhf_coordinator.job.iteration_metrics import batch_metrics
+from rlhf_coordinator.job.iteration_metrics import batch_metrics, finite_metrics
 from rlhf_workers.algorithms.batch_metrics import batch_metrics as trained_metrics
 from rlhf_workers.training.batches.training_batch import batch_from
 
@@ -58,3 +61,12 @@ def test_kl_is_that_of_the_trainer_both_ways(abstained: tuple[int, ...]) -> None
 def test_a_batch_without_divergence_shows_none() -> None:
     samples = make_samples(abstained=range(8))
     assert not {"kl", "kl_per_token"} & batch_metrics(ledger_of(samples), GRAPH).keys()
+
+
+@given(st.dictionaries(st.text(min_size=1), st.floats()))
+def test_a_metric_that_is_not_finite_is_named_instead_of_dropped(metrics: dict[str, float]) -> None:
+    shown = finite_metrics(metrics)
+    assert all(math.isfinite(value) for value in shown.values())
+    for name, value in metrics.items():
+        assert (name in shown) == math.isfinite(value) or name.startswith("nonfinite/")
+        assert shown.get(f"nonfinite/{name}") == (None if math.isfinite(value) else 1.0) or "nonfinite/" in name

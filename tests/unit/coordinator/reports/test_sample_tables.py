@@ -5,12 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.support.coordinator.sample_rows import sample_row
 
 from rlhf_api.job.samples import SampleSelection
 from rlhf_coordinator.reports.sample_table import (
+    MAX_LINE_BYTES,
     MAX_TEXT_CHARACTERS,
     best_first,
     cut_text,
@@ -37,6 +38,19 @@ def test_a_line_is_plain_ascii_and_reads_back_the_same(
     assert list(read_table(path)) == [row]
 
 
+@settings(max_examples=10, deadline=None)
+@given(st.characters(exclude_categories=["Cs"]), st.characters(exclude_categories=["Cs"]))
+@example("\U0010ffff", "\U0001f600")
+def test_a_row_with_texts_of_the_maximum_length_is_read_back(
+    tmp_path_factory: pytest.TempPathFactory, prompt: str, response: str
+) -> None:
+    texts = [cut_text(letter * (MAX_TEXT_CHARACTERS + 1)) for letter in (prompt, response)]
+    row = replace(ROW, prompt=texts[0], response=texts[1], cut=True)
+    path = tmp_path_factory.mktemp("rows") / "table.jsonl"
+    path.write_text(line_of(row) + "\n")
+    assert list(read_table(path)) == [row]
+
+
 @given(ANY_TEXT)
 def test_what_is_visible_holds_nothing_that_a_terminal_acts_on(text: str) -> None:
     shown = visible(text)
@@ -51,7 +65,7 @@ def test_what_is_visible_holds_nothing_that_a_terminal_acts_on(text: str) -> Non
         ("[1]", "table"),
         (line_of(ROW).replace('"sample": 3', '"sample": "3"'), "sample: "),
         (line_of(ROW).replace('"sample": 3, ', ""), "sample: "),
-        (line_of(replace(ROW, prompt="x" * 20 * MAX_TEXT_CHARACTERS)), "longer than"),
+        (line_of(replace(ROW, prompt="x" * MAX_LINE_BYTES)), "longer than"),
     ],
 )
 def test_a_line_that_is_no_row_is_an_error_with_its_number(tmp_path: Path, line: str, what: str) -> None:

@@ -93,7 +93,12 @@ def test_more_failures_than_the_limit_fail_the_job_with_the_last_reason() -> Non
         (21, "BadModel", ". To go on, correct spec.models, or the folder it names"),
         (22, "BadPrompts", ". To go on, correct the file that spec.prompts.path names"),
         (23, "StorageFailed", ". To go on, make the volume under spec.checkpoints.path writable, free or enlarge it"),
-        (24, "WorkerError", ""),
+        (24, "AddressInUse", ""),
+        (
+            25,
+            "SampleFailed",
+            ". To go on, correct or remove its line of the prompts, or allow some by spec.rollout.maxFailedSamples",
+        ),
     ],
 )
 def test_a_verdict_of_the_coordinator_ends_the_job_in_its_own_words(code: int, reason: str, remedy: str) -> None:

@@ -137,3 +137,44 @@ def test_a_plugin_changes_nothing_but_the_fields_it_adds(folder: Path, tmp_path:
     algorithm = built(folder, changed(tmp_path, code, meddles))
     batch = make_batch()
     assert torch.equal(algorithm.prepare(batch).fields["values"], batch.fields["values"])
+
+
+@pytest.mark.parametrize("method", ["__init__", "prepare", "policy_loss", "batch_metrics"])
+def test_an_exit_of_the_class_is_an_error_of_user_code(folder: Path, tmp_path: Path, method: str) -> None:
+    leaves = f"\n\n    def {method}(self, *arguments):\n        raise SystemExit(3)\n"
+
+    def run_all() -> None:
+        algorithm = built(folder, changed(tmp_path, START, START + leaves))
+        losses_of(algorithm)
+        algorithm.batch_metrics(make_batch())
+
+    with pytest.raises(WorkError, match=rf"Reinforce\.{method} in .*: SystemExit: 3; correct the code") as caught:
+        run_all()
+    assert caught.value.failure.exit_code == ExitCode.USER_CODE
+
+
+def test_a_class_with_objectives_of_its_own_is_refused(folder: Path, tmp_path: Path) -> None:
+    objectives = "\n\n    def objectives(self):\n        return {}\n"
+    with pytest.raises(WorkError, match=r"Reinforce\.objectives .* is never called for a plug-in; define policy_loss"):
+        built(folder, changed(tmp_path, START, START + objectives))
+
+
+def test_shaped_rewards_of_the_class_are_reported_and_checked(folder: Path, tmp_path: Path) -> None:
+    def shaped(expression: str) -> Algorithm:
+        method = f"\n\n    def shaped_rewards(self, batch):\n        return {expression}\n"
+        return built(folder, changed(tmp_path, START, START + method))
+
+    batch = make_batch(abstained=(2,))
+    assert torch.equal(built(folder, REINFORCE).shaped_rewards(batch)[batch.valid], batch.rewards[batch.valid])
+    halved = shaped("(batch.rewards / 2).masked_fill(~batch.valid, torch.nan)").shaped_rewards(batch)
+    assert torch.equal(halved[batch.valid], batch.rewards[batch.valid] / 2)
+    for wrong, says in (("batch.mask.float()", "give floating numbers"), ("batch.rewards / 0", "give finite numbers")):
+        with pytest.raises(WorkError, match=f"Reinforce.shaped_rewards .*{says}"):
+            shaped(wrong).shaped_rewards(batch)
+
+
+def test_the_class_receives_the_number_of_the_iteration(folder: Path, tmp_path: Path) -> None:
+    method = "\n\n    def begin_iteration(self, iteration):\n        self.baseline = 10.0 + iteration\n"
+    algorithm = built(folder, changed(tmp_path, START, START + method))
+    algorithm.begin_iteration(4)
+    assert algorithm.state()["baseline"] == 14.0
