@@ -124,7 +124,7 @@ def test_ppo_trains_by_vllm_from_the_built_image_with_no_port_but_ours(
 ) -> None:
     """Leave the job more iterations than the test waits for: it must not end before the test has looked into its
     pod."""
-    cluster.apply(variant(objects, "ppo"))
+    cluster.apply(variant(objects, "ppo", iterations=120))
     wait_for(cluster, "Running", name="ppo")
     pod = cluster.get("pod", "ppo-generation-0", PLACE)
     assert pod["spec"]["containers"][0]["image"] == images.WORKER_VLLM
