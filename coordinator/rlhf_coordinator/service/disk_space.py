@@ -1,8 +1,8 @@
 """The free space on the file systems of a job, for Prometheus.
 
 Rule: a hanging network file system must not block anything else. A thread queries it, one query at a time, and a scrape
-waits at most WAIT_SECONDS for all answers together. An answer is cached for KEPT_SECONDS. A file system that does not answer has
-no number: an old one would look like a healthy disk.
+waits at most WAIT_SECONDS for all answers together. An answer is cached for KEPT_SECONDS. A file system that does not
+answer has no number: an old one would look like a healthy disk.
 """
 
 import os

@@ -1,7 +1,6 @@
 """Leases of queued samples to generation workers, with samples that balancing withdrew for one of them."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings

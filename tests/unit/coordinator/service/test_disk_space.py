@@ -71,7 +71,8 @@ def test_file_systems_that_hang_are_waited_for_together(monkeypatch: pytest.Monk
         over.set()
 
 
-def test_a_query_that_fails_is_repeated() -> None:
+def test_a_query_that_fails_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
     answers = iter([None, Space(1, 2)])
 
     def ask(folder: Path) -> Space:
