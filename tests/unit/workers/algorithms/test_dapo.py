@@ -31,7 +31,7 @@ def test_the_penalty_grows_with_the_length_and_is_bounded() -> None:
 
 @pytest.mark.parametrize("penalty", [0.0, 3.0])
 def test_a_prompt_with_equal_rewards_has_advantages_by_the_penalty_alone(tmp_path: Path, penalty: float) -> None:
-    """As whenRoundsUsedUp: Train lets it be trained on: longer responses are worth less, and without penalty none is."""
+    """The setting whenRoundsUsedUp: Train trains on it. Without a penalty its responses are worth the same."""
     folder = models.write_policy(tmp_path / "model", "llama", seed=1)
     fields = member("dapo", overlongShare=1, overlongPenalty=penalty)
     algorithm = build_algorithm(make_job(folder, folder, algorithm=fields).spec, torch.device("cpu"))

@@ -131,7 +131,7 @@ def test_one_that_fits_no_draft_model_leaves_the_worker_without_a_version(
 def test_a_copy_that_breaks_off_leaves_the_worker_without_a_version(
     pair: tuple[GenerationRole, ModelDrafter, Source], model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    role, drafter, source = pair
+    role, _, source = pair
     role.load(order(3), None)
     broken = {id(tensor) for tensor in source.models[model].values()}
     copy = torch.Tensor.copy_
