@@ -72,8 +72,6 @@ class PlannedReason(StrEnum):
     """The manifest uses a mode that this version does not support (`rlhf_api.rules.unavailable`)."""
     NOT_SERVED = "NotAvailableInThisCluster"
     """spec.scheduling.gang.mode names a scheduler that this cluster does not serve, or this operator may not use."""
-    DOES_NOT_FIT = "DoesNotFit"
-    """The planner's memory estimate exceeds the devices."""
 
 
 class AdmittedReason(StrEnum):

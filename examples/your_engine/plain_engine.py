@@ -17,8 +17,9 @@ from rlhf_workers.generation.engine import EngineError, EngineLimits, SamplingPa
 from rlhf_workers.generation.requests import check_request, known_response, sample_name
 from rlhf_workers.generation.sampling import WORDS_PER_BLOCK, marked, sample, uniforms
 from rlhf_workers.generation.stopping import StopRule, stop_ids
-from rlhf_workers.models.loading import load_causal_lm, replace_weights
+from rlhf_workers.models.loading import copy_weights, load_causal_lm, matched_weights
 from rlhf_workers.models.precision import compute_dtype
+from rlhf_workers.worker_role import NO_VERSION
 
 
 def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> "PlainEngine":
@@ -107,7 +108,9 @@ class PlainEngine:
         return [known_response(self._samples.pop(key), "") for key in wanted]
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
-        loaded = replace_weights(self._model, tensors, subject=f"actor version {version}")
+        copies = matched_weights(self._model, tensors, subject=f"actor version {version}")
+        self.version = NO_VERSION
+        loaded = copy_weights(copies)
         self.version = version
         return loaded
 

@@ -159,8 +159,8 @@ class Controller:
             expire = stored.due if stored else None
             coordinator = next((pod for pod in pods.values() if pod.group == Group.COORDINATOR), None)
             if stored and coordinator and coordinator.active and coordinator.address and coordinator.phase == "Running":
-                sign = coordinator.uid, coordinator.ready, coordinator.end
-                self._coordinators.refresh(key, coordinator.address, stored.certificates, sign)
+                where = key, coordinator.address, stored.certificates
+                self._coordinators.refresh(*where, coordinator.run_id, sign=coordinator.ready)
         else:
             self._coordinators.forget(key)
             self._revisions.forget(key)

@@ -71,10 +71,12 @@ _WORKER: Final = re.compile(r"[a-z]{1,32}-[0-9]{1,9}")
 class _Connection:
     address: str
     certificates: Certificates
+    run_id: str = ""
+    """`ObservedPod.run_id` of the coordinator at this address."""
     channel: grpc.aio.Channel | None = None
     """Connection; None before the first attempt and after a failed one, because a channel reconnects by itself."""
     before: CoordinatorReading | None = None
-    """Last reading of the coordinator at the previous address."""
+    """Last reading through the previous connection, perhaps from a coordinator that is gone; its `run_id` tells."""
     reading: CoordinatorReading | None = None
     problem: str = ""
     failures: int = 0
@@ -106,19 +108,23 @@ class Coordinators:
         connection = self._connections.get(key)
         return (None, "") if connection is None else (connection.reading or connection.before, connection.problem)
 
-    def refresh(self, key: str, address: str, certificates: Certificates, sign: object = None) -> None:
+    def refresh(
+        self, key: str, address: str, certificates: Certificates, run_id: str = "", sign: object = None
+    ) -> None:
         """Read the coordinator at this address from now on, and less often while it does not answer.
 
-        `sign` is the observed state of the coordinator's pod. When it changes, the next attempt starts at once.
+        Readings have `run_id`, the `ObservedPod.run_id` of the coordinator. `sign` is the observed state of its pod.
+        When one of them changes, the next attempt starts at once.
         """
         connection = self._connections.get(key)
         if connection is None or connection.address != address or connection.certificates != certificates:
             before = self.latest(key)[0]
             self.forget(key)
-            connection = self._connections[key] = _Connection(address, certificates, before=before, sign=sign)
+            connection = _Connection(address, certificates, run_id, before=before, sign=sign)
+            self._connections[key] = connection
             connection.task = asyncio.create_task(self._read_on(key, connection))
-        elif connection.sign != sign:
-            connection.sign, connection.failures = sign, 0
+        elif (connection.run_id, connection.sign) != (run_id, sign):
+            connection.run_id, connection.sign, connection.failures = run_id, sign, 0
             connection.woken.set()
 
     def resize(self, key: str, replicas: Mapping[str, int]) -> None:
@@ -160,7 +166,7 @@ class Coordinators:
 
     async def _read(self, key: str, connection: _Connection) -> bool:
         """Read once; return whether there is news."""
-        before, problem = connection.reading, connection.problem
+        before, problem, run_id = connection.reading, connection.problem, connection.run_id
         try:
             async with self._slots:
                 connection.channel = connection.channel or self._channel(connection.address, connection.certificates)
@@ -170,7 +176,7 @@ class Coordinators:
                     # The caller may have changed the sizes meanwhile.
                     connection.sizes = None if connection.sizes is sizes else connection.sizes
                 answer = await stub.GetStatus(pb.GetStatusRequest(), timeout=TIMEOUT_SECONDS)
-            connection.reading = reading_of(answer, datetime.now(UTC))
+            connection.reading = reading_of(answer, datetime.now(UTC), run_id)
         except grpc.aio.AioRpcError as error:
             connection.problem = f"its status could not be read ({error.code().name.lower().replace('_', ' ')})"
         except Exception:
@@ -196,11 +202,12 @@ def pause(failures: int) -> float:
     return min(READ_EVERY_SECONDS * 2.0 ** min(failures, 16), LONGEST_PAUSE_SECONDS)
 
 
-def reading_of(status: pb.JobStatus, now: datetime) -> CoordinatorReading:
+def reading_of(status: pb.JobStatus, now: datetime, run_id: str = "") -> CoordinatorReading:
     """Return the part of a JobStatus that reconcile reads, within bounds."""
     working = Counter(worker.worker.rpartition("-")[0] for worker in status.workers if worker.state in WORKING)
     return CoordinatorReading(
         at=now,
+        run_id=run_id,
         phase=status.phase if status.phase in PHASES or not status.phase else UNKNOWN,
         iteration=_count(status.iteration),
         iterations=_count(status.iterations),

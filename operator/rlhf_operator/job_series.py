@@ -115,7 +115,7 @@ def _sizes(observed: ObservedJob, status: Mapping[str, Any]) -> dict[Metric, Any
         if group["name"] in labels.RESIZED_GROUP.values
     }
     values: dict[Metric, Any] = {operator.POOL_DESIRED: desired}
-    if (reading := observed.reading) is not None:
+    if (reading := observed.current_reading) is not None:
         values[operator.POOL] = {(): float(len(reading.pool))}
         values[operator.THRESHOLD] = {(): float(reading.threshold)}
         values[operator.STREAMS] = {(): float(reading.streams)}

@@ -10,13 +10,16 @@ Abilities of some roles are separate Protocols, found by isinstance. Model roles
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import torch
 
 from rlhf_common import control_pb2 as pb
 from rlhf_common.samples import SampleKey
 from rlhf_workers.models.kv_slices import KvReservation, KvSlice
+
+NO_VERSION: Final = -1
+"""Weight version of a model whose last update was interrupted, until a complete version is loaded."""
 
 
 class Outbox(Protocol):
@@ -75,7 +78,7 @@ class WorkerRole(Protocol):
         """Drop every unfinished sample and return it with all its tokens, after a session broke."""
 
     def versions(self) -> Mapping[str, int]:
-        """Return the weight version of each model, by model role."""
+        """Return the weight version of each model, by model role; NO_VERSION after an interrupted update."""
 
     def active(self) -> int:
         """Return the number of samples in decoding, or of scores not yet reported, for the heartbeat."""

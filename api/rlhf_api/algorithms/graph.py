@@ -21,8 +21,6 @@ class Shape(Enum):
     """One per token of the response."""
     PER_SAMPLE = auto()
     """One per response."""
-    PER_GROUP = auto()
-    """One per prompt, shared by its responses."""
 
 
 class Scope(Enum):

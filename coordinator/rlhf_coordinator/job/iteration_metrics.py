@@ -105,12 +105,8 @@ def idle_share(run: JobRun, worker: str) -> float:
 def batch_metrics(ledger: Ledger, graph: Graph) -> dict[str, float]:
     """Return reward statistics, response lengths in tokens, and the divergence from the reference.
 
-    Mean and deviation of the reward cover the samples that have one. Greedy baselines count among the tokens, not in
-    the first reward or the lengths.
+    Greedy baselines count among the tokens, not in the rewards or the lengths.
     """
-    shown = graph.reward_fields[:1]
-    scored = [sample.fields[field] for field in shown for sample in ledger.trainable if field in sample.fields]
-    rewards = np.array([_scalar(value) for value in scored])
     lengths = np.array([len(sample.response) for sample in ledger.trainable if not sample.failed], dtype=np.float64)
     tokens = sum(len(sample.response) for sample in ledger.uncut_samples if not sample.failed)
     metrics = {
@@ -123,14 +119,24 @@ def batch_metrics(ledger: Ledger, graph: Graph) -> dict[str, float]:
         "samples/cut": float(len(ledger.samples) - len(ledger.uncut_samples)),
         "tokens_cut": float(ledger.tokens - tokens),
     }
-    if rewards.size:
-        metrics |= {"reward": float(rewards.mean()), "reward_std": float(rewards.std())}
-        metrics |= {"reward_min": float(rewards.min()), "reward_max": float(rewards.max())}
-    for field in graph.reward_fields[1:]:
-        numbers = np.array([_scalar(sample.fields[field]) for sample in ledger.samples if field in sample.fields])
-        if numbers.size:
-            metrics |= {str(field): float(numbers.mean()), f"{field}_std": float(numbers.std())}
-    return metrics | rewards_by_name(ledger, graph) | divergence(ledger, graph)
+    return metrics | reward_statistics(ledger, graph) | rewards_by_name(ledger, graph) | divergence(ledger, graph)
+
+
+def reward_statistics(ledger: Ledger, graph: Graph) -> dict[str, float]:
+    """Return mean and deviation of each reward and cost, and the range of the first.
+
+    All cover the same samples: those that were not cut off, are no greedy baselines, and have every reward and cost.
+    """
+    fields = graph.reward_fields
+    judged = [sample for sample in ledger.trainable if all(field in sample.fields for field in fields)]
+    if not fields or not judged:
+        return {}
+    values = {field: np.array([_scalar(sample.fields[field]) for sample in judged]) for field in fields}
+    first = values[fields[0]]
+    metrics = {"reward_min": float(first.min()), "reward_max": float(first.max())}
+    for name, numbers in zip(("reward", *map(str, fields[1:])), values.values(), strict=True):
+        metrics |= {name: float(numbers.mean()), f"{name}_std": float(numbers.std())}
+    return metrics
 
 
 def rewards_by_name(ledger: Ledger, graph: Graph) -> dict[str, float]:

@@ -17,7 +17,8 @@ from rlhf_coordinator.state.worker import Worker
 OUT_OF_MEMORY: Final = "OutOfMemory"
 """Reason of a worker's failure."""
 MAX_SECONDS: Final = 86400.0
-"""Longest plausible queueing, step or load of a worker in seconds; a longer one is ignored."""
+"""Longest plausible queueing, step, load or move in seconds. A longer queueing or step is ignored;
+`loop.message_checks` refuses messages with longer times of other work."""
 
 
 def heartbeat(run: JobRun, worker: Worker, message: pb.Heartbeat, now: float) -> None:
@@ -105,13 +106,10 @@ def weights_loaded(run: JobRun, worker: Worker, load: pb.LoadResult) -> None:
     if worker.group.value not in labels.WEIGHT_GROUP.values:
         return  # restored weights of a rank are no update
     run.totals.weight_bytes[worker.group] += load.bytes
-    if load.seconds <= MAX_SECONDS:
-        group, iteration = worker.group.value, load.version - 1
-        run.histograms.observe(storage.WEIGHT_UPDATE, load.seconds, group, iteration=iteration, worker=worker.name)
-        if 0 < load.copy_seconds <= load.seconds:
-            run.histograms.observe(
-                storage.WEIGHT_COPY, load.copy_seconds, group, iteration=iteration, worker=worker.name
-            )
+    group, iteration = worker.group.value, load.version - 1
+    run.histograms.observe(storage.WEIGHT_UPDATE, load.seconds, group, iteration=iteration, worker=worker.name)
+    if 0 < load.copy_seconds <= load.seconds:
+        run.histograms.observe(storage.WEIGHT_COPY, load.copy_seconds, group, iteration=iteration, worker=worker.name)
 
 
 def phase_entered(run: JobRun, phase: str, now: float, now_ns: int) -> None:

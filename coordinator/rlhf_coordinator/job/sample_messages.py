@@ -5,6 +5,7 @@ its task instead. Leases are not checked here: the ledger does that.
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.storage.sample_codec import response_of, unpacked
 
+MAX_DRAFT_TOKENS: Final = 2**40
+"""Most draft tokens that a message may report for a response; more than any engine verifies."""
+
 
 def progress_of(message: pb.SampleProgress, limit: int) -> PackedResponse:
     """Return the new tokens of an unfinished response of at most `limit` tokens. Raises ValueError."""
@@ -26,7 +30,10 @@ def progress_of(message: pb.SampleProgress, limit: int) -> PackedResponse:
 
 
 def finished_response(message: pb.FinishedSample, limit: int) -> PackedResponse:
-    """Return the whole response, of at most `limit` tokens. Raises ValueError, also for an unknown finish reason."""
+    """Return the whole response, of at most `limit` tokens.
+
+    Raises ValueError, also for an unknown finish reason or impossible counts of draft tokens.
+    """
     response = response_of(message.tokens, message.log_probabilities, message.versions)
     if not 0 < len(response) <= limit:
         count = f"{len(response)} tokens, allowed are 1 to {limit}"
@@ -34,6 +41,9 @@ def finished_response(message: pb.FinishedSample, limit: int) -> PackedResponse:
     if message.finish_reason not in FINISH_REASONS[1:]:
         reason = message.finish_reason[:20]
         raise ValueError(f"sample {message.key.sample} finished by {reason!r}, not by stop or length")
+    for name, count in (("drafted", message.drafted_tokens), ("accepted", message.accepted_tokens)):
+        if not 0 <= count <= MAX_DRAFT_TOKENS:
+            raise ValueError(f"sample {message.key.sample}: {name}_tokens is {count}, must be from 0 to 2^40")
     return response
 
 

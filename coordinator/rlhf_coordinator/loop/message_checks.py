@@ -15,6 +15,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from rlhf_common import control_pb2 as pb
 from rlhf_common.names import Group
 from rlhf_common.worker_roles import roles_of
+from rlhf_coordinator.job.measurements import MAX_SECONDS
 from rlhf_coordinator.state.worker import Worker
 
 MAX_NAME_CHARACTERS: Final = 256
@@ -24,7 +25,9 @@ MAX_TEXT_CHARACTERS: Final = 65536
 MAX_ENTRIES: Final = 100_000
 """Most entries of a list or a map that is no batch and no response."""
 MAX_NUMBER: Final = 1e18
-"""Largest number in a span or an observation: bytes, nanoseconds, tokens."""
+"""Largest number of a message, except those below."""
+MAX_SAMPLE_BYTES: Final = 2**40
+"""Largest KV cache of a sample in bytes. The sum over millions of moves fits into the 64 bits of a status."""
 MAX_GROUP_EPOCH: Final = 2**30
 """Largest epoch of a training group, which has 32 bits and is incremented from the workers' reports."""
 _CHECKED: Final = frozenset({"register", "heartbeat", "done", "span", "prefix", "observation", "failed"})
@@ -34,6 +37,11 @@ Progress and results consist of arrays and are too frequent for that; their few 
 """
 _ANY_NUMBER: Final = frozenset({"rlhf.v1.TrainResult.metrics", "rlhf.v1.Failure.exit_code"})
 """Fields that allow any number: a metric may be NaN and is left out later, an exit code may be negative."""
+_CLOCK_TIMES: Final = frozenset({"start_ns", "end_ns"})
+"""Nanoseconds since 1970, which are above MAX_NUMBER today."""
+_SINCE_START: Final = "busy_seconds"
+"""Seconds since the start of a worker, perhaps more than a day."""
+_LIMITS: Final = {"rlhf.v1.MigratedSample.bytes": MAX_SAMPLE_BYTES}
 _TEXTS: Final = frozenset({"rlhf.v1.Failure.message"})
 _ARRAYS: Final = frozenset({"rlhf.v1.Array", "rlhf.v1.SampleProgress"})
 """Messages that contain arrays; their form is checked when they are read."""
@@ -80,23 +88,9 @@ def _span(worker: str, span: pb.Span) -> None:
 
 
 def _observation(observation: pb.Observation) -> None:
-    """Check the interval and the upper bounds of an observation; the general checks ensured finite numbers from 0."""
     if observation.end_ns < observation.start_ns:
         start_ns = observation.start_ns
         raise ValueError(f"observation.end_ns is {observation.end_ns}, must not be before start_ns {start_ns}")
-    kind = observation.WhichOneof("work")
-    if kind is None:
-        return  # work that only newer workers know
-    _bounded(getattr(observation, kind), f"observation.{kind}")
-
-
-def _bounded(message: Any, place: str) -> None:
-    for field, value in message.ListFields():
-        if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
-            for inner in value if field.is_repeated else (value,):
-                _bounded(inner, f"{place}.{field.name}")
-        elif field.cpp_type in (*_FLOATS, *_INTEGERS) and value > MAX_NUMBER:
-            raise ValueError(f"{place}.{field.name} is {value}, must be at most {MAX_NUMBER:g}")
 
 
 def check_registration(worker: Worker | None, message: pb.Register, iterations: int) -> None:
@@ -139,19 +133,26 @@ def _value(field: Any, value: Any, place: str) -> None:
     if kind == FieldDescriptor.CPPTYPE_MESSAGE:
         if field.message_type.full_name not in _ARRAYS:
             _fields(value, place)
-    elif kind in _FLOATS:
-        if not math.isfinite(value) or value < 0:
-            raise ValueError(f"{place} is {value}, must be a number from 0")
-    elif kind in _INTEGERS:
-        if value < 0:
-            raise ValueError(f"{place} is {value}, must not be below 0")
+    elif kind in (*_FLOATS, *_INTEGERS):
+        _number(field, value, place)
     elif kind == FieldDescriptor.CPPTYPE_STRING:
-        limit = (
-            MAX_TEXT_CHARACTERS
-            if field.full_name in _TEXTS
-            else MAX_NAME_CHARACTERS
-            if field.name != "parameters"
-            else MAX_TEXT_CHARACTERS
-        )
+        long = field.full_name in _TEXTS or field.name == "parameters"
+        limit = MAX_TEXT_CHARACTERS if long else MAX_NAME_CHARACTERS
         if len(value) > limit:
             raise ValueError(f"{place} has {len(value)} characters, allowed are {limit}")
+
+
+def _number(field: Any, value: float, place: str) -> None:
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{place} is {value}, must be a number from 0")
+    if value > (limit := _limit(field)):
+        raise ValueError(f"{place} is {value}, must be at most {limit:g}")
+
+
+def _limit(field: Any) -> float:
+    """Return the largest value of a field with a number."""
+    if field.name in _CLOCK_TIMES:
+        return math.inf
+    if field.name.endswith("seconds") and field.name != _SINCE_START:
+        return MAX_SECONDS
+    return _LIMITS.get(field.full_name, MAX_NUMBER)

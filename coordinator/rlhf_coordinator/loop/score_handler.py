@@ -29,8 +29,16 @@ passes."""
 
 
 def scored(run: JobRun, samples: Samples, index: int, worker: str, message: pb.ScoredSample) -> bool:
-    """Process a result, an abstention or a failure of a task on a sample; return False when the message is stale."""
+    """Process a result, an abstention or a failure of a task on a sample; return False when the message is stale.
+
+    Raises ValueError for an unknown task or an impossible number of early tokens.
+    """
     task = task_named(samples.tasks, message.task)
+    rollout = run.context.spec.rollout
+    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+    if not 0 <= message.early_tokens <= longest:
+        name = samples.name(index)
+        raise ValueError(f"a score of {name}: early_tokens is {message.early_tokens}, must be from 0 to {longest}")
     problem = score_problem(message, task, len(samples.ledger.samples[index].response))
     if problem is not None:
         return _score_failed(run, samples, index, worker, message, problem, task)

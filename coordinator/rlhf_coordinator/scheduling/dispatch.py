@@ -59,17 +59,14 @@ def _generate(context: JobContext, state: JobState, workers: Sequence[Worker]) -
     batch = context.spec.generation.max_batch_size
     capacity = batch + max(1, batch // PREFETCH_SHARE)
     workers = [worker for worker in workers if not ledger.holds_isolated(worker.name)]
-    loads = [
-        (ledger.decoding_on(worker.name) + ledger.arriving_on(worker.name), order)
-        for order, worker in enumerate(workers)
-    ]
+    room = [max(0, capacity - ledger.decoding_on(worker.name) - ledger.arriving_on(worker.name)) for worker in workers]
+    queued = ledger.queued(sum(room))
+    assigned = _to_destinations(state, queued, workers, room)
+    reserved = {index for samples in assigned.values() for index in samples}
+    loads = [(capacity - free, order) for order, free in enumerate(room)]
     heapq.heapify(loads)
-    room = sum(max(0, capacity - load) for load, _ in loads)
-    assigned: dict[int, list[int]] = {}
-    for index in ledger.queued(room):
-        order = _reserved(state, index, workers)
-        if order is not None:
-            assigned.setdefault(order, []).append(index)
+    for index in queued:
+        if index in reserved:
             continue
         load, order = heapq.heappop(loads)
         if loads and workers[order].name == ledger.samples[index].faults.worker and loads[0][0] < capacity:
@@ -80,15 +77,24 @@ def _generate(context: JobContext, state: JobState, workers: Sequence[Worker]) -
     return [Generate(workers[order].name, tuple(samples)) for order, samples in sorted(assigned.items())]
 
 
-def _reserved(state: JobState, index: int, workers: Sequence[Worker]) -> int | None:
-    """Return the balancing destination of a withdrawn sample, unless it failed there.
+def _to_destinations(
+    state: JobState, queued: Iterable[int], workers: Sequence[Worker], room: list[int]
+) -> dict[int, list[int]]:
+    """Return position of a worker -> samples that balancing withdrew for it, and take them off its `room`.
 
-    Without this rule, the least loaded worker may be the slow one that the sample left.
+    Without this rule, the least loaded worker may be the slow one that the sample left. A sample that failed on its
+    destination, or finds it full, is leased as any other.
     """
-    wanted = state.fusion.destinations.get(index)
-    if wanted is None or wanted == state.ledger.samples[index].faults.worker:
-        return None
-    return next((order for order, worker in enumerate(workers) if worker.name == wanted), None)
+    positions = {worker.name: order for order, worker in enumerate(workers)}
+    assigned: dict[int, list[int]] = {}
+    for index in queued:
+        wanted = state.fusion.destinations.get(index, "")
+        order = positions.get(wanted)
+        if order is None or not room[order] or wanted == state.ledger.samples[index].faults.worker:
+            continue
+        room[order] -= 1
+        assigned.setdefault(order, []).append(index)
+    return assigned
 
 
 def _alone(state: JobState, workers: Sequence[Worker]) -> list[Decision]:

@@ -1,21 +1,22 @@
 """The free space on the file systems of a job, for Prometheus.
 
 Rule: a hanging network file system must not block anything else. A thread queries it, one query at a time, and a scrape
-waits at most WAIT_SECONDS for each answer. An answer is cached for KEPT_SECONDS. A file system that does not answer has
-no number: an old one would look like a healthy disk.
+waits at most WAIT_SECONDS for all answers together. An answer is cached for KEPT_SECONDS. A file system that does not
+answer has no number: an old one would look like a healthy disk.
 """
 
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Final, NamedTuple
 
 KEPT_SECONDS: Final = 10.0
 """Seconds for which an answer is cached, so that scrapes of several Prometheus servers share one query."""
 WAIT_SECONDS: Final = 1.0
-"""Seconds that a scrape waits for the answer of one file system."""
+"""Seconds that a scrape waits for the answers of all file systems."""
 
 
 class Space(NamedTuple):
@@ -50,7 +51,7 @@ class DiskSpace:
     ) -> None:
         self._folders, self._ask, self._clock = dict(folders), ask, clock
         self._lock = threading.Lock()
-        self._asking: dict[str, threading.Thread] = {}
+        self._asking: dict[str, Future[None]] = {}
         self._answers: dict[str, tuple[float, Space | None]] = {}
         """Folder -> (time of the answer, the answer)."""
 
@@ -58,25 +59,27 @@ class DiskSpace:
         """Return the space of every folder that answers."""
         with self._lock:
             asked = [self._asked(name) for name in self._folders]
-        for thread in asked:
-            if thread is not None:
-                thread.join(WAIT_SECONDS)
+        wait([query for query in asked if query is not None], WAIT_SECONDS)
         now = self._clock()
         answers = [(name, *self._answers[name]) for name in self._folders if name in self._answers]
         return {name: space for name, at, space in answers if space is not None and now - at <= KEPT_SECONDS}
 
-    def _asked(self, name: str) -> threading.Thread | None:
-        """Return the thread that queries a folder now; None when the last answer is still valid."""
-        thread = self._asking.get(name)
-        if thread is not None and thread.is_alive():
-            return thread
+    def _asked(self, name: str) -> Future[None] | None:
+        """Return the query of a folder in progress; None when the last answer is still valid."""
+        query = self._asking.get(name)
+        if query is not None and not query.done():
+            return query
         answer = self._answers.get(name)
         if answer is not None and self._clock() - answer[0] < KEPT_SECONDS:
             return None
-        thread = self._asking[name] = threading.Thread(target=self._answer, args=(name,), name="disk", daemon=True)
-        thread.start()
-        return thread
+        query = self._asking[name] = Future()
+        # A daemon: a query that hangs must not keep the process from ending, as the threads of an executor would.
+        threading.Thread(target=self._answer, args=(name, query), name="disk", daemon=True).start()
+        return query
 
-    def _answer(self, name: str) -> None:
-        space = self._ask(self._folders[name])
-        self._answers[name] = (self._clock(), space)
+    def _answer(self, name: str, query: Future[None]) -> None:
+        try:
+            space = self._ask(self._folders[name])
+            self._answers[name] = (self._clock(), space)
+        finally:
+            query.set_result(None)

@@ -167,9 +167,13 @@ def prune(path: Path, newest: int, keep: int, spared: Collection[int] = ()) -> l
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove leftovers of processes that died during a write."""
+    """Remove leftovers of processes that died during a write: folders, and files such as `.tmp-best.json`."""
     for item in path.glob(".tmp-*") if path.is_dir() else ():
-        shutil.rmtree(item, ignore_errors=True)
+        if item.is_dir() and not item.is_symlink():
+            discard(item)
+        else:
+            with contextlib.suppress(OSError):
+                item.unlink()
 
 
 def _index(folder: Path, weights: Sequence[pb.CheckpointFile], sums: dict[str, tuple[int, str]]) -> None:

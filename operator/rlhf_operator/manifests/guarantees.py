@@ -1,4 +1,4 @@
-"""The fields that a pod template must not set, each with an alternative.
+"""The fields that a pod template must not set, each with an alternative, and warnings about those without effect.
 
 Rule: a template never weakens security, command, environment contract, labels and devices of our containers. A
 violation is reported with its field: a user who wrote `hostNetwork: true` must learn that it is not applied. Takes
@@ -13,12 +13,12 @@ from rlhf_api.problems import Problem, Severity
 from rlhf_common.names import GROUP
 from rlhf_operator.manifests import claimed_devices, engine_pods, user_code_mounts
 from rlhf_operator.manifests.own_folders import mount_problem
-from rlhf_operator.manifests.pods import CONTAINER, GPU_RESOURCE
+from rlhf_operator.manifests.pods import CONTAINER, GPU_RESOURCE, TERMINATION_MESSAGE_POLICY
 from rlhf_operator.manifests.quantity import amount
 
 Json = Mapping[str, Any]
 
-USERS_VARIABLES: Final = frozenset({"RLHF_LOG_FORMAT", "HOME", "PYTHONUNBUFFERED"}).union(
+USERS_VARIABLES: Final = frozenset({"RLHF_LOG_FORMAT", "HOME", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}).union(
     engine_pods.CACHES, engine_pods.SILENT, engine_pods.OFFLINE, engine_pods.LOOPBACK
 )
 """Variables that we set and that a template may override."""
@@ -80,6 +80,9 @@ def _spec(spec: Json, path: str) -> Iterator[Problem]:
     for field in ("hostname", "subdomain", "restartPolicy", "hostUsers", "ephemeralContainers", "hostnameOverride"):
         if field in spec:
             yield Problem(f"{path}.{field}", spec[field], "is set by the operator; leave it out")
+    if spec.get("enableServiceLinks"):
+        message = "has no effect: variables of Services could be taken for those of the operator; leave it out"
+        yield Problem(f"{path}.enableServiceLinks", True, message, severity=Severity.WARNING)
     yield from _security(spec.get("securityContext") or {}, f"{path}.securityContext")
     for index, volume in enumerate(spec.get("volumes") or []):
         yield from _volume(volume, f"{path}.volumes[{index}]")
@@ -98,6 +101,10 @@ def _container(container: Json, path: str, devices: str) -> Iterator[Problem]:
     for field in ("command", "args", "lifecycle"):
         if field in container:
             yield Problem(f"{path}.{field}", container[field], "is set by the operator; leave it out")
+    policy = container.get("terminationMessagePolicy")
+    if policy not in (None, TERMINATION_MESSAGE_POLICY):
+        message = f"has no effect: the job's status quotes the log, by {TERMINATION_MESSAGE_POLICY}; leave it out"
+        yield Problem(f"{path}.terminationMessagePolicy", policy, message, severity=Severity.WARNING)
     if context.get("readOnlyRootFilesystem") is False:
         field = f"{path}.securityContext.readOnlyRootFilesystem"
         yield Problem(field, False, "must be true; write to /tmp or a volume")

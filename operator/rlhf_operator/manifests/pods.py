@@ -64,6 +64,8 @@ POD_SECURITY: Final = {
     "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+TERMINATION_MESSAGE_POLICY: Final = "FallbackToLogsOnError"
+"""The last log line says why a process ended; it becomes the pod's status message."""
 TMP: Final = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108 an emptyDir of the pod
 CONTAINER_SECURITY: Final = {
     "allowPrivilegeEscalation": False,
@@ -223,8 +225,7 @@ def _container(
         ],
         "resources": resources,
         "securityContext": CONTAINER_SECURITY,
-        # The last log line says why a process ended; it becomes the pod's status message.
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "terminationMessagePolicy": TERMINATION_MESSAGE_POLICY,
         "volumeMounts": [
             {"name": "certificates", "mountPath": CERTIFICATES_PATH, "readOnly": True},
             TMP,

@@ -17,7 +17,7 @@ from rlhf_common.nesting import too_deep
 from rlhf_operator.bounded_cache import cached
 from rlhf_operator.manifests import claimed_devices, guarantees, pod_rules, pod_schema
 from rlhf_operator.manifests.engine_pods import shared_bytes
-from rlhf_operator.manifests.pods import CONTAINER, CONTAINER_SECURITY, GPU_RESOURCE, TMP
+from rlhf_operator.manifests.pods import CONTAINER, CONTAINER_SECURITY, GPU_RESOURCE, TERMINATION_MESSAGE_POLICY, TMP
 from rlhf_operator.manifests.quantity import amount
 
 Json = dict[str, Any]
@@ -43,7 +43,7 @@ _LIST_KEYS: Final = {
 """Merge key of the lists that are merged with ours; other lists of ours replace those of a template."""
 _DEFAULTS: Final = frozenset(
     {"image", "imagePullPolicy", "terminationGracePeriodSeconds", "cpu", "memory"}
-    | {"runAsUser", "runAsGroup", "fsGroup", "fsGroupChangePolicy", "startupProbe", "livenessProbe"}
+    | {"runAsUser", "runAsGroup", "fsGroup", "fsGroupChangePolicy", "startupProbe", "livenessProbe", "readinessProbe"}
 )
 """Fields that we set as defaults: the template's value wins."""
 _USERS_VOLUMES: Final = frozenset({"tmp", "shm", "/tmp", "/dev/shm"})  # noqa: S108 paths inside the pod
@@ -111,7 +111,7 @@ def merge_pod(ours: Json, template: Mapping[str, Any], labels: Mapping[str, str]
         context = _merge(CONTAINER_SECURITY, container.get("securityContext") or {})
         container["securityContext"] = {**context, "capabilities": {"drop": ["ALL"]}}
         _give_tmp(container)
-        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+        container.setdefault("terminationMessagePolicy", TERMINATION_MESSAGE_POLICY)
     # Ours first: `kubectl logs` and `kubectl exec` use the first container.
     merged["spec"]["containers"].sort(key=lambda container: container.get("name") != CONTAINER)
     return merged

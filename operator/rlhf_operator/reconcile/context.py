@@ -77,8 +77,8 @@ class ReconcileContext:
 
     @property
     def reading(self) -> CoordinatorReading | None:
-        """Return the latest reading of the coordinator."""
-        return self.observed.reading
+        """Return the latest reading of the coordinator; None if the coordinator that answered is gone."""
+        return self.observed.current_reading
 
     @property
     def coordinator_runs(self) -> bool:

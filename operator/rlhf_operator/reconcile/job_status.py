@@ -129,15 +129,23 @@ def coordinator_status(
 
 
 def last_reading(
-    reading: CoordinatorReading | None, pods: Collection[ObservedPod], iterations: int, *, over: bool
+    reading: CoordinatorReading | None,
+    pods: Collection[ObservedPod],
+    iterations: int,
+    *,
+    over: bool,
+    earlier: CoordinatorReading | None = None,
 ) -> CoordinatorReading | None:
-    """Return the reading, or the coordinator's final report. `over`: it does not restart in its pod."""
+    """Return the reading, or the coordinator's final report. `over`: it does not restart in its pod.
+
+    `earlier` is the last reading of a coordinator that is gone. It has metrics that the report lacks.
+    """
     ends = [pod.end for pod in pods if pod.group == Group.COORDINATOR and (over or pod.over or pod.deletion)]
     reports = [(end.at, end.report) for end in ends if end and end.at and end.report]
     if not reports:
         return reading
     at, report = max(reports, key=lambda item: item[0])
-    latest = reading or CoordinatorReading(at, "", 0, iterations)
+    latest = reading or earlier or CoordinatorReading(at, "", 0, iterations)
     return replace(
         latest,
         at=max(at, latest.at),

@@ -205,7 +205,7 @@ def _running_unheard(context: ReconcileContext, problems: list[str]) -> Conditio
     observed, conditions = context.observed, context.conditions
     ready = sum(pod.ready for pod in context.pods)
     text = f"{ready} of {len(context.pods)} pods are ready" if context.pods else "its pods are being created"
-    heard_before = bool(context.status.get("progress")) or context.reading is not None
+    heard_before = bool(context.status.get("progress")) or observed.reading is not None
     if observed.occupied and not context.pods:
         reason = RunningReason.NAME_TAKEN
     elif any(pod.stuck(context.now) for pod in context.pods):

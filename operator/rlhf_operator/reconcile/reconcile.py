@@ -140,7 +140,8 @@ def _status(
     if actions.finished:
         status["completionTime"] = rfc3339(context.now)
     pods, iterations, events = [*context.pods, *context.observed.ended], job.spec.iterations, list[JobEvent]()
-    last = job_status.last_reading(reading, pods, iterations, over=actions.finished)
+    earlier = context.observed.reading
+    last = job_status.last_reading(reading, pods, iterations, over=actions.finished, earlier=earlier)
     status |= job_status.coordinator_status(last, reading, before)
     if last is not None:
         events += job_status.skipped_steps_events(status["progress"], before.get("progress") or {})

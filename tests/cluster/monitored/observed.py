@@ -23,7 +23,8 @@ from tests.cluster.processes import wait_until
 from tests.cluster.releases.chart import CHART, HOME, RELEASE
 
 NAMESPACE = "team-rl"
-PATIENCE = 600.0  # seconds for any step
+PATIENCE = 600.0
+"""Seconds for any step, such as one iteration."""
 PAGE_PORT = 7  # port of the slot, by index
 FOUND_BY = "grafana_dashboard=1"
 """Label that Grafana's sidecar looks for."""
@@ -129,14 +130,17 @@ class Observed:
         return job
 
     def until_trained(self, iterations: int) -> None:
-        """Wait until the job has trained this number of iterations."""
+        """Wait until the job has trained this number of iterations; each may take PATIENCE."""
+        while (trained := self.job.trained()) < iterations:
+            self._until_trained_more(trained)
 
-        def trained() -> bool:
+    def _until_trained_more(self, before: int) -> None:
+        def more() -> bool:
             failed = self.job.condition("Failed")
             assert failed.get("status") != "True", failed["message"]
-            return self.job.trained() >= iterations
+            return self.job.trained() > before
 
-        wait_until(f"{iterations} iterations", trained, PATIENCE, every=1.0, check=self.cluster.check)
+        wait_until(f"iteration {before + 1}", more, PATIENCE, every=1.0, check=self.cluster.check)
 
     def change(self) -> None:
         """Set FUSED, which restarts its coordinator, and give inference another worker."""
@@ -144,9 +148,20 @@ class Observed:
 
     def lose(self, worker: str) -> None:
         """Kill a worker's pod, and wait until its successor runs."""
-        before = self.job.uid(f"pod/{NAME}-{worker}")
-        self.job.kubectl("delete", f"pod/{NAME}-{worker}", "--grace-period=0", "--force")
-        again = f"another pod of {worker} to run"
-        wait_until(
-            again, lambda: self.job.container(worker) and self.job.uid(f"pod/{NAME}-{worker}") != before, PATIENCE
-        )
+        pod = f"{NAME}-{worker}"
+        before = ""
+
+        def runs() -> bool:
+            nonlocal before
+            before = self.job.uid(f"pod/{pod}")
+            return bool(before and self.job.container(worker))
+
+        wait_until(f"{worker} to run", runs, PATIENCE, check=self.cluster.check)
+        delete = ("delete", f"pod/{pod}", "--ignore-not-found", "--grace-period=0", "--force", self.job.where)
+        wait_until(f"the deletion of {pod}", lambda: self.job.answer(*delete) is not None, PATIENCE)
+
+        def successor() -> bool:
+            # The id first: a container that is seen afterwards is of this pod, or of a later one.
+            return self.job.uid(f"pod/{pod}") not in ("", before) and bool(self.job.container(worker))
+
+        wait_until(f"another pod of {worker} to run", successor, PATIENCE, check=self.cluster.check)

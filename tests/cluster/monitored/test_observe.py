@@ -85,7 +85,10 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
         # Times are predicted under Auto only, which ends with the change.
         seen = f"count_over_time(rlhf_fusion_prediction_error_ratio[{WHOLE_SECONDS}s])"
         result.monitoring.prometheus.until(
-            seen, PATIENCE, lambda found: found and found[0].value >= DRAWN_SCRAPES, "as much of it as is drawn"
+            seen,
+            PATIENCE,
+            lambda found: any(each.value >= DRAWN_SCRAPES for each in found),
+            "as much of it as is drawn",
         )
         result.change()
         result.lose("generation-1")

@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 
 import pytest
+from tests.support.jobs import mixed_engines
 from tests.support.jobs.chaos import Ended, Kills, run_job
 from tests.support.jobs.local_job import edited_spec, write_job
 from tests.support.model_folders import models
@@ -119,6 +120,7 @@ def test_workers_of_two_engines_exchange_samples_by_their_tokens(
     off: tuple[Path, Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv(mixed_engines.MEETING, str(tmp_path))
     settings = (*gathered("Auto"), "generation.engine=tests.support.jobs.mixed_engines")
     run = run_job(off[0], tmp_path / "run", settings=settings)
     assert_same(run, off[1])

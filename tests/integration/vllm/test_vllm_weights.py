@@ -24,12 +24,13 @@ from rlhf_common import control_pb2 as pb
 from rlhf_common.arrays import unpack
 from rlhf_common.samples import ResponsePart, SampleKey, SampleRequest, VersionSpan
 from rlhf_workers.failures import WorkError
-from rlhf_workers.generation.engine import NO_VERSION, EngineError
+from rlhf_workers.generation.engine import EngineError
 from rlhf_workers.generation.generation_role import GenerationRole
 from rlhf_workers.generation.torch_engine.build import build_engine as build_torch_engine
 from rlhf_workers.sample_codec import key_of
 from rlhf_workers.shared_memory.choice import lent_by
 from rlhf_workers.weights.fetching import FetchedWeights, FetchPolicy, fetch_weights
+from rlhf_workers.worker_role import NO_VERSION
 
 pytestmark = pytest.mark.full
 

@@ -325,7 +325,9 @@ class SimulatedCluster:
         """Let the coordinator answer."""
         working = {"generation": 2, "inference": 1, "training": 2}
         replicas = self.reading.replicas if self.reading else {"generation": 2, "inference": 1, "training": 2}
-        fields = {"working": working, "replicas": replicas} | more
+        coordinator = pod_of(self.pods["job-coordinator"]) if "job-coordinator" in self.pods else None
+        run_id = coordinator.run_id if isinstance(coordinator, ObservedPod) else ""
+        fields = {"working": working, "replicas": replicas, "run_id": run_id} | more
         self.reading = CoordinatorReading(self.now, phase, iteration, 100, **fields)
 
     # -- the user's view

@@ -150,6 +150,38 @@ async def test_answers_that_say_the_same_are_no_news(
         await server.stop(None)
 
 
+async def test_each_reading_has_the_run_of_the_coordinator_that_answered(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_client, "READ_EVERY_SECONDS", 60.0)
+    served, server = AnsweringCoordinator(), grpc.aio.server()
+    add_CoordinatorServicer_to_server(served, server)
+    keys = [(certificates.key, certificates.certificate)]
+    credentials = grpc.ssl_server_credentials(keys, certificates.authority, require_client_auth=True)
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    changed: list[str] = []
+    coordinators = Coordinators(changed.append, port)
+
+    def last_run() -> str:
+        reading, _ = coordinators.latest(KEY)
+        return reading.run_id if reading is not None else ""
+
+    try:
+        coordinators.refresh(KEY, "127.0.0.1", certificates, "uid-1/")
+        await until(lambda: changed == [KEY])
+        assert last_run() == "uid-1/"
+        coordinators.refresh(KEY, "127.0.0.1", certificates, "uid-1/ended")  # the same address answers for another run
+        assert last_run() == "uid-1/"
+        await until(lambda: changed == [KEY, KEY])
+        assert last_run() == "uid-1/ended"
+        coordinators.refresh(KEY, "127.0.0.2", certificates, "uid-2/")
+        assert last_run() == "uid-1/ended", "the last answer stays until the new coordinator answers"
+    finally:
+        await coordinators.close()
+        await server.stop(None)
+
+
 async def test_a_coordinator_that_does_not_answer_is_not_dialled_between_attempts(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:

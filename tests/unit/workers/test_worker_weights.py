@@ -21,6 +21,7 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.peer_server import start_server
 from rlhf_workers.weights.fetching import FetchPolicy, fetch
 from rlhf_workers.weights.source import WeightSourceService
+from rlhf_workers.weights.stream import WeightStream
 
 PATIENT = FetchPolicy(attempts=3, backoff_seconds=0.01, describe_seconds=60.0, idle_seconds=60.0)
 QUICK = replace(PATIENT, attempts=2, idle_seconds=2.5)
@@ -107,6 +108,16 @@ async def fetched(
 
 def source(stage: HeldStage) -> WeightSourceService:
     return WeightSourceService(lambda: stage)
+
+
+async def test_the_bytes_of_a_failed_attempt_are_no_progress() -> None:
+    async with serving(Faulty(stage_of(0), "die", times=1)) as [location]:
+        stream = WeightStream("actor", 3, location.address, None)
+        with pytest.raises(WorkError, match="killed"):
+            await asyncio.to_thread(stream.read, 60.0)
+        assert 0 < stream.received < stream.size
+        await asyncio.to_thread(stream.read, 60.0)
+        assert stream.received == stream.size
 
 
 async def test_stages_together_give_every_tensor_bit_by_bit() -> None:

@@ -9,7 +9,7 @@ samples, the worker, or interruptions. An engine must never lose a sample: until
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from prometheus_client.registry import Collector
@@ -18,9 +18,6 @@ from rlhf_api.algorithms import has_greedy_baseline
 from rlhf_api.job import RLHFJobSpec
 from rlhf_common.samples import ResponsePart, SampleKey, SampleRequest
 from rlhf_workers.models.kv_slices import KvShape, KvSlice
-
-NO_VERSION: Final = -1
-"""Version of an engine whose weights are incomplete; it takes and decodes no sample."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +194,7 @@ class Engine(Protocol):
     """Continuous batching over one model. Not thread-safe."""
 
     version: int
-    """Weight version; NO_VERSION after an interrupted update, until a complete version is loaded."""
+    """Weight version; `worker_role.NO_VERSION` after an interrupted update, until a complete version is loaded."""
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """Take all requests, or raise EngineError that names the first invalid one and take none."""
@@ -217,7 +214,7 @@ class Engine(Protocol):
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
         """Replace all weights; return bytes. Samples continue, and later tokens carry `version`.
 
-        Invalid tensors raise WorkError and change nothing. An update interrupted half-way raises WorkError and leaves
+        Invalid tensors raise WorkError and change nothing. An update interrupted half-way raises an error and leaves
         NO_VERSION.
         """
 

@@ -25,7 +25,6 @@ from rlhf_common.samples import ResponsePart, SampleKey
 from rlhf_workers.devices.device import memory_in_use
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import (
-    NO_VERSION,
     Engine,
     EngineError,
     MeasuresCosts,
@@ -51,7 +50,7 @@ from rlhf_workers.sample_codec import finished_message, key_message, key_of, pro
 from rlhf_workers.shared_memory.choice import borrowed_by
 from rlhf_workers.weights.adapters import AdapterWeights, WeightFetcher, starts_elsewhere
 from rlhf_workers.weights.fetching import fetch_weights
-from rlhf_workers.worker_role import Outbox
+from rlhf_workers.worker_role import NO_VERSION, Outbox
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from rlhf_common import control_pb2 as pb
-from rlhf_workers.failures import WorkError
-from rlhf_workers.generation.engine import NO_VERSION, Engine
+from rlhf_workers.generation.engine import Engine
 from rlhf_workers.generation.speculation.speculator import Speculates
 from rlhf_workers.weights.adapters import WeightFetcher
 from rlhf_workers.weights.fetching import FetchedWeights
+from rlhf_workers.worker_role import NO_VERSION
 
 
 @runtime_checkable
@@ -74,7 +74,7 @@ class WeightUpdates:
     def load(self, command: pb.LoadWeights, update: WeightUpdate, before: Callable[[], None]) -> int:
         """Replace the weights of policy and draft model; return bytes.
 
-        `before` is called before the first copy. A WorkError leaves the engine unchanged, or without a version.
+        `before` is called before the first copy. An error leaves the engine unchanged, or without a version.
         """
         before()
         size = self._engine.load_weights(update.policy.tensors, update.version)
@@ -82,7 +82,7 @@ class WeightUpdates:
             if update.draft is not None:
                 size += self._load_draft(command.draft_model, update.draft, update.version)
             update.policy.confirm()
-        except WorkError:
+        except BaseException:
             self._engine.version = NO_VERSION
             raise
         return size

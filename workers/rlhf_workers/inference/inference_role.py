@@ -1,14 +1,15 @@
 """The inference role: scores samples with the models and rewards of its tasks, while other workers decode.
 
 Rule: every (sample, task) of a successful Score command gets one ScoredSample (a result, abstained, or a failure),
-unless the session breaks. Models run on the compute thread, one batch per step; reward calls run concurrently. Nothing
-here must survive: another worker scores again what a lost worker had not scored.
+unless the session breaks. Models run on the compute thread, one batch per step; reward calls run concurrently. A model
+whose update was interrupted scores nothing until a complete version is loaded. Nothing here must survive: another
+worker scores again what a lost worker had not scored.
 """
 
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,13 +32,13 @@ from rlhf_workers.inference.model_scorer import ModelScorer, TokenScorer, ValueS
 from rlhf_workers.inference.rewards.reward_calls import RewardCalls, RewardOutcome
 from rlhf_workers.inference.scorers import Scorer, Trunks, load_scorer
 from rlhf_workers.inference.scoring_costs import measure
-from rlhf_workers.models.loading import replace_weights
+from rlhf_workers.models.loading import copy_weights, matched_weights
 from rlhf_workers.sample_codec import key_message, scoring_sample_of
 from rlhf_workers.shared_memory.choice import borrowed_by
 from rlhf_workers.weights.adapters import AdapterWeights, WeightFetcher
 from rlhf_workers.weights.fetching import fetch_weights
 from rlhf_workers.weights.offload import OffloadableWeights
-from rlhf_workers.worker_role import Outbox
+from rlhf_workers.worker_role import NO_VERSION, Outbox
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +131,8 @@ class InferenceRole:
             tasks = ", ".join(self._tasks)
             message = f"asked for task {', '.join(sorted(unknown))} on a worker that runs {tasks}"
             raise WorkError("WrongRole", message, retryable=True)
+        asked = {task for sample in command.score.samples for task in sample.tasks}
+        self._require_versions(self._tasks[task].model for task in asked)
         self._onload()
         for sample in command.score.samples:
             self._take(sample, outbox)
@@ -144,7 +147,10 @@ class InferenceRole:
         outbox.done(pb.CommandDone(command_id=command.id))
 
     def load(self, weights: pb.LoadWeights, outbox: Outbox | None) -> pb.LoadResult:
-        """Fetch a version of a trained model and replace its weights."""
+        """Fetch a version of a trained model and replace its weights.
+
+        An error before the first copy leaves the earlier version; a later one leaves NO_VERSION.
+        """
         scorers = [task.scorer for task in self._tasks.values() if task.model == weights.model]
         if not scorers or not isinstance(scorers[0], ValueScorer):
             message = f"asked to load {weights.model}, but this worker scores with {', '.join(self._models())}"
@@ -154,16 +160,17 @@ class InferenceRole:
         start_ns, started = time.time_ns(), time.monotonic()
         with self._weight_fetcher(weights.model, weights.version, weights.sources, self._certificates) as source:
             came = time.monotonic()
-            size = replace_weights(
-                scorers[0].model, source.tensors, subject=f"{weights.model} version {weights.version}"
-            )
+            subject = f"{weights.model} version {weights.version}"
+            copies = matched_weights(scorers[0].model, source.tensors, subject=subject)
+            self._versions[weights.model] = NO_VERSION
+            size = copy_weights(copies)
             source.confirm()
         ended = time.monotonic()
         seconds = ended - started
-        self._versions[weights.model] = weights.version
         for task in self._tasks.values():
             if task.model == weights.model and self._early is not None:
                 self._early.drop_task(task.name)
+        self._versions[weights.model] = weights.version
         if outbox is not None:
             attributes = {"model": weights.model, "bytes": str(size), "way": source.ways}
             outbox.span("load-weights", start_ns, time.time_ns(), weights.version, **attributes)
@@ -174,7 +181,8 @@ class InferenceRole:
     def step(self, outbox: Outbox) -> bool:
         """Report finished rewards, and score one batch of the task with the most samples.
 
-        Without such work, advance the comparisons of a group, or score a chunk of unfinished samples.
+        Without such work, advance the comparisons of a group, or score a chunk of unfinished samples. The samples of a
+        model with NO_VERSION wait for its weights.
         """
         worked = self.report(outbox)
         if self._measuring is not None:
@@ -183,7 +191,7 @@ class InferenceRole:
                 self._measuring = None
                 outbox.done(done)
             return True
-        waiting = [task for task in self._tasks.values() if task.waiting]
+        waiting = [task for task in self._tasks.values() if task.waiting and self._has_version(task.model)]
         if not waiting:
             compared = self._comparisons.step(outbox)
             return compared or (self._early is not None and self._early.step(outbox)) or worked
@@ -291,6 +299,16 @@ class InferenceRole:
             self._early = IncrementalScoring(scorers, self._batch_tokens, prefix_budget(self._device))
         for sample in command.samples:
             self._early.ask(sample)
+
+    def _has_version(self, model: str) -> bool:
+        return self._versions.get(model) != NO_VERSION
+
+    def _require_versions(self, models: Iterable[str]) -> None:
+        """Raise a retryable WorkError if the last update of one of the models was interrupted."""
+        torn = sorted({model for model in models if not self._has_version(model)})
+        if torn:
+            message = f"the last update of the weights of {', '.join(torn)} was interrupted; it must be loaded again"
+            raise WorkError("NotReady", message, retryable=True)
 
     def _models(self) -> list[str]:
         return [task.model for task in self._tasks.values()]

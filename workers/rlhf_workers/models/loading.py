@@ -10,7 +10,7 @@ import copy
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -196,11 +196,15 @@ def generation_config(folder: Path) -> transformers.GenerationConfig:
 
 
 def replace_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, subject: str) -> int:
-    """Copy a complete set of named weights into `model`, all or nothing; return the bytes copied.
+    """Copy a complete set of named weights into `model`; return the bytes copied.
 
-    `matched_weights` checks names and shapes before the first copy.
+    `matched_weights` checks names and shapes before the first copy. An error of a copy leaves the model torn.
     """
-    copies = matched_weights(model, tensors, subject=subject)
+    return copy_weights(matched_weights(model, tensors, subject=subject))
+
+
+def copy_weights(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> int:
+    """Copy the tensors that `matched_weights` returned; return the bytes copied."""
     with torch.no_grad():
         for target, source in copies:
             target.copy_(source)

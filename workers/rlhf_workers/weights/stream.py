@@ -41,7 +41,7 @@ class WeightStream:
         self.model, self.version, self.address, self.certificates = model, version, address, certificates
         self.closed = False
         self.received, self.size = 0, 0
-        """Bytes received in all attempts, and bytes of the tensors; 0 while unknown."""
+        """Bytes received in the current attempt, and bytes of the tensors; 0 while unknown."""
         self._request = pb.WeightRequest(model=model, version=version)
         self._lock = threading.Lock()
         self._call: grpc.Call | None = None
@@ -50,7 +50,7 @@ class WeightStream:
 
     def read(self, describe_seconds: float) -> dict[str, torch.Tensor]:
         """Read all tensors of this source in one attempt; a retryable WorkError may be tried again."""
-        self._idle = 0.0
+        self._idle, self.received = 0.0, 0
         with channel(self.address, self.certificates) as peer:
             stub = WeightSourceStub(peer)
             try:

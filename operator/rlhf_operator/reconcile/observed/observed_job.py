@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
+from rlhf_common.names import Group
 from rlhf_operator.gang.apis import ServedApis
 from rlhf_operator.gang.backend import QueueState
 from rlhf_operator.manifests import Images
@@ -27,6 +28,8 @@ class CoordinatorReading:
     phase: str
     iteration: int
     iterations: int
+    run_id: str = ""
+    """`ObservedPod.run_id` of the coordinator that answered; empty if it is unknown."""
     working: Mapping[str, int] = field(default_factory=dict)
     """Group -> workers that are Ready or Busy."""
     replicas: Mapping[str, int] = field(default_factory=dict)
@@ -99,6 +102,7 @@ class ObservedJob:
     certificates_expire: datetime | None = None
     """Time to replace the certificate in the job's Secret; None if there is no usable Secret."""
     reading: CoordinatorReading | None = None
+    """Latest reading of a coordinator, perhaps of one that is gone; `current_reading` is not."""
     unreachable: str = ""
     """Reason why the last reading of the coordinator failed."""
     refusals: Mapping[str, str] = field(default_factory=dict)
@@ -118,3 +122,11 @@ class ObservedJob:
     """APIs of schedulers and queues that can be used."""
     queue: QueueState | None = None
     """State of the job's queue; None without a queue."""
+
+    @property
+    def current_reading(self) -> CoordinatorReading | None:
+        """Return the latest reading; None if the process that answered has ended or its pod is gone."""
+        if self.reading is None or not self.reading.run_id:
+            return self.reading
+        runs = {pod.run_id for pod in self.pods.values() if pod.group == Group.COORDINATOR}
+        return self.reading if self.reading.run_id in runs else None

@@ -101,6 +101,11 @@ class ObservedPod:
     """Start of our container's current or last run."""
 
     @property
+    def run_id(self) -> str:
+        """Return an id of the pod and of the latest end of our container; each run of our container has another."""
+        return f"{self.uid}/{self.end.id if self.end is not None else ''}"
+
+    @property
     def over(self) -> bool:
         """Return whether the pod has ended and never runs again."""
         return self.done or self.phase in ("Succeeded", "Failed")

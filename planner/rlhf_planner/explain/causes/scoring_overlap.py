@@ -1,13 +1,16 @@
 """Scoring that waits for the whole batch: no response is scored before the last one is finished.
 
-The gain is that of a replay of the scoring queue in which each response is scored as soon as it is finished.
+The gain is that of a replay of the scoring queue in which each response is scored as soon as it is finished. Where
+passes of models fill the scoring time, a response takes its share of it. Calls of a reward run at once, so there a
+response takes as long as the first one did.
 """
 
 from collections.abc import Sequence
 
 from rlhf_planner.explain.finding import Finding, gained
-from rlhf_planner.explain.iteration_profile import IterationProfile
+from rlhf_planner.explain.iteration_profile import IterationProfile, SampleFacts
 from rlhf_planner.explain.replays import scoring_end
+from rlhf_planner.explain.scoring_queue import FILLED
 
 
 class ScoringOverlap:
@@ -24,8 +27,8 @@ class ScoringOverlap:
         if not last.settings.inference_workers:
             return None
         generated, scored = max(samples.finished), max(samples.scored)
-        apart = max(0.0, scored - generated) / len(samples.scored)
-        saved = scored - max(generated, scoring_end(samples.finished, apart, apart))
+        apart, latency = _pace(last, samples)
+        saved = scored - max(generated, scoring_end(samples.finished, apart, latency))
         summary = (
             f"{scored - generated:.3g} s ({(scored - generated) / last.total:.0%} of the iteration) of scoring begin "
             "when the last response is finished; overlap is Disabled"
@@ -33,3 +36,14 @@ class ScoringOverlap:
         how = "its queue replayed with each response scored when it is finished"
         field = "spec.inference.overlap"
         return gained(self.name, facts[-1:], saved, summary, how, field=field, value="Enabled")
+
+
+def _pace(last: IterationProfile, samples: SampleFacts) -> tuple[float, float]:
+    """Return the seconds between two scores, and those that one response takes at least."""
+    generated, count = max(samples.finished), len(samples.scored)
+    first, scored = max(generated, min(samples.scored)), max(generated, *samples.scored)
+    passes = sum(task.busy for task in last.tasks if not task.call)
+    if passes and passes >= FILLED * (scored - generated) * last.settings.inference_workers:
+        apart = (scored - generated) / count
+        return apart, apart
+    return (scored - first) / max(1, count - 1), first - generated

@@ -2,6 +2,7 @@
 digit."""
 
 import math
+import struct
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,11 @@ from tests.support.training.training_ranks import PPO_FIELDS, make_samples
 
 from rlhf_api.algorithms import full_graph
 from rlhf_common.arrays import unpack
+from rlhf_common.names import Group
+from rlhf_common.samples import VersionSpan
 from rlhf_coordinator.job.iteration_metrics import batch_metrics, finite_metrics
+from rlhf_coordinator.state.ledger import Ledger
+from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_workers.algorithms.batch_metrics import batch_metrics as trained_metrics
 from rlhf_workers.training.batches.training_batch import batch_from
 
@@ -56,6 +61,37 @@ def test_kl_is_that_of_the_trainer_both_ways(abstained: tuple[int, ...]) -> None
     assert shown["kl"] == pytest.approx(trained["actor/kl"], rel=1e-9)
     assert shown["kl_per_token"] == pytest.approx(trained["actor/kl_per_token"], rel=1e-9)
     assert shown["kl"] != pytest.approx(shown["kl_per_token"], rel=0.5)
+
+
+def test_reward_and_cost_are_means_over_the_same_responses() -> None:
+    graph = full_graph("safeRlhf")
+    ledger = Ledger(0, 6, tuple(graph.tasks_of(Group.INFERENCE)), 1)
+    reward, cost = (field for field in graph.reward_fields)
+    judged = {0: (1.0, 10.0), 1: (3.0, 30.0), 2: (100.0, None), 3: (None, 500.0), 4: (None, None)}
+    for index, values in judged.items():
+        response = PackedResponse(bytes(4), bytes(4), (VersionSpan(0, 1),))
+        ledger.finish(index, ledger.assign(index, "w"), "w", response, "stop", "")
+        for field, value in zip((reward, cost), values, strict=True):
+            if value is not None:
+                ledger.samples[index].fields[str(field)] = struct.pack("<f", value)
+    shown = batch_metrics(ledger, graph)
+    assert (shown["reward"], shown["reward_std"], shown["reward_min"], shown["reward_max"]) == (2.0, 1.0, 1.0, 3.0)
+    assert (shown["cost"], shown["cost_std"]) == (20.0, 10.0)
+
+
+def test_rewards_and_costs_of_cut_responses_and_greedy_baselines_do_not_count() -> None:
+    graph = full_graph("safeRlhf")
+    scores = [{"reward": struct.pack("<f", value), "cost": struct.pack("<f", -value)} for value in (1.0, 3.0, 50.0)]
+    response = Response(np.zeros(1, np.int32), bytes(4))
+    samples = [
+        SimpleNamespace(
+            fields=fields, response=response, abstained=True, reward_metrics={}, failed=False, finish_reason="stop"
+        )
+        for fields in scores
+    ]
+    ledger: Any = SimpleNamespace(samples=samples, uncut_samples=samples[:2], trainable=samples[:2], tokens=2)
+    shown = batch_metrics(ledger, graph)
+    assert (shown["reward"], shown["cost"]) == (2.0, -2.0)
 
 
 def test_a_batch_without_divergence_shows_none() -> None:

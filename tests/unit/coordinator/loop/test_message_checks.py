@@ -1,11 +1,15 @@
 """Messages of workers are checked before use: an impossible message ends its session and nothing else."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rlhf_api.algorithms.graph import SCORE_REWARD
 from rlhf_common import control_pb2 as pb
 from rlhf_common.names import Group
+from rlhf_coordinator.job.sample_messages import finished_response
+from rlhf_coordinator.loop import score_handler
 from rlhf_coordinator.loop.message_checks import check_message, check_registration
 from rlhf_coordinator.state.worker import Worker
 from rlhf_coordinator.storage.sample_codec import packed, response_of
@@ -28,6 +32,15 @@ def observation(start_ns: int = 5, end_ns: int = 9, **work: Any) -> pb.WorkerMes
     return pb.WorkerMessage(observation=pb.Observation(start_ns=start_ns, end_ns=end_ns, **work))
 
 
+def rebuilt(seconds: float) -> pb.RebuildObservation:
+    return pb.RebuildObservation(seconds=seconds)
+
+
+def moved(**numbers: Any) -> pb.WorkerMessage:
+    sample = pb.MigratedSample(moved=True, **numbers)
+    return pb.WorkerMessage(done=pb.CommandDone(command_id=1, migrate=pb.MigrateResult(samples=[sample])))
+
+
 NONSENSE: list[tuple[str, pb.WorkerMessage]] = [
     ("heartbeat.busy_seconds is nan", pb.WorkerMessage(heartbeat=pb.Heartbeat(busy_seconds=float("nan")))),
     ("heartbeat.tokens is -1", pb.WorkerMessage(heartbeat=pb.Heartbeat(tokens=-1))),
@@ -44,6 +57,23 @@ NONSENSE: list[tuple[str, pb.WorkerMessage]] = [
     ("observation.scoring.tokens is 4611686018427387904", observation(scoring=pb.ScoringObservation(tokens=2**62))),
     ("observation.scoring.task has 300 characters", observation(scoring=pb.ScoringObservation(task="x" * 300))),
     ("observation.offload.role has 300 characters", observation(offload=pb.OffloadObservation(role="x" * 300))),
+    (
+        "observation.scoring.samples is 2000000000000000000",
+        observation(scoring=pb.ScoringObservation(samples=2 * 10**18)),
+    ),
+    ("observation.rebuild.seconds is 86401.0, must be at most 86400", observation(rebuild=rebuilt(86401))),
+    ("done.migrate.samples.seconds is 86401.0", moved(seconds=86401)),
+    ("done.migrate.samples.paused_seconds is 1e+17", moved(paused_seconds=1e17)),
+    ("done.migrate.samples.bytes is 4611686018427387904, must be at most 1.09951e+12", moved(bytes=2**62)),
+    (
+        "done.load.copy_seconds is 90000.0",
+        pb.WorkerMessage(done=pb.CommandDone(command_id=1, load=pb.LoadResult(copy_seconds=90000))),
+    ),
+    (
+        "done.measure.scoring.onload_seconds is 1000000000.0",
+        pb.WorkerMessage(done=pb.CommandDone(measure=pb.MeasureResult(scoring=pb.ScoringCosts(onload_seconds=1e9)))),
+    ),
+    ("heartbeat.memory_bytes is 4611686018427387904", pb.WorkerMessage(heartbeat=pb.Heartbeat(memory_bytes=2**62))),
     ("prefix.dropped is -3", pb.WorkerMessage(prefix=pb.ScoredPrefix(dropped=[1, -3]))),
     (
         "done.load.seconds is inf",
@@ -75,6 +105,9 @@ def test_what_a_worker_says_every_day_passes() -> None:
     for message in (
         span(),
         observation(),
+        observation(1_790_000_000 * 10**9, 1_790_000_001 * 10**9),
+        pb.WorkerMessage(heartbeat=pb.Heartbeat(busy_seconds=30 * 86400.0)),
+        moved(bytes=2**33, seconds=4.0, paused_seconds=0.2),
         observation(decode=pb.DecodeObservation(steps=100, rows_per_step=0.5, keys_per_row=3e5, prefill_seconds=0.1)),
         pb.WorkerMessage(heartbeat=pb.Heartbeat(tokens=2**40, busy_seconds=3.5)),
         pb.WorkerMessage(done=pb.CommandDone(command_id=3, train=result)),
@@ -111,3 +144,23 @@ def test_spans_of_versions_have_tokens() -> None:
         response_of(tokens, log_probabilities, [pb.VersionSpan(tokens=5), pb.VersionSpan(tokens=-3)])
     spans = [pb.VersionSpan(version=3, tokens=0), pb.VersionSpan(version=3, tokens=2)]
     assert response_of(tokens, log_probabilities, spans).versions == ((3, 2),)
+
+
+@pytest.mark.parametrize(("field", "count"), [("drafted_tokens", -1), ("accepted_tokens", 2**62)])
+def test_a_response_with_impossible_counts_of_draft_tokens_is_refused(field: str, count: int) -> None:
+    arrays = {"tokens": packed("int32", b"\0" * 4), "log_probabilities": packed("float32", b"\0" * 4)}
+    message = pb.FinishedSample(**arrays, finish_reason="stop", versions=[pb.VersionSpan(tokens=1)])
+    assert len(finished_response(message, 8)) == 1
+    setattr(message, field, count)
+    with pytest.raises(ValueError, match=f"{field} is {count}, must be from 0 to"):
+        finished_response(message, 8)
+
+
+@pytest.mark.parametrize("count", [-1, 31])
+def test_a_score_with_an_impossible_count_of_early_tokens_is_refused(count: int) -> None:
+    rollout = SimpleNamespace(max_prompt_tokens=10, max_response_tokens=20)
+    run: Any = SimpleNamespace(context=SimpleNamespace(spec=SimpleNamespace(rollout=rollout)))
+    samples: Any = SimpleNamespace(tasks=[SCORE_REWARD], name=lambda index: f"sample {index}")
+    message = pb.ScoredSample(task="reward", early_tokens=count)
+    with pytest.raises(ValueError, match=f"a score of sample 3: early_tokens is {count}, must be from 0 to 30"):
+        score_handler.scored(run, samples, 3, NAME, message)

@@ -1,6 +1,8 @@
 """Free space of file systems: one that hangs has no value and blocks nothing else."""
 
 import threading
+from collections.abc import Iterable
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import pytest
@@ -47,3 +49,38 @@ def test_a_file_system_that_hangs_has_no_number_and_is_asked_once(monkeypatch: p
         assert asked.count(Path("/hangs")) == 1
     finally:
         over.set()
+
+
+def test_file_systems_that_hang_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    over, waits = threading.Event(), list[float | None]()
+
+    def ask(folder: Path) -> Space | None:
+        over.wait(60)
+        return None
+
+    def recorded(queries: Iterable[Future[None]], timeout: float | None = None) -> object:
+        waits.append(timeout)
+        return wait(queries, timeout)
+
+    monkeypatch.setattr(disk_space, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(disk_space, "wait", recorded)
+    try:
+        assert DiskSpace({name: Path(name) for name in ("/a", "/b", "/c")}, ask).read() == {}
+        assert waits == [0.05]
+    finally:
+        over.set()
+
+
+def test_a_query_that_fails_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+    answers = iter([None, Space(1, 2)])
+
+    def ask(folder: Path) -> Space:
+        answer = next(answers)
+        if answer is None:
+            raise SystemExit  # ends the thread without a traceback
+        return answer
+
+    disks = DiskSpace({"run": Path("/run")}, ask)
+    assert disks.read() == {}
+    assert disks.read() == {"run": Space(1, 2)}

@@ -80,5 +80,6 @@ def test_a_damaged_one_is_replaced_in_its_turn(tmp_path: Path) -> None:
     (make_checkpoint(tmp_path, 2).folder / "optimizer" / "stage-0.safetensors").unlink()
     assert checkpoint.verify(make_checkpoint(tmp_path, 2).folder) is None
     checkpoint.prepare(tmp_path / "checkpoints", 5)
+    (tmp_path / "checkpoints" / ".tmp-best.json").write_bytes(b"{")  # its writer died
     checkpoint.remove_leftovers(tmp_path / "checkpoints")
     assert [item.name for item in (tmp_path / "checkpoints").iterdir()] == ["iteration-000002"]

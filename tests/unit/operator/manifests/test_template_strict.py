@@ -1,12 +1,13 @@
 """Conversion of a template to a pod is strict: defined for any JSON, with precise errors."""
 
 import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.operator.pod_templates import generation, job_with, spec, worker
+from tests.support.operator.pod_templates import generation, job_with, pods, spec, worker
 
 from rlhf_api.problems import Problem, Severity
 from rlhf_common.names import Group
@@ -39,6 +40,100 @@ ANY_JSON = st.recursive(
 
 def ours() -> dict[str, Any]:
     return worker_pod(JOB, Group.GENERATION, 0, JOB.spec.generation, "image:1")
+
+
+def leaves(fields: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the places of all values that are in no list."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from leaves(value, (*place, name))
+        elif not isinstance(value, list):
+            yield (*place, name)
+
+
+def inside(place: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """Return `value` at a place of nested objects."""
+    for name in reversed(place):
+        value = {name: value}
+    result: dict[str, Any] = value
+    return result
+
+
+OTHER = {
+    "fsGroupChangePolicy": "Always",
+    "restartPolicy": "Never",
+    "terminationMessagePolicy": "File",
+    "type": "Unconfined",
+    "cpu": "7",
+    "memory": "7Gi",
+    "path": "/mine",
+    "nvidia.com/gpu": "7",
+}
+"""Field -> valid value that is not ours, where its type does not give one."""
+
+
+def another(name: str, value: Any) -> Any:
+    """Return a valid value of a field that differs from ours."""
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if isinstance(value, int) else OTHER.get(name, "mine")
+
+
+def at(fields: Any, place: tuple[str, ...]) -> Any:
+    for name in place:
+        fields = fields[name]
+    return fields
+
+
+def reported(template: dict[str, Any], field: str) -> bool:
+    return any(problem.field.startswith(f"{PATH}.{field}") for problem in problems_of(template, PATH, ours()))
+
+
+@pytest.mark.parametrize("place", list(leaves(ours()["spec"])), ids=".".join)
+def test_a_value_of_a_pod_wins_or_is_reported(place: tuple[str, ...]) -> None:
+    value = another(place[-1], at(ours()["spec"], place))
+    template = spec(**inside(place, value))
+    field = ".".join(("spec", *place))
+    assert reported(template, field) or at(generation(template)["spec"], place) == value
+
+
+@pytest.mark.parametrize("place", list(leaves(ours()["spec"]["containers"][0])), ids=".".join)
+def test_a_value_of_our_container_wins_or_is_reported(place: tuple[str, ...]) -> None:
+    if place == ("name",):
+        return  # another name is another container
+    value = another(place[-1], at(ours()["spec"]["containers"][0], place))
+    template = worker(**inside(place, value))
+    field = ".".join(("spec.containers[0]", *place))
+    assert reported(template, field) or at(generation(template)["spec"]["containers"][0], place) == value
+
+
+@pytest.mark.parametrize("name", [each["name"] for each in ours()["spec"]["containers"][0]["env"]])
+def test_a_variable_of_our_container_wins_or_is_reported(name: str) -> None:
+    template = worker(env=[{"name": name, "value": "mine"}])
+    env = {} if (told := reported(template, "spec.containers[0].env[0]")) else variables(generation(template))
+    assert told or env[name] == "mine"
+
+
+def variables(merged: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each.get("value", "") for each in merged["spec"]["containers"][0]["env"]}
+
+
+def test_fields_without_effect_are_warnings_so_that_a_copied_pod_is_accepted() -> None:
+    template = spec(enableServiceLinks=True, containers=[{"name": "worker", "terminationMessagePolicy": "File"}])
+    problems = problems_of(template, PATH, ours())
+    assert {(problem.field, problem.severity) for problem in problems} == {
+        (f"{PATH}.spec.enableServiceLinks", Severity.WARNING),
+        (f"{PATH}.spec.containers[0].terminationMessagePolicy", Severity.WARNING),
+    }
+    merged = generation(template)["spec"]
+    assert merged["enableServiceLinks"] is False
+    assert merged["containers"][0]["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
+def test_a_readiness_probe_of_the_coordinator_replaces_ours() -> None:
+    probe = {"httpGet": {"path": "/live", "port": 7790}}
+    merged = pods(job_with(worker(readinessProbe=probe), "coordinator"))["merged-coordinator"]
+    assert merged["spec"]["containers"][0]["readinessProbe"] == probe
 
 
 def nested(levels: int, kind: str = "map") -> Any:

@@ -246,6 +246,39 @@ def test_a_suspension_ends_the_coordinator_before_the_ranks_that_its_checkpoint_
     assert cluster.counts == (0, 0)
 
 
+def test_a_resumed_job_is_not_running_by_the_answer_of_its_earlier_coordinator() -> None:
+    cluster = SimulatedCluster().begin()
+    progress = cluster.job["status"]["progress"]
+    cluster.job["spec"]["suspend"] = True
+    cluster.settle()
+    cluster.finish_deletions()
+    cluster.job["spec"]["suspend"] = False
+    cluster.settle()
+    cluster.run()
+    cluster.settle()
+    assert cluster.workers == EVERYBODY
+    assert cluster.condition("Running")["status"] == "False"
+    assert cluster.phase != "Running"
+    assert "generating" not in cluster.running_message
+    assert cluster.job["status"]["progress"] == progress, "the progress is what was last heard"
+    cluster.read(phase="Starting")
+    cluster.settle()
+    assert cluster.phase == "Starting"
+    cluster.read()
+    cluster.settle()
+    assert cluster.phase == "Running"
+
+
+def test_an_answer_of_a_process_that_has_ended_says_nothing_of_its_successor_in_the_same_pod() -> None:
+    cluster = SimulatedCluster().begin()
+    cluster.end("coordinator", 1)
+    cluster.settle()
+    assert cluster.phase == "Recovering"
+    cluster.read()
+    cluster.settle()
+    assert cluster.phase == "Running"
+
+
 def test_a_suspension_without_checkpoints_says_that_the_job_will_begin_anew_and_never_that_one_is_saved() -> None:
     cluster = SimulatedCluster(checkpoints=None).begin()
     cluster.job["spec"]["suspend"] = True

@@ -182,3 +182,31 @@ def test_a_queue_of_scores_is_the_reward_or_a_model_by_what_fills_it(call: bool,
     assert (finding.cause, finding.field) == (cause, "spec.inference.replicas")
     workers = int(finding.value)
     assert finding.seconds == pytest.approx(9.5 - 9.5 / workers, rel=0.01), "the last sample's own takes as long"
+
+
+@pytest.mark.parametrize(
+    ("call", "first", "apart", "saved"),
+    [(True, 0.5, 0.5, 9.5), (True, 5.0, 0.0, 0.0), (True, 4.0, 0.25, 4.75), (False, 4.0, 0.25, 8.3125)],
+)
+def test_scoring_that_does_not_wait_saves_all_but_the_time_of_the_last_score(
+    call: bool, first: float, apart: float, saved: float
+) -> None:
+    """Twenty responses finish 1 s apart. The first score comes after `first` seconds, and the others `apart` seconds
+    apart. One call takes as long as the first score, and one response its share of a model's pass.
+    """
+    samples = SampleFacts(
+        prompts=[8.0] * 20,
+        responses=[100.0] * 20,
+        begun=[0.0] * 20,
+        finished=[1.0 + place for place in range(20)],
+        scored=[20.0 + first + apart * place for place in range(20)],
+        workers=[0, 1] * 10,
+    )
+    end = max(samples.scored)
+    phases = {"Generating": 20.0, "Scoring": end - 20.0}
+    task = TaskFacts(name="judged", call=call, last=20, busy=0 if call else end - 20.0, setup=0, per_token=0)
+    facts = recorded_facts(
+        total=end, phases=phases, samples=samples, tasks=[task], overlap="Disabled", max_batch_size=10
+    )
+    found = [finding for finding in explain([facts]) if finding.field == "spec.inference.overlap"]
+    assert [finding.seconds for finding in found] == ([pytest.approx(saved)] if saved else [])

@@ -1,6 +1,7 @@
 """DAPO's shaping and advantages against independently computed numbers."""
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,26 @@ def test_the_penalty_grows_with_the_length_and_is_bounded() -> None:
     assert (added.diff() <= 0).all()
     assert (float(added.min()), float(added.max())) == (-2.5, 0.0)
     assert not overlong_penalty(torch.arange(0, 200), 100, 31.5, 0.0).any()
+
+
+@pytest.mark.parametrize("penalty", [0.0, 3.0])
+def test_a_prompt_with_equal_rewards_has_advantages_by_the_penalty_alone(tmp_path: Path, penalty: float) -> None:
+    """The setting whenRoundsUsedUp: Train trains on it. Without a penalty its responses are worth the same."""
+    folder = models.write_policy(tmp_path / "model", "llama", seed=1)
+    fields = member("dapo", overlongShare=1, overlongPenalty=penalty)
+    algorithm = build_algorithm(make_job(folder, folder, algorithm=fields).spec, torch.device("cpu"))
+    batch = make_batch()
+    prepared = algorithm.prepare(replace(batch, rewards=torch.ones_like(batch.rewards)))
+    advantages = prepared.fields["advantages"][:, 0]
+    if not penalty:
+        assert not prepared.fields["advantages"].any()
+        return
+    for group in range(2):
+        rows = range(4 * group, 4 * group + 4)
+        by_length = sorted(rows, key=lambda row: int(batch.response_lengths[row]))
+        ordered = [float(advantages[row]) for row in by_length]
+        assert ordered == sorted(ordered, reverse=True)
+        assert ordered[0] > 0 > ordered[-1]
 
 
 @pytest.mark.parametrize("abstained", [(), (2,), (0, 1, 2), tuple(range(8))])

@@ -13,12 +13,13 @@ from tests.support.workers.engine_driving import MakeEngine
 
 from rlhf_common import control_pb2 as pb
 from rlhf_workers.failures import WorkError
-from rlhf_workers.generation.engine import NO_VERSION, Engine, EngineLimits, SamplingParameters
+from rlhf_workers.generation.engine import Engine, EngineLimits, SamplingParameters
 from rlhf_workers.generation.generation_role import GenerationRole
 from rlhf_workers.generation.speculation.model import ModelDrafter
 from rlhf_workers.generation.speculation.speculator import Speculator
 from rlhf_workers.models.loading import load_causal_lm
 from rlhf_workers.weights.fetching import FetchedWeights
+from rlhf_workers.worker_role import NO_VERSION
 
 Tensors = dict[str, torch.Tensor]
 
@@ -124,6 +125,29 @@ def test_one_that_fits_no_draft_model_leaves_the_worker_without_a_version(
     with pytest.raises(WorkError, match="draft model"):
         role.load(order(3), None)
     assert role.versions()["actor"] == NO_VERSION
+
+
+@pytest.mark.parametrize("model", ["actor", "draft"])
+def test_a_copy_that_breaks_off_leaves_the_worker_without_a_version(
+    pair: tuple[GenerationRole, ModelDrafter, Source], model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role, _, source = pair
+    role.load(order(3), None)
+    broken = {id(tensor) for tensor in source.models[model].values()}
+    copy = torch.Tensor.copy_
+
+    def failing(target: torch.Tensor, tensor: torch.Tensor, *rest: Any) -> torch.Tensor:
+        if id(tensor) in broken:
+            raise RuntimeError("the device is gone")
+        return copy(target, tensor, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "copy_", failing)
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            role.load(order(4), None)
+    assert role.versions()["actor"] == NO_VERSION
+    role.load(order(4), None)
+    assert role.versions() == {"actor": 4, "draft": 4}
 
 
 def test_an_engine_that_does_not_draft_by_a_model_is_given_the_policy_alone(

@@ -102,12 +102,6 @@ def test_a_response_that_was_cut_is_in_no_loss_and_filtered_in_no_baseline_eithe
     assert len(cut.positions) == len(cut.targets)
 
 
-def test_what_was_given_is_kept_beside_what_it_became() -> None:
-    batch = shaped(batch_of(), RewardShaping(scale=3.0), None, LONGEST)[0]
-    assert batch.given_rewards.tolist() == list(REWARDS)
-    assert batch_of().given_rewards.tolist() == list(REWARDS)
-
-
 @given(st.tuples(*[REWARD] * 4), st.lists(st.booleans(), min_size=4, max_size=4))
 def test_a_filtered_response_is_shaped_as_one_that_abstained(rewards: tuple[float, ...], valid: list[bool]) -> None:
     shaping = {"normalize": "Batch", "minimum": -50.0, "overlong_buffer": 4}

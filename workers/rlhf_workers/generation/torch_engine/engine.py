@@ -44,8 +44,9 @@ from rlhf_workers.generation.torch_engine.response_table import ResponseTable
 from rlhf_workers.generation.torch_engine.static_decoder import GraphFigures, StaticDecoder
 from rlhf_workers.generation.torch_engine.tiles import Tiles
 from rlhf_workers.generation.torch_engine.turn_cache import TurnCache
-from rlhf_workers.models.loading import replace_weights
+from rlhf_workers.models.loading import copy_weights, matched_weights
 from rlhf_workers.weights.offload import OffloadableWeights
+from rlhf_workers.worker_role import NO_VERSION
 
 
 class TorchEngine:
@@ -181,7 +182,9 @@ class TorchEngine:
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
         """See Engine."""
         self._forget_turns()
-        loaded = replace_weights(self._model, tensors, subject=f"actor version {version}")
+        copies = matched_weights(self._model, tensors, subject=f"actor version {version}")
+        self.version = NO_VERSION
+        loaded = copy_weights(copies)
         self.version = version
         return loaded
 

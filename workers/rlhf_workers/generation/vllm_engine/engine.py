@@ -18,7 +18,6 @@ from prometheus_client.registry import Collector
 from rlhf_common.samples import FinishReason, ResponsePart, SampleKey, SampleRequest
 from rlhf_workers.failures import WorkError, describe
 from rlhf_workers.generation.engine import (
-    NO_VERSION,
     EngineCosts,
     EngineError,
     EngineLimits,
@@ -39,6 +38,7 @@ from rlhf_workers.generation.vllm_engine.sleeping import Sleeper
 from rlhf_workers.generation.vllm_engine.step_counts import count as count_step
 from rlhf_workers.generation.vllm_engine.step_times import StepTimes
 from rlhf_workers.generation.vllm_engine.vllm_draft_model import VllmDraftModel
+from rlhf_workers.worker_role import NO_VERSION
 
 
 class VllmEngine:

@@ -31,6 +31,5 @@ def without_greedy(batch: TrainingBatch, per_prompt: int) -> TrainingBatch:
         fields={name: values[rows] for name, values in batch.fields.items()},
         judged={name: values[rows] for name, values in batch.judged.items()},
         parts={name: values[rows] for name, values in batch.parts.items()},
-        unshaped=None if batch.unshaped is None else batch.unshaped[rows],
         baselines=torch.where(valid, batch.rewards[greedy], 0.0),
     )

@@ -50,7 +50,7 @@ def shaped(
     elif shaping.truncated == "Filter":
         metrics["shaping/filtered"] = float(cut.sum())
         batch = replace(batch, mask=batch.mask & counted[:, None], valid=counted)
-    return replace(batch, rewards=rewards, unshaped=batch.rewards), metrics
+    return replace(batch, rewards=rewards), metrics
 
 
 def normalized_sum(parts: Mapping[str, torch.Tensor], combination: Combination, valid: torch.Tensor) -> torch.Tensor:

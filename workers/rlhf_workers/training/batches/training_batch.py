@@ -60,16 +60,9 @@ class TrainingBatch:
     """Name -> float32 [B], unshaped, for every field with one number per response."""
     parts: dict[str, torch.Tensor] = field(default_factory=dict)
     """Name of one of several rewards -> float32 [B], NaN for abstentions; empty with a single reward."""
-    unshaped: torch.Tensor | None = None
-    """float32 [B]: the original rewards, if `rewards` have been shaped."""
     baselines: torch.Tensor | None = None
     """float32 [B]: reward of the prompt's greedy response, 0 if not `valid`; None if the algorithm has no greedy
     baseline."""
-
-    @property
-    def given_rewards(self) -> torch.Tensor:
-        """The rewards before any shaping, float32 [B]."""
-        return self.rewards if self.unshaped is None else self.unshaped
 
     @cached_property
     def lengths(self) -> list[int]:
