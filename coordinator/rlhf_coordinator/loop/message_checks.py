@@ -20,7 +20,7 @@ from rlhf_coordinator.state.worker import Worker
 MAX_NAME_CHARACTERS: Final = 256
 """Longest name, address or attribute, in characters."""
 MAX_TEXT_CHARACTERS: Final = 65536
-"""Longest message about a failure, in characters."""
+"""Longest message about a failure, and longest document of costs, in characters."""
 MAX_ENTRIES: Final = 100_000
 """Most entries of a list or a map that is no batch and no response."""
 MAX_NUMBER: Final = 1e18
@@ -34,7 +34,7 @@ Progress and results consist of arrays and are too frequent for that; their few 
 """
 _ANY_NUMBER: Final = frozenset({"rlhf.v1.TrainResult.metrics", "rlhf.v1.Failure.exit_code"})
 """Fields that allow any number: a metric may be NaN and is left out later, an exit code may be negative."""
-_TEXTS: Final = frozenset({"rlhf.v1.Failure.message"})
+_TEXTS: Final = frozenset({"rlhf.v1.Failure.message", "rlhf.v1.TrainingCostsObservation.document"})
 _ARRAYS: Final = frozenset({"rlhf.v1.Array", "rlhf.v1.SampleProgress"})
 """Messages that contain responses; their form is checked when they are read."""
 _FLOATS: Final = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)

@@ -29,7 +29,7 @@ COSTS_FILE: Final = "costs.json"
 """Name of the document in a run folder."""
 RATES: Final = ("memory_bandwidth", "flops", "host_bandwidth", "devices_per_node")
 """Figures of which the larger one is faster."""
-FIGURES: Final = (*RATES, "layer_seconds", "stage_seconds", "optimizer_seconds")
+FIGURES: Final = (*RATES, "layer_seconds", "stage_seconds", "start_seconds", "optimizer_seconds")
 """Single figures of a document and of PlanCosts."""
 LINKS: Final = ("inside", "between")
 
@@ -112,6 +112,8 @@ class CostDocument(_CostEntry):
     layer_seconds: _DurationEntry | None = None
     stage_seconds: _DurationEntry | None = None
     """Seconds of a micro-batch on a stage, independent of its layers."""
+    start_seconds: _DurationEntry | None = None
+    """Seconds by which the first micro-batch of a mini-batch is slower on a stage."""
     optimizer_seconds: _FigureEntry | None = None
     """Seconds of an optimizer step for each parameter."""
     host_bandwidth: _FigureEntry | None = None

@@ -115,6 +115,8 @@ class PlanCosts:
     """Seconds that training computes, as observed in a run, over those that the roofline predicts."""
     stage_seconds: CostFigure | None = None
     """Seconds of a micro-batch on a stage, forward and backward, independent of its layers; None: not measured."""
+    start_seconds: CostFigure | None = None
+    """Seconds by which the first micro-batch of a mini-batch is slower on a stage; None: not measured."""
     optimizer_seconds: CostFigure | None = None
     """Seconds of an optimizer step for each parameter; None: from the memory bandwidth."""
     iteration_seconds: CostFigure | None = None

@@ -13,6 +13,7 @@ Fused schedules are not counted: they only shorten a pipeline of several models.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -33,6 +34,8 @@ from rlhf_planner.transformer_shape import stage_layers
 
 STEP_BYTES: Final = 28
 """Bytes per parameter that AdamW reads (weight, gradient, two moments) and writes (weight, two moments)."""
+LAYER_TENSORS: Final = 9
+"""Parameters of a layer, each sent on its own after a step whose moments are shared: 7 matrices and 2 norms."""
 TENSOR_SUMS: Final = 4
 """Sums per layer in a tensor group: two forward, two backward. Recomputation repeats the forward ones."""
 EXPERT_EXCHANGES: Final = 5
@@ -154,17 +157,18 @@ def _mini_batch(
     edge = 2 * transfer_seconds(states, edge_link) if stages > 1 else 0.0
     rows = [len(stage_layers(model.layers, stages, stage)) for stage in range(stages)]
     communicated = sum(by_layer.values())
-    computed = [count * layer.value + (costs.stage_seconds or NOTHING).value for count in rows]
+    constant, start = costs.stage_seconds or NOTHING, costs.start_seconds or NOTHING
+    computed = [count * layer.value + constant.value for count in rows]
     computed[0] += embedding.value
     computed[-1] += head.value
     whole = [own + count * communicated + edge for own, count in zip(computed, rows, strict=True)]
     slowest = max(range(stages), key=lambda stage: (whole[stage], -stage))
     fill = sum(whole) - whole[slowest]
     parts = {"layers": micro_batches * computed[slowest], "pipeline bubbles": fill}
-    parts |= {"stage transfers": micro_batches * edge}
+    parts |= {"stage transfers": micro_batches * edge, "first micro-batch": stages * start.value}
     parts |= {name: micro_batches * rows[slowest] * seconds for name, seconds in by_layer.items()}
     parts |= _end_of_mini_batch(workload, costs, settings, model, role)
-    figures = [layer, embedding, head, costs.stage_seconds or NOTHING, costs.optimizer_seconds or NOTHING]
+    figures = [layer, embedding, head, constant, start, costs.optimizer_seconds or NOTHING]
     if costs.optimizer_seconds is None:
         figures.append(CostFigure(0.0, costs.compute_source))
     sources = [figure.source for figure in figures] + [link.source for link in links]
@@ -224,7 +228,9 @@ def _end_of_mini_batch(
         parts["gradient sums"] = all_reduce_seconds(summed * FLOAT32_BYTES, copies, link)
     stepped = trained / parallelism.writers
     if parallelism.shard_optimizer:
-        parts["gathered weights"] = all_gather_seconds(stage * FLOAT32_BYTES, copies, link)
+        tensors = math.ceil(model.layers / parallelism.stages_of(role)) * LAYER_TENSORS
+        latency = tensors * math.log2(copies) * link.latency.value
+        parts["gathered weights"] = all_gather_seconds(stage * FLOAT32_BYTES, copies, link) + latency
     if costs.optimizer_seconds is not None:
         parts["optimizer"] = stepped * costs.optimizer_seconds.value
     else:

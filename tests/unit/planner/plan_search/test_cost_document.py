@@ -56,7 +56,7 @@ FIGURES = st.fixed_dictionaries(
     {},
     optional={
         name: st.fixed_dictionaries({"value": st.floats(1e-9, 1e15), "source": st.just("measured")})
-        for name in ("flops", "memoryBandwidth", "stageSeconds", "optimizerSeconds")
+        for name in ("flops", "memoryBandwidth", "stageSeconds", "startSeconds", "optimizerSeconds")
     },
 )
 LAYERS = st.lists(

@@ -128,6 +128,9 @@ def test_measured_parts_count_on_the_stages_that_have_them() -> None:
     assert two.models["critic"]["layers"] == pytest.approx(mini_batches * micro_batches * last)
     assert two.models["critic"]["pipeline bubbles"] == pytest.approx(mini_batches * (first + edge))
     assert two.total == pytest.approx(sum(two.of_model(role) for role in two.models))
+    late = replace(costs, start_seconds=CostFigure(0.25, measured))
+    started = training_times(workload, late, settings(pipeline=2)).models["critic"]
+    assert started["first micro-batch"] == pytest.approx(mini_batches * 2 * 0.25), "one stage after the other"
     rested = training_times(workload, replace(costs, iteration_seconds=CostFigure(5.0)), settings())
     assert rested.total == pytest.approx(single.total + 5.0)
 
@@ -152,7 +155,8 @@ def test_copies_sum_gradients_and_share_what_they_are_asked_to() -> None:
     )
     stage = 4 * PARAMETERS
     assert plain["gradient sums"] == pytest.approx(2 * all_reduce_seconds(stage, 2, ROUND.inside))
-    assert shared["gathered weights"] == pytest.approx(2 * all_gather_seconds(stage, 2, ROUND.inside))
+    messages = 8 * 9 * ROUND.inside.latency.value
+    assert shared["gathered weights"] == pytest.approx(2 * (all_gather_seconds(stage, 2, ROUND.inside) + messages))
     assert shared["optimizer"] == pytest.approx(plain["optimizer"] / 2)
     assert hosted["moments from the host"] == pytest.approx(2 * 2 * 8 * PARAMETERS / 1e8)
     far = training_times(workload, ROUND, settings(data=8, micro=2)).models["critic"]
