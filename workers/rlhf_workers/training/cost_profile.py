@@ -6,7 +6,7 @@ answer is a document of costs with the figures that this rank has.
 
 Rule: as for `step_timing`, measurements never change state that training reads: gradients are zeroed again, the
 optimizer steps copies, and no random number is drawn. A measurement that fails is a warning, and its figures are left
-out. All ranks take part in every communication, whatever they measured before. A rank that is lost ends its group, as
+out. All ranks take part in every communication, even after a failed measurement. A rank that is lost ends its group, as
 in training.
 """
 
@@ -206,9 +206,9 @@ class _StageTiming:
     def start_seconds(self, model: str, stage: PipelineStage) -> float:
         """Return by how many seconds the first micro-batch after a pause is slower than later ones."""
         run = self._run(model, stage, MIDDLE, sample_counts(self._trainer, self._batch)[0])
-        usual, firsts = shortest(run), []
+        usual, firsts = run.usual_seconds(), []
         swept = torch.ones(COPIED_BYTES[self._trainer.device.type], dtype=torch.uint8, device=self._trainer.device)
-        for _ in range(REPEATS):
+        for _ in range(REPEATS if usual * REPEATS < PART_SECONDS else 1):
             swept.add_(1)
             time.sleep(PAUSE_SECONDS)
             firsts.append(run(1))
@@ -216,7 +216,7 @@ class _StageTiming:
 
     def _seconds(self, model: str, stage: PipelineStage, place: _Place, samples: int) -> float:
         """Return the seconds of the shortest forward and backward of a micro-batch."""
-        return shortest(self._run(model, stage, place, samples))
+        return self._run(model, stage, place, samples).usual_seconds()
 
     def _run(self, model: str, stage: PipelineStage, place: _Place, samples: int) -> "_Run":
         trainer, rows = self._trainer, list(range(samples))
@@ -234,7 +234,12 @@ class _Run:
     work: Mapping[int, StageWork]
     row: Sequence[Action]
 
-    def __call__(self, count: int = IN_A_ROW) -> float:
+    def usual_seconds(self) -> float:
+        """Return the seconds of the shortest passes; a slow one runs twice, the first time to warm up."""
+        count = IN_A_ROW if self(1) * IN_A_ROW < PART_SECONDS else 1
+        return shortest(partial(self, count), warm=True)
+
+    def __call__(self, count: int) -> float:
         """Return the mean seconds of so many passes in a row."""
         with shared_casts(self.trainer.device, self.trainer.compute):
             timed = [

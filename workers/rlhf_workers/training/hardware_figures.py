@@ -42,9 +42,10 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU core ({platform.machine()})"
 
 
-def shortest(run: Callable[[], float]) -> float:
-    """Return the shortest of some runs, after a warm-up; `run` returns its seconds."""
-    run()
+def shortest(run: Callable[[], float], *, warm: bool = False) -> float:
+    """Return the shortest of some runs, after a warm-up unless it is `warm`; `run` returns its seconds."""
+    if not warm:
+        run()
     times = [run()]
     while len(times) < REPEATS and min(times) * (len(times) + 1) < PART_SECONDS:
         times.append(run())

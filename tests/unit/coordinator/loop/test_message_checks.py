@@ -44,6 +44,11 @@ NONSENSE: list[tuple[str, pb.WorkerMessage]] = [
     ("observation.scoring.tokens is 4611686018427387904", observation(scoring=pb.ScoringObservation(tokens=2**62))),
     ("observation.scoring.task has 300 characters", observation(scoring=pb.ScoringObservation(task="x" * 300))),
     ("observation.offload.role has 300 characters", observation(offload=pb.OffloadObservation(role="x" * 300))),
+    ("observation.training_costs.rank is -1", observation(training_costs=pb.TrainingCostsObservation(rank=-1))),
+    (
+        "observation.training_costs.document has 70000 characters",
+        observation(training_costs=pb.TrainingCostsObservation(document="x" * 70000)),
+    ),
     ("prefix.dropped is -3", pb.WorkerMessage(prefix=pb.ScoredPrefix(dropped=[1, -3]))),
     (
         "done.load.seconds is inf",
