@@ -45,7 +45,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from benchmarks.training_ranks import MODELS, VOCABULARY, WAIT_SECONDS, Layout, Rank, job_of, serve
+from benchmarks.training_ranks import VOCABULARY, WAIT_SECONDS, Layout, Rank, job_of, models_of, serve
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -71,6 +71,7 @@ def arguments() -> argparse.Namespace:
         ("layers", 4), ("critic-hidden", 192), ("critic-layers", 6), ("rounds", 7), ("seed", 0),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.set_defaults(algorithm="ppo")
     parser.add_argument("--search-seconds", type=float, default=1.0)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args()
@@ -79,6 +80,15 @@ def arguments() -> argparse.Namespace:
     if options.microbatches < options.ranks or options.microbatches % options.ranks:
         parser.error(f"--microbatches {options.microbatches} must be a multiple of --ranks {options.ranks}")
     return options
+
+
+def free_addresses(count: int) -> list[str]:
+    """Return addresses of so many free ports."""
+    with ExitStack() as listening:
+        listeners = [listening.enter_context(socket.socket()) for _ in range(count)]
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
 
 
 def layouts(ranks: int) -> list[Layout]:
@@ -144,11 +154,11 @@ def costs_of(results: list[pb.MeasureResult]) -> tuple[dict[tuple[str, int], Sta
 
 
 def tables_for(
-    pipeline: int, microbatches: int, search_seconds: float, stages: list[pb.MeasureResult]
+    models: Sequence[str], pipeline: int, microbatches: int, search_seconds: float, stages: list[pb.MeasureResult]
 ) -> list[ScheduleTable]:
     """Return the serial, fused and fused-split tables."""
     costs, transfers = costs_of(stages)
-    pipes = opposite(MODELS, pipeline, microbatches)
+    pipes = opposite(models, pipeline, microbatches)
     tables = [serial_table(pipes)]
     for method in (FUSED, FUSED_SPLIT):
         asked = coarse(exact_instance(pipes, costs, transfers, method == FUSED_SPLIT))
@@ -166,6 +176,7 @@ class LayoutRanks:
 
     layout: Layout
     folder: Path
+    models: tuple[str, ...]
     pids: list[int] = field(default_factory=list)
     pipes: list[Connection] = field(default_factory=list)
     tables: dict[str, ScheduleTable] = field(default_factory=dict)
@@ -228,13 +239,13 @@ class LayoutRanks:
     def prepare(self, options: argparse.Namespace) -> None:
         """Warm up, measure the memory, and make the tables as a job does."""
         count = options.microbatches // self.layout.data
-        self.tables = {SERIAL: serial_table(opposite(MODELS, self.layout.pipeline, count))}
+        self.tables = {SERIAL: serial_table(opposite(self.models, self.layout.pipeline, count))}
         self.step(SERIAL)
         self.all("publish")
         self.memory = self.all("memory")
         self.stages = self.before = self.measured()
         if self.layout.pipeline > 1:
-            tables = tables_for(self.layout.pipeline, count, options.search_seconds, self.stages)
+            tables = tables_for(self.models, self.layout.pipeline, count, options.search_seconds, self.stages)
             self.tables = {table.method: table for table in tables}
 
     def step(self, method: str) -> dict[str, float]:
@@ -343,7 +354,7 @@ def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Te
 def planned_bytes(folder: Path, options: argparse.Namespace, layout: Layout) -> int:
     """Return the bytes of a rank's weights, gradients and moments, as `rlhf plan` counts them."""
     sizes = {}
-    for model in MODELS:
+    for model in models_of(options):
         with safe_open(folder / model / "model.safetensors", "pt") as tensors:
             shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
         sizes[model] = ModelSize(sum(int(np.prod(shape)) for shape in shapes), 0)
@@ -371,12 +382,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name, ExitStack() as ending:
         folder = Path(name)
         write_models(folder, options)
-        with ExitStack() as listening:
-            listeners = [listening.enter_context(socket.socket()) for _ in wanted]
-            for listener in listeners:
-                listener.bind(("127.0.0.1", 0))
-            addresses = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
-        groups = [LayoutRanks(layout, folder) for layout in wanted]
+        addresses = free_addresses(len(wanted))
+        groups = [LayoutRanks(layout, folder, models_of(options)) for layout in wanted]
         for group, address in zip(groups, addresses, strict=True):
             ending.callback(group.kill)
             group.start(options, address)

@@ -9,11 +9,12 @@ import argparse
 import logging
 import os
 import time
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import torch
@@ -28,11 +29,10 @@ from rlhf_planner.schedule.methods import opposite
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.training.backends import megatron_backend, torch_backend
 from rlhf_workers.training.batches.training_batch import TrainingBatch, batch_from
+from rlhf_workers.training.cost_profile import profile_costs
 from rlhf_workers.training.schedule.step_timing import measure
 from rlhf_workers.training.trainer import Trainer
 
-MODELS: Final = ("actor", "critic")
-FIELDS: Final = (SAMPLED_FIELD, *full_graph("ppo").scored_fields)
 LOADS: Final = {"torch": torch_backend.load_stage, "megatron": megatron_backend.load_stage}
 VOCABULARY: Final = 512
 WAIT_SECONDS: Final = 300.0
@@ -41,6 +41,7 @@ STILL: Final = 1e-11
 """A learning rate below the resolution of float32 weights over 0.001."""
 
 
+Result = TypeVar("Result")
 SIZES = ("pipeline", "data", "context", "shard", "tensor")
 
 
@@ -67,6 +68,11 @@ class Layout:
         return self.pipeline * self.data * self.context * self.tensor
 
 
+def models_of(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the models that the algorithm trains."""
+    return tuple(str(role) for role in full_graph(options.algorithm).trained)
+
+
 def job_of(folder: Path, options: argparse.Namespace, layout: Layout) -> RLHFJob:
     """Return the job that a layout trains."""
     training = {
@@ -75,8 +81,9 @@ def job_of(folder: Path, options: argparse.Namespace, layout: Layout) -> RLHFJob
         "optimizer": {"learningRate": STILL, "criticLearningRate": STILL, "weightDecay": 0.0},
     }
     batch = options.micro_batch * options.microbatches
+    own: dict[str, int] = {"groupSize": 2} if options.algorithm == "grpo" else {}
     spec = {
-        "algorithm": {"ppo": {"miniBatchSize": batch}},
+        "algorithm": {options.algorithm: {"miniBatchSize": batch, **own}},
         "models": {
             "actor": {"path": str(folder / "actor")},
             "critic": {"path": str(folder / "critic")},
@@ -95,12 +102,14 @@ def job_of(folder: Path, options: argparse.Namespace, layout: Layout) -> RLHFJob
     return RLHFJob.model_validate(body)
 
 
-def sample_of(rng: np.random.Generator, index: int, prompt: int, response: int) -> pb.TrainSample:
-    """Return a random sample of PPO with so many tokens."""
-    fields = {name: rng.normal(-1, 0.1, 1 if name == "reward" else response) for name in FIELDS}
+def sample_of(
+    rng: np.random.Generator, index: int, prompt: int, response: int, needed: Sequence[str]
+) -> pb.TrainSample:
+    """Return a random sample with so many tokens and the needed fields; two samples are a group."""
+    fields = {name: rng.normal(-1, 0.1, 1 if name == "reward" else response) for name in needed}
     return pb.TrainSample(
         sample=index,
-        group=index,
+        group=index // 2,
         prompt=pack(rng.integers(3, VOCABULARY, prompt).astype(np.int32)),
         response=pack(rng.integers(3, VOCABULARY, response).astype(np.int32)),
         fields={name: pack(value.astype(np.float32)) for name, value in fields.items()},
@@ -111,8 +120,9 @@ def batch_of(options: argparse.Namespace) -> TrainingBatch:
     """Return the mini-batch: random samples of one length, the same as synthetic ones."""
     rng = np.random.default_rng(options.seed)
     count = options.micro_batch * options.microbatches
-    samples = [sample_of(rng, index, options.prompt, options.response) for index in range(count)]
-    return batch_from(samples, len(samples), FIELDS)
+    needed = (SAMPLED_FIELD, *full_graph(options.algorithm).scored_fields)
+    samples = [sample_of(rng, index, options.prompt, options.response, needed) for index in range(count)]
+    return batch_from(samples, len(samples), needed)
 
 
 def take_core(rank: int, ranks: int) -> None:
@@ -122,13 +132,13 @@ def take_core(rank: int, ranks: int) -> None:
         os.sched_setaffinity(0, {cores[rank]})
 
 
-def run_measure(trainer: Trainer, command: pb.Measure) -> pb.MeasureResult:
-    steps = measure(trainer, command)
+def run_measure(steps: Generator[None, None, Result]) -> Result:
+    """Run all steps of a measurement and return its result."""
     while True:
         try:
             next(steps)
         except StopIteration as finished:
-            result: pb.MeasureResult = finished.value
+            result: Result = finished.value
             return result
 
 
@@ -141,7 +151,7 @@ class Rank:
         logging.disable(logging.WARNING)  # synthetic log-probabilities never match
         self._libraries = _status_bytes("VmRSS")
         self._layout, self._rank, self._batch, self._gathered = layout, rank, batch_of(options), 0.0
-        pipes = opposite(MODELS, layout.pipeline, options.microbatches // layout.data)
+        pipes = opposite(models_of(options), layout.pipeline, options.microbatches // layout.data)
         become = pb.BecomeTraining(
             rank=rank, world_size=layout.world, rendezvous=address, group_epoch=1,
             schedule=serial_table(pipes).model_dump_json(),
@@ -170,11 +180,17 @@ class Rank:
         seconds = time.perf_counter() - begun
         return {"seconds": seconds, "mini_batch": self.trainer.step_seconds[0], "gather": self._gathered}
 
+    def hurry(self, urgent: bool) -> None:
+        """Give all threads of this process real-time priority, or take it back; needs root."""
+        policy, priority = (os.SCHED_RR, 1) if urgent else (os.SCHED_OTHER, 0)
+        for thread in Path("/proc/self/task").iterdir():
+            os.sched_setscheduler(int(thread.name), policy, os.sched_param(priority))
+
     def publish(self) -> dict[str, float]:
         """Copy the parameters that this rank publishes, one at a time."""
         self.trainer.barrier()
         begun, size = time.perf_counter(), 0
-        for model in MODELS:
+        for model in self.trainer.layout.models:
             for _, value in torch_backend.TorchBackend(self.trainer).published(model):
                 size += value.clone().nbytes
         return {"seconds": time.perf_counter() - begun, "bytes": size}
@@ -214,7 +230,11 @@ class Rank:
 
     def measure(self) -> bytes:
         """Time the stages and transfers, as a job does."""
-        return run_measure(self.trainer, pb.Measure(measurement_id=1)).SerializeToString()
+        return run_measure(measure(self.trainer, pb.Measure(measurement_id=1))).SerializeToString()
+
+    def profile(self) -> str:
+        """Measure the costs for the plan search, as a job does."""
+        return run_measure(profile_costs(self.trainer)).text()
 
 
 def _status_bytes(name: str) -> int:

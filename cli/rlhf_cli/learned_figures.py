@@ -12,15 +12,25 @@ from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJob, RLHFJobSpec
 from rlhf_api.protocol import read_job
 from rlhf_cli.fusion_plan import job_lengths, measured_costs, with_drafts
+from rlhf_cli.local.run_folder import newest_first
 from rlhf_coordinator.model_folders import local_folder
 from rlhf_coordinator.model_sizes import read_sizes
 from rlhf_coordinator.reports.trackers import facts_jsonl
+from rlhf_planner.plan_search.cost_document import COSTS_FILE, CostDocument, CostDocumentError
 from rlhf_planner.plan_search.cost_figures import CostFigure, EngineProfile, FigureSource, PlanCosts
-from rlhf_planner.plan_search.learned_training import learned_compute, observed_seconds
+from rlhf_planner.plan_search.learned_training import learned_compute, learned_rest, observed_seconds
 from rlhf_planner.plan_search.training_choices import own_settings
-from rlhf_planner.plan_search.training_seconds import training_times
+from rlhf_planner.plan_search.training_seconds import mini_batches_of, training_times
 from rlhf_planner.plan_search.workload import Workload
 from rlhf_planner.transformer_shape import TransformerShape, shape_of
+
+
+def newest_teaching_run(job: RLHFJob, runs: Path) -> Path | None:
+    """Return the newest run folder of this job with costs of generation or of training; None when there is none."""
+    for folder in newest_first(runs, job.name):
+        if measured_costs(folder) is not None or (folder / COSTS_FILE).is_file():
+            return folder
+    return None
 
 
 def read_workload(job: RLHFJob, run: Path | None) -> tuple[Workload, tuple[str, ...]]:
@@ -54,11 +64,44 @@ def learned_figures(job: RLHFJob, costs: PlanCosts, run: Path, ran: Workload | N
         tensor = job.spec.generation.parallelism.tensor
         costs = replace(costs, engine=EngineProfile(stage, tensor, FigureSource.LEARNED))
         notes.append(f"costs of generation and scoring are those of {run}")
-    compute = _compute(costs, run, ran) if ran is not None else None
-    if compute is not None:
-        costs = replace(costs, compute=compute)
-        notes.append(f"computing in training takes {compute.value:.3g} times the roofline's time, as in {run}")
-    return costs, notes
+    profiled = _profiled(costs, run)
+    if profiled is not None:
+        costs = profiled
+        notes.append(f"costs of training are measured, in {run / COSTS_FILE}")
+    return (costs, notes) if ran is None else _with_training(costs, notes, run, ran)
+
+
+def _profiled(costs: PlanCosts, run: Path) -> PlanCosts | None:
+    """Return the costs with those that the ranks of a run have measured; None if they have not."""
+    try:
+        return CostDocument.read((run / COSTS_FILE).read_bytes()).applied(costs)
+    except (OSError, CostDocumentError):
+        return None
+
+
+def _with_training(costs: PlanCosts, notes: list[str], run: Path, ran: Workload) -> tuple[PlanCosts, list[str]]:
+    """Return the costs and notes with what the iterations of a run have shown of training."""
+    try:
+        profiles = facts_jsonl.read_facts(run / facts_jsonl.FILE)
+    except OSError:
+        return costs, notes
+    settings = own_settings(ran.spec)
+    if {profile.role for profile in costs.layers}.issuperset(ran.trained):
+        after = training_times(ran, costs, settings).after_schedules
+        rest = learned_rest(profiles, mini_batches_of(ran), after)
+        if rest is None:
+            return costs, notes
+        seconds = f"an iteration of training has {rest.value:.3g} s outside of its mini-batches, as in {run}"
+        return replace(costs, iteration_seconds=rest), [*notes, seconds]
+
+    def predict(factor: float) -> float:
+        return training_times(ran, replace(costs, compute=CostFigure(factor)), settings).total
+
+    compute = learned_compute(predict, observed_seconds(profiles))
+    if compute is None:
+        return costs, notes
+    factor = f"computing in training takes {compute.value:.3g} times the roofline's time, as in {run}"
+    return replace(costs, compute=compute), [*notes, factor]
 
 
 def _read_shapes(spec: RLHFJobSpec) -> Mapping[str, TransformerShape]:
@@ -75,17 +118,3 @@ def _read_shapes(spec: RLHFJobSpec) -> Mapping[str, TransformerShape]:
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return shapes
-
-
-def _compute(costs: PlanCosts, run: Path, ran: Workload) -> CostFigure | None:
-    """Return the factor on computing in training of a run; None if the run does not show it."""
-    try:
-        seconds = observed_seconds(facts_jsonl.read_facts(run / facts_jsonl.FILE))
-    except OSError:
-        return None
-    settings = own_settings(ran.spec)
-
-    def predict(factor: float) -> float:
-        return training_times(ran, replace(costs, compute=CostFigure(factor)), settings).total
-
-    return learned_compute(predict, seconds)

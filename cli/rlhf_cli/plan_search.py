@@ -16,8 +16,7 @@ from rich.table import Table
 
 from rlhf_api.job import RLHFJob
 from rlhf_cli.console import output, size
-from rlhf_cli.fusion_plan import newest_run
-from rlhf_cli.learned_figures import learned_figures, read_workload, run_workload
+from rlhf_cli.learned_figures import learned_figures, newest_teaching_run, read_workload, run_workload
 from rlhf_cli.load_job import LoadedJob, load_resolved
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import RUNS
@@ -98,7 +97,7 @@ def _search(request: SearchRequest) -> SearchResult:
     loaded = load_resolved(request.manifest, request.overrides, lambda job: RUNS / f"{job.name}-<time>")
     job, data = loaded.resolved, _data(loaded)
     document = _cost_document(request.costs)
-    run = newest_run(job, RUNS)
+    run = newest_teaching_run(job, RUNS)
     costs, notes = _costs(job, document, run)
     device_bytes = None if request.device_gib is None else int(request.device_gib * GIBIBYTE)
     try:

@@ -1312,6 +1312,7 @@ class Observation(_message.Message):
     ONLOAD_FIELD_NUMBER: _builtins.int
     TRAIN_STEP_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
+    TRAINING_COSTS_FIELD_NUMBER: _builtins.int
     start_ns: _builtins.int
     end_ns: _builtins.int
     iteration: _builtins.int
@@ -1330,6 +1331,8 @@ class Observation(_message.Message):
     def train_step(self) -> Global___TrainStepObservation: ...
     @_builtins.property
     def speculation(self) -> Global___SpeculationObservation: ...
+    @_builtins.property
+    def training_costs(self) -> Global___TrainingCostsObservation: ...
     def __init__(
         self,
         *,
@@ -1343,16 +1346,45 @@ class Observation(_message.Message):
         onload: Global___OnloadObservation | None = ...,
         train_step: Global___TrainStepObservation | None = ...,
         speculation: Global___SpeculationObservation | None = ...,
+        training_costs: Global___TrainingCostsObservation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "offload", b"offload", "onload", b"onload", "rebuild", b"rebuild", "scoring", b"scoring", "speculation", b"speculation", "train_step", b"train_step", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "offload", b"offload", "onload", b"onload", "rebuild", b"rebuild", "scoring", b"scoring", "speculation", b"speculation", "train_step", b"train_step", "training_costs", b"training_costs", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "end_ns", b"end_ns", "iteration", b"iteration", "offload", b"offload", "onload", b"onload", "rebuild", b"rebuild", "scoring", b"scoring", "speculation", b"speculation", "start_ns", b"start_ns", "train_step", b"train_step", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "end_ns", b"end_ns", "iteration", b"iteration", "offload", b"offload", "onload", b"onload", "rebuild", b"rebuild", "scoring", b"scoring", "speculation", b"speculation", "start_ns", b"start_ns", "train_step", b"train_step", "training_costs", b"training_costs", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["decode", "rebuild", "scoring", "offload", "onload", "train_step", "speculation"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["decode", "rebuild", "scoring", "offload", "onload", "train_step", "speculation", "training_costs"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
 Global___Observation: _TypeAlias = Observation  # noqa: Y015
+
+@_typing.final
+class TrainingCostsObservation(_message.Message):
+    """Costs that a training rank measured before its first step, for `rlhf plan`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    WORLD_SIZE_FIELD_NUMBER: _builtins.int
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    world_size: _builtins.int
+    document: _builtins.str
+    """JSON of rlhf_planner.plan_search.cost_document; may leave out figures"""
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        world_size: _builtins.int = ...,
+        document: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "rank", b"rank", "world_size", b"world_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrainingCostsObservation: _TypeAlias = TrainingCostsObservation  # noqa: Y015
 
 @_typing.final
 class SpeculationObservation(_message.Message):

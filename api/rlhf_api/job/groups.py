@@ -246,6 +246,9 @@ class Training(GroupFields):
     """How new weights reach workers on a training rank's machine. Auto shares GPU or host memory between the processes,
     and streams if that fails. Disabled always streams."""
 
+    profile: Mode = "Disabled"
+    """Auto measures costs for `rlhf plan` before the first step."""
+
     @property
     def ranks(self) -> int:
         """Number of training ranks."""

@@ -24,6 +24,7 @@ from rlhf_coordinator.speculation import learned, sharing
 from rlhf_coordinator.state.fleet import Joined, Refused
 from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.storage.sample_codec import response_of
+from rlhf_coordinator.training import measured_costs
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 
 log = logging.getLogger(__name__)
@@ -156,3 +157,4 @@ class EventHandlers:
         learned.observe(self._run, observation)
         self._run.times.observe(worker, observation)
         measurements.observed(self._run, worker, observation)
+        measured_costs.observe(self._run, observation)

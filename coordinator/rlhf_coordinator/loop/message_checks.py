@@ -21,7 +21,7 @@ from rlhf_coordinator.state.worker import Worker
 MAX_NAME_CHARACTERS: Final = 256
 """Longest name, address or attribute, in characters."""
 MAX_TEXT_CHARACTERS: Final = 65536
-"""Longest message about a failure, or `parameters`, in characters."""
+"""Longest message about a failure, document of costs, or `parameters`, in characters."""
 MAX_ENTRIES: Final = 100_000
 """Most entries of a list or a map that is no batch and no response."""
 MAX_NUMBER: Final = 1e18
@@ -42,7 +42,7 @@ _CLOCK_TIMES: Final = frozenset({"start_ns", "end_ns"})
 _SINCE_START: Final = "busy_seconds"
 """Seconds since the start of a worker, perhaps more than a day."""
 _LIMITS: Final = {"rlhf.v1.MigratedSample.bytes": MAX_SAMPLE_BYTES}
-_TEXTS: Final = frozenset({"rlhf.v1.Failure.message"})
+_TEXTS: Final = frozenset({"rlhf.v1.Failure.message", "rlhf.v1.TrainingCostsObservation.document"})
 _ARRAYS: Final = frozenset({"rlhf.v1.Array", "rlhf.v1.SampleProgress"})
 """Messages that contain arrays; their form is checked when they are read."""
 _FLOATS: Final = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)

@@ -24,6 +24,7 @@ from rlhf_coordinator.state.iteration_totals import IterationTotals
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sibling_state import SiblingState
 from rlhf_coordinator.state.speculation_state import SpeculationState
+from rlhf_planner.plan_search.cost_document import CostDocument
 from rlhf_planner.schedule.serial import METHOD as SERIAL
 
 RETRIES: Final = 2
@@ -215,6 +216,8 @@ class JobState:
     """Highest epoch of a training group so far: each new group has a higher one."""
     group_failures: int = 0
     """Number of consecutive restarts of the training group without a lost rank as the cause."""
+    rank_costs: dict[int, CostDocument] = field(default_factory=dict)
+    """Measured costs by rank, until all ranks have reported."""
     stop: StopOrder | None = None
     failure: pb.Failure | None = None
     """Failure that ends the job, if any."""

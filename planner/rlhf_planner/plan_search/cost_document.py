@@ -9,7 +9,7 @@ Must never guess a figure from another one.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
@@ -21,8 +21,17 @@ from rlhf_planner.plan_search.cost_figures import (
     FigureSource,
     LayerProfile,
     LinkCosts,
+    ModelPart,
     PlanCosts,
 )
+
+COSTS_FILE: Final = "costs.json"
+"""Name of the document in a run folder."""
+RATES: Final = ("memory_bandwidth", "flops", "host_bandwidth", "devices_per_node")
+"""Figures of which the larger one is faster."""
+FIGURES: Final = (*RATES, "layer_seconds", "stage_seconds", "start_seconds", "optimizer_seconds")
+"""Single figures of a document and of PlanCosts."""
+LINKS: Final = ("inside", "between")
 
 
 class CostDocumentError(ValueError):
@@ -62,6 +71,7 @@ class _LayerTime(_CostEntry):
 
 class _LayerEntry(_CostEntry):
     role: Annotated[str, Field(min_length=1)]
+    part: Annotated[ModelPart, Field(strict=False)] = ModelPart.LAYER
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     times: Annotated[list[_LayerTime], Field(min_length=1)]
     source: Annotated[FigureSource, Field(strict=False)]
@@ -69,13 +79,27 @@ class _LayerEntry(_CostEntry):
     @property
     def profile(self) -> LayerProfile:
         points = {float(time.tokens): time.seconds for time in self.times}
-        return LayerProfile(self.role, self.tensor, tuple(sorted(points.items())), self.source)
+        return LayerProfile(self.role, self.tensor, tuple(sorted(points.items())), self.source, self.part)
+
+    def merged(self, other: _LayerEntry) -> _LayerEntry:
+        """Return the shorter time of each number of tokens."""
+        points = dict(other.profile.points)
+        for tokens, seconds in self.profile.points:
+            points[tokens] = min(seconds, points.get(tokens, seconds))
+        times = [_LayerTime(tokens=int(tokens), seconds=seconds) for tokens, seconds in sorted(points.items())]
+        return self.model_copy(update={"times": times})
 
 
 class _EngineEntry(_CostEntry):
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     costs: dict[str, Any]
     source: Annotated[FigureSource, Field(strict=False)]
+
+
+def _faster(first: _FigureEntry | None, second: _FigureEntry | None, name: str) -> _FigureEntry | None:
+    stated = [figure for figure in (first, second) if figure is not None]
+    choose = max if name in RATES else min
+    return choose(stated, key=lambda figure: figure.value) if stated else None
 
 
 class CostDocument(_CostEntry):
@@ -86,6 +110,12 @@ class CostDocument(_CostEntry):
     memory_bandwidth: _FigureEntry | None = None
     flops: _FigureEntry | None = None
     layer_seconds: _DurationEntry | None = None
+    stage_seconds: _DurationEntry | None = None
+    """Seconds of a micro-batch on a stage, independent of its layers."""
+    start_seconds: _DurationEntry | None = None
+    """Seconds by which the first micro-batch of a mini-batch is slower on a stage."""
+    optimizer_seconds: _FigureEntry | None = None
+    """Seconds of an optimizer step for each parameter."""
     host_bandwidth: _FigureEntry | None = None
     inside: _LinkEntry | None = None
     """Link between two devices of a node."""
@@ -93,7 +123,7 @@ class CostDocument(_CostEntry):
     """Link between two nodes, for each device."""
     devices_per_node: _FigureEntry | None = None
     layers: list[_LayerEntry] = Field(default_factory=list)
-    """Times of one layer, forward and backward."""
+    """Times of one layer, of the embedding, or of the head with the loss, forward and backward."""
     engine: _EngineEntry | None = None
     """Costs of a generation worker: `interStage.costs` of a run's journal/job.json."""
 
@@ -115,13 +145,35 @@ class CostDocument(_CostEntry):
 
         Raises CostDocumentError for engine costs that are no document of `StageCosts`.
         """
-        names = ("memory_bandwidth", "flops", "layer_seconds", "host_bandwidth", "devices_per_node")
-        update: dict[str, Any] = {name: stated.figure for name in names if (stated := getattr(self, name)) is not None}
-        update |= {name: stated.link for name in ("inside", "between") if (stated := getattr(self, name)) is not None}
+        update: dict[str, Any] = {
+            name: stated.figure for name in FIGURES if (stated := getattr(self, name)) is not None
+        }
+        update |= {name: stated.link for name in LINKS if (stated := getattr(self, name)) is not None}
         update |= {"device_name": self.device} if self.device is not None else {}
         if self.engine is not None:
             update["engine"] = self._engine(self.engine)
-        return replace(assumed, **update, layers=tuple(layer.profile for layer in self.layers))
+        stated = tuple(layer.profile for layer in self.layers)
+        replaced = {(profile.role, profile.part, profile.tensor) for profile in stated}
+        others = [own for own in assumed.layers if (own.role, own.part, own.tensor) not in replaced]
+        return replace(assumed, **update, layers=(*others, *stated))
+
+    def merged(self, other: CostDocument) -> CostDocument:
+        """Return the figures of two ranks of one group; of a figure that both measured, the faster one counts, because
+        other load on a device only adds time. An engine of `other` is left out.
+        """
+        update: dict[str, Any] = {}
+        for name in (*FIGURES, *LINKS):
+            own, theirs = getattr(self, name), getattr(other, name)
+            update[name] = _faster(own, theirs, name) if name in FIGURES else own or theirs
+        layers: dict[tuple[str, str, int], _LayerEntry] = {}
+        for layer in (*self.layers, *other.layers):
+            key = layer.role, layer.part, layer.tensor
+            layers[key] = layers[key].merged(layer) if key in layers else layer
+        return self.model_copy(update=update | {"layers": list(layers.values()), "device": self.device or other.device})
+
+    def text(self) -> str:
+        """Return the document as JSON, without the fields that it leaves out."""
+        return self.model_dump_json(by_alias=True, exclude_none=True, indent=1)
 
     @staticmethod
     def _engine(engine: _EngineEntry) -> EngineProfile:

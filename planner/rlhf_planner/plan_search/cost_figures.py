@@ -57,9 +57,20 @@ class LinkCosts:
         return weakest((self.bandwidth.source, self.latency.source))
 
 
+class ModelPart(StrEnum):
+    """Part of a model that is profiled on its own."""
+
+    LAYER = "layer"
+    """One layer; its tokens are those of a micro-batch, with padding."""
+    EMBEDDING = "embedding"
+    """The embedding; its tokens are those of a micro-batch, with padding."""
+    HEAD = "head"
+    """The head and the loss; its tokens are the trained ones."""
+
+
 @dataclass(frozen=True)
 class LayerProfile:
-    """Times of one layer of a role, forward and backward, on one rank of a tensor group."""
+    """Times of one part of a role's model, forward and backward, on one rank of a tensor group."""
 
     role: str
     tensor: int
@@ -67,6 +78,7 @@ class LayerProfile:
     points: tuple[tuple[float, float], ...]
     """(tokens, seconds), rising in tokens."""
     source: FigureSource
+    part: ModelPart = ModelPart.LAYER
 
 
 @dataclass(frozen=True)
@@ -101,6 +113,14 @@ class PlanCosts:
     engine: EngineProfile | None = None
     compute: CostFigure = CostFigure(1.0)
     """Seconds that training computes, as observed in a run, over those that the roofline predicts."""
+    stage_seconds: CostFigure | None = None
+    """Seconds of a micro-batch on a stage, forward and backward, independent of its layers; None: not measured."""
+    start_seconds: CostFigure | None = None
+    """Seconds by which the first micro-batch of a mini-batch is slower on a stage; None: not measured."""
+    optimizer_seconds: CostFigure | None = None
+    """Seconds of an optimizer step for each parameter; None: from the memory bandwidth."""
+    iteration_seconds: CostFigure | None = None
+    """Seconds of an iteration's training outside of its mini-batches' schedules, sums and steps; None: not learned."""
 
     @property
     def device(self) -> Device:

@@ -1,8 +1,10 @@
-"""How much longer a run's ranks compute in training than the roofline says.
+"""What a run shows of the seconds of its training.
 
-The factor comes from the seconds of a run's iterations and from their prediction for the run's own layout. It covers
-layers, the head and the optimizer; communication keeps the figures of the links. The first iteration does not count:
-ranks start and search schedules in it. The gain of a fused schedule is part of the factor.
+Without profiles of layers: how much longer its ranks compute than the roofline says. This factor covers layers, the
+head and the optimizer; communication keeps the figures of the links. The gain of a fused schedule is part of the
+factor. With profiles: the seconds of an iteration outside of its mini-batches, which no layout changes, such as the
+fetch of the batch, advantages and metrics.
+The first iteration does not count: ranks start, measure and search schedules in it.
 Pure; must never learn from iterations whose training metrics are incomplete, such as those that train critics later.
 """
 
@@ -23,6 +25,20 @@ def observed_seconds(profiles: Sequence[IterationProfile]) -> list[float]:
     """Return the seconds of training of each iteration but the first that trained all models at once."""
     found = [profile for profile in profiles if profile.iteration > 0 and profile.training]
     return [seconds for profile in found if (seconds := profile.seconds("Training")) > 0]
+
+
+def learned_rest(profiles: Sequence[IterationProfile], mini_batches: int, after_schedules: float) -> CostFigure | None:
+    """Return the seconds of an iteration's training that belong to no mini-batch; None for fewer than FEWEST
+    iterations.
+
+    It is the median of the observed seconds without the schedules of so many mini-batches, less the predicted seconds
+    of sums and optimizer after them; at least 0.
+    """
+    found = [profile for profile in profiles if profile.iteration > 0 and "step_seconds" in profile.training]
+    rests = [profile.seconds("Training") - mini_batches * profile.training["step_seconds"] for profile in found]
+    if len(rests) < FEWEST:
+        return None
+    return CostFigure(max(0.0, median(rests) - after_schedules), FigureSource.LEARNED)
 
 
 def learned_compute(predict: Callable[[float], float], seconds: Sequence[float]) -> CostFigure | None:

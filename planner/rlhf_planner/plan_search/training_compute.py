@@ -1,6 +1,6 @@
-"""Seconds in which one rank computes one layer, or the head, of a micro-batch: forward and backward.
+"""Seconds in which one rank computes one layer, the embedding, or the head of a micro-batch: forward and backward.
 
-A profile of the role's layer counts where there is one: linear in the tokens between its points and beyond them. A
+A profile of the role's part counts where there is one: linear in the tokens between its points and beyond them. A
 tensor size without a profile is the profiled one, scaled by the roofline. Without a profile the roofline counts: the
 larger of operations over the device's rate and weights over its memory bandwidth, plus a constant per pass, times the
 factor that a run has shown. Operations are 6 per active parameter and token (4 with adapters, whose frozen weights have
@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from rlhf_planner.plan_search.cost_figures import CostFigure, LayerProfile, PlanCosts
+from rlhf_planner.plan_search.cost_figures import CostFigure, FigureSource, LayerProfile, ModelPart, PlanCosts
 from rlhf_planner.plan_search.workload import MicroBatchSize, ModelFacts
 
 PASSES = 3
@@ -37,7 +37,7 @@ def layer_seconds(
     """Return the seconds of one layer of a micro-batch on one of tensor x context ranks."""
     rooftop = _roofline(model, batch, costs, tensor, context, adapters, value_bytes)
     factor = RECOMPUTED if recompute else 1.0
-    profile = _nearest(costs.layers, model.role, tensor)
+    profile = _nearest(costs.layers, model.role, ModelPart.LAYER, tensor)
     if profile is None:
         return CostFigure(rooftop * factor * costs.compute.value, costs.compute_source)
     seconds = interpolated(profile.points, batch.tokens / context)
@@ -46,12 +46,27 @@ def layer_seconds(
     return CostFigure(seconds * factor, profile.source)
 
 
-def head_seconds(
-    model: ModelFacts, batch: MicroBatchSize, costs: PlanCosts, *, tensor: int = 1, context: int = 1
-) -> float:
-    """Return the seconds of the language model's head over the responses; 0 if the vocabulary is unknown."""
-    operations = 6 * model.table_parameters * batch.responses
-    return operations / (tensor * context * costs.flops.value) * costs.compute.value
+def ends_seconds(
+    model: ModelFacts, batch: MicroBatchSize, costs: PlanCosts, *, policy: bool, tensor: int = 1, context: int = 1
+) -> tuple[CostFigure, CostFigure]:
+    """Return the seconds of (embedding, head and loss) of a micro-batch on one of tensor x context ranks.
+
+    Without a profile the embedding takes no time, and the head only that of the policy's products with a known
+    vocabulary.
+    """
+    operations = 6 * model.table_parameters * batch.responses if policy else 0.0
+    rooftop = operations / (tensor * context * costs.flops.value) * costs.compute.value
+    embedding = _profiled(costs, model, ModelPart.EMBEDDING, batch.tokens / context, 1)
+    head = _profiled(costs, model, ModelPart.HEAD, batch.responses / context, tensor)
+    return embedding or CostFigure(0.0, FigureSource.MEASURED), head or CostFigure(rooftop, costs.compute_source)
+
+
+def _profiled(costs: PlanCosts, model: ModelFacts, part: ModelPart, tokens: float, tensor: int) -> CostFigure | None:
+    """Return the seconds of a part, which several tensor ranks divide; None without a profile."""
+    profile = _nearest(costs.layers, model.role, part, tensor)
+    if profile is None:
+        return None
+    return CostFigure(interpolated(profile.points, tokens) * profile.tensor / tensor, profile.source)
 
 
 def interpolated(points: Sequence[tuple[float, float]], at: float) -> float:
@@ -79,9 +94,11 @@ def _roofline(
     return max(computed, read) + PASSES * costs.layer_seconds.value
 
 
-def _nearest(profiles: Sequence[LayerProfile], role: str, tensor: int) -> LayerProfile | None:
-    """Return a role's profile of the largest tensor size up to `tensor`; without one, of the smallest above it."""
-    own = [profile for profile in profiles if profile.role == role]
+def _nearest(profiles: Sequence[LayerProfile], role: str, part: ModelPart, tensor: int) -> LayerProfile | None:
+    """Return the profile of a role's part, of the largest tensor size up to `tensor`; without one, of the smallest
+    above it.
+    """
+    own = [profile for profile in profiles if (profile.role, profile.part) == (role, part)]
     below = [profile for profile in own if profile.tensor <= tensor]
     if below:
         return max(below, key=lambda profile: profile.tensor)

@@ -3,14 +3,17 @@
 A mini-batch is serial 1F1B: all stages of one micro-batch once, then the slowest stage for each further micro-batch.
 Then ranks sum gradients over copies and step the optimizer. Models train one after another.
 
-    per micro-batch and stage   layers, head, tensor sums, context gathers, expert exchanges, gathered parts, transfers
+    per micro-batch and stage   layers, embedding, head, the stage's constant, tensor sums, context gathers, expert
+                                exchanges, gathered parts, transfers
     per mini-batch              sums of gradients, gathered weights (shardOptimizer), optimizer
+    per iteration               the rest of a run's training, where one has shown it
 
 Fused schedules are not counted: they only shorten a pipeline of several models. Pure; must never choose a layout.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -24,19 +27,26 @@ from rlhf_planner.plan_search.communication import (
     all_to_all_seconds,
     transfer_seconds,
 )
-from rlhf_planner.plan_search.cost_figures import FigureSource, LinkCosts, PlanCosts, weakest
-from rlhf_planner.plan_search.training_compute import head_seconds, layer_seconds
+from rlhf_planner.plan_search.cost_figures import CostFigure, FigureSource, LinkCosts, PlanCosts, weakest
+from rlhf_planner.plan_search.training_compute import ends_seconds, layer_seconds
 from rlhf_planner.plan_search.workload import MicroBatchSize, ModelFacts, Workload
 from rlhf_planner.transformer_shape import stage_layers
 
 STEP_BYTES: Final = 28
 """Bytes per parameter that AdamW reads (weight, gradient, two moments) and writes (weight, two moments)."""
+LAYER_TENSORS: Final = 9
+"""Parameters of a layer, each sent on its own after a step whose moments are shared: 7 matrices and 2 norms."""
 TENSOR_SUMS: Final = 4
 """Sums per layer in a tensor group: two forward, two backward. Recomputation repeats the forward ones."""
 EXPERT_EXCHANGES: Final = 5
 """Exchanges per layer in an expert group, of the chosen tokens' states."""
 SHARD_GATHERS: Final = 3
 """Gathers, or scatters of sums, per layer and micro-batch of a sharded model."""
+
+AFTER_SCHEDULE: Final = ("gradient sums", "gathered weights", "optimizer", "moments from the host")
+"""Purposes whose seconds follow the schedule of a mini-batch."""
+NOTHING: Final = CostFigure(0.0, FigureSource.MEASURED)
+"""A figure that adds nothing to a prediction and does not weaken it."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +70,18 @@ class TrainingTimes:
     models: Mapping[str, Mapping[str, float]]
     """Role -> purpose -> seconds."""
     source: FigureSource
+    rest: float = 0.0
+    """Seconds of the iteration that belong to no mini-batch."""
 
     @property
     def total(self) -> float:
-        """Seconds of all models, one after the other."""
-        return sum(self.of_model(role) for role in self.models)
+        """Seconds of all models, one after the other, and the rest."""
+        return self.rest + sum(self.of_model(role) for role in self.models)
+
+    @property
+    def after_schedules(self) -> float:
+        """Seconds of all models after the schedules of their mini-batches."""
+        return sum(parts.get(name, 0.0) for parts in self.models.values() for name in AFTER_SCHEDULE)
 
     def of_model(self, role: str) -> float:
         """Return the seconds of one model."""
@@ -85,14 +102,22 @@ def training_times(workload: Workload, costs: PlanCosts, settings: TrainingSetti
     fields, count = workload.spec.algorithm.fields, _samples(workload, settings)
     copies = settings.parallelism.data
     micro_batches = max(1, -(-fields.mini_batch_size // (count * copies)))
-    mini_batches = max(1, workload.samples // fields.mini_batch_size) * fields.epochs
+    mini_batches = mini_batches_of(workload)
     batch = workload.micro_batch(count)
     models, sources = {}, [workload.length_source]
     for role in workload.trained:
         parts, source = _mini_batch(workload, costs, settings, role, batch, micro_batches)
         models[str(role)] = {name: seconds * mini_batches for name, seconds in parts.items()}
         sources.append(source)
-    return TrainingTimes(models, weakest(sources))
+    rest = costs.iteration_seconds
+    sources += [rest.source] if rest is not None else []
+    return TrainingTimes(models, weakest(sources), 0.0 if rest is None else rest.value)
+
+
+def mini_batches_of(workload: Workload) -> int:
+    """Return the mini-batches of an iteration."""
+    fields = workload.spec.algorithm.fields
+    return max(1, workload.samples // fields.mini_batch_size) * fields.epochs
 
 
 def _samples(workload: Workload, settings: TrainingSettings) -> int:
@@ -124,24 +149,31 @@ def _mini_batch(
         adapters=lora is not None, value_bytes=workload.value_bytes,
     )  # fmt: skip
     by_layer, links = _layer_communication(workload, costs, settings, model, role, batch)
-    head = 0.0
-    if role == workload.policy.role:
-        head = head_seconds(model, batch, costs, tensor=tensor, context=parallelism.context)
+    embedding, head = ends_seconds(
+        model, batch, costs, policy=role == workload.policy.role, tensor=tensor, context=parallelism.context
+    )
     edge_link = costs.link(settings.span(stages * tensor))
     states = batch.tokens / parallelism.context * model.hidden * workload.value_bytes
     edge = 2 * transfer_seconds(states, edge_link) if stages > 1 else 0.0
     rows = [len(stage_layers(model.layers, stages, stage)) for stage in range(stages)]
     communicated = sum(by_layer.values())
-    whole = [count * (layer.value + communicated) + edge for count in rows]
-    whole[-1] += head
+    constant, start = costs.stage_seconds or NOTHING, costs.start_seconds or NOTHING
+    computed = [count * layer.value + constant.value for count in rows]
+    computed[0] += embedding.value
+    computed[-1] += head.value
+    whole = [own + count * communicated + edge for own, count in zip(computed, rows, strict=True)]
     slowest = max(range(stages), key=lambda stage: (whole[stage], -stage))
     fill = sum(whole) - whole[slowest]
-    computed = rows[slowest] * layer.value + (head if slowest == stages - 1 else 0.0)
-    parts = {"layers": micro_batches * computed, "pipeline bubbles": fill, "stage transfers": micro_batches * edge}
+    parts = {"layers": micro_batches * computed[slowest], "pipeline bubbles": fill}
+    parts |= {"stage transfers": micro_batches * edge, "first micro-batch": stages * start.value}
     parts |= {name: micro_batches * rows[slowest] * seconds for name, seconds in by_layer.items()}
     parts |= _end_of_mini_batch(workload, costs, settings, model, role)
-    sources = [layer.source, *(link.source for link in links), costs.compute_source]
+    figures = [layer, embedding, head, constant, start, costs.optimizer_seconds or NOTHING]
+    if costs.optimizer_seconds is None:
+        figures.append(CostFigure(0.0, costs.compute_source))
+    sources = [figure.source for figure in figures] + [link.source for link in links]
     sources += [edge_link.source] if stages > 1 else []
+    sources += [costs.link(settings.span(parallelism.ranks)).source] if "gradient sums" in parts else []
     return {name: seconds for name, seconds in parts.items() if seconds > 0}, weakest(sources)
 
 
@@ -196,8 +228,13 @@ def _end_of_mini_batch(
         parts["gradient sums"] = all_reduce_seconds(summed * FLOAT32_BYTES, copies, link)
     stepped = trained / parallelism.writers
     if parallelism.shard_optimizer:
-        parts["gathered weights"] = all_gather_seconds(stage * FLOAT32_BYTES, copies, link)
-    parts["optimizer"] = stepped * STEP_BYTES / costs.memory_bandwidth.value * costs.compute.value
+        tensors = math.ceil(model.layers / parallelism.stages_of(role)) * LAYER_TENSORS
+        latency = tensors * math.log2(copies) * link.latency.value
+        parts["gathered weights"] = all_gather_seconds(stage * FLOAT32_BYTES, copies, link) + latency
+    if costs.optimizer_seconds is not None:
+        parts["optimizer"] = stepped * costs.optimizer_seconds.value
+    else:
+        parts["optimizer"] = stepped * STEP_BYTES / costs.memory_bandwidth.value * costs.compute.value
     if parallelism.offload_optimizer:
         parts["moments from the host"] = 2 * stepped * OPTIMIZER_BYTES / costs.host_bandwidth.value
     return parts

@@ -28,13 +28,14 @@ def role_of(
     rank: int = 0,
     leave: Callable[[int], None] = lambda code: None,
     table: ScheduleTable | None = None,
+    profile: bool = False,
     **spec: Any,
 ) -> TrainingRole:
     job = make_job(folder, folder, **spec)
     trainer = trainer_of(job, table or serial(job, 2, 1), rank, 2, peers)
     spans = SpanBuffer()
     trainer._span = spans
-    return TrainingRole(job, TorchBackend(trainer), MadeBatches(), 0, spans, leave)
+    return TrainingRole(job, TorchBackend(trainer), MadeBatches(), 0, spans, leave, rank=rank, profile=profile)
 
 
 def trainer_in(role: TrainingRole) -> Trainer:

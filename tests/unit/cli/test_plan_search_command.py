@@ -102,6 +102,20 @@ def test_costs_of_a_run_and_of_a_file_count(
     assert plan(monkeypatch, "--devices", "4", "--costs", "costs.json", "--json") == 0
     measured = answer(capsys)["own"]
     assert measured["stages"]["train"]["seconds"] > 1000 * learned["stages"]["train"]["seconds"]
+    (job.parent / "costs.json").rename(journal.parent / "costs.json")
+    assert plan(monkeypatch, "--devices", "4", "--json") == 0
+    found = answer(capsys)
+    assert found["own"]["stages"]["train"]["seconds"] == measured["stages"]["train"]["seconds"]
+    assert any("costs of training are measured" in note for note in found["notes"])
+    facts = (journal / "job.json").read_bytes()
+    (journal / "job.json").unlink()
+    assert plan(monkeypatch, "--devices", "4", "--json") == 0
+    alone = answer(capsys)["own"]["stages"]["train"]
+    assert alone["seconds"] == measured["stages"]["train"]["seconds"], "a run may have measured training alone"
+    (journal / "job.json").write_bytes(facts)
+    (journal.parent / "costs.json").write_text("{")
+    assert plan(monkeypatch, "--devices", "4", "--json") == 0
+    assert answer(capsys)["own"] == learned, "an unreadable file teaches nothing"
 
 
 def test_without_devices_the_layouts_of_the_job_are_listed_as_before(

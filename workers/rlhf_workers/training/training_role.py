@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -37,6 +37,9 @@ from rlhf_workers.training.communication.transport import TRANSPORTS
 from rlhf_workers.worker_role import Outbox
 
 log = logging.getLogger(__name__)
+
+FIRST_GROUP: Final = 1
+"""Epoch of the group that measures costs. A group that replaces it after a loss only trains."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,10 @@ class TrainingRole:
         leave: Callable[[int], None] = os._exit,
         *,
         rank: int = 0,
+        profile: bool = False,
     ) -> None:
-        self._rank = rank
+        """`profile`: measure costs before the first training."""
+        self._rank, self._profile_pending = rank, profile
         self._job, self._backend, self._batches, self._version, self._leave = job, backend, batches, version, leave
         self._spans = spans
         self._steps_before = 0
@@ -217,6 +222,7 @@ class TrainingRole:
         spec, iteration = self._job.spec, order.iteration
         start, start_ns = time.monotonic(), time.time_ns()
         self._paused = self._resumed = 0.0
+        profiled = (yield from self._profile(iteration, outbox)) if self._profile_pending else {}
         samples = self._batches.fetch(iteration)
         outbox.span("train/fetch", start_ns, time.time_ns(), iteration)
         graph, longest = graph_of(spec), spec.rollout.max_response_tokens
@@ -230,7 +236,7 @@ class TrainingRole:
         policy_first = order.part == pb.TRAIN_PART_POLICY
         metrics = yield from self._backend.train(iteration, batch, order.iterations, policy_first=policy_first)
         outbox.count(batch.tokens * spec.algorithm.fields.epochs)
-        metrics |= shaping
+        metrics |= shaping | profiled
         metrics["train/seconds"] = time.monotonic() - start - (self._resumed - self._paused)
         if self._resumed:
             metrics["critic_overlap_seconds"] = time.monotonic() - self._resumed
@@ -241,6 +247,17 @@ class TrainingRole:
             metrics["bubble_share"] = self._backend.bubble_seconds / whole
         metrics["step_seconds"] = statistics.median(self._backend.step_seconds or [0.0])
         return metrics
+
+    def _profile(self, iteration: int, outbox: Outbox) -> Generator[None, None, dict[str, float]]:
+        """Report the costs of this rank, and return a metric: the seconds of measuring."""
+        self._profile_pending = False
+        begun, start_ns = time.monotonic(), time.time_ns()
+        document = yield from self._backend.profile_costs()
+        end_ns = time.time_ns()
+        costs = pb.TrainingCostsObservation(rank=self._rank, world_size=self._backend.world, document=document.text())
+        outbox.span("train/profile", start_ns, end_ns, iteration)
+        outbox.observe(pb.Observation(start_ns=start_ns, end_ns=end_ns, iteration=iteration, training_costs=costs))
+        return {"train/profile_seconds": time.monotonic() - begun}
 
     def _observe_steps(self, iteration: int, outbox: Outbox) -> None:
         """Report the duration of every mini-batch; all ranks step together, so the first one reports for all."""
@@ -319,6 +336,8 @@ def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates:
     wait = float(job.spec.run_policy.start_timeout_seconds)
     batches = CoordinatorBatches(settings.coordinator, settings.worker, certificates, wait)
     become, spans = command.become_training, SpanBuffer()
+    profile = job.spec.training.profile == "Auto" and become.group_epoch == FIRST_GROUP
     return TrainingRole(
-        job, build_backend(job, become, device, spans), batches, become.version, spans, rank=become.rank
-    )
+        job, build_backend(job, become, device, spans), batches, become.version, spans, rank=become.rank,
+        profile=profile,
+    )  # fmt: skip

@@ -74,6 +74,11 @@ NONSENSE: list[tuple[str, pb.WorkerMessage]] = [
         pb.WorkerMessage(done=pb.CommandDone(measure=pb.MeasureResult(scoring=pb.ScoringCosts(onload_seconds=1e9)))),
     ),
     ("heartbeat.memory_bytes is 4611686018427387904", pb.WorkerMessage(heartbeat=pb.Heartbeat(memory_bytes=2**62))),
+    ("observation.training_costs.rank is -1", observation(training_costs=pb.TrainingCostsObservation(rank=-1))),
+    (
+        "observation.training_costs.document has 70000 characters",
+        observation(training_costs=pb.TrainingCostsObservation(document="x" * 70000)),
+    ),
     ("prefix.dropped is -3", pb.WorkerMessage(prefix=pb.ScoredPrefix(dropped=[1, -3]))),
     (
         "done.load.seconds is inf",

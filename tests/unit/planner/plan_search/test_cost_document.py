@@ -1,15 +1,18 @@
 """The document of measured costs: figures that it states, those that it leaves out, and what it refuses."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support.plans.plan_jobs import ROUND
 
 from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted_costs import DecodeLines
 from rlhf_planner.plan_search.cost_document import CostDocument, CostDocumentError
-from rlhf_planner.plan_search.cost_figures import CostFigure, FigureSource
+from rlhf_planner.plan_search.cost_figures import CostFigure, FigureSource, ModelPart
 
 STAGE = StageCosts(DecodeLines((1,), (0.5,), (0.0,)), 8)
 LINK = {"bandwidth": {"value": 5e8, "source": "measured"}, "latency": {"value": 0, "source": "assumed"}}
@@ -35,6 +38,54 @@ def test_stated_figures_replace_assumed_ones() -> None:
     assert (costs.engine.tensor, costs.engine.costs, costs.engine.source) == (2, STAGE, FigureSource.LEARNED)
     assert costs.memory_bandwidth == ROUND.memory_bandwidth
     assert costs.between == ROUND.between
+
+
+def test_parts_of_a_model_are_profiled_on_their_own() -> None:
+    times = [{"tokens": 8, "seconds": 1.0}]
+    layers = [{"role": "actor", "part": part, "source": "measured", "times": times} for part in ModelPart]
+    figure = {"value": 1e-4, "source": "measured"}
+    costs = read({"layers": layers, "stageSeconds": figure, "optimizerSeconds": figure}).applied(ROUND)
+    assert [profile.part for profile in costs.layers] == list(ModelPart)
+    assert costs.stage_seconds == costs.optimizer_seconds == CostFigure(1e-4, FigureSource.MEASURED)
+    again = read({"layers": [{"role": "actor", "source": "measured", "times": [{"tokens": 8, "seconds": 2.0}]}]})
+    renewed = {profile.part: profile.points[0][1] for profile in again.applied(costs).layers}
+    assert renewed == {ModelPart.LAYER: 2.0, ModelPart.EMBEDDING: 1.0, ModelPart.HEAD: 1.0}
+
+
+FIGURES = st.fixed_dictionaries(
+    {},
+    optional={
+        name: st.fixed_dictionaries({"value": st.floats(1e-9, 1e15), "source": st.just("measured")})
+        for name in ("flops", "memoryBandwidth", "stageSeconds", "startSeconds", "optimizerSeconds")
+    },
+)
+LAYERS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "role": st.sampled_from(["actor", "critic"]),
+            "part": st.sampled_from([str(part) for part in ModelPart]),
+            "source": st.just("measured"),
+            "times": st.lists(
+                st.fixed_dictionaries({"tokens": st.integers(1, 8), "seconds": st.floats(1e-9, 10.0)}), min_size=1
+            ),
+        }
+    ),
+    max_size=4,
+)
+DOCUMENTS = st.builds(lambda figures, layers: read({**figures, "layers": layers}), FIGURES, LAYERS)
+
+
+@given(DOCUMENTS, DOCUMENTS, DOCUMENTS)
+def test_the_order_in_which_ranks_report_changes_no_figure(
+    first: CostDocument, second: CostDocument, third: CostDocument
+) -> None:
+    one, other = (a.merged(b).merged(c).applied(ROUND) for a, b, c in ((first, second, third), (third, first, second)))
+    assert set(one.layers) == set(other.layers)
+    assert replace(one, layers=()) == replace(other, layers=())
+    for document in (first, second, third):
+        stated = document.applied(ROUND)
+        assert one.flops.value >= document.applied(ROUND).flops.value or stated.flops == ROUND.flops
+    assert CostDocument.read(first.text()).applied(ROUND) == first.applied(ROUND)
 
 
 def test_an_empty_document_changes_nothing() -> None:

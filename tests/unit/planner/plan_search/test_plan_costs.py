@@ -9,6 +9,7 @@ import pytest
 from tests.support.plans.plan_jobs import PARAMETERS, PPO, ROUND, SHAPE, SIZE, plan_document, plan_workload
 
 from rlhf_api.job.groups import TrainingParallelism
+from rlhf_planner.explain.iteration_profile import IterationProfile
 from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted_costs import DecodeLines
 from rlhf_planner.plan_search.communication import (
@@ -18,9 +19,16 @@ from rlhf_planner.plan_search.communication import (
     transfer_seconds,
 )
 from rlhf_planner.plan_search.context_switch import switch_seconds
-from rlhf_planner.plan_search.cost_figures import CostFigure, EngineProfile, FigureSource, LayerProfile, weakest
+from rlhf_planner.plan_search.cost_figures import (
+    CostFigure,
+    EngineProfile,
+    FigureSource,
+    LayerProfile,
+    ModelPart,
+    weakest,
+)
 from rlhf_planner.plan_search.engine_costs import engine_costs
-from rlhf_planner.plan_search.learned_training import learned_compute
+from rlhf_planner.plan_search.learned_training import learned_compute, learned_rest
 from rlhf_planner.plan_search.phase_memory import with_activations
 from rlhf_planner.plan_search.publishing import Readers, publish_seconds
 from rlhf_planner.plan_search.rollout_forecast import lower_bound, rollout_forecast
@@ -94,6 +102,51 @@ def test_a_mini_batch_is_one_micro_batch_on_all_stages_and_the_rest_on_the_slowe
     assert staged["optimizer"] == pytest.approx(critic["optimizer"] / 2)
 
 
+def test_measured_parts_count_on_the_stages_that_have_them() -> None:
+    """The first stage has the embedding, the last one the head; every stage has the constant of a micro-batch."""
+    workload = plan_workload(plan_document(PPO))
+    measured, tokens = FigureSource.MEASURED, workload.micro_batch(4).tokens
+    seconds = {ModelPart.LAYER: 0.001, ModelPart.EMBEDDING: 0.01, ModelPart.HEAD: 0.1}
+    layers = tuple(
+        LayerProfile(role, 1, ((tokens, each), (2 * tokens, each)), measured, part)
+        for role in ("actor", "critic")
+        for part, each in seconds.items()
+    )
+    figure = CostFigure(0.0005, measured)
+    costs = replace(ROUND, layers=layers, stage_seconds=figure, optimizer_seconds=CostFigure(1e-9, measured))
+    single, two = (training_times(workload, costs, settings(pipeline=stages)) for stages in (1, 2))
+    mini_batches, micro_batches = 2, 4
+    first, last = 4 * 0.001 + 0.01 + 0.0005, 4 * 0.001 + 0.1 + 0.0005
+    whole = 8 * 0.001 + 0.11 + 0.0005
+    assert single.models["critic"]["layers"] == pytest.approx(mini_batches * micro_batches * whole)
+    assert single.models["critic"]["optimizer"] == pytest.approx(mini_batches * PARAMETERS * 1e-9)
+    assert single.source is FigureSource.ASSUMED, "as weak as the lengths"
+    known = replace(workload, length_source=measured)
+    assert training_times(known, costs, settings()).source is measured
+    assert training_times(known, costs, settings(data=2)).source is FigureSource.ASSUMED, "as weak as the link"
+    edge = 2 * transfer_seconds(tokens * 64 * 4, ROUND.inside)
+    assert two.models["critic"]["layers"] == pytest.approx(mini_batches * micro_batches * last)
+    assert two.models["critic"]["pipeline bubbles"] == pytest.approx(mini_batches * (first + edge))
+    assert two.total == pytest.approx(sum(two.of_model(role) for role in two.models))
+    late = replace(costs, start_seconds=CostFigure(0.25, measured))
+    started = training_times(workload, late, settings(pipeline=2)).models["critic"]
+    assert started["first micro-batch"] == pytest.approx(mini_batches * 2 * 0.25), "one stage after the other"
+    rested = training_times(workload, replace(costs, iteration_seconds=CostFigure(5.0)), settings())
+    assert rested.total == pytest.approx(single.total + 5.0)
+
+
+def test_a_run_teaches_the_seconds_outside_of_its_mini_batches() -> None:
+    def facts(iteration: int, seconds: float, step: float) -> IterationProfile:
+        return IterationProfile.model_construct(
+            iteration=iteration, phases={"Training": seconds}, training={"step_seconds": step}
+        )
+
+    runs = [facts(0, 99.0, 1.0), facts(1, 10.0, 4.0), facts(2, 9.0, 3.0), facts(3, 13.0, 4.0)]
+    assert learned_rest(runs, 2, 0.5) == CostFigure(2.5, FigureSource.LEARNED)
+    assert learned_rest(runs, 2, 100.0) == CostFigure(0.0, FigureSource.LEARNED)
+    assert learned_rest(runs[:2], 2, 0.5) is None
+
+
 def test_copies_sum_gradients_and_share_what_they_are_asked_to() -> None:
     workload = plan_workload(plan_document(PPO))
     plain, shared, hosted = (
@@ -102,7 +155,8 @@ def test_copies_sum_gradients_and_share_what_they_are_asked_to() -> None:
     )
     stage = 4 * PARAMETERS
     assert plain["gradient sums"] == pytest.approx(2 * all_reduce_seconds(stage, 2, ROUND.inside))
-    assert shared["gathered weights"] == pytest.approx(2 * all_gather_seconds(stage, 2, ROUND.inside))
+    messages = 8 * 9 * ROUND.inside.latency.value
+    assert shared["gathered weights"] == pytest.approx(2 * (all_gather_seconds(stage, 2, ROUND.inside) + messages))
     assert shared["optimizer"] == pytest.approx(plain["optimizer"] / 2)
     assert hosted["moments from the host"] == pytest.approx(2 * 2 * 8 * PARAMETERS / 1e8)
     far = training_times(workload, ROUND, settings(data=8, micro=2)).models["critic"]

@@ -16,6 +16,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_common import control_pb2 as pb
 from rlhf_common.names import ExitCode
 from rlhf_common.schedule import ScheduleTable
+from rlhf_planner.plan_search.cost_document import CostDocument
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.batches.training_batch import TrainingBatch
 from rlhf_workers.training.communication.transport import TransportKind
@@ -40,6 +41,10 @@ class TrainingBackend(Protocol):
     @property
     def models(self) -> tuple[str, ...]:
         """Model roles that the group trains, in the order of its schedule table."""
+
+    @property
+    def world(self) -> int:
+        """Number of ranks of the group."""
 
     @property
     def steps(self) -> int:
@@ -82,6 +87,9 @@ class TrainingBackend(Protocol):
 
     def measure(self, command: pb.Measure) -> Generator[None, None, pb.MeasureResult]:
         """Measure stages, transfers or schedules, a bounded part per step of the iterator, without side effects."""
+
+    def profile_costs(self) -> Generator[None, None, CostDocument]:
+        """Measure costs for the plan search, a bounded part per step of the iterator, without side effects."""
 
     def use_table(self, table: ScheduleTable) -> None:
         """Use another table from the next mini-batch on. Raises ValueError if it has other pipelines."""

@@ -17,6 +17,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_common import control_pb2 as pb
 from rlhf_common.names import ADAPTER_FIELD, DRAFT_MODEL, ExitCode
 from rlhf_common.schedule import ScheduleTable
+from rlhf_planner.plan_search.cost_document import CostDocument
 from rlhf_workers.devices.device import compute_deterministically
 from rlhf_workers.failures import WorkError
 from rlhf_workers.models.loading import checked_folder, model_folder
@@ -35,6 +36,7 @@ from rlhf_workers.training.communication.communicator import Communicator, Torch
 from rlhf_workers.training.communication.host_transport import CpuCopies, CudaCopies, HostCommunicator
 from rlhf_workers.training.communication.rendezvous import join_group, leave_group
 from rlhf_workers.training.communication.transport import GroupTransport, TransportKind
+from rlhf_workers.training.cost_profile import profile_costs
 from rlhf_workers.training.parallel.expert_group import ExpertGroup
 from rlhf_workers.training.parallel.expert_stage import require_experts, sharing
 from rlhf_workers.training.parallel.rank_layout import RankLayout
@@ -82,6 +84,10 @@ class TorchBackend:
         return self.trainer.layout.models
 
     @property
+    def world(self) -> int:
+        return self.trainer.layout.world
+
+    @property
     def steps(self) -> int:
         return self.trainer.progress.steps
 
@@ -116,6 +122,9 @@ class TorchBackend:
 
     def measure(self, command: pb.Measure) -> Generator[None, None, pb.MeasureResult]:
         return step_timing.measure(self.trainer, command)
+
+    def profile_costs(self) -> Generator[None, None, CostDocument]:
+        return profile_costs(self.trainer)
 
     def use_table(self, table: ScheduleTable) -> None:
         self.trainer.use_table(table)

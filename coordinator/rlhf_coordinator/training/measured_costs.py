@@ -1,0 +1,40 @@
+"""costs.json of a run: the costs that its training ranks measured before their first step, for `rlhf plan`.
+
+Every rank reports a document with the figures that it has. The file is written once all ranks have, and again if a
+later group measures. Rule: a document is untrusted; an invalid one ends the sender's session. If the process dies
+before all ranks have reported, the run has no file, and plans use other figures. A file that cannot be written is a
+warning. Must never hold up training.
+"""
+
+import logging
+
+from rlhf_common import control_pb2 as pb
+from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.storage.journal import write_atomically
+from rlhf_planner.plan_search.cost_document import COSTS_FILE, CostDocument
+
+log = logging.getLogger(__name__)
+
+
+def observe(run: JobRun, observation: pb.Observation) -> None:
+    """Record the costs of a rank. Raises ValueError for an invalid document or an impossible rank."""
+    if observation.WhichOneof("work") != "training_costs":
+        return
+    measured, world = observation.training_costs, run.context.spec.training.ranks
+    if measured.rank >= world:
+        raise ValueError(f"observation.training_costs.rank is {measured.rank}, the job has {world} ranks")
+    documents = run.state.rank_costs
+    documents[measured.rank] = CostDocument.read(measured.document)
+    if len(documents) < world:
+        return
+    costs = documents.pop(0)
+    for rank in sorted(documents):
+        costs = costs.merged(documents[rank])
+    documents.clear()
+    path = run.journal.folder.parent / COSTS_FILE
+    try:
+        write_atomically(path, costs.text().encode())
+    except OSError as error:
+        log.warning("%s is not written: %s", path, error)
+        return
+    run.event("costs-measured", f"the costs of training are measured: {path}")
