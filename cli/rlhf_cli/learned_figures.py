@@ -4,23 +4,19 @@ Rule: a run folder is untrusted. An unreadable file teaches nothing and raises n
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rlhf_api.algorithms import ModelRole
-from rlhf_api.job import RLHFJob, RLHFJobSpec
+from rlhf_api.job import RLHFJob
 from rlhf_api.protocol import read_job
 from rlhf_cli.fusion_plan import job_lengths, measured_costs, with_drafts
-from rlhf_coordinator.model_folders import local_folder
-from rlhf_coordinator.model_sizes import read_sizes
+from rlhf_coordinator.model_sizes import read_shapes, read_sizes
 from rlhf_coordinator.reports.trackers import facts_jsonl
 from rlhf_planner.plan_search.cost_figures import CostFigure, EngineProfile, FigureSource, PlanCosts
 from rlhf_planner.plan_search.learned_training import learned_compute, observed_seconds
 from rlhf_planner.plan_search.training_choices import own_settings
 from rlhf_planner.plan_search.training_seconds import training_times
 from rlhf_planner.plan_search.workload import Workload
-from rlhf_planner.transformer_shape import TransformerShape, shape_of
 
 
 def read_workload(job: RLHFJob, run: Path | None) -> tuple[Workload, tuple[str, ...]]:
@@ -30,7 +26,7 @@ def read_workload(job: RLHFJob, run: Path | None) -> tuple[Workload, tuple[str, 
     """
     lengths, prompts, guessed = job_lengths(job, run)
     source = FigureSource.LEARNED if lengths.samples else FigureSource.ASSUMED
-    sizes, shapes = read_sizes(job.spec), _read_shapes(job.spec)
+    sizes, shapes = read_sizes(job.spec), read_shapes(job.spec)
     return Workload(job.spec, sizes, shapes, lengths, tuple(prompts), source), guessed
 
 
@@ -59,22 +55,6 @@ def learned_figures(job: RLHFJob, costs: PlanCosts, run: Path, ran: Workload | N
         costs = replace(costs, compute=compute)
         notes.append(f"computing in training takes {compute.value:.3g} times the roofline's time, as in {run}")
     return costs, notes
-
-
-def _read_shapes(spec: RLHFJobSpec) -> Mapping[str, TransformerShape]:
-    """Return the shapes of the roles whose config.json is on this disk and states one."""
-    shapes = {}
-    for role in ModelRole:
-        source = spec.models.explicit_source(role)
-        folder = None if source is None else local_folder(source.path)
-        if folder is None:
-            continue
-        try:
-            config = json.loads((folder / "config.json").read_text())
-            shapes[str(role)] = shape_of(config.get("text_config") or config)
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return shapes
 
 
 def _compute(costs: PlanCosts, run: Path, ran: Workload) -> CostFigure | None:
