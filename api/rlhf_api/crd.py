@@ -105,14 +105,23 @@ def _schema() -> Schema:
         unchanged = f"has(self.{name}) == has(oldSelf.{name})"
         _attach(schema, node, {"rule": unchanged, "message": IMMUTABLE_MESSAGE, "fieldPath": f".{name}"})
     for path in LAYOUT:
-        name = path.removeprefix("spec.training.")
-        # A field that may be absent needs `?`. For optional strings and objects the API server cannot estimate the
-        # cost.
-        field = f"training.?{name}" if any(_optional(schema, path)) else f"training.{name}"
-        unchanged = f"self.suspend && oldSelf.suspend || self.{field} == oldSelf.{field}"
-        _attach(schema, "spec", {"rule": unchanged, "message": LAYOUT_MESSAGE, "fieldPath": f".training.{name}"})
+        unchanged = f"self.suspend && oldSelf.suspend || {_unchanged(path, optional=any(_optional(schema, path)))}"
+        place = path.removeprefix("spec")
+        _attach(schema, "spec", {"rule": unchanged, "message": LAYOUT_MESSAGE, "fieldPath": place})
     _leave_out_empty(schema)
     return schema
+
+
+def _unchanged(path: str, *, optional: bool) -> str:
+    """Return the statement in CEL that a field below `spec` did not change."""
+    name = path.removeprefix("spec.")
+    if "." not in name and optional:
+        # The API server cannot estimate the cost of comparing optional objects.
+        return f"(has(self.{name}) ? has(oldSelf.{name}) && self.{name} == oldSelf.{name} : !has(oldSelf.{name}))"
+    block, _, field = name.rpartition(".")
+    # A field that may be absent needs `?`.
+    field = f"{block}.?{field}" if optional else name
+    return f"self.{field} == oldSelf.{field}"
 
 
 def _optional(schema: Schema, path: str) -> Iterator[tuple[str, str]]:

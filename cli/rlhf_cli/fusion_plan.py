@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rlhf_api.algorithms import ModelKind, graph_of, samples_of_batch
+from rlhf_api.algorithms import ModelKind, graph_of
 from rlhf_api.job import RLHFJob
 from rlhf_cli.local.run_folder import newest_first
 from rlhf_common.names import Group
@@ -23,6 +23,7 @@ from rlhf_planner.inter_stage.forecast import Forecast, IterationSetup
 from rlhf_planner.inter_stage.lengths import WINDOW, LengthModel
 from rlhf_planner.inter_stage.roofline import CPU_CORE, HOPPER, ModelShape, assumed_costs
 from rlhf_planner.inter_stage.simulate import simulate
+from rlhf_planner.plan_search.workload import assumed_lengths
 from rlhf_planner.speculation.assumed_gain import assumed_forecast
 from rlhf_planner.speculation.forecast import NO_SPECULATION
 
@@ -207,10 +208,8 @@ def _model(folder: Path, width: int) -> ModelShape | None:
 
 def job_lengths(job: RLHFJob, run: Path | None) -> tuple[LengthModel, list[int], tuple[str, ...]]:
     """Return (model of response lengths, prompt lengths of one batch, assumptions), lengths in tokens."""
-    rollout = job.spec.rollout
-    model = LengthModel.prior(rollout.max_response_tokens)
-    samples = samples_of_batch(job.spec)
-    prompts, assumptions = [max(1, rollout.max_prompt_tokens // 2)] * samples, []
+    model, prompts = assumed_lengths(job.spec)
+    samples, assumptions = len(prompts), []
     if run is not None:
         past_prompts = _prompt_lengths(run)
         if past_prompts:

@@ -4,17 +4,14 @@ Rule: a run folder is untrusted. An unreadable file teaches nothing and raises n
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rlhf_api.algorithms import ModelRole
-from rlhf_api.job import RLHFJob, RLHFJobSpec
+from rlhf_api.job import RLHFJob
 from rlhf_api.protocol import read_job
 from rlhf_cli.fusion_plan import job_lengths, measured_costs, with_drafts
 from rlhf_cli.local.run_folder import newest_first
-from rlhf_coordinator.model_folders import local_folder
-from rlhf_coordinator.model_sizes import read_sizes
+from rlhf_coordinator.model_sizes import read_shapes, read_sizes
 from rlhf_coordinator.reports.trackers import facts_jsonl
 from rlhf_planner.plan_search.cost_document import COSTS_FILE, CostDocument, CostDocumentError
 from rlhf_planner.plan_search.cost_figures import CostFigure, EngineProfile, FigureSource, PlanCosts
@@ -22,7 +19,6 @@ from rlhf_planner.plan_search.learned_training import learned_compute, learned_r
 from rlhf_planner.plan_search.training_choices import own_settings
 from rlhf_planner.plan_search.training_seconds import mini_batches_of, training_times
 from rlhf_planner.plan_search.workload import Workload
-from rlhf_planner.transformer_shape import TransformerShape, shape_of
 
 
 def newest_teaching_run(job: RLHFJob, runs: Path) -> Path | None:
@@ -40,7 +36,7 @@ def read_workload(job: RLHFJob, run: Path | None) -> tuple[Workload, tuple[str, 
     """
     lengths, prompts, guessed = job_lengths(job, run)
     source = FigureSource.LEARNED if lengths.samples else FigureSource.ASSUMED
-    sizes, shapes = read_sizes(job.spec), _read_shapes(job.spec)
+    sizes, shapes = read_sizes(job.spec), read_shapes(job.spec)
     return Workload(job.spec, sizes, shapes, lengths, tuple(prompts), source), guessed
 
 
@@ -102,19 +98,3 @@ def _with_training(costs: PlanCosts, notes: list[str], run: Path, ran: Workload)
         return costs, notes
     factor = f"computing in training takes {compute.value:.3g} times the roofline's time, as in {run}"
     return replace(costs, compute=compute), [*notes, factor]
-
-
-def _read_shapes(spec: RLHFJobSpec) -> Mapping[str, TransformerShape]:
-    """Return the shapes of the roles whose config.json is on this disk and states one."""
-    shapes = {}
-    for role in ModelRole:
-        source = spec.models.explicit_source(role)
-        folder = None if source is None else local_folder(source.path)
-        if folder is None:
-            continue
-        try:
-            config = json.loads((folder / "config.json").read_text())
-            shapes[str(role)] = shape_of(config.get("text_config") or config)
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return shapes

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rlhf_api.protocol import read_job
 from rlhf_cli.learned_figures import learned_figures, read_workload
-from rlhf_cli.plan_search import device_figures, job_search
-from rlhf_planner.plan_search.cost_figures import FigureSource, weakest
+from rlhf_cli.plan_search import job_search
+from rlhf_planner.plan_search.cost_figures import FigureSource, device_figures, weakest
 from rlhf_planner.plan_search.search import EXHAUSTIVE
 from rlhf_planner.plan_search.seeded_search import find_plans
 from rlhf_planner.plan_search.workload import UnplannableError
@@ -57,7 +57,7 @@ def compare_plan(run_dir: Path) -> PlanComparison | str:
         if not job.spec.generation.gpus_per_replica:
             return "processes without GPUs share cores, and a plan counts each as a device of its own"
         workload, _ = read_workload(job, run_dir)
-        costs, _ = learned_figures(job, device_figures(job), run_dir, workload)
+        costs, _ = learned_figures(job, device_figures(job.spec), run_dir, workload)
         search = job_search(job, document, costs, workload, None)
         own = search.own
         if own.devices > EXHAUSTIVE:

@@ -25,9 +25,8 @@ from rlhf_common.names import ExitCode
 from rlhf_planner.device_memory import GIBIBYTE
 from rlhf_planner.plan_search.cost_document import CostDocument, CostDocumentError
 from rlhf_planner.plan_search.cost_figures import (
-    CPU_FIGURES,
-    HOPPER_FIGURES,
     PlanCosts,
+    device_figures,
 )
 from rlhf_planner.plan_search.device_chart import device_chart
 from rlhf_planner.plan_search.device_plan import DevicePlan, manifest_with, refused_manifest
@@ -98,7 +97,7 @@ def _search(request: SearchRequest) -> SearchResult:
     job, data = loaded.resolved, _data(loaded)
     document = _cost_document(request.costs)
     run = newest_teaching_run(job, RUNS)
-    costs, notes = _costs(job, document, run)
+    costs, notes = plan_costs(job, document, run)
     device_bytes = None if request.device_gib is None else int(request.device_gib * GIBIBYTE)
     try:
         workload, guessed = read_workload(job, run)
@@ -133,20 +132,15 @@ def job_search(
     return PlanSearch(workload, costs, device_bytes, accepts)
 
 
-def device_figures(job: RLHFJob) -> PlanCosts:
-    """Return the assumed figures of the job's kind of device."""
-    return HOPPER_FIGURES if job.spec.generation.gpus_per_replica else CPU_FIGURES
-
-
 def _data(loaded: LoadedJob) -> dict[str, Any]:
     data = loaded.document.data
     assert isinstance(data, dict), "a valid manifest is a mapping"
     return data
 
 
-def _costs(job: RLHFJob, document: CostDocument | None, run: Path | None) -> tuple[PlanCosts, list[str]]:
+def plan_costs(job: RLHFJob, document: CostDocument | None, run: Path | None) -> tuple[PlanCosts, list[str]]:
     """Return the costs of the job's devices, and notes about their sources."""
-    costs = device_figures(job)
+    costs = device_figures(job.spec)
     notes: list[str] = []
     if run is not None:
         costs, notes = learned_figures(job, costs, run, run_workload(run))

@@ -21,6 +21,7 @@ from rlhf_api.algorithms import graph_of
 from rlhf_cli.console import errors, output
 from rlhf_cli.live_view import render
 from rlhf_cli.load_job import load_resolved
+from rlhf_cli.local.device_sizes import with_sizes
 from rlhf_cli.local.devices import this_machine
 from rlhf_cli.local.job_supervisor import JobSupervisor, LocalRunResult, Notice
 from rlhf_cli.local.local_job import LocalJob, prepare_job
@@ -63,6 +64,9 @@ def run_job(options: RunOptions) -> int:
         lambda job: choose_run_dir(job, options.run_dir, now, resume=options.resume),
     )
     folder = RunFolder(loaded.run_paths, resume=options.resume)
+    loaded, plan_line = with_sizes(loaded, folder.paths)
+    if plan_line:
+        output().print(plan_line, markup=False, soft_wrap=True)
     with HeldPorts() as reserved_ports:
         local = prepare_job(loaded, folder, this_machine(), options.port, reserved_ports, resume=options.resume)
         return asyncio.run(_LocalRun(options, folder, local).run())

@@ -23,9 +23,10 @@ from rlhf_api.yaml_document import read_document
 from rlhf_common import control_pb2 as pb
 from rlhf_common.endpoint import Endpoint
 from rlhf_common.names import Env, ExitCode
+from rlhf_coordinator.device_plan import choose, take_plan
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.job.job_run import JobOutcome, JobRun
-from rlhf_coordinator.loop.recovery import open_run
+from rlhf_coordinator.loop.recovery import open_journal, open_run
 from rlhf_coordinator.model_folder_problems import check_model_folders
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.service.last_report import write_last_report
@@ -65,11 +66,13 @@ def prepare() -> tuple[JobRun, Restored]:
     job = read_job(Path(environment(Env.JOB_FILE)))
     say_job(job)
     check_model_folders(job.spec)
-    check_tensor_split(job.spec)
     run_dir = Path(environment(Env.RUN_DIR))
+    journal = open_journal(run_dir)
+    job, plan = take_plan(job, journal, choose)
+    check_tensor_split(job.spec)
     awaits = os.environ.get(Env.AWAIT_WORKERS) == "1"
-    context = job_context(job, schedule_json(job.spec), awaits_workers=awaits)
-    run, restored = open_run(context, run_dir, resume=os.environ.get(Env.RESUME) == "1")
+    context = job_context(job, schedule_json(job.spec), device_plan=plan, awaits_workers=awaits)
+    run, restored = open_run(context, journal, run_dir, resume=os.environ.get(Env.RESUME) == "1")
     for _, warning in template_warnings(job.spec):
         run.warn("template-warning", warning)
     say_iteration(run)

@@ -1,4 +1,4 @@
-"""The sizes of a job's models, from config.json and safetensors headers.
+"""The sizes and shapes of a job's models, from config.json and safetensors headers.
 
 Rule: nothing is loaded; the size of a model that is not on this disk (a hub id outside the cache) is unknown, not zero.
 """
@@ -16,7 +16,7 @@ from rlhf_common.names import DRAFT_MODEL
 from rlhf_coordinator.model_folders import local_folder
 from rlhf_planner.device_memory import ModelSize, reward_model
 from rlhf_planner.tensor_split import expert_count
-from rlhf_planner.transformer_shape import shape_of
+from rlhf_planner.transformer_shape import TransformerShape, shape_of
 
 
 def read_sizes(spec: RLHFJobSpec) -> dict[str, ModelSize | None]:
@@ -51,6 +51,22 @@ def read_size(folder: Path) -> ModelSize | None:
         )
     except (OSError, ValueError, KeyError, TypeError, FolderError):
         return None
+
+
+def read_shapes(spec: RLHFJobSpec) -> Mapping[str, TransformerShape]:
+    """Return the shapes of the roles whose config.json is on this disk and states one."""
+    shapes = {}
+    for role in ModelRole:
+        source = spec.models.explicit_source(role)
+        folder = None if source is None else local_folder(source.path)
+        if folder is None:
+            continue
+        try:
+            config = json.loads((folder / "config.json").read_text())
+            shapes[str(role)] = shape_of(config.get("text_config") or config)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return shapes
 
 
 def _map_widths(config: Mapping[str, Any]) -> dict[str, int]:

@@ -60,6 +60,8 @@ WAITS_KEPT: Final = 16
 """Sentences stored of each list: what the job waits for, failed samples, lost trackers, warnings."""
 SUMMARY_MAX: Final = 300
 """Characters of each sentence."""
+PLAN_MAX: Final = 8192
+"""Characters of a plan for spec.devices; one has about a thousand."""
 POOL_MAX: Final = 5000
 """Workers of a migration pool; larger than that of any job."""
 _RECEIVED: Final = "grpc.max_receive_message_length"
@@ -229,6 +231,7 @@ def reading_of(status: pb.JobStatus, now: datetime, run_id: str = "") -> Coordin
         speculation_switched=clean("".join(status.speculation.switches[:1])[:TEXT_MAX]),
         engines=Counter(clean(worker.engine[:ENGINE_MAX]) for worker in status.workers if worker.engine),
         predicted_seconds=_seconds(status.fusion.predicted_seconds, LONGEST_SECONDS),
+        device_plan=clean(status.device_plan) if len(status.device_plan) <= PLAN_MAX else "",
         lock_shared=status.journal_lock_shared,
         lock_doubt=clean(status.journal_lock_doubt[:DOUBT_MAX]),
         silent={

@@ -9,6 +9,7 @@ from rlhf_api.algorithms.graph import Scope
 from rlhf_api.algorithms.roles import ModelRole
 from rlhf_api.api_model import ApiModel
 from rlhf_api.job.algorithm import Algorithm
+from rlhf_api.job.devices import Devices
 from rlhf_api.job.evaluation import Evaluation
 from rlhf_api.job.groups import ComputeType, CoordinatorFields, Generation, Inference, Training
 from rlhf_api.job.models import Models
@@ -40,6 +41,8 @@ class RLHFJobSpec(ApiModel):
     placement: Literal["Dedicated", "Colocated"] = "Dedicated"
     """Dedicated: training ranks have their own pods. Colocated: rank r runs in the process of generation worker r; they
     take turns on its device."""
+    devices: Devices | None = None
+    """Chooses placement and sizes of groups for so many devices. Unset: they are as written."""
     suspend: bool = False
     """True stops all workers until it is false again, after a checkpoint if checkpoints is set."""
     models: Models
@@ -80,6 +83,11 @@ class RLHFJobSpec(ApiModel):
     operator_class: OperatorClass | None = None
     """The operator to reconcile the job if a cluster has several: the one started with this --operator-class. Unset:
     the one started without."""
+
+    @property
+    def awaits_plan(self) -> bool:
+        """Whether sizes are not chosen yet, so that the job can have no workers."""
+        return self.devices is not None and bool(self.devices.chosen)
 
     @property
     def rank_group(self) -> Group:

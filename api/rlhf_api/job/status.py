@@ -5,7 +5,7 @@ operator may have written them. Texts such as "37/100" exist because a printer c
 """
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
@@ -144,6 +144,8 @@ class PlanStatus(StatusModel):
     """When and why drafting last switched off or on."""
     predicted_seconds: Annotated[float, Field(ge=0)] | None = None
     """Predicted seconds of generation and inference per iteration."""
+    devices: dict[str, Any] | None = None
+    """Plan for spec.devices: sizes, predicted seconds of an iteration."""
 
 
 class MigrationPool(StatusModel):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.problems import Problem, Severity
+from rlhf_api.rules.devices import device_problems
 from rlhf_api.rules.job_size import size_problems
 from rlhf_api.rules.urls import url_problems
 from rlhf_api.rules.user_code import code_problems
@@ -27,3 +28,4 @@ def _problems(job: RLHFJob) -> Iterator[Problem]:
     yield from code_problems(job.spec)
     yield from url_problems(job.spec)
     yield from size_problems(job.spec)
+    yield from device_problems(job)

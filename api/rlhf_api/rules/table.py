@@ -281,6 +281,7 @@ IMMUTABLE: Final[tuple[str, ...]] = (
     "spec.seed",
     "spec.deterministic",
     "spec.placement",
+    "spec.devices",
     "spec.models",
     "spec.rewardShaping",
     "spec.prompts",
@@ -313,6 +314,7 @@ IMMUTABLE: Final[tuple[str, ...]] = (
 suspend, fusion, templates, checkpoint frequency and the run policy, for example, may change."""
 
 LAYOUT: Final[tuple[str, ...]] = (
+    "spec.devices",
     "spec.training.backend",
     "spec.training.parallelism",
     "spec.training.ranksPerPod",
@@ -320,8 +322,8 @@ LAYOUT: Final[tuple[str, ...]] = (
     "spec.training.microBatchTokens",
     "spec.training.packing",
 )
-"""The immutable fields of how ranks share a step: the same sums in another order. Checkpoints do not depend on them, so
-they may change while a job is suspended or all processes of a run have ended."""
+"""The immutable fields of how processes share the work: the same sums in another order. Checkpoints do not depend on
+them, so they may change while a job is suspended or all processes of a run have ended."""
 
 IMMUTABLE_MESSAGE: Final = "cannot be changed in an existing job: set it back, or create a new job"
 LAYOUT_MESSAGE: Final = "can be changed in a suspended job only: set it back, or suspend it"

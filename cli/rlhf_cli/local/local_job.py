@@ -25,6 +25,7 @@ from rlhf_common.names import Env, Group
 from rlhf_operator.certificates import new_authority
 from rlhf_operator.manifests import render
 from rlhf_operator.manifests.mount_paths import JOB_KEY
+from rlhf_planner.plan_search.device_plan import DevicePlan
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,8 @@ def prepare_job(
 def check_unchanged(job_file: Path, job: RLHFJob) -> None:
     """Raise ManifestError for fixed fields that differ from those of the job file, which may be of another version.
 
-    The fields that divide a training step among ranks are not fixed. Raises RunError for a file that is no job, for
-    example after a full disk, or whose version cannot be read here.
+    The fields that divide a training step among ranks are not fixed, nor are sizes that `spec.devices` chooses. Raises
+    RunError for a file that is no job, for example after a full disk, or whose version cannot be read here.
     """
     if not job_file.is_file():
         return
@@ -103,5 +104,8 @@ def check_unchanged(job_file: Path, job: RLHFJob) -> None:
         why = " ".join(str(error).split())
         remedy = "resume by the version of rlhf that wrote it, or begin a new run in another --run-dir"
         raise RunError(f"--resume: {job_file} is no job that can be read: {remedy} ({why})") from error
+    if job.spec.devices is not None:
+        sizes = DevicePlan.from_spec(job.spec).sizes(job.spec)
+        before = read_job(sizes.written_into(before.model_dump(mode="json", by_alias=True)))
     if problems := manifest.forbidden_changes(before, job, ended=True):
         raise ManifestError(problems, f"cannot resume the run in {job_file.parent}")

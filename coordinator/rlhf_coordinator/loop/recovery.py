@@ -1,7 +1,8 @@
 """The return of a coordinator from its journal, step by step. A first start takes the same steps with an empty journal.
 
-  open_run          1. lock the journal, so that no other coordinator of this job writes it
-                    2. read the prompts, tokenized when the journal was begun
+  open_journal      1. lock the journal, so that no other coordinator of this job writes it
+                       -- the sizes of a job with spec.devices are read from it, or chosen and written (`device_plan`)
+  open_run          2. read the prompts, tokenized when the journal was begun
   restore_run       3. find the position: journal and checkpoints show the iteration in progress and its results
                        (`storage.restore`); from here on the number of this process is durable
                     4. open the trackers, which continue after the last closed iteration
@@ -58,12 +59,16 @@ COMMANDS_PER_COORDINATOR: Final = 1 << 32
 """Number of command ids per coordinator, so that an answer to an earlier coordinator's command is never mistaken."""
 
 
-def open_run(context: JobContext, run_dir: Path, *, resume: bool) -> tuple[JobRun, Restored]:
-    """Take steps 1 to 5 in a run folder; return the job's parts and the restored state. Raises JobError.
+def open_journal(run_dir: Path) -> Journal:
+    """Take step 1 in a run folder. Raises JobError."""
+    return Journal(run_dir / "journal", hold(run_dir / "journal"))
+
+
+def open_run(context: JobContext, journal: Journal, run_dir: Path, *, resume: bool) -> tuple[JobRun, Restored]:
+    """Take steps 2 to 5 in a run folder; return the job's parts and the restored state. Raises JobError.
 
     `resume`: a new journal may continue from existing checkpoints.
     """
-    journal = Journal(run_dir / "journal", hold(run_dir / "journal"))
     digest = prompts_digest(context.spec)
     prompts = read_prompt_set(context, journal, digest)
     evaluated = read_evaluation_prompts(context, journal, prompts)

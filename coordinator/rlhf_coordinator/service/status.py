@@ -35,6 +35,8 @@ def job_status(run: JobRun) -> pb.JobStatus:
         replicas={group.value: count for group, count in state.fleet.sizes.items()},
         pool=run.scheduled.consolidation.pool,
     )
+    if (plan := run.context.device_plan) is not None:
+        status.device_plan = plan.model_dump_json(by_alias=True, exclude_none=True)
     status.sample_failures.extend(waits.sample_failures(state))
     status.lost_trackers.extend(reversed(run.trackers.lost))
     status.warnings.extend(run.warnings)

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, Final, Literal
 
 from rlhf_api.algorithms import Graph, ModelRole, Task, graph_of
+from rlhf_api.device_sizes import DevicePlanRecord
 from rlhf_api.job import RLHFJob, RLHFJobSpec
 from rlhf_api.job.rewards import Reward
 from rlhf_common import control_pb2 as pb
@@ -39,6 +40,8 @@ class JobContext:
     graph: Graph
     schedule: str
     """The serial schedule table, a `rlhf_common.schedule.ScheduleTable` as JSON."""
+    device_plan: DevicePlanRecord | None = None
+    """The plan for spec.devices; None without it."""
     awaits_workers: bool = False
     """Whether an absent worker may still wait for a node. Its absence then does not fail the job, because others handle
     it."""
@@ -105,9 +108,11 @@ class JobContext:
         return source.path
 
 
-def job_context(job: RLHFJob, schedule: str, *, awaits_workers: bool = False) -> JobContext:
-    """Return the context of a resolved job."""
-    return JobContext(job, graph_of(job.spec), schedule, awaits_workers)
+def job_context(
+    job: RLHFJob, schedule: str, *, device_plan: DevicePlanRecord | None = None, awaits_workers: bool = False
+) -> JobContext:
+    """Return the context of a resolved job whose sizes are set."""
+    return JobContext(job, graph_of(job.spec), schedule, device_plan, awaits_workers)
 
 
 @dataclass

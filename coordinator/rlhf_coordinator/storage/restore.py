@@ -98,9 +98,10 @@ def restore(
     `read`: digests, by name, of the other inputs of prompts. Raises JobError when the job cannot continue without loss.
     """
     facts = journal.job()
+    began = "identity" in facts  # a plan for spec.devices is recorded before
     path = Path(context.spec.checkpoints.path) if context.spec.checkpoints else None
     identity = _identity(context, prompts_sha256) | dict(read or {})
-    if facts:
+    if began:
         _same_job(facts["identity"], identity, journal.folder)
         facts["coordinator_epoch"] += 1
         restored = _position(context, journal, prompts, facts)
@@ -111,7 +112,7 @@ def restore(
         _may_begin(path, resume)
         newest, warnings = checkpoint.discover(path) if path else (None, [])
         version = newest.version if newest else 0
-        facts = {"coordinator_epoch": 1, "started_ns": now_ns, "identity": identity, "base": version}
+        facts |= {"coordinator_epoch": 1, "started_ns": now_ns, "identity": identity, "base": version}
         restored = _position(context, journal, prompts, facts)
         restored.warnings = warnings
         _take_carried(restored, newest, journal, identity)

@@ -99,7 +99,12 @@ class ReconcileContext:
 
     @cached_property
     def sizes(self) -> Mapping[Group, int]:
-        """Return the number of pods that each group should have: what the job wants, within the queue's limits."""
+        """Return the number of pods that each group should have: what the job wants, within the queue's limits.
+
+        A job whose sizes are not chosen yet has a coordinator only, which chooses them.
+        """
+        if self.job.spec.awaits_plan:
+            return {Group.COORDINATOR: 1}
         limits = self.gang.limits
         return {group: min(count, limits.get(group, count)) for group, count in group_sizes(self.job).items()}
 

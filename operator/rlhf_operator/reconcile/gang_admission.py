@@ -68,6 +68,8 @@ def admit_gang(pinned: PinnedJob, stored: Mapping[str, Any], observed: ObservedJ
     job = pinned.job
     if job is None or not pinned.planned:
         return pinned, GangAdmission()
+    if job.spec.devices is not None:
+        return pinned, GangAdmission(note="a job with spec.devices has no gang: its coordinator runs first")
     choice = choose(job, observed.served)
     if choice.problem:
         return replace(pinned, problem=choice.problem, reason=choice.reason), GangAdmission(note=choice.note)

@@ -111,11 +111,14 @@ def scale_status(job: RLHFJob, pods: Collection[ObservedPod]) -> Json:
 
 
 def coordinator_status(
-    last: CoordinatorReading | None, reading: CoordinatorReading | None, status: Mapping[str, Any]
+    last: CoordinatorReading | None,
+    reading: CoordinatorReading | None,
+    status: Mapping[str, Any],
+    devices: Mapping[str, Any] | None = None,
 ) -> Json:
     """Return the fields that the coordinator determines; unreported ones stay as in `status`, the stored one.
 
-    `last`: the coordinator's final report, or else the reading.
+    `last`: the coordinator's final report, or else the reading. `devices`: the plan for spec.devices.
     """
     fields = {name: status[name] for name in _OF_COORDINATOR if status.get(name)}
     if last is not None:
@@ -125,7 +128,10 @@ def coordinator_status(
     if reading is not None and (plan := _plan(reading)) is not None:
         stored_plan = {name: text for name, text in (status.get("plan") or {}).items() if name in _TOLD_ONCE}
         fields["plan"] = stored_plan | plan  # a restarted coordinator has not reported these yet
-    return fields
+    plan = {name: value for name, value in (fields.pop("plan", None) or {}).items() if name != "devices"}
+    if devices is not None:
+        plan["devices"] = dict(devices)
+    return fields | ({"plan": plan} if plan else {})
 
 
 def last_reading(
@@ -291,6 +297,7 @@ def _slow_part(status: Mapping[str, Any]) -> Json:
         {key: condition.get(key) for key in ("type", "status", "reason", "lastTransitionTime", "observedGeneration")}
         for condition in status.get("conditions") or []
     ]
+    slow["devices"] = (status.get("plan") or {}).get("devices")
     slow["desired"] = {group["name"]: (group["desired"], group.get("epoch")) for group in status.get("groups") or []}
     return slow
 

@@ -20,6 +20,7 @@ from rlhf_common.conditions import (
 )
 from rlhf_common.names import COORDINATOR_PORT, Group
 from rlhf_operator.gang.backend import QueueGate
+from rlhf_operator.reconcile import device_plan
 from rlhf_operator.reconcile.conditions import ConditionUpdate
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.diagnostics import diagnose, names_taken, occupied_names, unreadable_objects
@@ -169,6 +170,9 @@ def running(context: ReconcileContext, waits: Sequence[str]) -> Updates:
     problems += diagnose(job, context.pods, observed.refusals, context.now, reading)
     if not context.pinned.planned and not context.pods:
         return _NOT_SUSPENDED, nothing_started(context.pinned.problem)
+    if job.spec.awaits_plan and not problems:
+        message = device_plan.waiting_message(context.stored, reading)
+        return _NOT_SUSPENDED, ConditionUpdate(ConditionType.RUNNING, False, RunningReason.STARTING, message)
     coordinator = next((pod for pod in context.pods if pod.group == Group.COORDINATOR), None)
     recent = reading is not None and context.now - reading.at <= READING_VALID_FOR
     if reading is None or not recent or coordinator is None or not coordinator.active:

@@ -17,6 +17,7 @@ from rlhf_common.names import Group
 from rlhf_operator.reconcile import (
     api_failure,
     conditions,
+    device_plan,
     finalizer,
     forced_deletion,
     job_status,
@@ -53,6 +54,7 @@ def _plan(stored: Mapping[str, Any], observed: ObservedJob, now: datetime) -> Re
     """Return the plan without the message about failed requests to the API server."""
     if stored["metadata"].get("deletionTimestamp"):
         return finalizer.plan_of_deletion(stored, observed, now)
+    stored = device_plan.with_sizes(stored, observed)
     pinned = pin_revision(parse_job(stored), stored, observed)
     pinned, gang = admit_gang(pinned, stored, observed)
     if pinned.planned and observed.dry_run_problem and not pinned.settled:
@@ -142,7 +144,8 @@ def _status(
     pods, iterations, events = [*context.pods, *context.observed.ended], job.spec.iterations, list[JobEvent]()
     earlier = context.observed.reading
     last = job_status.last_reading(reading, pods, iterations, over=actions.finished, earlier=earlier)
-    status |= job_status.coordinator_status(last, reading, before)
+    devices = device_plan.recorded(context.stored, reading, awaits_plan=job.spec.awaits_plan)
+    status |= job_status.coordinator_status(last, reading, before, devices)
     if last is not None:
         events += job_status.skipped_steps_events(status["progress"], before.get("progress") or {})
         events += job_status.sample_failure_events(status["progress"], before.get("progress") or {})

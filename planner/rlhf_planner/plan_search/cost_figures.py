@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from rlhf_api.job import RLHFJobSpec
 from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.roofline import CPU_CORE, HOPPER, Device
 
@@ -171,3 +172,8 @@ HOPPER_FIGURES: Final = assumed_figures(HOPPER, 0.8 * 450e9, (10e-6, 20e-6), 8)
 """H100 SXM in nodes of 8: 80% of NVLink 4 in one direction, and the roofline's device and network port."""
 CPU_FIGURES: Final = assumed_figures(CPU_CORE, CPU_CORE.host_bandwidth, (50e-6, 100e-6), 64)
 """CPU cores in machines of 64, which exchange data through host memory."""
+
+
+def device_figures(spec: RLHFJobSpec) -> PlanCosts:
+    """Return the assumed figures of the job's kind of device."""
+    return HOPPER_FIGURES if spec.generation.gpus_per_replica else CPU_FIGURES

@@ -5,8 +5,9 @@ Pure; must never draw more devices than the width: many share one character, whi
 
 from __future__ import annotations
 
+from rlhf_api.device_sizes import device_use
 from rlhf_api.job import RLHFJobSpec
-from rlhf_planner.plan_search.device_plan import DevicePlan, device_use
+from rlhf_planner.plan_search.device_plan import DevicePlan
 from rlhf_planner.training_layouts import layout_words
 
 MARKS = {"generation": "█", "inference": "▒", "training": "░", "turns": "▓", "idle": "·"}

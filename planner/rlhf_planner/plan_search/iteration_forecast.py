@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from rlhf_api.device_sizes import device_use
 from rlhf_planner import critic_overlap, rollout_overlap
 from rlhf_planner.critic_overlap import OverlapTimes
 from rlhf_planner.device_memory import Estimate
 from rlhf_planner.plan_search.context_switch import switch_seconds
 from rlhf_planner.plan_search.cost_figures import CostFigure, FigureSource, PlanCosts, weakest
-from rlhf_planner.plan_search.device_plan import CriticOverlap, DevicePlan, Placement, device_use
+from rlhf_planner.plan_search.device_plan import CriticOverlap, DevicePlan, Placement
 from rlhf_planner.plan_search.phase_memory import Phase
 from rlhf_planner.plan_search.publishing import Readers, publish_seconds
 from rlhf_planner.plan_search.rollout_forecast import RolloutForecast

@@ -1,7 +1,8 @@
 """Generation and scoring workers that a number of devices allows, with their forecasts and lower bounds.
 
-A worker's tensor size is the job's, or divides the policy's heads. Its batch is the job's, or the largest power of two
-that its memory leaves room for. Forecasts are computed once for each choice.
+Sizes that the job fixes stay. Otherwise a worker's tensor size is the job's, or divides the policy's heads, and its
+batch is the job's, or the largest power of two that its memory leaves room for. Forecasts are computed once for each
+choice.
 Pure; a choice is judged independently of training, and of the number of devices that are searched.
 """
 
@@ -11,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rlhf_api.algorithms import graph_of
+from rlhf_api.device_sizes import device_use
 from rlhf_common.names import Group
 from rlhf_planner.device_memory import scoring
 from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.plan_search.cost_figures import FigureSource, PlanCosts, weakest
-from rlhf_planner.plan_search.device_plan import DevicePlan, Placement, device_use
+from rlhf_planner.plan_search.device_plan import DevicePlan, Placement
 from rlhf_planner.plan_search.engine_costs import engine_costs
 from rlhf_planner.plan_search.iteration_forecast import RolloutHalf
 from rlhf_planner.plan_search.phase_memory import generation_memory
@@ -46,6 +48,10 @@ class RolloutChoices:
         self._fits: dict[tuple[Placement, int, int, int, bool], bool] = {}
         self.tensor_sizes = _tensor_sizes(workload)
 
+    def generation_counts(self, counts: Sequence[int]) -> Sequence[int]:
+        """Return the numbers of generation workers that are tried."""
+        return [self._workload.spec.generation.replicas] if "Generation" in self._workload.fixed else counts
+
     def devices(self, workers: RolloutWorkers) -> int:
         """Return the devices of these workers."""
         use = device_use(self._workload.spec, workers.engine_tensor)
@@ -54,6 +60,8 @@ class RolloutChoices:
     def inference_counts(self, counts: Sequence[int]) -> list[int]:
         """Return the numbers of inference workers that are tried."""
         spec = self._workload.spec
+        if "Inference" in self._workload.fixed:
+            return [spec.inference.replicas]
         if not graph_of(spec).tasks_of(Group.INFERENCE):
             return [0]
         if device_use(spec, 1).inference == 0:
@@ -68,7 +76,7 @@ class RolloutChoices:
         fits = self._worker_fits(placement, generation, inference, tensor, own)
         if fits:
             yield own
-        if self._device_bytes is None:
+        if self._device_bytes is None or "Generation" in self._workload.fixed:
             return
         batch = 1 << (-(-self._workload.samples // generation) - 1).bit_length()
         while batch > (own if fits else 0):
@@ -123,7 +131,7 @@ def _tensor_sizes(workload: Workload) -> tuple[int, ...]:
     own = generation.parallelism.tensor
     splits = generation.engine == "vllm" or (generation.engine == "Auto" and generation.gpus_per_replica > 0)
     heads, shape = model.size.key_value_heads, model.shape
-    if not splits or shape is None or not heads:
+    if "Generation" in workload.fixed or not splits or shape is None or not heads:
         return (own,)
     allowed = [
         size for size in TENSOR_SIZES if shape.heads % size == 0 and max(heads, size) % min(heads, size) == 0

@@ -4,6 +4,7 @@ Training depends on its ranks alone, and a rollout on its workers alone. So the 
 per number of ranks, each rollout at most once, and combines them. It takes rollouts in the order of a lower bound of
 their iteration, and stops when the bound exceeds the best plans. Beyond WORKERS and SCORERS only some counts of workers
 are considered. `seeded_search` extends it. Plans may leave devices idle, so one more device never gives a slower plan.
+Sizes that the job fixes (spec.devices.fixed) are the same in all plans.
 Pure; the same inputs give the same plans. Must never return a plan that validation refuses.
 """
 
@@ -15,8 +16,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
+from rlhf_api.device_sizes import device_use
 from rlhf_planner.plan_search.cost_figures import CostFigure, PlanCosts
-from rlhf_planner.plan_search.device_plan import CriticOverlap, DevicePlan, Placement, device_use, devices_of
+from rlhf_planner.plan_search.device_plan import CriticOverlap, DevicePlan, Placement, devices_of
 from rlhf_planner.plan_search.iteration_forecast import HalvesCombiner, PlanForecast, RolloutHalf, TrainingHalf
 from rlhf_planner.plan_search.phase_memory import phase_memory
 from rlhf_planner.plan_search.rollout_choices import RolloutChoices, RolloutWorkers
@@ -108,7 +110,8 @@ class PlanSearch:
 
     def workers(self, placement: Placement, devices: int) -> Iterator[RolloutWorkers]:
         """Yield the workers of a rollout that are tried on up to so many devices."""
-        counts, scorers = counts_up_to(devices, WORKERS), counts_up_to(devices, SCORERS, PER_OCTAVE // 4)
+        counts = self.rollouts.generation_counts(counts_up_to(devices, WORKERS))
+        scorers = counts_up_to(devices, SCORERS, PER_OCTAVE // 4)
         sizes = self.rollouts.tensor_sizes
         if placement == "Colocated" and self.workload.on_gpus:
             sizes = tuple(size for size in sizes if size == 1)  # a rank trains on one device
@@ -145,6 +148,8 @@ class PlanSearch:
     def overlaps(self, placement: Placement) -> tuple[CriticOverlap, ...]:
         """Return the modes of critic overlap that the job may have with a placement."""
         spec = self.workload.spec
+        if "Training" in self.workload.fixed:
+            return (spec.training.critic_overlap,)
         possible = placement == "Dedicated" and len(self.workload.trained) > 1
         fused = spec.fusion.intra_stage.mode in ("Fused", "FusedSplit")
         if possible and not fused and spec.rollout.overlap_training == "Disabled":
@@ -163,8 +168,8 @@ class PlanSearch:
         if key not in self._fronts:
             front: list[tuple[int, TrainingHalf]] = []
             total = policy = math.inf
-            for count in counts_up_to(ranks):
-                half = self.trainings.best(placement, count)
+            for count in self.trainings.counts(counts_up_to(ranks)):
+                half = self.trainings.best(placement, count) if count <= ranks else None
                 if half is None:
                     continue
                 seconds, least = self.trainings.seconds(placement, half), self._exposed(placement, half)
@@ -176,7 +181,7 @@ class PlanSearch:
 
     def _exposed(self, placement: Placement, half: TrainingHalf) -> float:
         """Return the seconds of training that no mode hides."""
-        if len(self.overlaps(placement)) == 1:
+        if self.overlaps(placement) == ("Disabled",):
             return self.trainings.seconds(placement, half)
         return half.times.of_model(str(self.workload.trained[0]))
 
@@ -261,4 +266,6 @@ def _placements(workload: Workload, accepts: Callable[[DevicePlan], bool]) -> tu
         own, generation_workers=1, engine_tensor=1, parallelism=single, critic_overlap="Disabled", inference_workers=0
     )
     placements: tuple[Placement, ...] = ("Dedicated", "Colocated")
+    if "Placement" in workload.fixed:
+        placements = (own.placement,)
     return tuple(each for each in placements if accepts(replace(smallest, placement=each)))

@@ -89,13 +89,14 @@ def _proposal(
     if randomness.random() < 0.2:
         wanted = _pick(randomness, sizes)
         generation, tensor = max(1, generation * tensor // wanted), wanted
-    if placement == "Colocated" and search.workload.on_gpus:
+    if placement == "Colocated" and search.workload.on_gpus and 1 in sizes:
         generation, tensor = generation * tensor, 1
     if randomness.random() < 0.7:
         generation = max(1, round(generation * _pick(randomness, STEPS)))
     if randomness.random() < 0.5:
         inference = round(inference * _pick(randomness, STEPS)) if inference else _pick(randomness, (0, 1, 2, 4, 8))
-    inference = inference if inference in search.rollouts.inference_counts((inference,)) else 0
+    scorers = search.rollouts.inference_counts((inference,))
+    inference = inference if inference in scorers else scorers[0]
     generation = _within(search, replace(workers, generation_workers=generation, inference_workers=inference,
                                          engine_tensor=tensor), placement, rung)  # fmt: skip
     batches = list(search.rollouts.batch_sizes(placement, generation, inference, tensor))
@@ -108,4 +109,5 @@ def _within(search: PlanSearch, workers: RolloutWorkers, placement: Placement, r
     each = search.rollouts.devices(replace(workers, generation_workers=1, inference_workers=0))
     scorers = search.rollouts.devices(replace(workers, generation_workers=0))
     left = rung - scorers - (1 if placement == "Dedicated" else 0)
-    return max(1, min(workers.generation_workers, left // each))
+    count = max(1, min(workers.generation_workers, left // each))
+    return search.rollouts.generation_counts((count,))[0]

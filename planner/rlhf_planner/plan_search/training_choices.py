@@ -7,15 +7,17 @@ Pure; one answer per (placement, ranks), independent of all other groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
+from rlhf_api.device_sizes import device_use
 from rlhf_api.job import RLHFJobSpec
 from rlhf_planner.device_memory import Estimate
 from rlhf_planner.plan_search.cost_figures import PlanCosts
-from rlhf_planner.plan_search.device_plan import Placement, device_use
+from rlhf_planner.plan_search.device_plan import DevicePlan, Placement
 from rlhf_planner.plan_search.iteration_forecast import HalvesCombiner, TrainingHalf
-from rlhf_planner.plan_search.phase_memory import with_activations
+from rlhf_planner.plan_search.phase_memory import phase_memory, with_activations
 from rlhf_planner.plan_search.training_seconds import TrainingSettings, training_times
 from rlhf_planner.plan_search.workload import Workload
 from rlhf_planner.training_layouts import TrainingLayout, layouts
@@ -40,6 +42,11 @@ class TrainingChoices:
             self._best[key] = found[0] if found else None
         return self._best[key]
 
+    def counts(self, counts: Sequence[int]) -> Sequence[int]:
+        """Return the numbers of ranks that are tried."""
+        own = self._workload.spec.training.ranks
+        return [own] if "Training" in self._workload.fixed else counts
+
     def seconds(self, placement: Placement, half: TrainingHalf) -> float:
         """Return the seconds that depend on the training alone: those of moves too, where ranks are colocated."""
         moves = self._combination.moves(half).value if placement == "Colocated" else 0.0
@@ -56,6 +63,9 @@ class TrainingChoices:
         """Yield the fitting trainings of so many ranks, in every layout and with the micro-batches of
         MICRO_BATCH_FACTORS.
         """
+        if "Training" in self._workload.fixed:
+            yield from self._fixed(placement, ranks)
+            return
         spec = self._workload.spec.model_copy(update={"placement": placement})
         asked, mini_batch = spec.training.micro_batch_size, spec.algorithm.fields.mini_batch_size
         smallest = spec.training.model_copy(update={"micro_batch_size": 1})  # its layouts include those of larger ones
@@ -69,6 +79,15 @@ class TrainingChoices:
                 choice = self._first_that_fits(layout, offloaded, size)
                 if choice is not None:
                     yield choice
+
+    def _fixed(self, placement: Placement, ranks: int) -> Iterator[TrainingHalf]:
+        """Yield the job's own training if it has so many ranks and fits."""
+        plan = replace(DevicePlan.from_spec(self._workload.spec), placement=placement)
+        if ranks != plan.parallelism.ranks:
+            return
+        own = own_training(self._workload, self._costs, phase_memory(self._workload, plan)["training"])
+        if self._device_bytes is None or own.memory.total <= self._device_bytes:
+            yield own
 
     def _first_that_fits(
         self, layout: TrainingLayout, offloaded: TrainingLayout, micro_batch_size: int

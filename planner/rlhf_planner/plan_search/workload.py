@@ -16,6 +16,7 @@ import numpy as np
 
 from rlhf_api.algorithms import ModelRole, graph_of, samples_of_batch
 from rlhf_api.job import RLHFJobSpec
+from rlhf_api.job.devices import SizeGroup
 from rlhf_common.names import Group
 from rlhf_planner.device_memory import COMPUTE_BYTES, ModelSize, Sizes
 from rlhf_planner.inter_stage.length_distribution import Ints
@@ -91,6 +92,14 @@ class MicroBatchSize:
     """Response tokens of all samples."""
 
 
+def assumed_lengths(spec: RLHFJobSpec) -> tuple[LengthModel, list[int]]:
+    """Return (model of response lengths, prompt tokens of each sample of a batch) of a job that never ran: prompts are
+    half of maxPromptTokens long."""
+    rollout = spec.rollout
+    prompts = [max(1, rollout.max_prompt_tokens // 2)] * samples_of_batch(spec)
+    return LengthModel.prior(rollout.max_response_tokens), prompts
+
+
 @dataclass(frozen=True)
 class Workload:
     """One iteration of a resolved job.
@@ -131,6 +140,11 @@ class Workload:
     def on_gpus(self) -> bool:
         """Whether generation workers use GPUs; otherwise a device is a process."""
         return self.spec.generation.gpus_per_replica > 0
+
+    @property
+    def fixed(self) -> frozenset[SizeGroup]:
+        """Sizes that every plan leaves as the job has them: those of spec.devices.fixed."""
+        return frozenset() if self.spec.devices is None else frozenset(self.spec.devices.fixed)
 
     @property
     def samples(self) -> int:

@@ -69,6 +69,9 @@ class CoordinatorReading:
     predicted_seconds: float = 0.0
     """Predicted seconds of generation and inference with that fusion; 0 if not predicted."""
 
+    device_plan: str = ""
+    """Plan for spec.devices as JSON; empty without one."""
+
     def says_else(self, other: "CoordinatorReading") -> bool:
         """Return whether a later reading is news, that is, differs in more than elapsed times.
 
