@@ -94,8 +94,8 @@ def test_every_enum_value_is_taken_and_a_stranger_is_not() -> None:
 def test_every_default_is_filled_in_and_of_no_other_type() -> None:
     stored = [dump(read(data)) for data in rows.bare()]
     for status in (rows.STATUS, {}):
-        made = RLHFJobStatus.model_validate(status)
-        stored.append({"status": made.model_dump(mode="json", by_alias=True, exclude_none=True)})
+        parsed = RLHFJobStatus.model_validate(status)
+        stored.append({"status": parsed.model_dump(mode="json", by_alias=True, exclude_none=True)})
     for field in rows.DEFAULTS:
         assert rows.filled_in(field, stored), field.path
         data, where = rows.with_value(field, rows.WRONG[field.node["type"]])
