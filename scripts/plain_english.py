@@ -20,7 +20,7 @@ PLAIN: Final = (
 """Files and folders whose sentences are plain."""
 NAMED: Final = (
     "api", "benchmarks", "cli", "common", "coordinator", "examples", "observability", "operator", "planner", "scripts",
-    "tests/cluster", "tests/gpu", "tests/integration", "tests/support", "workers",
+    "tests", "workers",
 )  # fmt: skip
 """Folders whose names are plain, as pathspecs of git."""
 OPENING: Final = re.compile(r"(?:^|(?<=[.:;!?])\s+|\n\s*\n\s*)(Of|As|By|What|Whose|That which)\s(?![^.]*\?)")

@@ -34,11 +34,11 @@ def without_code(text: str) -> str:
 
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings on the web."""
-    made = set()
+    slugs = set()
     for heading in HEADING.findall(without_code(page.read_text())):
         plain = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
-        made.add(re.sub(r"[^\w\- ]", "", plain).replace(" ", "-"))
-    return made
+        slugs.add(re.sub(r"[^\w\- ]", "", plain).replace(" ", "-"))
+    return slugs
 
 
 def test_links_lead_to_a_file_and_to_a_heading_of_it() -> None:

@@ -12,11 +12,19 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 GLOSSARY = ROOT / "docs/glossary.md"
 GENERATED = ("_pb2.py", "_pb2_grpc.py", "_pb2.pyi")
 CODE = re.compile(r"`([^`]+)`")
+NAME_FIELDS: dict[type[ast.AST], str] = {
+    ast.Name: "id",
+    ast.arg: "arg",
+    ast.Attribute: "attr",
+    **dict.fromkeys((ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs), "name"),
+}
+"""Kind of node -> its attribute with the name that it may define."""
 
 
 def hidden(path: Path) -> bool:
@@ -33,10 +41,18 @@ def files(pattern: str) -> tuple[Path, ...]:
     return tuple(path for path in paths if path.is_file() and not path.name.endswith(GENERATED))
 
 
+class DefinedName(NamedTuple):
+    """A name that a module defines."""
+
+    name: str
+    line: int
+    kind: type[ast.AST]
+
+
 @cache
-def modules() -> dict[Path, ast.Module]:
-    """Return the syntax tree of every module of the project."""
-    return {path: ast.parse(path.read_text()) for path in files("*.py")}
+def definitions() -> dict[Path, list[DefinedName]]:
+    """Return the names that each module of the project defines. The trees, which are millions of objects, are freed."""
+    return {path: list(defined(ast.parse(path.read_text()))) for path in files("*.py")}
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -51,22 +67,17 @@ def retired(heading: str) -> set[str]:
     return {word for row in rows(heading) for word in CODE.findall(row[0])}
 
 
-def names(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield every name that a module defines, with its line."""
+def defined(tree: ast.Module) -> Iterator[DefinedName]:
+    """Yield every name that a module defines."""
     for node in ast.walk(tree):
-        match node:
-            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
-                yield name, node.lineno
-            case ast.Attribute(attr=name, ctx=ast.Store()):
-                yield name, node.lineno
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                if not name.startswith("test_"):  # the names of tests are sentences
-                    yield name, node.lineno
-            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
-                yield name, node.lineno
+        field = NAME_FIELDS.get(type(node))
+        if field is None or type(getattr(node, "ctx", None)) not in (ast.Store, type(None)):
+            continue
+        name = getattr(node, field)
+        if name is not None and not (field == "name" and name.startswith("test_")):  # the names of tests are sentences
+            yield DefinedName(name, node.lineno, type(node))  # type: ignore[attr-defined]
 
 
-@cache
 def parts(name: str) -> frozenset[str]:
     """Return the words of a name in lower case."""
     return frozenset(part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name))
@@ -74,13 +85,16 @@ def parts(name: str) -> frozenset[str]:
 
 def test_retired_words_are_no_part_of_a_name() -> None:
     within, whole, wrong = retired("Retired in names"), retired("Retired as whole names"), []
-    for path, tree in modules().items():
+
+    @cache
+    def is_retired(name: str) -> bool:
+        return bool(parts(name) & within) or name.strip("_").lower() in whole
+
+    for path, found in definitions().items():
         place = path.relative_to(ROOT)
         if parts(path.stem) & within and not path.name.startswith("test_"):
             wrong.append(f"{place}: {path.stem}")
-        for name, line in names(tree):
-            if parts(name) & within or name.strip("_").lower() in whole:
-                wrong.append(f"{place}:{line}: {name}")
+        wrong += [f"{place}:{each.line}: {each.name}" for each in found if is_retired(each.name)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -109,9 +123,9 @@ def test_every_term_leads_to_the_code() -> None:
 
 def test_one_class_name_means_one_thing() -> None:
     places = defaultdict(list)
-    for path, tree in modules().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    for path, found in definitions().items():
+        for each in found:
+            if each.kind is ast.ClassDef:
+                places[each.name].append(f"{path.relative_to(ROOT)}:{each.line}")
     twice = {name: where for name, where in places.items() if len(where) > 1}
     assert not twice, "\n".join(f"{name}: {', '.join(where)}" for name, where in sorted(twice.items()))

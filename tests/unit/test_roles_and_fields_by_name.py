@@ -85,19 +85,19 @@ def allowed(name: str) -> set[str]:
 
 
 def test_nobody_knows_an_algorithm_a_role_or_a_field_by_its_name() -> None:
-    known = [
-        f"{name}:{line}: {what}"
+    uses = [
+        f"{name}:{line}: {word}"
         for name, file in modules()
-        for line, what in found_in(file)
-        if what not in allowed(name)
+        for line, word in found_in(file)
+        if word not in allowed(name)
     ]
-    assert not known, "ask the graph of the job instead:\n" + "\n".join(known)
+    assert not uses, "ask the graph of the job instead:\n" + "\n".join(uses)
 
 
 def test_no_exception_outlives_its_reason() -> None:
-    used = [(name, what) for name, file in modules() for _, what in found_in(file)]
+    used = [(name, word) for name, file in modules() for _, word in found_in(file)]
     for place, (names, _) in OTHER_MEANINGS.items():
-        assert names <= {what for name, what in used if name.startswith(place)}, place
+        assert names <= {word for name, word in used if name.startswith(place)}, place
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_objects_that_only_carry_the_labels_of_a_job_are_not_its_own(
     assert stored(cluster, alike) == before
 
 
-def test_what_was_created_can_be_changed_and_lose_a_field(cluster: Cluster, seen: Seen, namespace: str) -> None:
+def test_a_changed_service_is_applied_again_and_not_replaced(cluster: Cluster, seen: Seen, namespace: str) -> None:
     cluster.apply(manifest(namespace))
     seen.until_pods(*ALL)
     # Another version of the operator left another fingerprint.
@@ -191,4 +191,4 @@ def test_what_was_created_can_be_changed_and_lose_a_field(cluster: Cluster, seen
         for managed_field in after["metadata"]["managedFields"]
         if managed_field["manager"] == "rlhf-operator"
     ]
-    assert [item["operation"] for item in ours] == ["Apply"], "a field that is not applied any more goes away"
+    assert [item["operation"] for item in ours] == ["Apply"], "the operator applies its fields and updates none"

@@ -153,8 +153,8 @@ def decoded_some(policy: Policy) -> list[ResponsePart]:
     return policy.engine.progress()
 
 
-def test_a_model_with_a_state_is_decoded_without_drafts() -> None:
-    """Its caches cannot be rolled back; the test only uses vLLM's description of them."""
+def test_drafts_are_refused_with_the_name_of_a_cache_that_cannot_be_rolled_back() -> None:
+    """A cache of a recurrent state cannot; the test uses vLLM's description of caches, and no model."""
 
     from rlhf_workers.generation.vllm_engine.core_drafts import CoreDrafts  # imports vLLM
 

@@ -10,6 +10,7 @@ import asyncio
 from typing import Any
 
 from tests.support.operator.fake_api_server import FakeApiServer
+from tests.support.operator.simulated_cluster import stored_job
 
 from rlhf_common import names
 from rlhf_operator.__main__ import RESOURCES
@@ -29,6 +30,8 @@ SOON_SECONDS = 5.0
 """Longest delay in seconds of a reconcile that continues what the last one began."""
 MAX_ROUNDS = 12
 """Reconciles after which an unsettled job counts as endless."""
+PODS = ["job-coordinator", "job-generation-0", "job-inference-0", "job-training-0"]
+"""Names of the pods of `small_job`."""
 
 
 class ControlledCluster:
@@ -110,3 +113,13 @@ def object_names(server: FakeApiServer) -> dict[str, list[str]]:
     """Return the names of a job's objects by kind."""
     kinds = ("Pod", "Service", "ConfigMap", "Secret", "NetworkPolicy")
     return {kind: server.names(kind) for kind in kinds}
+
+
+def small_job() -> Json:
+    """Return a stored job of four pods."""
+    return stored_job(generation={"replicas": 1}, training={"parallelism": {"pipeline": 1}, "microBatchSize": 8})
+
+
+def writes(server: FakeApiServer) -> list[tuple[str, str]]:
+    """Return the writes, except events, which are posted in the background."""
+    return [write for write in server.writes() if "/events" not in write[1]]

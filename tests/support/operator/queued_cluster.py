@@ -101,3 +101,12 @@ class QueuedCluster(SimulatedCluster):
             waves.append(gone)
         self.settle()
         return waves
+
+
+def running_in_queue(**spec: Any) -> QueuedCluster:
+    """Return a cluster whose job was admitted by its queue and runs."""
+    cluster = QueuedCluster(**spec)
+    cluster.settle()
+    cluster.admit()
+    cluster.begin()
+    return cluster

@@ -40,10 +40,10 @@ def test_no_kl_term_needs_no_reference(algorithm: str) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_need_is_produced_by_an_earlier_task(algorithm: str) -> None:
     graph = full_graph(algorithm)
-    made: set[str] = set() if graph.generates else {"tokens"}  # of responses that the prompt file holds
+    produced: set[str] = set() if graph.generates else {"tokens"}  # of responses that the prompt file holds
     for task in graph.tasks:
-        assert set(task.needs) <= made, task
-        made |= set(task.produces)
+        assert set(task.needs) <= produced, task
+        produced |= set(task.produces)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -49,8 +49,8 @@ def test_round_trip_keeps_every_field(example: str) -> None:
 @pytest.mark.parametrize("example", ["ppo", "grpo"])
 def test_defaults_of_schema_and_models_agree(example: str) -> None:
     text = changed(example, {}, ["spec.rollout", "spec.generation", "spec.checkpoints", "spec.runPolicy"])
-    given = yaml.safe_load(text)
-    assert with_defaults(given, job_schema()) == dump(parse(text))
+    document = yaml.safe_load(text)
+    assert with_defaults(document, job_schema()) == dump(parse(text))
 
 
 @pytest.mark.parametrize(

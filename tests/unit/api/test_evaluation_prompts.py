@@ -45,7 +45,7 @@ def effective(prompts: dict[str, Any], evaluated: dict[str, Any]) -> dict[str, A
     """Return the fields with which the coordinator reads the evaluation's prompts, of the job and of the
     resolved job."""
     job = job_with(prompts, evaluated)
-    read, again = (held_out(one) for one in (job, manifest.resolve(job, Path("/"))))
+    read, again = (held_out(document) for document in (job, manifest.resolve(job, Path("/"))))
     assert read == again
     return read.model_dump(by_alias=True, exclude_none=True)
 
@@ -79,10 +79,10 @@ def test_a_field_that_is_set_wins_though_it_has_the_default_of_the_job(own: dict
 
 
 def test_bare_text_among_chats_inherits_nothing_of_the_template() -> None:
-    kept = {"promptKey": "question", "columns": ["words"], "overlong": "Filter"}
+    inherited = {"promptKey": "question", "columns": ["words"], "overlong": "Filter"}
     own = HELD_OUT | {"chatTemplate": False}
-    assert effective(JOB, own) == kept | own | {"shuffle": True}
-    assert resolved(JOB, own) == kept | own | {"shuffle": True}
+    assert effective(JOB, own) == inherited | own | {"shuffle": True}
+    assert resolved(JOB, own) == inherited | own | {"shuffle": True}
 
 
 def test_an_empty_system_message_is_none() -> None:

@@ -30,8 +30,8 @@ MODULES = [f"model.layers.{layer}.self_attn.{name}" for layer in range(2) for na
 def write_config(folder: Path, **changes: Any) -> Path:
     """Write PEFT's own configuration for SETTINGS, with changes of single keys."""
     folder.mkdir(parents=True, exist_ok=True)
-    given = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    given.save_pretrained(str(folder))
+    lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    lora.save_pretrained(str(folder))
     file = folder / ADAPTER_CONFIG
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     return folder
@@ -174,7 +174,7 @@ def test_any_value_changes_nothing_or_is_refused(
     except AdapterError:
         assert key not in CHANGE_NOTHING or key in ("r", "lora_alpha", "target_modules")
     else:
-        accepted = any(value is one or value == one for one in ACCEPTED.get(key, ()))
+        accepted = any(value is allowed or value == allowed for allowed in ACCEPTED.get(key, ()))
         assert nothing or key in CHANGE_NOTHING or accepted or plain[key] == value
 
 

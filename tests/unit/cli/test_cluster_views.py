@@ -406,7 +406,10 @@ def test_iterations_have_the_number_that_they_have_in_files() -> None:
     seconds = enumerate(messages)
     lines = [json.dumps({"time": f"2026-01-01T00:00:0{at}+00:00", "level": "INFO", "message": m}) for at, m in seconds]
     found = parse_iterations(lines)
-    assert [(one.number, one.reward, one.seconds) for one in found] == [(72, 0.5, 2.0), (73, None, None)]
+    assert [(iteration.number, iteration.reward, iteration.seconds) for iteration in found] == [
+        (72, 0.5, 2.0),
+        (73, None, None),
+    ]
     assert [line["iteration"] for line in as_metrics(found)] == [72]
 
 

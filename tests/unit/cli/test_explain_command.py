@@ -88,7 +88,7 @@ def test_a_restart_goes_on_and_takes_its_first_iteration_again(run_dir: Path) ->
     tracker = FactsJsonl(run_dir, KEPT + 1)
     tracker.facts(recorded_facts(iteration=KEPT + 1, total=3.0))
     facts = read_facts(run_dir / FILE)
-    assert [one.iteration for one in facts] == [KEPT, KEPT + 1]
+    assert [profile.iteration for profile in facts] == [KEPT, KEPT + 1]
     assert facts[-1].total == 3.0
 
 
@@ -96,7 +96,7 @@ def test_lines_of_another_version_and_torn_ones_are_left_out(run_dir: Path) -> N
     line = recorded_facts(iteration=99).model_dump() | {"version": 2}
     with (run_dir / FILE).open("a") as file:
         file.write(json.dumps(line) + '\n{"version": 1, "iter')
-    assert [one.iteration for one in read_facts(run_dir / FILE)] == list(range(KEPT, 2 * KEPT))
+    assert [profile.iteration for profile in read_facts(run_dir / FILE)] == list(range(KEPT, 2 * KEPT))
 
 
 def test_a_folder_without_a_run_and_a_run_without_facts_say_so(tmp_path: Path) -> None:

@@ -163,11 +163,11 @@ def test_a_folder_with_something_in_it_is_left_alone(run_dir: Path, tmp_path: Pa
 
 def pushed(run_dir: Path, target: Path, address: str, token: str) -> subprocess.CompletedProcess[str]:
     """Run `rlhf export --push` as a process, because huggingface_hub reads its environment at import."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     own = {"HF_ENDPOINT": address, "HF_TOKEN": token, "HF_HOME": str(target.with_name("hf"))}
     command = [sys.executable, "-m", "rlhf_cli.main", "export", str(run_dir), "--to", str(target), "--push"]
     return subprocess.run(
-        [*command, "team/tiny"], env=kept | own, capture_output=True, text=True, timeout=180, check=False
+        [*command, "team/tiny"], env=inherited | own, capture_output=True, text=True, timeout=180, check=False
     )
 
 

@@ -166,7 +166,7 @@ def test_training_layouts_stand_beside_each_other_and_one_that_does_not_fit_is_t
     assert plan(monkeypatch, *ranks, "--json", "--device-memory", "0.001") == 0
     training = json.loads(capsys.readouterr().out)["training"]
     assert (training["layout"]["data"], training["layout"]["fits"], training["problem"]) == (2, True, "")
-    assert {(one["pipeline"], one["data"], one["shard"]) for one in training["layouts"]} == {
+    assert {(layout["pipeline"], layout["data"], layout["shard"]) for layout in training["layouts"]} == {
         (1, 2, 1),
         (1, 2, 2),
         (2, 1, 1),
@@ -185,7 +185,7 @@ def test_moments_in_host_memory_are_told_beside_the_memory_of_the_device(
     moments = processes["training-0"]["memory"]["weights"] * 2
     assert processes["training-0"]["memory_host"] == {"optimizer": moments}
     assert processes["generation-0"]["memory_host"] == {}
-    of_layouts = {one["offloadOptimizer"]: one["host_memory"] for one in found["training"]["layouts"]}
+    of_layouts = {layout["offloadOptimizer"]: layout["host_memory"] for layout in found["training"]["layouts"]}
     assert of_layouts == {False: 0, True: moments}
 
 

@@ -17,7 +17,7 @@ def test_the_page_is_written_with_its_data_beside_it_and_again_over_itself(tmp_p
         assert view_run(tmp_path / "run", port=None, browser=False, target=tmp_path / "page") == 0
     assert sorted(path.name for path in (tmp_path / "page").iterdir()) == ["index.html", "run.json"]
     deltas = json.loads((tmp_path / "page" / "run.json").read_text())
-    assert {one["iteration"] for delta in deltas for one in delta["iterations"]} == {0, 1, 2}
+    assert {iteration["iteration"] for delta in deltas for iteration in delta["iterations"]} == {0, 1, 2}
     assert str(tmp_path) not in (tmp_path / "page" / "index.html").read_text(), "a page that is sent names no paths"
 
 

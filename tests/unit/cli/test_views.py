@@ -161,8 +161,8 @@ def test_plain_lines() -> None:
     ended = {"iteration": 3, "time_ns": 1, "evaluation/version": 3.0, "evaluation/reward": 0.5}
     assert iteration_line(ended, 3, 0) == "evaluation of weight version 3  reward 0.500"
     assert iteration_line({"iteration": 0, "reward": None}, 1, 0) == "iteration 0 (1 of 1)"
-    given = {"iteration": 0, "loss": 0.69314, "samples_per_second": 24.1}
-    assert iteration_line(given, 3, 0) == "iteration 0 (1 of 3)  loss 0.6931  24.1 samples/s"
+    metrics = {"iteration": 0, "loss": 0.69314, "samples_per_second": 24.1}
+    assert iteration_line(metrics, 3, 0) == "iteration 0 (1 of 3)  loss 0.6931  24.1 samples/s"
     summary = {"phase": "Complete", "iterations": 60, "seconds": 182, "reward_first": 0.12, "reward_last": 0.88}
     assert summary_line(summary) == "Complete: 60 iterations in 3m 02s, reward 0.120 -> 0.880 (first, last tenth)"
     assert summary_line(summary | {"nonfinite_steps": 2}).endswith("2 optimizer steps skipped (not finite)")

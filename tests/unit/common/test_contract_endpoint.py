@@ -31,9 +31,9 @@ def clock() -> Clock:
 
 @pytest.fixture
 def endpoint(clock: Clock) -> Iterator[Endpoint]:
-    made = Endpoint("127.0.0.1", 0, clock)
-    yield made
-    made.close()
+    server = Endpoint("127.0.0.1", 0, clock)
+    yield server
+    server.close()
 
 
 def ask(port: int, path: str = LIVENESS_PATH, host: str = "127.0.0.1") -> tuple[int, str]:
@@ -52,11 +52,11 @@ def test_a_process_that_starts_lives_however_long_that_takes(endpoint: Endpoint,
 
 @pytest.mark.parametrize("wildcard", ["::", "0.0.0.0"])
 def test_a_kubelet_is_answered_by_either_family(wildcard: str) -> None:
-    made = Endpoint(wildcard, 0)
+    server = Endpoint(wildcard, 0)
     try:
-        assert {ask(made.port, host=bracketed(host)) for host in LOOPBACKS} == {(200, "ok\n")}
+        assert {ask(server.port, host=bracketed(host)) for host in LOOPBACKS} == {(200, "ok\n")}
     finally:
-        made.close()
+        server.close()
 
 
 def test_a_loop_that_does_not_turn_is_told_with_the_place_where_it_is(

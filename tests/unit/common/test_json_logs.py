@@ -10,9 +10,9 @@ from rlhf_common.json_logs import JsonLogFormatter, LogContext, job_key
 
 
 def record(message: str, **extra: object) -> logging.LogRecord:
-    made = logging.makeLogRecord({"name": "rlhf", "levelname": "WARNING", "msg": message, "created": 1.5})
-    made.__dict__.update(extra)
-    return made
+    entry = logging.makeLogRecord({"name": "rlhf", "levelname": "WARNING", "msg": message, "created": 1.5})
+    entry.__dict__.update(extra)
+    return entry
 
 
 def test_a_line_says_when_how_bad_who_and_what() -> None:

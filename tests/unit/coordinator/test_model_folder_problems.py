@@ -123,7 +123,7 @@ def test_adapters_to_start_from_are_checked_before_anything_starts(
     lora = "  training: {lora: {rank: 3, alpha: 6, targetModules: [q_proj, v_proj], adapter: adapter}}\n"
     manifest.write_text(MANIFEST + lora)
     found = problems_of(manifest)
-    assert [one for one, _ in found] == [field] * bool(field)
+    assert [name for name, _ in found] == [field] * bool(field)
     assert all(re.search(says, message) for _, message in found)
 
 

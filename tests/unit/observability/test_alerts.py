@@ -86,9 +86,9 @@ def test_a_query_asks_only_for_series_labels_and_values_that_processes_serve(fam
 @each_alert
 def test_a_query_answers_with_the_labels_that_its_texts_name(family: Family, alert: Alert) -> None:
     named = set(re.findall(r"\$labels\.(\w+)", alert.summary + alert.description))
-    kept = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", alert.expression))))
+    grouped = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", alert.expression))))
     recorded = "".join(each.expression for each in family.recordings if each.name in alert.expression)
-    assert named <= kept | set(re.findall(r"\w+", recorded))
+    assert named <= grouped | set(re.findall(r"\w+", recorded))
 
 
 @each_alert
@@ -100,14 +100,14 @@ def test_texts_name_where_and_how_much(family: Family, alert: Alert) -> None:
 
 
 def test_a_threshold_that_nothing_reads_and_a_placeholder_without_one_are_refused() -> None:
-    def made(expression: str, *thresholds: Threshold) -> Alert:
+    def build(expression: str, *thresholds: Threshold) -> Alert:
         return Alert("RLHFX", AlertSeverity.INFO, "", expression, "1m", "", "", "", thresholds)
 
-    assert made("a > <most>", Threshold("most", 3, "")).values() == {"most": "3"}
+    assert build("a > <most>", Threshold("most", 3, "")).values() == {"most": "3"}
     with pytest.raises(ValueError, match=r"\['most'\], expression reads \[\]"):
-        made("a > 3", Threshold("most", 3, ""))
+        build("a > 3", Threshold("most", 3, ""))
     with pytest.raises(ValueError, match=r"thresholds \[\], expression reads \['most'\]"):
-        made("a > <most>")
+        build("a > <most>")
     with pytest.raises(ValueError, match="every alert has a value"):
         Threshold("for", 5, "")
 

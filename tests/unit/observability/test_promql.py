@@ -14,7 +14,7 @@ READER = Reader(BY_NAME)
 
 
 @pytest.mark.parametrize(
-    ("made", "words"),
+    ("build", "words"),
     [
         (lambda: JOBS.value(samples.TOKENS), "rlhf_tokens_total is a counter: show its rate"),
         (lambda: JOBS.value(training.STEP_SECONDS), "rlhf_training_step_seconds is a histogram"),
@@ -26,9 +26,9 @@ READER = Reader(BY_NAME)
         (lambda: FLEET.value(operator.PHASE, phase="!Runing"), "phase is never Runing"),
     ],
 )
-def test_what_no_process_serves_is_refused_by_name(made: Callable[[], str], words: str) -> None:
+def test_what_no_process_serves_is_refused_by_name(build: Callable[[], str], words: str) -> None:
     with pytest.raises(ValueError) as refused:
-        made()
+        build()
     assert words in str(refused.value)
 
 

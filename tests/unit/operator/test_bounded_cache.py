@@ -16,8 +16,8 @@ MEGABYTE = 1 << 20
 
 @dataclass(frozen=True)
 class TextRecord:
-    one: str
-    two: bytes = b""
+    text: str
+    data: bytes = b""
 
 
 def test_what_was_asked_is_remembered_until_others_take_its_place() -> None:

@@ -132,10 +132,10 @@ def test_what_a_server_serves_is_replaced_only_when_the_files_have_changed(
     now = datetime.now(UTC)
     authority = new_authority("job", now)
     authority.issue([], now).write(tmp_path)
-    given: list[Callable[[], object]] = []
-    monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", lambda first, fetch, **_: given.append(fetch))
+    fetchers: list[Callable[[], object]] = []
+    monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", lambda first, fetch, **_: fetchers.append(fetch))
     server_credentials(tmp_path)
-    (fetch,) = given
+    (fetch,) = fetchers
     assert fetch() is None
     authority.issue([], now).write(tmp_path)
     assert fetch() is not None

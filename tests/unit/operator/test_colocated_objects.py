@@ -51,9 +51,9 @@ def test_the_coordinator_mounts_what_ranks_mount_and_a_template_of_no_pod_is_ref
     volume = {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "claim"}}
     mount = {"name": "checkpoints", "mountPath": "/checkpoints"}
     mounting = {"spec": {"volumes": [volume], "containers": [{"name": "worker", "volumeMounts": [mount]}]}}
-    made = pod(job(generation=GPUS | {"template": mounting}), Group.COORDINATOR, 0, Images())
-    assert volume in made["spec"]["volumes"]
-    assert mount in made["spec"]["containers"][0]["volumeMounts"]
+    coordinator = pod(job(generation=GPUS | {"template": mounting}), Group.COORDINATOR, 0, Images())
+    assert volume in coordinator["spec"]["volumes"]
+    assert mount in coordinator["spec"]["containers"][0]["volumeMounts"]
     training = {"parallelism": {"pipeline": 2}, "microBatchSize": 8, "template": mounting}
     result = parse_job(colocated(training=training))
     assert not result.planned
@@ -95,7 +95,7 @@ def test_workers_beyond_the_ranks_are_made_as_what_they_are() -> None:
     stored = parse_job(cluster.job).job
     assert stored is not None
     for index in range(3):
-        made = cluster.pods[f"job-generation-{index}"]
+        body = cluster.pods[f"job-generation-{index}"]
         expected = pod(stored, Group.GENERATION, index, Images())
-        assert made["spec"] == expected["spec"]
-        assert made["metadata"]["annotations"] == expected["metadata"]["annotations"]
+        assert body["spec"] == expected["spec"]
+        assert body["metadata"]["annotations"] == expected["metadata"]["annotations"]

@@ -1,52 +1,22 @@
-"""The controller after a failed call, after a kill between two writes, and with foreign objects."""
+"""The controller: objects of a job, failed calls, a kill between two writes, and changes while it plans."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
-from tests.support.operator.controlled_cluster import KEY, ControlledCluster, object_names
+from tests.support.operator.controlled_cluster import KEY, PODS, ControlledCluster, object_names, small_job, writes
 from tests.support.operator.fake_api_server import FakeApiServer
-from tests.support.operator.simulated_cluster import stored_job
 
 from rlhf_common import names
 from rlhf_operator import controller as controller_module
 from rlhf_operator import job_objects
 from rlhf_operator.api_client.errors import ApiError, ConflictError, RefusedError, UnavailableError
-from rlhf_operator.reconcile import ReconcilePlan, job_status
+from rlhf_operator.reconcile import ReconcilePlan
 from rlhf_operator.reconcile.phases import REFUSED_RETRY_SECONDS
-
-Json = dict[str, Any]
-PODS = ["job-coordinator", "job-generation-0", "job-inference-0", "job-training-0"]
-RANKS = {"parallelism": {"pipeline": 1}, "microBatchSize": 8}
-
-
-@pytest_asyncio.fixture
-async def server() -> AsyncIterator[FakeApiServer]:
-    async with FakeApiServer() as running:
-        running.put(names.KIND, small_job())
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send one request after the other, so that the n-th write is the same in every run."""
-    monkeypatch.setattr(job_objects, "AT_ONCE", 1)
-
-
-def small_job() -> Json:
-    """Return a stored job of four pods."""
-    return stored_job(generation={"replicas": 1}, training=RANKS)
-
-
-def writes(server: FakeApiServer) -> list[tuple[str, str]]:
-    """Return the writes, except events, which are posted in the background."""
-    return [write for write in server.writes() if "/events" not in write[1]]
 
 
 async def undisturbed() -> tuple[dict[str, list[str]], list[tuple[str, str]]]:
@@ -73,6 +43,7 @@ async def test_a_job_gets_its_objects_and_a_settled_one_costs_no_write(server: F
 
 
 @pytest.mark.full(quick=1)
+@pytest.mark.usefixtures("in_order")
 @pytest.mark.parametrize(
     ("code", "after"),
     [(500, True), (409, False), (403, False)],
@@ -105,6 +76,7 @@ async def test_whichever_write_fails_once_the_job_gets_the_same_objects_once(
             assert object_names(server) == expected, f"write {failing}: {undisturbed_writes[failing]}"
 
 
+@pytest.mark.usefixtures("in_order")
 async def test_an_operator_that_is_killed_between_any_two_writes_is_gone_on_for_by_the_next() -> None:
     expected, undisturbed_writes = await undisturbed()
     for last in range(len(undisturbed_writes)):
@@ -129,42 +101,6 @@ async def test_an_operator_that_is_killed_between_any_two_writes_is_gone_on_for_
                 await successor.settle()
             assert object_names(server) == expected, f"killed at write {last}: {undisturbed_writes[last]}"
             assert {place: server.objects[place]["metadata"]["uid"] for place in uids} == uids, "nothing is made twice"
-
-
-async def test_an_object_that_is_not_the_jobs_is_left_as_it_is_and_no_pod_is_made_behind_it(
-    server: FakeApiServer,
-) -> None:
-    strange = server.put(
-        "Service",
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"namespace": "team", "name": "job", "labels": {names.LABEL_JOB_NAME: "job"}},
-            "spec": {"ports": [{"port": 80}]},
-        },
-    )
-    before = copy.deepcopy(strange)
-    async with ControlledCluster(server) as operator:
-        await operator.settle()
-        assert server.get("Service", "team", "job") == before
-        assert object_names(server)["Pod"] == []
-        assert "Service job" in operator.condition("Running")["message"]
-        server.drop("Service", "team", "job")
-        await operator.settle()
-        assert object_names(server)["Pod"] == PODS
-
-
-async def test_a_pod_with_the_jobs_labels_and_another_owner_is_neither_taken_nor_deleted(server: FakeApiServer) -> None:
-    async with ControlledCluster(server) as operator:
-        await operator.settle()
-    body = copy.deepcopy(server.get("Pod", "team", "job-generation-0"))
-    assert body is not None
-    body["metadata"] |= {"name": "imposter", "uid": "uid-imposter", "ownerReferences": []}
-    server.put("Pod", body)
-    async with ControlledCluster(server) as operator:
-        await operator.settle()
-    assert server.names("Pod") == sorted([*PODS, "imposter"])
-    assert not [write for write in server.writes() if write[0] == "DELETE"]
 
 
 async def test_a_job_that_was_replaced_meanwhile_is_not_written_to(server: FakeApiServer) -> None:
@@ -217,69 +153,6 @@ async def test_a_reconcile_that_raises_is_counted_and_raised(
         assert operator.metrics.registry.get_sample_value(name, {"reason": reason}) == 1
 
 
-async def test_a_pod_that_a_finalizer_keeps_is_deleted_once_a_minute_at_most(
-    server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also if the API server does not show that the deletion was forced."""
-    async with ControlledCluster(server) as operator:
-        await operator.settle()
-        body = copy.deepcopy(server.get("Pod", "team", "job-generation-0"))
-        assert body is not None
-        asked = {"deletionTimestamp": "2026-08-22T10:00:00Z", "deletionGracePeriodSeconds": 30}
-        body["metadata"] |= asked | {"finalizers": ["example.org/audit"]}
-
-        def deletions() -> int:
-            return len([path for method, path in server.writes() if method == "DELETE" and path.endswith("-0")])
-
-        delays = []
-        for _ in range(8):
-            server.put("Pod", body)
-            delays.append(await operator.reconcile())
-        assert deletions() == 1
-        assert all(delay is not None and delay > 5 for delay in delays[-2:]), "nothing is written, so nothing is to see"
-        condition = operator.condition("Running")["message"]
-        assert "job-generation-0 cannot go: finalizer example.org/audit of somebody else keeps" in condition
-        monkeypatch.setattr(job_objects, "DELETE_AGAIN_SECONDS", 0.0)
-        server.put("Pod", body)
-        await operator.reconcile()
-        assert deletions() == 2
-
-
-@pytest.mark.parametrize("kind", ["Service", "ConfigMap", "NetworkPolicy", "Secret"])
-async def test_an_object_that_a_finalizer_keeps_is_not_written_again_and_again_and_is_named(
-    server: FakeApiServer, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_status, "PROGRESS_SECONDS", 0.0)
-    async with ControlledCluster(server) as operator:
-        await operator.settle()
-        name = server.names(kind)[-1]
-        body = copy.deepcopy(server.get(kind, "team", name))
-        assert body is not None
-        asked = {"deletionTimestamp": "2026-08-22T10:00:00Z", "finalizers": ["example.org/audit"]}
-        server.put(kind, {**body, "metadata": body["metadata"] | asked})
-        operator.controller._certificates.forget(KEY)
-        await operator.settle()
-        before = writes(server)
-        for _ in range(4):
-            requeue_after = await operator.reconcile()
-            assert requeue_after is None or requeue_after > 5
-        assert [write for write in writes(server)[len(before) :] if write[0] != "POST"] == []
-        message = operator.condition("Running")["message"]
-        assert f"{kind} {name}" in message
-        assert "cannot go: finalizer example.org/audit of somebody else keeps" in message
-        server.drop("Pod", "team", "job-generation-0")
-        await operator.settle()
-        assert object_names(server)["Pod"] == (
-            PODS if kind != "Secret" else [pod for pod in PODS if "generation" not in pod]
-        )
-        server.drop(kind, "team", name)
-        operator.controller._certificates.forget(KEY)
-        for _ in range(3):
-            await operator.settle()
-        assert name in object_names(server)[kind]
-        assert object_names(server)["Pod"] == PODS
-
-
 def label(server: FakeApiServer, **labels: str) -> None:
     """Add a label to the job."""
     job = copy.deepcopy(server.get(names.KIND, "team", "job"))
@@ -329,102 +202,9 @@ async def test_no_status_is_written_over_a_change_that_the_plan_does_not_know(
         else:
             job["metadata"] |= {"deletionTimestamp": "2026-08-22T10:00:00Z", "finalizers": ["example.org/audit"]}
         stored = server.put(names.KIND, job)
-        known = operator.index.job(KEY)
-        assert known is not None
-        plan = ReconcilePlan(status={**known["status"], "algorithm": "grpo"})
+        indexed = operator.index.job(KEY)
+        assert indexed is not None
+        plan = ReconcilePlan(status={**indexed["status"], "algorithm": "grpo"})
         with pytest.raises(ConflictError):
-            await operator.controller._write_status(KEY, known, plan)
+            await operator.controller._write_status(KEY, indexed, plan)
         assert (server.get(names.KIND, "team", "job") or {})["status"] == stored["status"]
-
-
-WEBHOOK = (
-    'Internal error occurred: failed calling webhook "inject.mesh.example.org": failed to call webhook: Post '
-    '"https://injector.mesh.svc:443/inject?timeout=10s": dial tcp 10.96.1.2:443: connect: connection refused'
-)
-
-
-async def test_a_pod_webhook_that_is_down_is_told_after_three_attempts_and_no_longer_when_it_is_up(
-    server: FakeApiServer,
-) -> None:
-    server.fail("POST", "/pods", 500, times=10**6, message=WEBHOOK)
-    async with ControlledCluster(server) as operator:
-        await operator.reconcile()
-        for attempt in range(1, 7):
-            with pytest.raises(UnavailableError):
-                await operator.reconcile()
-            message = operator.condition("Running")["message"]
-            assert message.startswith(
-                f"the API server does not do what the operator asks (create pods: 500 {WEBHOOK}"
-            ) == (attempt >= 3)
-        assert "): see that the Service of that webhook has a pod that answers, or leave out namespace team" in message
-        assert message.endswith("the operator tries again every minute. its pods are being created")
-        server.failures.clear()
-        for _ in range(3):
-            await operator.settle()
-        assert object_names(server)["Pod"] == PODS
-        assert "does not do what the operator asks" not in operator.condition("Running")["message"]
-
-
-async def test_what_ends_a_reconcile_before_its_status_is_told_as_well(server: FakeApiServer) -> None:
-    async with ControlledCluster(server) as operator:
-        await operator.settle()
-    server.fail("GET", "/configmaps/", 503, times=10**6, message="etcd \x00 has no leader\n" * 100)
-    async with ControlledCluster(server) as operator:
-        for _ in range(4):
-            with pytest.raises(UnavailableError):
-                await operator.reconcile()
-        message = operator.condition("Running")["message"]
-        assert message.startswith(
-            "the API server does not do what the operator asks (get configmaps job-job: 503 etcd "
-        )
-        assert len(message) < 1000
-        before = len(writes(server))
-        with pytest.raises(UnavailableError):
-            await operator.reconcile()
-        assert len(writes(server)) == before, "it is said once"
-        server.failures.clear()
-        await operator.settle()
-        assert "does not do what the operator asks" not in operator.condition("Running")["message"]
-
-
-def events(server: FakeApiServer) -> list[Json]:
-    return [body for (path, _, _), body in server.objects.items() if path.endswith("/events")]
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (
-            500,
-            "failed to create typed patch object (team/job; Kind=RLHFJob): .status.new: field not declared in schema",
-        ),
-        (422, 'RLHFJob.rlhf.dev "job" is invalid: status.groups[0].name: Unsupported value: "scoring"'),
-    ],
-)
-async def test_a_definition_that_is_older_than_the_operator_is_told_by_an_event_with_the_command(
-    server: FakeApiServer, code: int, words: str
-) -> None:
-    server.fail("PATCH", "/rlhfjobs/job/status", code, times=10**6, message=words)
-    async with ControlledCluster(server) as operator:
-        for _ in range(5):
-            with pytest.raises(ApiError):
-                await operator.reconcile()
-        await operator.events.close()
-        [event] = events(server)
-        assert event["reason"] == "DefinitionTooOld"
-        assert "`kubectl apply --server-side -f crds/rlhfjobs.yaml` of the operator's version" in event["note"]
-        assert words[-40:] in event["note"]
-        assert event["regarding"]["name"] == "job"
-        server.failures.clear()
-        await operator.settle()
-        assert object_names(server)["Pod"] == PODS
-
-
-async def test_a_status_that_cannot_be_written_for_another_reason_is_told_by_an_event(server: FakeApiServer) -> None:
-    server.fail("PATCH", "/rlhfjobs/job/status", 403, times=10**6, message="rlhfjobs/status is forbidden")
-    async with ControlledCluster(server) as operator:
-        for attempt in range(1, 6):
-            with pytest.raises(ApiError):
-                await operator.reconcile()
-            await operator.events.close()
-            assert [event["reason"] for event in events(server)] == (["StatusNotWritten"] if attempt >= 3 else [])

@@ -50,11 +50,11 @@ async def test_silence_is_told_once_and_a_sign_of_life_is_followed_at_once(
     await asyncio.sleep(0.2)
     assert coordinators.latest("team/job") == (None, "its status could not be read (unavailable)")
     assert reported == ["team/job"]
-    known = len(attempts)
+    attempts_before = len(attempts)
     coordinators.refresh("team/job", "127.0.0.1", certificates, "starting")
     await asyncio.sleep(0.2)
-    assert len(attempts) == known
+    assert len(attempts) == attempts_before
     coordinators.refresh("team/job", "127.0.0.1", certificates, "ready")
-    await until_asked(known + 1)
+    await until_asked(attempts_before + 1)
     assert reported == ["team/job"]
     await coordinators.close()

@@ -292,9 +292,9 @@ def replies(draw: st.DrawFn) -> pb.JobStatus:
 @pytest.mark.full
 @settings(max_examples=TRIED["replies"][0])
 @given(st.lists(replies(), min_size=4, max_size=4))
-def test_status_replies(given: list[pb.JobStatus]) -> None:
+def test_status_replies(statuses: list[pb.JobStatus]) -> None:
     # As they come by the wire.
-    read = [reading_of(pb.JobStatus.FromString(item.SerializeToString()), START) for item in given]
+    read = [reading_of(pb.JobStatus.FromString(item.SerializeToString()), START) for item in statuses]
     operator = loaded()
     for entry in PODS.values():
         operator.sees("Pod", entry)

@@ -22,7 +22,7 @@ class Store:
         return self.cluster.bodies.get((kind, name))
 
 
-def known(revisions: JobRevisions, cluster: SimulatedCluster) -> Any:
+def remembered(revisions: JobRevisions, cluster: SimulatedCluster) -> Any:
     pods = {name: pod for name, body in cluster.pods.items() if isinstance(pod := pod_of(body), ObservedPod)}
     status = cluster.job.get("status") or {}
     return asyncio.run(revisions.current("team/job", "job-uid", cluster.applied, status, pods))
@@ -32,18 +32,18 @@ def test_a_config_map_is_read_when_it_is_news_and_a_job_that_has_none_costs_noth
     cluster = SimulatedCluster()
     store = Store(cluster)
     revisions = JobRevisions(store)  # type: ignore[arg-type]
-    assert known(revisions, cluster) == NOTHING
+    assert remembered(revisions, cluster) == NOTHING
     assert store.asked == []
     cluster.images = IMAGES
     cluster.begin()
-    first = known(revisions, cluster)
+    first = remembered(revisions, cluster)
     assert first.data == cluster.bodies[CONFIG_MAP]["data"]
-    assert known(revisions, cluster) is known(revisions, cluster) is first
+    assert remembered(revisions, cluster) is remembered(revisions, cluster) is first
     assert store.asked == ["ConfigMap job-job"]
     cluster.job["spec"]["generation"] = {"replicas": 3}
     cluster.settle()
-    assert known(revisions, cluster).data == cluster.bodies[CONFIG_MAP]["data"] != first.data
+    assert remembered(revisions, cluster).data == cluster.bodies[CONFIG_MAP]["data"] != first.data
     assert store.asked == ["ConfigMap job-job"] * 2
     del cluster.applied[CONFIG_MAP], cluster.bodies[CONFIG_MAP]
-    assert known(revisions, cluster).data, "deleted, and this process still knows it"
+    assert remembered(revisions, cluster).data, "deleted, and this process still knows it"
     assert len(store.asked) == 2

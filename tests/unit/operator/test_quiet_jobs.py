@@ -84,17 +84,17 @@ async def test_the_secret_is_read_again_when_it_is_needed_alone(certificates: Ce
     job = parse_job(cluster.job).job
     assert job is not None
     stored = Stored(secret(job, certificates.data()))
-    held = JobCertificates(cast(KubernetesClient, stored))
+    remembered = JobCertificates(cast(KubernetesClient, stored))
     for minute in range(120):
-        assert await held.current(KEY, "job-uid", NOW + timedelta(minutes=minute), needed=False)
+        assert await remembered.current(KEY, "job-uid", NOW + timedelta(minutes=minute), needed=False)
     assert stored.reads == 1
     now = NOW + timedelta(seconds=job_certificates.REREAD_INTERVAL.total_seconds() - 1)
     # A pod starts: what was read a moment ago is read again as soon as it may be, and the end of the start is no end.
-    assert await held.current(KEY, "job-uid", now, needed=True)
-    assert (stored.reads, held.seconds_to_reread(KEY, now)) == (1, 1.0)
+    assert await remembered.current(KEY, "job-uid", now, needed=True)
+    assert (stored.reads, remembered.seconds_to_reread(KEY, now)) == (1, 1.0)
     stored.body = None
-    assert await held.current(KEY, "job-uid", now + timedelta(seconds=1), needed=False) is None
-    assert (stored.reads, held.seconds_to_reread(KEY, now)) == (2, None)
+    assert await remembered.current(KEY, "job-uid", now + timedelta(seconds=1), needed=False) is None
+    assert (stored.reads, remembered.seconds_to_reread(KEY, now)) == (2, None)
 
 
 class AnsweringCoordinator(PartialCoordinator):

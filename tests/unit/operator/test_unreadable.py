@@ -19,14 +19,14 @@ Json = dict[str, Any]
 
 
 def pod(name: str = "job-generation-0", *, owner: str = "job-uid", version: str = "5", **labels: str) -> Json:
-    kept = {names.LABEL_JOB_NAME: "job", names.LABEL_GROUP: "generation", names.LABEL_INDEX: "0"}
-    kept |= {f"rlhf.dev/{each}": value for each, value in labels.items()}
+    all_labels = {names.LABEL_JOB_NAME: "job", names.LABEL_GROUP: "generation", names.LABEL_INDEX: "0"}
+    all_labels |= {f"rlhf.dev/{each}": value for each, value in labels.items()}
     meta: Json = {
         "name": name,
         "namespace": "team",
         "uid": f"uid-of-{name}",
         "resourceVersion": version,
-        "labels": kept,
+        "labels": all_labels,
     }
     if owner:
         meta["ownerReferences"] = [{"uid": owner, "controller": True, "kind": "RLHFJob", "name": "job"}]
@@ -100,9 +100,9 @@ def test_times_and_graces_that_no_clock_has_are_bounded() -> None:
     assert isinstance(result, UnreadableObject)
     assert "deletionTimestamp" in result.why
     going = {"deletionTimestamp": "2026-08-22T10:00:00Z", "deletionGracePeriodSeconds": 2**63 - 1}
-    known = pod_of(pod() | {"metadata": pod()["metadata"] | going})
-    assert isinstance(known, ObservedPod)
-    assert known.deletion_asked is not None
+    observed = pod_of(pod() | {"metadata": pod()["metadata"] | going})
+    assert isinstance(observed, ObservedPod)
+    assert observed.deletion_asked is not None
 
 
 LOGS = {

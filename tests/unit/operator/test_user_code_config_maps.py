@@ -37,7 +37,7 @@ class StoredObjects:
         return self.config_maps.get(name)
 
 
-async def made(cluster: StoredObjects, *pods: Json) -> tuple[list[Json], dict[str, str]]:
+async def creatable(cluster: StoredObjects, *pods: Json) -> tuple[list[Json], dict[str, str]]:
     return await creatable_pods(cluster, pods)  # type: ignore[arg-type]
 
 
@@ -55,12 +55,12 @@ async def test_a_pod_says_which_function_it_was_made_with_and_only_a_change_chan
 
 async def test_the_config_map_is_read_once_a_turn_and_never_without_need() -> None:
     cluster = StoredObjects(r={"data": {"reward.py": "def score(): ..."}})
-    ready, lacking = await made(cluster, pod("a", "r"), pod("b"), pod("c", "r"))
+    ready, lacking = await creatable(cluster, pod("a", "r"), pod("b"), pod("c", "r"))
     assert [item["metadata"]["name"] for item in ready] == ["a", "b", "c"]
     assert [user_code_mounts.CONTENT in item["metadata"]["annotations"] for item in ready] == [True, False, True]
     assert not lacking
     assert cluster.asked == [("ConfigMap", "team", "r")]
-    await made(cluster, pod("b"))
+    await creatable(cluster, pod("b"))
     assert len(cluster.asked) == 1
 
 
@@ -75,7 +75,7 @@ async def test_the_config_map_is_read_once_a_turn_and_never_without_need() -> No
     ids=["missing", "other key", "empty", "no data"],
 )
 async def test_a_pod_without_its_function_is_not_made_and_the_others_are(stored: dict[str, Json], says: str) -> None:
-    ready, lacking = await made(StoredObjects(**stored), pod("coordinator"), pod("inference", "r"))
+    ready, lacking = await creatable(StoredObjects(**stored), pod("coordinator"), pod("inference", "r"))
     assert [item["metadata"]["name"] for item in ready] == ["coordinator"]
     assert lacking.keys() == {"inference"}
     assert lacking["inference"].startswith("spec.models.reward.function.configMap: 'r': ")
@@ -84,11 +84,11 @@ async def test_a_pod_without_its_function_is_not_made_and_the_others_are(stored:
 
 async def test_a_pod_that_lacks_the_function_of_costs_alone_is_not_made_and_is_stamped_with_both() -> None:
     reward = {"r": {"data": {"reward.py": "def score(): ..."}}}
-    _, lacking = await made(StoredObjects(**reward), pod("inference", "r", "c"))
+    _, lacking = await creatable(StoredObjects(**reward), pod("inference", "r", "c"))
     assert lacking["inference"].startswith("spec.models.cost.function.configMap: 'c': no ConfigMap")
     digests = set()
     for text in ("def harm(): ...", "def harm(): pass"):
-        ready, _ = await made(StoredObjects(**reward, c={"data": {"reward.py": text}}), pod("inference", "r", "c"))
+        ready, _ = await creatable(StoredObjects(**reward, c={"data": {"reward.py": text}}), pod("inference", "r", "c"))
         digests.add(ready[0]["metadata"]["annotations"][user_code_mounts.CONTENT])
     assert len(digests) == 2
 
@@ -102,7 +102,7 @@ async def test_a_pod_that_lacks_the_function_of_costs_alone_is_not_made_and_is_s
     ids=["missing", "other key"],
 )
 async def test_a_pod_without_its_environment_is_not_made(stored: dict[str, Json], says: str) -> None:
-    ready, lacking = await made(StoredObjects(**stored), pod("training"), pod("generation", environment="e"))
+    ready, lacking = await creatable(StoredObjects(**stored), pod("training"), pod("generation", environment="e"))
     assert [item["metadata"]["name"] for item in ready] == ["training"]
     assert lacking["generation"].startswith("spec.rollout.environment.configMap: 'e': ")
     assert says in lacking["generation"]
@@ -113,7 +113,7 @@ async def test_one_config_map_may_hold_both_and_a_change_of_either_is_told() -> 
     digests = set()
     for reward, environment in (("a", "b"), ("a", "c"), ("d", "b")):
         both = StoredObjects(both={"data": {"reward.py": reward, "environment.py": environment}})
-        ready, lacking = await made(both, pod("generation", "both", environment="both"))
+        ready, lacking = await creatable(both, pod("generation", "both", environment="both"))
         assert not lacking
         assert both.asked == [("ConfigMap", "team", "both")]
         digests.add(ready[0]["metadata"]["annotations"][user_code_mounts.CONTENT])

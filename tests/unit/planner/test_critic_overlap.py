@@ -44,7 +44,7 @@ def test_it_gains_at_most_what_the_critics_add_to_training(
         assert gain == pytest.approx(added, abs=1e-6)
 
 
-@pytest.mark.parametrize("published", PUBLISHED, ids=lambda one: str(one.id))
+@pytest.mark.parametrize("published", PUBLISHED, ids=lambda version: str(version.id))
 def test_policy_and_critics_alone_are_the_two_halves_of_the_serial_schedule(published: Published) -> None:
     instance = published.instance()
     critics = range(1, len(instance.pipelines))

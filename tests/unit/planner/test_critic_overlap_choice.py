@@ -52,15 +52,15 @@ def test_a_critic_that_hides_behind_decoding_is_trained_apart() -> None:
 def test_a_fused_table_and_critics_that_outlast_decoding_are_trained_at_once() -> None:
     fused = measured(2.0, 2.0, 2.0)  # critics were done in the policy's bubbles
     long = measured(10.0, 2.0, 12.0, apart=1.0)  # values of three samples wait for 12 s of critics
-    for known in (fused, long):
-        choice = choose(known, SEEN, apart=True, pending=True)
+    for overlap in (fused, long):
+        choice = choose(overlap, SEEN, apart=True, pending=True)
         assert (choice.apart, choice.kind) == (False, "faster")
 
 
 def test_decoding_that_is_slowed_down_by_training_beside_it_counts() -> None:
-    known = measured(4.0, 2.0, 2.0).with_step(0.01, beside=False).with_step(0.03, beside=False)
-    assert choose(known, SEEN, apart=False, pending=False).apart
-    once = known.with_step(0.02, beside=True)
+    overlap = measured(4.0, 2.0, 2.0).with_step(0.01, beside=False).with_step(0.03, beside=False)
+    assert choose(overlap, SEEN, apart=False, pending=False).apart
+    once = overlap.with_step(0.02, beside=True)
     assert choose(once, SEEN, apart=True, pending=False).apart, "a machine that is busy for once is not believed"
     slower = once.with_step(0.014, beside=True)
     assert slower.contention == pytest.approx(1.4)
@@ -70,37 +70,37 @@ def test_decoding_that_is_slowed_down_by_training_beside_it_counts() -> None:
 
 
 def test_a_gain_within_the_margin_begins_nothing_and_ends_nothing() -> None:
-    known = measured(4.0, 3.9, 0.1)
-    gain = OverlapChoice(True, "faster", *predicted(known, SEEN))
+    overlap = measured(4.0, 3.9, 0.1)
+    gain = OverlapChoice(True, "faster", *predicted(overlap, SEEN))
     assert 0 < gain.unchanged - gain.overlapped < MARGIN * gain.overlapped
     for apart in (False, True):
-        assert choose(known, SEEN, apart=apart, pending=False).apart is apart
+        assert choose(overlap, SEEN, apart=apart, pending=False).apart is apart
 
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_the_other_way_is_measured_again_after_a_while(apart: bool) -> None:
-    known = measured(4.0, 2.0, 2.0) if apart else measured(2.0, 2.0, 2.0)
+    overlap = measured(4.0, 2.0, 2.0) if apart else measured(2.0, 2.0, 2.0)
     for _ in range(REMEASURE):
-        known = known.older()
-        known = known.with_parts(TOKENS, 2.0, 2.0) if apart else known.with_together(TOKENS, 2.0)
-    assert choose(known, SEEN, apart=apart, pending=False) == OverlapChoice(not apart, "again")
-    again = known.with_together(TOKENS, 4.0) if apart else known.with_parts(TOKENS, 2.0, 2.0)
+        overlap = overlap.older()
+        overlap = overlap.with_parts(TOKENS, 2.0, 2.0) if apart else overlap.with_together(TOKENS, 2.0)
+    assert choose(overlap, SEEN, apart=apart, pending=False) == OverlapChoice(not apart, "again")
+    again = overlap.with_together(TOKENS, 4.0) if apart else overlap.with_parts(TOKENS, 2.0, 2.0)
     assert choose(again, SEEN, apart=apart, pending=False).apart is apart
 
 
 @pytest.mark.parametrize(("power", "expected"), [(1, 9.0), (0, 3.0)])
 def test_training_counts_by_tokens_or_by_iterations_whatever_scatters_less(power: int, expected: float) -> None:
-    known = MeasuredOverlap()
+    overlap = MeasuredOverlap()
     for tokens in (500.0, 1000.0, 2000.0):
         seconds = 3.0 * (tokens / TOKENS) ** power
-        known = known.with_together(tokens, seconds).with_parts(tokens, seconds / 2, seconds / 2)
-    assert known.training(3 * TOKENS) == pytest.approx((expected, expected / 2, expected / 2))
+        overlap = overlap.with_together(tokens, seconds).with_parts(tokens, seconds / 2, seconds / 2)
+    assert overlap.training(3 * TOKENS) == pytest.approx((expected, expected / 2, expected / 2))
 
 
 def test_one_slow_iteration_changes_no_choice() -> None:
-    known = measured(4.0, 2.0, 2.0).with_together(TOKENS, 4.0)
-    assert choose(known.with_together(TOKENS, 400.0), SEEN, apart=False, pending=False).apart
-    held_up = known.with_parts(TOKENS, 2.0, 2.0).with_parts(TOKENS, 50.0, 2.0)
+    overlap = measured(4.0, 2.0, 2.0).with_together(TOKENS, 4.0)
+    assert choose(overlap.with_together(TOKENS, 400.0), SEEN, apart=False, pending=False).apart
+    held_up = overlap.with_parts(TOKENS, 2.0, 2.0).with_parts(TOKENS, 50.0, 2.0)
     assert choose(held_up, SEEN, apart=True, pending=False).apart
 
 
@@ -111,20 +111,20 @@ SECONDS = st.floats(1e-3, 50.0)
 def test_what_is_chosen_is_never_predicted_to_be_slower(
     together: float, policy: float, critics: float, publishing: float, finished: list[float], each: float, apart: bool
 ) -> None:
-    known = measured(together, policy, critics, apart=each)
-    choice = choose(known, SeenIteration(TOKENS, publishing, tuple(finished), False), apart=apart, pending=False)
+    overlap = measured(together, policy, critics, apart=each)
+    choice = choose(overlap, SeenIteration(TOKENS, publishing, tuple(finished), False), apart=apart, pending=False)
     off, on = choice.unchanged, choice.overlapped
     assert on <= off if choice.apart else on * (1 + MARGIN) >= off
 
 
 @given(st.lists(SECONDS, min_size=1, max_size=6), SECONDS, SECONDS)
 def test_what_was_measured_survives_being_written_down(seconds: list[float], policy: float, critics: float) -> None:
-    known = measured(1.0, policy, critics).with_step(0.1, beside=True).older()
+    overlap = measured(1.0, policy, critics).with_step(0.1, beside=True).older()
     for value in seconds:
-        known = known.with_together(TOKENS, value)
-    assert len(known.together) <= WINDOW
-    written = json.loads(json.dumps(document(known, faster=True)))
-    assert read_facts(written) == (known, True)
+        overlap = overlap.with_together(TOKENS, value)
+    assert len(overlap.together) <= WINDOW
+    written = json.loads(json.dumps(document(overlap, faster=True)))
+    assert read_facts(written) == (overlap, True)
 
 
 @pytest.mark.parametrize(

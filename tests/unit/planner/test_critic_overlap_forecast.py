@@ -33,18 +33,18 @@ def facts(iteration: int, *, at_once: bool = True, seen: bool = True, **others: 
 
 
 def test_without_a_measurement_training_is_shared_out_by_size_and_that_is_said() -> None:
-    known = forecast([facts(3)], None, 2 / 3, {"values"})
-    assert known is not None
-    assert (known.iteration, known.auto, known.assumptions) == (3, True, (SHARED_OUT,))
-    assert [known.disabled, known.enabled] == pytest.approx([6 + 0.5 + 9, 4 + 0.5 + 9])
+    prediction = forecast([facts(3)], None, 2 / 3, {"values"})
+    assert prediction is not None
+    assert (prediction.iteration, prediction.auto, prediction.assumptions) == (3, True, (SHARED_OUT,))
+    assert [prediction.disabled, prediction.enabled] == pytest.approx([6 + 0.5 + 9, 4 + 0.5 + 9])
 
 
 def test_what_the_run_measured_of_both_ways_counts() -> None:
     measured = MeasuredOverlap().with_together(100, 6.0).with_parts(100, 6.0, 6.0).with_scoring(1.0, 1.0, 0.5)
-    known = forecast([facts(3), facts(4, at_once=False)], measured, None, {"values"})
-    assert known is not None
-    assert (known.iteration, known.auto, known.assumptions) == (4, False, ())
-    assert known.enabled >= known.disabled
+    prediction = forecast([facts(3), facts(4, at_once=False)], measured, None, {"values"})
+    assert prediction is not None
+    assert (prediction.iteration, prediction.auto, prediction.assumptions) == (4, False, ())
+    assert prediction.enabled >= prediction.disabled
 
 
 def test_an_iteration_that_was_not_seen_whole_or_waited_for_critics_says_nothing() -> None:
@@ -52,15 +52,15 @@ def test_an_iteration_that_was_not_seen_whole_or_waited_for_critics_says_nothing
     assert forecast([facts(0, seen=False)], None, 0.5, ()) is None
     assert forecast([facts(0)], None, None, ()) is None, "sizes are not known"
     assert forecast([facts(0, at_once=False), facts(1)], None, 0.5, ()) is None, "it was decoded beside critics"
-    known = forecast([facts(0), facts(1, at_once=False)], None, 0.5, ())
-    assert known is not None
-    assert known.iteration == 0
+    prediction = forecast([facts(0), facts(1, at_once=False)], None, 0.5, ())
+    assert prediction is not None
+    assert prediction.iteration == 0
 
 
 def test_scoring_that_begins_when_all_is_generated_hides_more() -> None:
     def gain(overlap: str) -> float:
-        known = forecast([facts(0, overlap=overlap)], None, 0.1, {"values", "kl"})
-        assert known is not None
-        return known.disabled - known.enabled
+        prediction = forecast([facts(0, overlap=overlap)], None, 0.1, {"values", "kl"})
+        assert prediction is not None
+        return prediction.disabled - prediction.enabled
 
     assert gain("Disabled") >= gain("Enabled")

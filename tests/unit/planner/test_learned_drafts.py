@@ -24,8 +24,8 @@ stretches = st.lists(st.tuples(st.dictionaries(cells, counted, max_size=8), st.l
 
 def learned_from(observed: list[tuple[dict[tuple[str, int, int], Counted], list[MeanPass]]]) -> LearnedDrafts:
     learned = LearnedDrafts()
-    for counts, made in observed:
-        learned = learned.observed(counts, made)
+    for counts, passes in observed:
+        learned = learned.observed(counts, passes)
     return learned
 
 
@@ -48,8 +48,8 @@ def test_a_controller_starts_from_what_others_measured() -> None:
     """Drafts of Ngram are right and cheap, those of Siblings never: a new worker drafts with Ngram immediately."""
     counts = {("Ngram", 3, position): Counted(300.0, 290.0) for position in range(4)}
     counts |= {("Siblings", 0, position): Counted(300.0, 0.0) for position in range(4)}
-    made = [MeanPass(20, 2, slots, 200, 0.010 + 0.0001 * slots) for slots in (0, 2, 8)]
-    learned = LearnedDrafts().observed(counts, made)
+    passes = [MeanPass(20, 2, slots, 200, 0.010 + 0.0001 * slots) for slots in (0, 2, 8)]
+    learned = LearnedDrafts().observed(counts, passes)
     fresh = DraftController.new(2, 16, 4, np.arange(65))
     assert fresh.plan(2, 200).reason == "Unmeasured"
     begun = learned.given_to(fresh, ["Siblings", "Ngram"])
@@ -61,7 +61,7 @@ def test_a_controller_starts_from_what_others_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "made"),
+    ("counts", "passes"),
     [
         ({("", 0, 0): Counted(1, 1)}, []),
         ({("Ngram", -1, 0): Counted(1, 1)}, []),
@@ -76,9 +76,9 @@ def test_a_controller_starts_from_what_others_measured() -> None:
         ({(f"d{number}", 0, 0): Counted(1, 1) for number in range(20)}, []),
     ],
 )
-def test_what_cannot_be_is_refused(counts: dict[tuple[str, int, int], Counted], made: list[MeanPass]) -> None:
+def test_what_cannot_be_is_refused(counts: dict[tuple[str, int, int], Counted], passes: list[MeanPass]) -> None:
     with pytest.raises(ValueError, match=r"must be|must have|more than"):
-        LearnedDrafts().observed(counts, made)
+        LearnedDrafts().observed(counts, passes)
 
 
 @pytest.mark.parametrize("document", [None, [], {}, {"counts": [[1]], "passes": []}, {"counts": [], "passes": [["a"]]}])

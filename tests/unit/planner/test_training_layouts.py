@@ -78,13 +78,13 @@ def test_ranks_that_share_out_experts_hold_a_part_of_those_alone() -> None:
     assert shared["published weights"] == 2 * 6 * BILLION // 4 * 4, "of experts, one copy over the group"
     assert "pipeline 2, data 2, expert 2" in by_words
     by_megatron = layouts(spec("megatron"), dict.fromkeys(SIZES, model), 4)
-    assert {one.parallelism.tensor for one in by_megatron} == {1}, "which splits no experts"
+    assert {layout.parallelism.tensor for layout in by_megatron} == {1}, "which splits no experts"
 
 
 def test_layouts_keep_the_ranks_that_share_samples_by_position() -> None:
     by_words = {layout.words: layout for layout in layouts(spec(parallelism={"data": 1, "context": 2}), SIZES, 4)}
     assert {"pipeline 2, context 2", "data 2, context 2", "data 2, context 2, shard 4"} <= by_words.keys()
-    assert {one.parallelism.context for one in by_words.values()} == {2}
+    assert {layout.parallelism.context for layout in by_words.values()} == {2}
     alone = {layout.words: layout for layout in layouts(spec(), SIZES, 4)}
     assert by_words["data 2, context 2"].memory.parts == alone["data 4"].memory.parts, "which hold whole copies"
     assert layouts(spec(parallelism={"data": 1, "context": 2}), SIZES, 3) == []
@@ -119,11 +119,11 @@ def test_a_pipeline_waits_and_copies_hold_all_of_it() -> None:
 def test_offloaded_moments_are_counted_on_the_host_and_pieces_of_them_on_the_device() -> None:
     asked = spec(parallelism={"data": 4, "shardOptimizer": True})
     beside = spec(parallelism={"data": 4, "shardOptimizer": True, "offloadOptimizer": True})
-    kept, offloaded = (layout_of(one, SIZES).memory for one in (asked, beside))
+    on_device, offloaded = (layout_of(job_spec, SIZES).memory for job_spec in (asked, beside))
     pieces = OFFLOADED_PIECES * OFFLOADED_PIECE_BYTES
-    assert offloaded.host == {"optimizer": kept.parts["optimizer"]}
-    assert kept.host == {}
-    assert offloaded.parts == {**kept.parts, "optimizer": pieces}
+    assert offloaded.host == {"optimizer": on_device.parts["optimizer"]}
+    assert on_device.host == {}
+    assert offloaded.parts == {**on_device.parts, "optimizer": pieces}
     small: dict[str, ModelSize | None] = dict.fromkeys(SIZES, ModelSize(1000, 64))
     assert layout_of(beside, small).memory.parts["optimizer"] == 2 * 8 * 250
 
@@ -132,21 +132,21 @@ def test_moments_of_a_drafter_that_is_trained_are_offloaded_too() -> None:
     speculation = {"drafters": ["Model"], "draftModel": {"path": "draft", "train": "Enabled"}}
     counted = []
     for offload in (False, True):
-        given = document(parallelism={"offloadOptimizer": offload})
-        given["spec"]["generation"] = {"speculation": speculation}
+        body = document(parallelism={"offloadOptimizer": offload})
+        body["spec"]["generation"] = {"speculation": speculation}
         sizes = SIZES | {DRAFT_MODEL: ModelSize(BILLION, 64)}
-        counted.append(training(RLHFJob.model_validate(given).spec, sizes))
-    kept, offloaded = counted
-    assert kept.parts[DRAFT] - offloaded.parts[DRAFT] == 8 * BILLION
-    assert offloaded.host["optimizer"] == kept.parts["optimizer"] + 8 * BILLION
+        counted.append(training(RLHFJob.model_validate(body).spec, sizes))
+    on_device, offloaded = counted
+    assert on_device.parts[DRAFT] - offloaded.parts[DRAFT] == 8 * BILLION
+    assert offloaded.host["optimizer"] == on_device.parts["optimizer"] + 8 * BILLION
 
 
 def test_ranks_that_take_turns_keep_moments_on_the_host_either_way() -> None:
     hosts = []
     for offload in (False, True):
-        given = document(parallelism={"offloadOptimizer": offload})
-        given["spec"] |= {"placement": "Colocated", "generation": {"gpusPerReplica": 1}}
-        hosts.append(budget(RLHFJob.model_validate(given).spec, SIZES).host.parts)
+        body = document(parallelism={"offloadOptimizer": offload})
+        body["spec"] |= {"placement": "Colocated", "generation": {"gpusPerReplica": 1}}
+        hosts.append(budget(RLHFJob.model_validate(body).spec, SIZES).host.parts)
     assert hosts[0] == hosts[1]
     assert hosts[0]["optimizer (training)"] == 2 * 8 * 7 * BILLION
 
@@ -155,7 +155,8 @@ def test_critics_of_another_tensor_size_have_other_stages_and_as_much_memory() -
     """Two models of one size on four ranks: the actor in pairs on two stages, the critic on four."""
     asked = {"pipeline": 2, "tensor": 2, "criticTensor": 1}
     own, other = (
-        layout_of(spec("megatron", parallelism=given), SIZES) for given in (asked, {"pipeline": 2, "tensor": 2})
+        layout_of(spec("megatron", parallelism=parallelism), SIZES)
+        for parallelism in (asked, {"pipeline": 2, "tensor": 2})
     )
     assert own.words == "pipeline 2, tensor 2, criticTensor 1"
     assert own.busy == pytest.approx(2 * 32 / (33 + 35))

@@ -121,8 +121,8 @@ def test_a_job_starts_from_pefts_own_folder_on_ranks_and_engines_alike(folder: P
     become = pb.BecomeGeneration(weights=pb.LoadWeights(model="actor", sources=sources))
     role = build(job, pb.Command(become_generation=become), torch.device("cpu"), None)
     engine: Any = role._engine
-    held = dict(engine._model.named_parameters())
-    assert all(torch.equal(held[name], value) for name, value in ours.items())
+    parameters = dict(engine._model.named_parameters())
+    assert all(torch.equal(parameters[name], value) for name, value in ours.items())
     critic = published(trainer, "critic")
     source = read_folder("critic", folder)
     assert all(torch.equal(critic[name], source[name]) for name in critic if name in source), "adapters are the actor's"

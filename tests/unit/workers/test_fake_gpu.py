@@ -41,7 +41,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in MODULES:
         monkeypatch.setattr(module, "float", lambda _: 0.0, raising=False)
         monkeypatch.setattr(module, "bool", lambda _: True, raising=False)
-    monkeypatch.setattr(torch, "equal", lambda one, other: one.device == other.device == GPU)
+    monkeypatch.setattr(torch, "equal", lambda first, second: first.device == second.device == GPU)
     monkeypatch.setattr(decode_costs, "STEPS", 2)
     monkeypatch.setattr(KvStaging.__init__, "__defaults__", (HostCopyStream(), unpinned))  # no stream, no pinned memory
     monkeypatch.setattr(CopyToHost, "wait", lambda copy: made_up(copy._host))
@@ -142,7 +142,7 @@ def scorer_of(kind: str, *, blocks: bool) -> TokenScorer:
 @pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize("kind", ["values", "log-probabilities"])
 def test_samples_are_scored_at_once_and_as_they_grow(kind: str, blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def numbers(scores: list[torch.Tensor], what: str, samples: list[ScoringSample]) -> list[torch.Tensor]:
+    def numbers(scores: list[torch.Tensor], subject: str, samples: list[ScoringSample]) -> list[torch.Tensor]:
         for score, sample in zip(scores, samples, strict=True):
             assert (score.device, score.dtype, len(score)) == (GPU, torch.float32, len(sample.response))
         return scores

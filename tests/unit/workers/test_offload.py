@@ -24,7 +24,7 @@ def model() -> nn.Module:
     return net
 
 
-def held(net: nn.Module) -> dict[str, torch.Tensor]:
+def copied_state(net: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in net.state_dict().items()}
 
 
@@ -35,7 +35,7 @@ def equal(net: nn.Module, wanted: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize("frozen", [True, False])
 def test_weights_come_back_as_they_were_and_host_memory_is_taken_once(frozen: bool) -> None:
     net, memory = model(), StandInMemory()
-    wanted = held(net)
+    wanted = copied_state(net)
     weights = OffloadableWeights(net, HOST, frozen=frozen, memory=memory)
     for _ in range(3):
         weights.offload()
@@ -73,14 +73,14 @@ def test_what_was_loaded_while_it_was_offloaded_comes_to_the_device() -> None:
 def test_what_changed_on_the_device_is_kept_unless_it_is_frozen() -> None:
     for frozen in (True, False):
         net, memory = model(), StandInMemory()
-        wanted = held(net)
+        wanted = copied_state(net)
         weights = OffloadableWeights(net, HOST, frozen=frozen, memory=memory)
         weights.offload()
         weights.onload()
         if not frozen:
             with torch.no_grad():
                 next(net.parameters()).add_(1)
-            wanted = held(net)
+            wanted = copied_state(net)
         copied = memory.stream.copied
         weights.offload()
         assert equal(net, wanted)
@@ -90,7 +90,7 @@ def test_what_changed_on_the_device_is_kept_unless_it_is_frozen() -> None:
 @pytest.mark.parametrize("read_before", [0, 1, 3])
 def test_who_reads_while_weights_leave_or_come_sees_the_same_numbers(read_before: int) -> None:
     net = model()
-    wanted = held(net)
+    wanted = copied_state(net)
     weights = OffloadableWeights(net, HOST, frozen=False, memory=StandInMemory())
     for move in (weights.offload, weights.onload):
         reading = ((name, parameter.detach()) for name, parameter in net.named_parameters())
@@ -103,7 +103,7 @@ def test_who_reads_while_weights_leave_or_come_sees_the_same_numbers(read_before
 
 def test_a_device_without_memory_leaves_everything_in_host_memory() -> None:
     net, memory = model(), StandInMemory()
-    wanted = held(net)
+    wanted = copied_state(net)
     weights = OffloadableWeights(net, HOST, frozen=False, memory=memory)
     weights.offload()
     memory.fails_at = 4

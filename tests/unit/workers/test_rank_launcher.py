@@ -107,12 +107,12 @@ class Pod:
 
 @contextmanager
 def pod(folder: Path, ports: list[int], ranks: int = 3, **more: str) -> Iterator[Pod]:
-    made = Pod(folder, ports[-1], ports[:ranks], **more)
+    launched = Pod(folder, ports[-1], ports[:ranks], **more)
     try:
-        yield made
+        yield launched
     finally:
-        made.process.kill()
-        made.process.wait()
+        launched.process.kill()
+        launched.process.wait()
 
 
 @pytest.fixture
@@ -126,8 +126,8 @@ def ports() -> list[int]:
 
 
 def test_ranks_have_the_names_devices_and_ports_of_their_place(tmp_path: Path, ports: list[int]) -> None:
-    with pod(tmp_path, ports) as made:
-        assert [made.said[name][1:] for name in ("training-3", "training-4", "training-5")] == [
+    with pod(tmp_path, ports) as launched:
+        assert [launched.said[name][1:] for name in ("training-3", "training-4", "training-5")] == [
             ["cuda:0", "127.0.0.1:7000"],
             ["cuda:1", "127.0.0.1:7001"],
             ["cuda:2", "127.0.0.1:7002"],
@@ -135,17 +135,17 @@ def test_ranks_have_the_names_devices_and_ports_of_their_place(tmp_path: Path, p
 
 
 def test_one_is_killed_and_all_end_by_its_signal_with_its_name_last(tmp_path: Path, ports: list[int]) -> None:
-    with pod(tmp_path, ports, STUBBORN="1") as made:
-        os.kill(made.pid("training-4"), signal.SIGKILL)
-        code, last = made.ended()
+    with pod(tmp_path, ports, STUBBORN="1") as launched:
+        os.kill(launched.pid("training-4"), signal.SIGKILL)
+        code, last = launched.ended()
     assert code == 128 + signal.SIGKILL
     assert "training-4 ended with signal 9 (killed, or out of memory), and the ranks of its pod with it" in last
 
 
 def test_one_fails_and_all_end_by_its_exit_code_with_its_last_words(tmp_path: Path, ports: list[int]) -> None:
-    with pod(tmp_path, ports) as made:
+    with pod(tmp_path, ports) as launched:
         (tmp_path / "training-5.exit").write_text("21")
-        code, last = made.ended()
+        code, last = launched.ended()
     assert code == 21
     assert last.endswith(
         "training-5 ended with exit code 21, and the ranks of its pod with it: training-5 has a reason"
@@ -153,40 +153,40 @@ def test_one_fails_and_all_end_by_its_exit_code_with_its_last_words(tmp_path: Pa
 
 
 def test_who_follows_another_rank_is_not_the_cause(tmp_path: Path, ports: list[int]) -> None:
-    with pod(tmp_path, ports) as made:
+    with pod(tmp_path, ports) as launched:
         (tmp_path / "training-3.exit").write_text("75")
         time.sleep(0.2)
         (tmp_path / "training-5.exit").write_text("21")
-        code, last = made.ended()
+        code, last = launched.ended()
     assert (code, "training-5 ended with exit code 21" in last) == (21, True)
 
 
 def test_sigterm_is_passed_on_and_ends_well(tmp_path: Path, ports: list[int]) -> None:
-    with pod(tmp_path, ports) as made:
-        made.process.send_signal(signal.SIGTERM)
-        code, last = made.ended()
+    with pod(tmp_path, ports) as launched:
+        launched.process.send_signal(signal.SIGTERM)
+        code, last = launched.ended()
     assert code == 0
     assert "every rank of this pod was released" in last
-    assert all(f"{name} closes" in made.log.read_text() for name in made.names)
+    assert all(f"{name} closes" in launched.log.read_text() for name in launched.names)
 
 
 def test_a_killed_launcher_leaves_none(tmp_path: Path, ports: list[int]) -> None:
-    with pod(tmp_path, ports, STUBBORN="1") as made:
-        made.process.kill()
-        assert made.ended()[0] == -signal.SIGKILL
+    with pod(tmp_path, ports, STUBBORN="1") as launched:
+        launched.process.kill()
+        assert launched.ended()[0] == -signal.SIGKILL
 
 
 def test_all_that_are_let_go_end_the_pod_well(tmp_path: Path, ports: list[int]) -> None:
-    with pod(tmp_path, ports) as made:
-        for name in made.names:
+    with pod(tmp_path, ports) as launched:
+        for name in launched.names:
             (tmp_path / f"{name}.exit").write_text("0")
-        assert made.ended()[0] == 0
+        assert launched.ended()[0] == 0
 
 
 def test_one_that_is_let_go_alone_restarts_the_pod(tmp_path: Path, ports: list[int]) -> None:
-    with pod(tmp_path, ports, LET_GO="0.3") as made:
+    with pod(tmp_path, ports, LET_GO="0.3") as launched:
         (tmp_path / "training-4.exit").write_text("0")
-        code, last = made.ended()
+        code, last = launched.ended()
     assert code == 75
     assert "training-4 ended with exit code 75" in last
 
@@ -200,16 +200,16 @@ def fetched(port: int, path: str) -> tuple[int, str]:
 
 
 def test_one_port_serves_the_metrics_and_the_liveness_of_all(tmp_path: Path, ports: list[int]) -> None:
-    with pod(tmp_path, ports) as made:
-        until(lambda: made.log.read_text() != "")
-        until(lambda: fetched_or_none(made.metrics))
-        assert fetched(made.metrics, "/livez") == (200, "ok\n")
-        up = "".join(f'up{{worker="{name}"}} 1\n' for name in made.names)
-        assert fetched(made.metrics, "/metrics") == (200, f"# TYPE up gauge\n{up}")
-        os.kill(made.pid("training-4"), signal.SIGSTOP)
-        status, text = fetched(made.metrics, "/livez")
+    with pod(tmp_path, ports) as launched:
+        until(lambda: launched.log.read_text() != "")
+        until(lambda: fetched_or_none(launched.metrics))
+        assert fetched(launched.metrics, "/livez") == (200, "ok\n")
+        up = "".join(f'up{{worker="{name}"}} 1\n' for name in launched.names)
+        assert fetched(launched.metrics, "/metrics") == (200, f"# TYPE up gauge\n{up}")
+        os.kill(launched.pid("training-4"), signal.SIGSTOP)
+        status, text = fetched(launched.metrics, "/livez")
         assert (status, text.startswith("training-4: its endpoint does not answer")) == (503, True)
-        assert fetched(made.metrics, "/metrics")[0] == 503
+        assert fetched(launched.metrics, "/metrics")[0] == 503
 
 
 def fetched_or_none(port: int) -> bool:
@@ -220,15 +220,15 @@ def fetched_or_none(port: int) -> bool:
 
 
 def test_environments_are_those_of_pods_of_one_rank() -> None:
-    made = rank_environments(variables([1, 2]) | {"OTHER": "kept", "RLHF_THREADS": "3"})
-    settings = [read_settings(rank.environment) for rank in made]
-    assert [rank.name for rank in made] == [each.worker for each in settings] == ["training-2", "training-3"]
+    ranks = rank_environments(variables([1, 2]) | {"OTHER": "kept", "RLHF_THREADS": "3"})
+    settings = [read_settings(rank.environment) for rank in ranks]
+    assert [rank.name for rank in ranks] == [each.worker for each in settings] == ["training-2", "training-3"]
     assert [(each.device, each.listen, each.rendezvous_port) for each in settings] == [
         ("cuda:0", "127.0.0.1:7000", 8000),
         ("cuda:1", "127.0.0.1:7001", 8001),
     ]
     assert [each.metrics for each in settings] == ["127.0.0.1:1", "127.0.0.1:2"]
-    assert all(rank.environment["OTHER"] == "kept" and "RLHF_RANKS" not in rank.environment for rank in made)
+    assert all(rank.environment["OTHER"] == "kept" and "RLHF_RANKS" not in rank.environment for rank in ranks)
 
 
 @pytest.mark.parametrize(

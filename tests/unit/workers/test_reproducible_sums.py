@@ -7,7 +7,7 @@ from rlhf_workers.devices.reproducible_sums import VALUE, VARIABLE, ask_for_repr
 
 
 @pytest.mark.parametrize(
-    ("instructions", "given", "then"),
+    ("instructions", "preset", "then"),
     [
         ("AVX2", None, VALUE),
         ("DEFAULT", None, VALUE),
@@ -17,10 +17,10 @@ from rlhf_workers.devices.reproducible_sums import VALUE, VARIABLE, ask_for_repr
     ],
 )
 def test_the_variable_is_set_where_it_is_needed_and_not_given(
-    instructions: str, given: str | None, then: str | None, monkeypatch: pytest.MonkeyPatch
+    instructions: str, preset: str | None, then: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
-    environment = {} if given is None else {VARIABLE: given}
+    environment = {} if preset is None else {VARIABLE: preset}
     monkeypatch.setattr("rlhf_workers.devices.reproducible_sums.os.environ", environment)
     ask_for_reproducible_sums()
     assert environment.get(VARIABLE) == then

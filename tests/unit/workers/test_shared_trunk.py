@@ -49,18 +49,18 @@ def test_a_trunk_goes_to_the_host_once_and_what_is_trained_each_time(folder: Pat
     (trainer,), _, _ = run(job_of(folder, "Shared"), range(1), 1, 1)
     stage, optimizer, memory = trainer.stages["actor", 0], trainer.optimizers["actor", 0], StandInMemory()
     copy = StageCopy(stage, optimizer, CPU, memory=memory)
-    kept = [*stage.parameters(), *stage.buffers(), *optimizer.moments()]
-    before, moved = [tensor.detach().clone() for tensor in kept], []
+    tensors = [*stage.parameters(), *stage.buffers(), *optimizer.moments()]
+    before, moved = [tensor.detach().clone() for tensor in tensors], []
     for _ in range(3):
         optimizer.drop_gradients()
         copied = memory.stream.copied
         copy.offload()
         moved.append(memory.stream.copied - copied)
         copy.onload()
-        assert all(torch.equal(tensor, value) for tensor, value in zip(kept, before, strict=True))
+        assert all(torch.equal(tensor, value) for tensor, value in zip(tensors, before, strict=True))
     frozen = sum(not parameter.requires_grad for parameter in stage.parameters())
     assert frozen > 0
-    assert moved == [len(kept), len(kept) - frozen, len(kept) - frozen]
+    assert moved == [len(tensors), len(tensors) - frozen, len(tensors) - frozen]
 
 
 def test_a_rank_holds_the_trunk_of_actor_and_critic_once_and_trains_the_same_bits(folder: Path) -> None:
@@ -81,7 +81,7 @@ def test_the_estimate_of_a_rank_is_what_it_holds(trunk: str, precision: str, fol
     (trainer,), _, _ = run(job, range(1), pipeline=1)
     optimizers = trainer.optimizers.values()
     trained = sum(part.nbytes for optimizer in optimizers for part in optimizer.parameters.values())
-    held = {
+    measured = {
         "weights": trained,
         "gradients": sum(optimizer.gradients.nbytes for optimizer in optimizers),
         "optimizer": sum(part.nbytes for optimizer in optimizers for part in optimizer.moments()),
@@ -89,7 +89,7 @@ def test_the_estimate_of_a_rank_is_what_it_holds(trunk: str, precision: str, fol
     }
     estimate = training(job.spec, {ModelRole.ACTOR: size, ModelRole.CRITIC: size})
     assert not estimate.unknown
-    assert {name: estimate.parts[name] for name in held} == pytest.approx(held, rel=0.05)
+    assert {name: estimate.parts[name] for name in measured} == pytest.approx(measured, rel=0.05)
 
 
 def sample() -> ScoringSample:

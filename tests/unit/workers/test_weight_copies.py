@@ -19,9 +19,9 @@ from rlhf_workers.worker_role import WeightProvider
 SHARING = HostSharing()
 
 
-def taken(copies: WeightCopies, held: WeightProvider, version: int) -> WeightCopy:
+def taken(copies: WeightCopies, provider: WeightProvider, version: int) -> WeightCopy:
     request = pb.WeightRequest(model="actor", version=version)
-    return copies.take(held, request, SHARING.place)
+    return copies.take(provider, request, SHARING.place)
 
 
 def holds(copy: WeightCopy, version: int) -> bool:
@@ -31,9 +31,9 @@ def holds(copy: WeightCopy, version: int) -> bool:
 
 @pytest.fixture
 def copies() -> Iterator[WeightCopies]:
-    made = WeightCopies((SHARING,))
-    yield made
-    made.close()
+    store = WeightCopies((SHARING,))
+    yield store
+    store.close()
 
 
 def test_tensors_that_were_converted_just_now_are_copied_behind_their_conversion(
@@ -49,33 +49,33 @@ def test_tensors_that_were_converted_just_now_are_copied_behind_their_conversion
 
 
 def test_one_copy_serves_all_readers_and_its_memory_the_next_version(copies: WeightCopies) -> None:
-    held = VersionedWeights(1)
-    first, second = taken(copies, held, 1), taken(copies, held, 1)
+    provider = VersionedWeights(1)
+    first, second = taken(copies, provider, 1), taken(copies, provider, 1)
     assert first is second
     region = first.region
     for copy in (first, second):
         copies.give_back(copy, read=True)
-    held.version = 2
-    third = taken(copies, held, 2)
+    provider.version = 2
+    third = taken(copies, provider, 2)
     assert third.region is region
     assert holds(third, 2)
     copies.give_back(third, read=True)
 
 
 def test_readers_that_stay_do_not_take_all_memory(copies: WeightCopies) -> None:
-    held = VersionedWeights(0)
+    provider = VersionedWeights(0)
     late = []
     for version in range(1, MOST_COPIES + 1):
-        held.version = version
-        late.append(taken(copies, held, version))
-    held.version += 1
+        provider.version = version
+        late.append(taken(copies, provider, version))
+    provider.version += 1
     with pytest.raises(RegionRefusedError, match=f"{MOST_COPIES} copies of weights are still being read"):
-        taken(copies, held, held.version)
+        taken(copies, provider, provider.version)
     assert all(holds(copy, version) for version, copy in enumerate(late, 1))
     for copy in late:
         copies.give_back(copy, read=True)
-    last = taken(copies, held, held.version)
-    assert holds(last, held.version)
+    last = taken(copies, provider, provider.version)
+    assert holds(last, provider.version)
     copies.give_back(last, read=True)
 
 
@@ -103,8 +103,8 @@ def test_a_version_that_changes_mid_way_is_no_copy(copies: WeightCopies) -> None
 
 
 def test_readers_that_come_at_once_share_one_copy(copies: WeightCopies) -> None:
-    held, found = VersionedWeights(1), list[WeightCopy]()
-    threads = [threading.Thread(target=lambda: found.append(taken(copies, held, 1))) for _ in range(8)]
+    provider, found = VersionedWeights(1), list[WeightCopy]()
+    threads = [threading.Thread(target=lambda: found.append(taken(copies, provider, 1))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -167,9 +167,9 @@ def test_what_is_given_back_carries_its_tokens_and_queued_commands_are_forgotten
     bench.send(3, generate=generate(2))
     given_back = bench.compute.reset()
     go_on.set()
-    held = given_back.result(60)
-    assert {message.key.sample for message in held} == {0, 1}
-    assert all(message.offset > 0 for message in held)
+    returned = given_back.result(60)
+    assert {message.key.sample for message in returned} == {0, 1}
+    assert all(message.offset > 0 for message in returned)
     assert bench.compute.queued_samples() == 0
     bench.send(4, generate=generate(5))
     bench.done(4)
@@ -265,11 +265,11 @@ def test_peers_are_served_between_steps_and_refused_when_the_session_breaks(benc
     bench.compute.receive(wait)
     assert entered.wait(60)
     waiting = bench.compute.receive(lambda *_: "too late")
-    held = bench.compute.reset()
+    returned = bench.compute.reset()
     with pytest.raises(WorkError, match="session with the coordinator broke"):
         waiting.result(60)
     go_on.set()
-    assert held.result(60) == []
+    assert returned.result(60) == []
     bench.compute.close(60)
 
 

@@ -150,9 +150,9 @@ def test_resolving_fills_in_checkpoints_and_is_idempotent(base: Path) -> None:
     assert once.spec.checkpoints is not None
     assert once.spec.checkpoints.path == str(base / "run" / "checkpoints")
     assert once.spec.prompts.path == str(base / "prompts.jsonl")
-    (given,) = once.spec.models.all_rewards
-    assert given.reward.function is not None
-    assert given.reward.function.file == str(base / "reward.py")
+    (reward_entry,) = once.spec.models.all_rewards
+    assert reward_entry.reward.function is not None
+    assert reward_entry.reward.function.file == str(base / "reward.py")
     assert resolve_here(once, RunPaths(base / "other", Path("/elsewhere"))) == once
 
 
@@ -216,19 +216,20 @@ def test_a_pod_of_several_ranks_is_one_launcher_with_ports_and_devices_for_each(
         ("training-0", 6, 2, 2), ("training-1", 6, 2, 2)
     ]  # fmt: skip
     shares = {d.name: DeviceShare(None, ("4", "7") if d.gpus else ()) for d in device_demands(objects)}
-    held = JobPorts(iter(range(5000, 6000)))
-    made = {
-        process.name: process for process in local_processes(objects, RunPaths(base / "run", base), shares, held, {})
+    job_ports = JobPorts(iter(range(5000, 6000)))
+    processes = {
+        process.name: process
+        for process in local_processes(objects, RunPaths(base / "run", base), shares, job_ports, {})
     }
-    first, second = (made[f"training-{pod}"].env for pod in range(2))
-    assert made["training-1"].command[1:] == ("-m", "rlhf_workers.rank_launcher")
+    first, second = (processes[f"training-{pod}"].env for pod in range(2))
+    assert processes["training-1"].command[1:] == ("-m", "rlhf_workers.rank_launcher")
     assert (second[Env.INDEX], second[Env.RANKS], second[Env.DEVICE]) == ("1", "2", "cuda:0,cuda:1")
     assert second["CUDA_VISIBLE_DEVICES"] == "4,7"
     assert second[Env.ADVERTISE] == second[Env.LISTEN]
     names = (Env.LISTEN, Env.RANK_METRICS, Env.RENDEZVOUS_PORT, Env.METRICS)
     every = [entry.rpartition(":")[2] for env in (first, second) for name in names for entry in env[name].split(",")]
     assert len(set(every)) == len(every) == 2 * 7
-    assert made["training-0"].endpoint == first[Env.METRICS]
+    assert processes["training-0"].endpoint == first[Env.METRICS]
 
 
 def test_ranks_of_a_pod_share_the_devices_that_there_are(base: Path) -> None:
@@ -237,9 +238,9 @@ def test_ranks_of_a_pod_share_the_devices_that_there_are(base: Path) -> None:
     allotted = allot_devices(device_demands(objects), LocalMachine((0, 1), ("0", "1")))
     assert allotted.shares["training-0"].gpus == ("0", "1", "0", "1")
     assert allotted.shares["training-0"].sharers == 2
-    held = JobPorts(iter(range(5000, 6000)))
-    made = local_processes(objects, RunPaths(base / "run", base), allotted.shares, held, {})
-    env = made[-1].env
+    job_ports = JobPorts(iter(range(5000, 6000)))
+    processes = local_processes(objects, RunPaths(base / "run", base), allotted.shares, job_ports, {})
+    env = processes[-1].env
     assert (env["CUDA_VISIBLE_DEVICES"], env[Env.DEVICE]) == ("0,1", "cuda:0,cuda:1,cuda:0,cuda:1")
     assert env[Env.DEVICE_SHARERS] == "2"
     with pytest.raises(RunError, match="gpusPerReplica: 1: this machine has 0 CUDA devices"):

@@ -64,17 +64,17 @@ def test_the_port_that_was_asked_for_is_given_to_the_coordinator_alone(monkeypat
     # Free until the coordinator listens, so it may well be the next that looks free.
     monkeypatch.setattr(ports, "is_free", lambda port: True)
     wanted = next(free_ports(Random(3), ports.is_free))
-    given = JobPorts(free_ports(Random(3), ports.is_free), claim(wanted))
-    workers = [given.of_worker(is_rank=True) for _ in range(100)]
-    assert given.of_coordinator().listen == given.coordinator == wanted
+    job_ports = JobPorts(free_ports(Random(3), ports.is_free), claim(wanted))
+    workers = [job_ports.of_worker(is_rank=True) for _ in range(100)]
+    assert job_ports.of_coordinator().listen == job_ports.coordinator == wanted
     assert wanted not in {port for worker in workers for port in (worker.listen, worker.metrics, worker.rendezvous)}
 
 
 def test_only_ranks_get_a_port_for_the_rendezvous() -> None:
-    given = JobPorts(iter(range(20_000, 20_100)))
-    assert given.of_coordinator().rendezvous is None
-    assert given.of_worker(is_rank=False).rendezvous is None
-    assert given.of_worker(is_rank=True).rendezvous == 20_006
+    job_ports = JobPorts(iter(range(20_000, 20_100)))
+    assert job_ports.of_coordinator().rendezvous is None
+    assert job_ports.of_worker(is_rank=False).rendezvous is None
+    assert job_ports.of_worker(is_rank=True).rendezvous == 20_006
 
 
 def test_a_port_in_use_is_not_handed_out_and_cannot_be_claimed() -> None:
@@ -87,13 +87,13 @@ def test_a_port_in_use_is_not_handed_out_and_cannot_be_claimed() -> None:
 
 
 def test_held_ports_are_those_of_one_run_until_it_ends_and_its_servers_listen_there_again_and_again() -> None:
-    with HeldPorts() as held, HeldPorts() as of_another:
-        port = next(free_ports(Random(), held.take))
-        assert not of_another.take(port), "before its process listens"
+    with HeldPorts() as reserved, HeldPorts() as reserved_by_another:
+        port = next(free_ports(Random(), reserved.take))
+        assert not reserved_by_another.take(port), "before its process listens"
         for _ in range(2):
             with socket.create_server((LOOPBACK, port)) as server:
                 socket.create_connection(server.getsockname()).close()
-                assert not of_another.take(port)
-        assert not of_another.take(port), "between its process's end and the next start"
+                assert not reserved_by_another.take(port)
+        assert not reserved_by_another.take(port), "between its process's end and the next start"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((LOOPBACK, port)).close()

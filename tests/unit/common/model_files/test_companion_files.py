@@ -48,17 +48,17 @@ def test_a_checkpoint_has_every_file_of_the_model_and_loads_as_it_did(tmp_path: 
     temporary = checkpoint.prepare(tmp_path / "checkpoints", 1)
     weights = part(temporary, "actor/model-stage-00000.safetensors", b"weights", "actor", ("a",))
     result = pb.CheckpointResult(files=[weights])
-    made = checkpoint.finish(temporary, tmp_path / "checkpoints", 1, [result], {"actor": str(folder)}, {})
-    actor = made.folder / "actor"
+    finished = checkpoint.finish(temporary, tmp_path / "checkpoints", 1, [result], {"actor": str(folder)}, {})
+    actor = finished.folder / "actor"
     names = {str(item.relative_to(actor)) for item in actor.rglob("*") if item.is_file()}
     assert names >= {*FILES, "additional_chat_templates/tool_use.jinja", "additional_chat_templates/rag.jinja"}
     assert not names & set(LEFT_OUT)
     loaded, source = (transformers.AutoTokenizer.from_pretrained(place) for place in (actor, folder))
     assert loaded.chat_template == source.chat_template
     assert set(loaded.chat_template) == {"default", "tool_use", "rag"}
-    described = json.loads((made.folder / "checkpoint.json").read_text())["files"]
+    described = json.loads((finished.folder / "checkpoint.json").read_text())["files"]
     assert "actor/additional_chat_templates/rag.jinja" in described
-    assert checkpoint.verify(made.folder) is None
+    assert checkpoint.verify(finished.folder) is None
 
 
 def test_links_lead_nowhere_but_to_files_of_their_kind(tmp_path: Path) -> None:

@@ -86,13 +86,13 @@ def pickled(folder: Path) -> None:
 def quantised(method: str, tensors: dict[str, torch.Tensor]) -> Change:
     def change(folder: Path) -> None:
         set_config(quantization_config={"quant_method": method})(folder)
-        set_tensors(lambda held: held.update(tensors))(folder)
+        set_tensors(lambda stored: stored.update(tensors))(folder)
 
     return change
 
 
 def adds(name: str) -> Callable[[dict[str, torch.Tensor]], object]:
-    return lambda held: held.update({name: torch.ones(2)})
+    return lambda stored: stored.update({name: torch.ones(2)})
 
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -129,12 +129,16 @@ CODES = torch.ones(4, 4, dtype=torch.int32)
         (set_config(num_hidden_layers=1), "ModelCorrupt", ["model.layers.1.", "num_hidden_layers 1"]),
         (pickled, "ModelMissing", ["pytorch_model.bin may run code"]),
         (quantised("fp8", FP8), "ModelUnsupported", ["quant_method fp8", UP, "weights are quantised", "bfloat16"]),
-        (set_tensors(lambda held: held.update(FP8)), "ModelUnsupported", [f"{UP}.weight (F8_E4M3)"]),
+        (set_tensors(lambda stored: stored.update(FP8)), "ModelUnsupported", [f"{UP}.weight (F8_E4M3)"]),
         (quantised("gptq", {f"{UP}.qweight": CODES}), "ModelUnsupported", ["quant_method gptq", f"{UP}.qweight"]),
         (quantised("mxfp4", {f"{UP}_blocks": CODES}), "ModelUnsupported", ["quant_method mxfp4", f"{UP}_blocks"]),
         (quantised("compressed-tensors", {f"{UP}.weight_packed": CODES}), "ModelUnsupported", ["weight_packed"]),
         (quantised("bitsandbytes", {f"{UP}.weight": CODES.to(torch.uint8)}), "ModelUnsupported", [f"{UP}.weight (U8)"]),
-        (set_tensors(lambda held: held.update({f"{UP}.weight_scale": torch.ones(1)})), "ModelUnsupported", ["_scale"]),
+        (
+            set_tensors(lambda stored: stored.update({f"{UP}.weight_scale": torch.ones(1)})),
+            "ModelUnsupported",
+            ["_scale"],
+        ),
         (set_config(quantization_config={"quant_method": "fp8"}), "ModelCorrupt", ["not quantised: remove it"]),
         (
             set_config(text_config={"quantization_config": {"quant_method": "awq"}}),
@@ -145,11 +149,11 @@ CODES = torch.ones(4, 4, dtype=torch.int32)
         (set_config(transformers_weights="other.safetensors"), "ModelUnsupported", ["transformers_weights"]),
         (set_config(tie_word_embeddings=True), "ModelCorrupt", [HEAD, EMBEDDING, "tie_word_embeddings true"]),
         (
-            set_tensors(lambda held: held.pop(HEAD)),
+            set_tensors(lambda stored: stored.pop(HEAD)),
             "ModelCorrupt",
             [f"{HEAD} is missing", "no tie_word_embeddings, which is false for llama"],
         ),
-        (set_tensors(lambda held: held.pop(EMBEDDING)), "ModelCorrupt", [f"{EMBEDDING} is missing"]),
+        (set_tensors(lambda stored: stored.pop(EMBEDDING)), "ModelCorrupt", [f"{EMBEDDING} is missing"]),
     ],
 )
 def test_a_folder_that_readers_would_take_differently_is_refused(
@@ -172,8 +176,10 @@ def test_a_folder_that_readers_would_take_differently_is_refused(
         shard,
         stale("consolidated.safetensors"),
         lambda folder: (folder / "pytorch_model.bin").write_bytes(b"\x80"),
-        set_tensors(lambda held: held.update({"model.position_ids": torch.arange(4)[None]})),
-        set_tensors(lambda held: held.update({"model.layers.0.attn.bias": torch.ones(1, 1, 2, 2, dtype=torch.uint8)})),
+        set_tensors(lambda stored: stored.update({"model.position_ids": torch.arange(4)[None]})),
+        set_tensors(
+            lambda stored: stored.update({"model.layers.0.attn.bias": torch.ones(1, 1, 2, 2, dtype=torch.uint8)})
+        ),
         set_config(quantization_config=None),
     ],
 )
@@ -185,9 +191,9 @@ def test_a_folder_that_readers_take_alike_passes(change: Change, tmp_path: Path)
 
 def test_a_head_beside_a_tied_embedding_passes_when_it_is_equal(tmp_path: Path) -> None:
     folder = write_policy(tmp_path / "policy", tie_word_embeddings=True)
-    set_tensors(lambda held: held.update({HEAD: held[EMBEDDING].clone()}))(folder)
+    set_tensors(lambda stored: stored.update({HEAD: stored[EMBEDDING].clone()}))(folder)
     check_model_folder(folder, head=True)
-    set_tensors(lambda held: held[HEAD][-1, -1].add_(1e-3))(folder)
+    set_tensors(lambda stored: stored[HEAD][-1, -1].add_(1e-3))(folder)
     with pytest.raises(FolderError, match="tie_word_embeddings to false"):
         check_model_folder(folder, head=True)
     check_model_folder(folder, head=False)

@@ -14,8 +14,8 @@ from rlhf_common.tracing.span import TraceSpan
 WAIT_SECONDS = 120.0
 
 
-def span(number: int = 1, **given: object) -> TraceSpan:
-    return TraceSpan(**{"name": "work", "trace": 7, "span": number, "parent": 0, "start_ns": 1, "end_ns": 2, **given})  # type: ignore[arg-type]
+def span(number: int = 1, **fields: object) -> TraceSpan:
+    return TraceSpan(**{"name": "work", "trace": 7, "span": number, "parent": 0, "start_ns": 1, "end_ns": 2, **fields})  # type: ignore[arg-type]
 
 
 class ScriptedSender:

@@ -8,7 +8,7 @@ GENERAL, OF_TRACES = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_E
 
 
 @pytest.mark.parametrize(
-    ("environ", "given", "url"),
+    ("environ", "field", "url"),
     [
         ({}, "", ""),
         ({GENERAL: ""}, "", ""),
@@ -20,8 +20,8 @@ GENERAL, OF_TRACES = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_E
         ({GENERAL: "http://a:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "", "http://a:4317"),
     ],
 )
-def test_where_spans_go(environ: dict[str, str], given: str, url: str) -> None:
-    assert endpoint_of(environ, given) == TraceEndpoint(url)
+def test_where_spans_go(environ: dict[str, str], field: str, url: str) -> None:
+    assert endpoint_of(environ, field) == TraceEndpoint(url)
 
 
 def test_a_protocol_that_is_not_spoken_is_told_with_what_would_be_right() -> None:

@@ -201,8 +201,8 @@ class Iteration:
         assert all(count <= IN_FLIGHT for count in Counter(item.worker for item in state.asked.values()).values())
         assert all(samples[index].state in UNFINISHED for index in state.asked)
         for index, item in (*state.prefixes.items(), *state.asked.items()):
-            known = self.run.state.prompt_tokens[index] + len(samples[index].response)
-            assert 0 < item.tokens <= known or samples[index].state in UNFINISHED
+            known_tokens = self.run.state.prompt_tokens[index] + len(samples[index].response)
+            assert 0 < item.tokens <= known_tokens or samples[index].state in UNFINISHED
             assert item.tokens % BLOCK == 0
         assert 0 <= state.early_tokens <= state.tokens
         assert self.run.state.failure is None

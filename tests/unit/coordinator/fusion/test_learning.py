@@ -90,12 +90,12 @@ def test_what_a_move_gave_is_told_by_the_lengths_and_times_that_came_out(run: Jo
     costs = StageCosts.measured(decode=[StepTime(1, 1, 0.1), StepTime(4, 1, 0.4)], max_batch_size=4)
     curve = ThroughputCurve(costs, 0.0, 4)
     together = Reallocation((Move(1, "generation-0", "generation-1", True),), 100.0, 140.0, 0.5)
-    held = (((0, 5), (1, 0)), ())
+    samples_by_worker = (((0, 5), (1, 0)), ())
     fusion = run.state.fusion
-    fusion.reallocated = [ExecutedReallocation(10.0, 0, together, held, (curve, curve))]
+    fusion.reallocated = [ExecutedReallocation(10.0, 0, together, samples_by_worker, (curve, curve))]
     # As they were: 10 steps of two samples, which take 0.2 s each, and 10 of one.
-    (one,) = reallocation.measured(fusion, [15, 20], {0: 11.0, 1: 12.5})
-    assert (one.predicted_gain, one.measured_gain) == (0.5, ABOUT(3.0 - 2.5))
+    (gain,) = reallocation.measured(fusion, [15, 20], {0: 11.0, 1: 12.5})
+    assert (gain.predicted_gain, gain.measured_gain) == (0.5, ABOUT(3.0 - 2.5))
     assert reallocation.measured(fusion, [15, 20], {0: 11.0}) == [], "one of them was not finished"
 
 

@@ -38,9 +38,11 @@ def ledger_of(samples: Any) -> Any:
             finish_reason="stop",
         )
 
-    kept = [stored(sample) for sample in samples]
-    tokens = sum(len(sample.response) for sample in kept)
-    return SimpleNamespace(samples=kept, uncut_samples=kept, trainable=kept, tokens=tokens)
+    stored_samples = [stored(sample) for sample in samples]
+    tokens = sum(len(sample.response) for sample in stored_samples)
+    return SimpleNamespace(
+        samples=stored_samples, uncut_samples=stored_samples, trainable=stored_samples, tokens=tokens
+    )
 
 
 class Response:

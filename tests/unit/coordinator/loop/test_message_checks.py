@@ -18,14 +18,14 @@ NAME = "generation-2"
 
 
 def span(**changes: Any) -> pb.WorkerMessage:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "worker": NAME,
         "name": "decode",
         "start_ns": 5,
         "end_ns": 9,
         "attributes": {"rows": "1.5", "peer": "a:1"},
     }
-    return pb.WorkerMessage(span=pb.Span(**(given | changes)))
+    return pb.WorkerMessage(span=pb.Span(**(fields | changes)))
 
 
 def observation(start_ns: int = 5, end_ns: int = 9, **work: Any) -> pb.WorkerMessage:

@@ -18,7 +18,7 @@ SECOND = 10**9
 BEGAN = 100 * SECOND
 
 
-def histories(**given: object) -> SampleHistories:
+def histories(**changes: object) -> SampleHistories:
     """Return the histories of three samples: one moved, one failed, one without observations."""
     columns = {
         "iteration": 2, "began_ns": BEGAN, "workers": ["generation-0", "generation-1"], "prompts": [5, 6, 7],
@@ -26,7 +26,7 @@ def histories(**given: object) -> SampleHistories:
         "finished": [2.0, None, None], "scored": [2.5, None, None], "versions": [[], [], []], "drafted": [4, 0, 0],
         "accepted": [3, 0, 0], "rewards": [0.25, None, None], "left_out": {1: "failed"},
     }  # fmt: skip
-    return SampleHistories.model_validate({**columns, **given})
+    return SampleHistories.model_validate({**columns, **changes})
 
 
 def traced(share: float, *, began: bool = True) -> list[TraceSpan]:

@@ -59,7 +59,7 @@ def test_what_is_visible_holds_nothing_that_a_terminal_acts_on(text: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("line", "what"),
+    ("line", "problem"),
     [
         ("{", "Invalid JSON"),
         ("[1]", "table"),
@@ -68,10 +68,10 @@ def test_what_is_visible_holds_nothing_that_a_terminal_acts_on(text: str) -> Non
         (line_of(replace(ROW, prompt="x" * MAX_LINE_BYTES)), "longer than"),
     ],
 )
-def test_a_line_that_is_no_row_is_an_error_with_its_number(tmp_path: Path, line: str, what: str) -> None:
+def test_a_line_that_is_no_row_is_an_error_with_its_number(tmp_path: Path, line: str, problem: str) -> None:
     path = tmp_path / "table.jsonl"
     path.write_text(line_of(ROW) + "\n" + line + "\n")
-    with pytest.raises(ValueError, match=rf"table\.jsonl line 2 .*{what}"):
+    with pytest.raises(ValueError, match=rf"table\.jsonl line 2 .*{problem}"):
         list(read_table(path))
 
 

@@ -125,14 +125,14 @@ def scripted(tmp_path: Path, script: str) -> ServiceTracker:
 
 
 @pytest.mark.parametrize(
-    ("script", "what"),
+    ("script", "problem"),
     [
         ("raise SystemExit(3)", "its process has ended"),
         ("input(); print('AuthError: no such key', flush=True); input()", "AuthError: no such key"),
     ],
 )
 def test_a_service_that_fails_is_given_up_with_one_message_and_an_event(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, script: str, what: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, script: str, problem: str
 ) -> None:
     tracker = scripted(tmp_path, script)
     tracker._thread.join(WAIT)
@@ -154,7 +154,7 @@ def test_a_service_that_fails_is_given_up_with_one_message_and_an_event(
             trackers.iteration(iteration, METRICS)
     trackers.finish({"phase": "Complete"})
     (said,) = (record.getMessage() for record in caplog.records if record.name == run_trackers.__name__)
-    assert what in said
+    assert problem in said
     assert events == [f"tracker-lost: {said}"]
     assert trackers.lost == (said,)
 

@@ -42,8 +42,8 @@ def test_a_run_is_given_whole_and_then_only_what_is_new(tmp_path: Path) -> None:
     write_run(tmp_path, iterations=2)
     reader = RunReader(tmp_path)
     first = reader.delta()
-    assert [one["iteration"] for one in first["iterations"]] == [0, 1]
-    assert [one["iteration"] for one in first["histories"]] == [0, 1]
+    assert [row["iteration"] for row in first["iterations"]] == [0, 1]
+    assert [row["iteration"] for row in first["histories"]] == [0, 1]
     assert [table["iteration"] for table in first["tables"]] == [0, 1]
     assert {worker for worker, *_ in first["spans"]} >= {"coordinator", "generation-2", "inference-0", "training-1"}
     assert first["losses"]["headline"].startswith("iteration 1: 10 s each; Generating 6 s (60%)")
@@ -59,8 +59,8 @@ def test_a_run_is_given_whole_and_then_only_what_is_new(tmp_path: Path) -> None:
     finish_run(tmp_path)
     third = reader.delta(second["cursor"])
     assert {span[4] for span in third["spans"]} == {2}
-    assert 2 in [one["iteration"] for one in third["iterations"]], "its file is written anew, and read anew"
-    assert [one["iteration"] for one in third["histories"]] == [2]
+    assert 2 in [row["iteration"] for row in third["iterations"]], "its file is written anew, and read anew"
+    assert [row["iteration"] for row in third["histories"]] == [2]
     assert third["run"]["phase"] == "Complete"
 
     add_iterations(tmp_path, [3])

@@ -160,11 +160,11 @@ def finished(state: JobState, *indices: int) -> None:
 
 def asked(decisions: list[d.Decision]) -> dict[str, set[str]]:
     """Return worker -> its scoring tasks."""
-    given: dict[str, set[str]] = {}
+    tasks_by_worker: dict[str, set[str]] = {}
     for item in decisions:
         if isinstance(item, d.Score):
-            given.setdefault(item.worker, set()).update(task for _, tasks in item.samples for task in tasks)
-    return given
+            tasks_by_worker.setdefault(item.worker, set()).update(task for _, tasks in item.samples for task in tasks)
+    return tasks_by_worker
 
 
 def test_only_values_wait_for_the_critics(context: JobContext) -> None:
@@ -172,9 +172,9 @@ def test_only_values_wait_for_the_critics(context: JobContext) -> None:
     finished(state, 0, 1)
     others = {task.name for task in context.tasks if task.model != "critic"}
     assert others, "the reference and the reward score too"
-    given = asked(decided(context, state, NOW))
-    assert set().union(*given.values()) == others
-    for name, tasks in given.items():
+    tasks_by_worker = asked(decided(context, state, NOW))
+    assert set().union(*tasks_by_worker.values()) == others
+    for name, tasks in tasks_by_worker.items():
         for index in (0, 1):
             ready = sorted(tasks & set(state.ledger.samples[index].open_tasks))
             if ready:
@@ -193,11 +193,11 @@ def test_a_worker_that_has_the_critics_already_scores_values_and_the_others_the_
     state = next_iteration(context, 3)
     state.fleet.workers["inference-1"].versions["critic"] = 3  # as when it is there before the last rank has answered
     finished(state, *range(8))
-    given = asked(decided(context, state, NOW))
+    tasks_by_worker = asked(decided(context, state, NOW))
     values = {task.name for task in context.tasks if task.model == "critic"}
-    assert values <= given["inference-1"]
-    assert not values & given["inference-0"]
-    assert given["inference-0"], "who lacks the critics does what needs none"
+    assert values <= tasks_by_worker["inference-1"]
+    assert not values & tasks_by_worker["inference-0"]
+    assert tasks_by_worker["inference-0"], "who lacks the critics does what needs none"
 
 
 def test_nobody_scores_by_weights_of_before_when_no_critics_are_behind(context: JobContext) -> None:

@@ -29,7 +29,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> JobContext:
     return job_context(job, schedule_json(job.spec))
 
 
-def together(context: JobContext, at: int = 1) -> JobState:
+def colocated_state(context: JobContext, at: int = 1) -> JobState:
     """Three generation workers with all models; the first two have the ranks."""
     state = ready_state(context, at=at)
     for worker in state.fleet:
@@ -48,7 +48,7 @@ def asked(decisions: list[d.Decision], *of: type) -> set[str]:
 
 
 def test_there_is_no_training_group_of_its_own(context: JobContext) -> None:
-    state = together(context)
+    state = colocated_state(context)
     assert [worker.name for worker in state.fleet] == ["generation-0", "generation-1", "generation-2"]
     assert [rank.name for rank in state.fleet.ranks()] == ["generation-0", "generation-1"]
     assert derive(context, state, NOW).group.version == 1
@@ -58,7 +58,7 @@ def test_there_is_no_training_group_of_its_own(context: JobContext) -> None:
 
 
 def test_ranks_form_first_and_replay_before_anything_is_decoded_by_their_workers(context: JobContext) -> None:
-    state = together(context)
+    state = colocated_state(context)
     fresh(state)
     decisions = decided(context, state, NOW)
     assert d.FormGroup(2) in decisions
@@ -79,7 +79,7 @@ def test_ranks_form_first_and_replay_before_anything_is_decoded_by_their_workers
 
 
 def test_a_scored_batch_is_trained_and_published_in_turn(context: JobContext) -> None:
-    state = together(context)
+    state = colocated_state(context)
     assert asked(decided(context, state, NOW), d.Generate) == {f"generation-{n}" for n in range(3)}
     finish_all(state)
     assert decided(context, state, NOW) == [
@@ -104,7 +104,7 @@ def test_a_scored_batch_is_trained_and_published_in_turn(context: JobContext) ->
 
 
 def test_a_lost_rank_takes_its_group_with_it_and_a_worker_without_a_rank_goes_on(context: JobContext) -> None:
-    state = together(context)
+    state = colocated_state(context)
     lost = state.fleet.workers["generation-1"]
     state.fleet.closed(lost.name, lost.session, NOW)
     assert "RestartGroup" not in kinds(decided(context, state, NOW + 1)), "a moment of grace"
@@ -120,7 +120,7 @@ def test_a_lost_rank_takes_its_group_with_it_and_a_worker_without_a_rank_goes_on
 def test_a_coordinator_that_comes_back_knows_a_train_from_a_load(
     context: JobContext, command: str, trains: bool
 ) -> None:
-    state = together(context)
+    state = colocated_state(context)
     finish_all(state)
     reported = pb.WorkerState(roles=WIRE.values(), versions={"actor": 1, "critic": 1}, trained_version=1, group_epoch=1)
     reported.busy, reported.command_id, reported.command = True, 7, command
@@ -131,7 +131,7 @@ def test_a_coordinator_that_comes_back_knows_a_train_from_a_load(
 
 
 def test_schedules_are_measured_when_nothing_is_decoded(context: JobContext) -> None:
-    state = together(context)
+    state = colocated_state(context)
     state.schedule.stage = "stages"
     decisions = decided(context, state, NOW)
     assert d.MeasureSchedule() in decisions
@@ -170,7 +170,7 @@ def put(state: JobState, worker: Worker, standing: str) -> None:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_worker_is_ever_asked_for_both(context: JobContext, data: st.DataObject) -> None:
-    state = together(context, at=2)
+    state = colocated_state(context, at=2)
     state.schedule.stage = data.draw(st.sampled_from(["stages", "searching", "tables", "decided"]))
     finished = data.draw(st.sampled_from(["", "generated", "scored", "trained"]))
     if finished:

@@ -83,7 +83,7 @@ def test_a_coordinator_that_ends_with_its_ranks_has_them_for_its_checkpoint(savi
     assert about_ranks(decided(saving, state, LATER)) == [d.Finish("Stopped")]
 
 
-def test_a_worker_without_a_rank_is_not_kept(saving: JobContext) -> None:
+def test_a_worker_without_a_rank_that_is_asked_changes_nothing_for_the_ranks(saving: JobContext) -> None:
     state = ready_state(saving, at=3)
     ask(state, "generation-0")
     assert about_ranks(decided(saving, state, LATER)) == []

@@ -29,7 +29,11 @@ def evaluated(context: JobContext, at: int = 0, size: int = 4) -> JobState:
 
 def leased(context: JobContext, state: JobState) -> dict[str, tuple[int, ...]]:
     decisions = decided(context, state, NOW)
-    return {one.worker: one.samples for one in decisions if isinstance(one, d.Generate) and one.evaluation}
+    return {
+        decision.worker: decision.samples
+        for decision in decisions
+        if isinstance(decision, d.Generate) and decision.evaluation
+    }
 
 
 def test_nothing_is_evaluated_while_samples_of_the_batch_wait(context: JobContext) -> None:
@@ -45,9 +49,9 @@ def test_nothing_is_evaluated_while_samples_of_the_batch_wait(context: JobContex
 def test_all_generation_workers_evaluate_once_the_batch_is_decoded(context: JobContext) -> None:
     state = evaluated(context)
     finish_all(state)
-    given = leased(context, state)
-    assert sorted(given) == ["generation-0", "generation-1"]
-    assert sorted(index for samples in given.values() for index in samples) == [0, 1, 2, 3]
+    leases = leased(context, state)
+    assert sorted(leases) == ["generation-0", "generation-1"]
+    assert sorted(index for samples in leases.values() for index in samples) == [0, 1, 2, 3]
 
 
 def test_a_worker_of_a_version_that_would_draw_by_the_rollout_gets_none(context: JobContext) -> None:
@@ -69,7 +73,7 @@ def test_the_next_weights_and_the_end_of_the_iteration_wait_for_it(context: JobC
     state.trained = True
     for rank in state.fleet.ranks():
         rank.trained_version = 1
-    loading = {one.worker for one in decided(context, state, NOW) if isinstance(one, d.PrepareWorker)}
+    loading = {decision.worker for decision in decided(context, state, NOW) if isinstance(decision, d.PrepareWorker)}
     assert "generation-0" not in loading
     assert {"generation-1", "inference-0"} <= loading, "who does not evaluate goes on"
     assert attempt

@@ -49,13 +49,13 @@ def end(state: JobState, worker: str) -> None:
 
 def decode(ledger: Ledger, worker: str) -> None:
     for index in list(ledger.held_by(worker)):
-        held = ledger.samples[index].decoding
-        assert held is not None
+        lease = ledger.samples[index].decoding
+        assert lease is not None
         tokens = len(ledger.samples[index].response) + STEP
         if tokens >= LENGTH:
-            assert ledger.finish(index, held.attempt, worker, response(LENGTH), "length", "")
+            assert ledger.finish(index, lease.attempt, worker, response(LENGTH), "length", "")
         else:
-            ledger.progress(index, held.attempt, worker, tokens - STEP, response(STEP))
+            ledger.progress(index, lease.attempt, worker, tokens - STEP, response(STEP))
 
 
 def poisoned(ledger: Ledger, worker: str, poison: Mapping[int, int]) -> bool:
@@ -102,10 +102,10 @@ def test_what_a_worker_failed_on_goes_elsewhere_with_its_tokens(context: JobCont
     ledger = state.ledger
     lease(context, state)
     decode(ledger, WORKERS[0])
-    held = ledger.samples[0].decoding
-    assert held is not None
-    assert held.worker == WORKERS[0]
-    assert ledger.failed_on(0, held.attempt, WORKERS[0], response(STEP + 1), "it cannot be decoded", RETRIES)
+    decoding = ledger.samples[0].decoding
+    assert decoding is not None
+    assert decoding.worker == WORKERS[0]
+    assert ledger.failed_on(0, decoding.attempt, WORKERS[0], response(STEP + 1), "it cannot be decoded", RETRIES)
     (again,) = [item for item in decided(context, state, NOW) if isinstance(item, d.Generate)]
     assert (again.worker, again.samples) == (WORKERS[1], (0,))
     assert len(ledger.samples[0].response) == STEP + 1

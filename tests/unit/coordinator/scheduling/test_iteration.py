@@ -240,9 +240,9 @@ def test_ranks_that_trained_before_hang_when_they_stand_still_for_much_longer_th
 
     reasons = restarted(75.0)
     assert len(reasons) == 2
-    assert all("hangTimeoutSeconds allows 70 s, as ranks always progressed much faster" in one for one in reasons), (
-        reasons
-    )
+    assert all(
+        "hangTimeoutSeconds allows 70 s, as ranks always progressed much faster" in reason for reason in reasons
+    ), reasons
     assert restarted(65.0) == []
     assert restarted(75.0, cold=True) == [], (
         "a new process loads and builds for minutes, again and again if it is ended"

@@ -63,8 +63,8 @@ def test_what_is_cut_off_is_leased_to_nobody_scored_by_nobody_and_not_waited_for
     assert not ledger.finish(0, lease, "w", ONE, "stop", "")
     assert not ledger.score(4, scoring, "scorer", "reward", b"\0\0\0\0")
     assert not ledger.all_scored
-    for kept in (2, 3, 6, 7):
-        ledger.score(kept, ledger.assign_scores(kept, ["reward"], "scorer"), "scorer", "reward", b"\0\0\0\0")
+    for uncut in (2, 3, 6, 7):
+        ledger.score(uncut, ledger.assign_scores(uncut, ["reward"], "scorer"), "scorer", "reward", b"\0\0\0\0")
     assert ledger.all_scored
     ledger.train()
     assert ledger.counts()["trained"] == ledger.counts()["cut"] == 4

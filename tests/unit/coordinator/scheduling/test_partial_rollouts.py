@@ -37,13 +37,13 @@ def begun(iteration: int, carried: tuple[CarriedSample, ...] = ()) -> Ledger:
 
 def go_on(ledger: Ledger, index: int, tokens: int, *, ends: bool) -> None:
     """Continue to decode a sample with the iteration's weights."""
-    known = ledger.samples[index].response
+    earlier = ledger.samples[index].response
     attempt = ledger.assign(index, "w")
     more = drawn((ledger.iteration, tokens))
     if ends:
-        ledger.finish(index, attempt, "w", known.with_tokens(len(known), more), "stop", f"text {index}")
+        ledger.finish(index, attempt, "w", earlier.with_tokens(len(earlier), more), "stop", f"text {index}")
     else:
-        ledger.progress(index, attempt, "w", len(known), more)
+        ledger.progress(index, attempt, "w", len(earlier), more)
 
 
 def cut(ledger: Ledger) -> tuple[int, ...]:
@@ -61,8 +61,8 @@ def test_what_was_cut_off_comes_first_with_all_that_is_known_of_it() -> None:
     ledger.samples[2].episode = Episode(2, 0.5)
     assert cut(ledger) == (1, 3)
     carried = resume_partial(ledger.carry_over(), 5, ONE_OLDER)
-    assert [one.origin for one in carried] == [(4, 2), (4, 3), (4, 6), (4, 7)]
-    assert not any(one.restarted for one in carried)
+    assert [sample.origin for sample in carried] == [(4, 2), (4, 3), (4, 6), (4, 7)]
+    assert not any(sample.restarted for sample in carried)
     after = begun(5, carried)
     assert [sample.origin for sample in after.samples] == [
         *((4, 2), (4, 3), (4, 6), (4, 7)),
@@ -99,13 +99,13 @@ def test_a_sample_with_a_token_that_is_too_old_is_begun_anew_as_itself() -> None
     old = CarriedSample(Origin(3, 6), drawn((3, 2), (4, 2)), "stop", "text")
     new = CarriedSample(Origin(4, 7), drawn((4, 2)), "stop", "text")
     long = CarriedSample(Origin(4, 8), drawn((4, 9)))
-    given = (old, new, long, CarriedSample(Origin(2, 9)))
-    anew, kept, cut_short, never_begun = resume_partial(given, 5, ONE_OLDER)
+    candidates = (old, new, long, CarriedSample(Origin(2, 9)))
+    anew, resumed, cut_short, never_begun = resume_partial(candidates, 5, ONE_OLDER)
     assert anew == CarriedSample(Origin(3, 6), restarted=True)
-    assert kept == new
+    assert resumed == new
     assert cut_short == CarriedSample(Origin(4, 8), restarted=True), "no response may be so long any more"
     assert never_begun == CarriedSample(Origin(2, 9))
-    assert resume_partial(given, 5, ONE_OLDER.model_copy(update={"max_staleness": 2}))[0] == old
+    assert resume_partial(candidates, 5, ONE_OLDER.model_copy(update={"max_staleness": 2}))[0] == old
     assert resume_partial((anew,), 5, ONE_OLDER) == (anew,), "deciding again changes nothing"
 
 
@@ -171,12 +171,12 @@ def test_every_prompt_is_trained_on_once_or_is_on_its_way(seed: int) -> None:
             assert max(ages) <= rollout.max_staleness
             assert ages == sorted(ages, reverse=True)
         carried = resume_partial(ledger.carry_over(), iteration + 1, rollout)
-        on_the_way = {prompts.prompt(*one.origin).line for one in carried}
+        on_the_way = {prompts.prompt(*sample.origin).line for sample in carried}
         assert set(trained.values()) == {SIBLINGS}, "every sample of a prompt, once"
         assert not on_the_way & set(trained)
         assert len(trained) + len(on_the_way) == (iteration + 1) * GROUPS + MORE, "none is passed over"
         assert [origin_in(carried, iteration + 1, index) for index in range(len(carried))] == [
-            one.origin for one in carried
+            sample.origin for sample in carried
         ]
         ledger = begun(iteration + 1, carried)
     assert all(len(own) == SIBLINGS for own in keys.values()), "no two samples draw by one key"

@@ -29,7 +29,7 @@ def begin(folder: Path, **speculation: Any) -> JobRun:
 
 def showed(drafted: int, accepted: int, *, drafted_steps: int = 100, probes: int = 0, **more: Any) -> pb.Observation:
     count = pb.DraftCount(drafter="Ngram", match=2, position=0, drafted=drafted, judged=drafted, accepted=accepted)
-    made = pb.StepMean(steps=100, samples=4, slots=2, keys=400, seconds=0.01)
+    mean_step = pb.StepMean(steps=100, samples=4, slots=2, keys=400, seconds=0.01)
     message = pb.SpeculationObservation(
         steps=100,
         drafted_steps=drafted_steps,
@@ -38,7 +38,7 @@ def showed(drafted: int, accepted: int, *, drafted_steps: int = 100, probes: int
         tokens=400 + accepted,
         seconds=1.0,
         regret_seconds=0.01,
-        learned=pb.LearnedDrafts(counts=[count], steps=[made]),
+        learned=pb.LearnedDrafts(counts=[count], steps=[mean_step]),
         **more,
     )
     return pb.Observation(end_ns=1, speculation=message)
@@ -58,10 +58,10 @@ def test_a_worker_that_starts_is_given_what_others_learned_by_a_coordinator_that
     commands = [
         item for item in iteration.decide(run.context, state, NOW).decisions if isinstance(item, d.PrepareWorker)
     ]
-    [given] = [item.command.become_generation.learned for item in commands if item.worker == "generation-1"]
-    [count] = given.counts
+    [received] = [item.command.become_generation.learned for item in commands if item.worker == "generation-1"]
+    [count] = received.counts
     assert (count.drafter, count.match, count.judged, count.accepted) == ("Ngram", 2, 20, 15), "weighed half since"
-    assert given.steps[0].seconds == pytest.approx(0.01)
+    assert received.steps[0].seconds == pytest.approx(0.01)
 
 
 def test_figures_of_an_iteration_are_metrics_and_words(tmp_path: Path) -> None:

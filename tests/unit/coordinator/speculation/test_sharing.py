@@ -68,12 +68,12 @@ class Listener:
             for delta in message.siblings.deltas:
                 tokens = unpack(delta.tokens).tolist()
                 assert tokens
-                known = self.has.setdefault((delta.group, delta.iteration, delta.sample), [])
-                if delta.offset > len(known):  # it decoded that itself
+                known_tokens = self.has.setdefault((delta.group, delta.iteration, delta.sample), [])
+                if delta.offset > len(known_tokens):  # it decoded that itself
                     assert self.name in self._run.state.ledger.samples[delta.sample].decoded_by
-                    known += tokens_of(self._run, delta.sample)[len(known) : delta.offset]
-                assert delta.offset == len(known), "what it has does not come again"
-                known += tokens
+                    known_tokens += tokens_of(self._run, delta.sample)[len(known_tokens) : delta.offset]
+                assert delta.offset == len(known_tokens), "what it has does not come again"
+                known_tokens += tokens
                 self.received += len(tokens)
             for group in message.siblings.forgotten:
                 self.has = {source: tokens for source, tokens in self.has.items() if source[0] != group}
@@ -100,8 +100,10 @@ def part(iteration: int, index: int, start: int, count: int) -> PackedResponse:
 def decode(run: JobRun, index: int, count: int) -> None:
     sample = run.state.ledger.samples[index]
     assert sample.decoding is not None
-    known, lease = len(sample.response), sample.decoding
-    run.state.ledger.progress(index, lease.attempt, lease.worker, known, part(run.state.iteration, index, known, count))
+    offset, lease = len(sample.response), sample.decoding
+    run.state.ledger.progress(
+        index, lease.attempt, lease.worker, offset, part(run.state.iteration, index, offset, count)
+    )
 
 
 def finish(run: JobRun, index: int) -> None:
@@ -256,7 +258,7 @@ def test_a_lease_brings_the_responses_of_earlier_epochs_and_a_restart_finds_them
     assert run.state.siblings.earlier.tokens == 0
 
     spec = run.context.spec.model_copy(update={"iterations": 30})
-    run, workers = again(tmp_path / "long", RLHFJob(**(run.context.job.model_dump() | {"spec": spec})))
+    run, workers = restarted(tmp_path / "long", RLHFJob(**(run.context.job.model_dump() | {"spec": spec})))
     for index in range(BATCH):
         run.state.ledger.assign(index, WORKERS[0])
         decode(run, index, 3 + index)
@@ -267,9 +269,9 @@ def test_a_lease_brings_the_responses_of_earlier_epochs_and_a_restart_finds_them
     evaluated = pb.FinishedSample(key=pb.SampleKey(sample=FIRST_SAMPLE), tokens=pack(np.array([7, 7], "<i4")))
     run.journal.append(Record(finished=evaluated))
     sharing.iteration_ended(run)
-    kept = run.state.siblings.earlier
+    earlier_responses = run.state.siblings.earlier
     line = run.prompts.prompt(0, GROUP).line
-    assert [(item.sample, len(item)) for item in kept.for_line(line)] == [
+    assert [(item.sample, len(item)) for item in earlier_responses.for_line(line)] == [
         (GROUP + n, 4 + GROUP + n) for n in range(GROUP)
     ]
 
@@ -277,7 +279,7 @@ def test_a_lease_brings_the_responses_of_earlier_epochs_and_a_restart_finds_them
     run.state.ledger = Ledger(1, BATCH, run.context.tasks, 1)
     run.state.siblings.earlier = EarlierResponses()
     sharing.restore_earlier(run)
-    assert run.state.siblings.earlier.for_line(line) == kept.for_line(line)
+    assert run.state.siblings.earlier.for_line(line) == earlier_responses.for_line(line)
 
     run.state.prompt_lines = [line] * BATCH
     run.state.ledger.assign(0, WORKERS[0])
@@ -289,7 +291,7 @@ def test_a_lease_brings_the_responses_of_earlier_epochs_and_a_restart_finds_them
     assert [unpack(delta.tokens).tolist() for delta in message.siblings.deltas] == earlier
 
 
-def again(folder: Path, job: RLHFJob) -> tuple[JobRun, dict[str, Listener]]:
+def restarted(folder: Path, job: RLHFJob) -> tuple[JobRun, dict[str, Listener]]:
     run, _ = begin_in_process(folder, job)
     run.journal.begin(Begun(iteration=0, coordinator_epoch=1))
     return run, {worker.name: Listener(run, worker.name) for worker in run.state.fleet.in_group(Group.GENERATION)}
@@ -302,8 +304,8 @@ def test_the_store_of_earlier_responses_never_holds_more_than_its_bounds(added: 
         responses = [EarlierResponse(iteration, index, b"\1\0\0\0" * length) for index, length in enumerate(lengths)]
         before = store.for_line(line)
         store.add(line, responses)
-        held = [response for number in range(6) for response in store.for_line(number)]
-        assert store.tokens == sum(len(response) for response in held) <= 200
+        stored = [response for number in range(6) for response in store.for_line(number)]
+        assert store.tokens == sum(len(response) for response in stored) <= 200
         assert len(store.for_line(line)) <= MAX_RESPONSES
         assert set(store.for_line(line)) <= {*responses, *before}
         order = [response.iteration for response in store.for_line(line)]

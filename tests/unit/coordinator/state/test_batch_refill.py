@@ -42,13 +42,13 @@ class RefilledIteration:
     def restart(self) -> None:
         self.starts += 1
         self.ledger = Ledger(0, self.first * SIZE, TASKS, self.starts, 1, SIZE, self.rule)
-        for index, what in self.journal:
-            if what == "finished":
+        for index, event in self.journal:
+            if event == "finished":
                 self.ledger.restore_response(index, response(index), "stop", "")
-            elif what == "failed":
+            elif event == "failed":
                 self.ledger.give_up(index)
             else:
-                self.ledger.restore_score(index, what, self.score(index, what))
+                self.ledger.restore_score(index, event, self.score(index, event))
 
     def score(self, index: int, task: str) -> bytes | None:
         group, place = divmod(index, SIZE)
@@ -106,14 +106,14 @@ def test_in_any_order_and_with_any_deaths_an_iteration_is_what_the_rounds_say(
     ledger, refill = iteration.ledger, iteration.ledger.refill
     assert ledger.all_scored
     assert (len(ledger.samples) // SIZE, refill.rounds) == (groups, used)
-    kept = [group for group in range(groups) if not dull[group]]
-    fill = [group for group in range(groups) if dull[group]][: first - len(kept)]
-    expected = [(group, False) for group in kept] + [(group, used_up != "Train") for group in fill]
+    informative = [group for group in range(groups) if not dull[group]]
+    fill = [group for group in range(groups) if dull[group]][: first - len(informative)]
+    expected = [(group, False) for group in informative] + [(group, used_up != "Train") for group in fill]
     assert refill.missing == len(fill)
     assert [(sample.index // SIZE, masked) for sample, masked in ledger.batch()[::SIZE]] == expected
     assert len(ledger.batch()) == first * SIZE, "training gets a batch of one size"
     ledger.train()
-    assert ledger.counts()["trained"] == SIZE * len(kept)
+    assert ledger.counts()["trained"] == SIZE * len(informative)
 
 
 def test_without_rounds_nothing_is_dropped() -> None:

@@ -58,12 +58,12 @@ def test_inference_may_be_left_to_generation_workers(fleet: Fleet) -> None:
 def test_a_worker_that_is_wanted_again_starts_anew_and_others_keep_what_they_are(fleet: Fleet) -> None:
     register(fleet, 0, 1, 0.0)
     register(fleet, 1, 2, 0.0)
-    kept = fleet.workers["generation-0"]
+    worker = fleet.workers["generation-0"]
     fleet.resize({"generation": 1}, 1.0)
     fleet.closed("generation-1", 2, 2.0)
     fleet.expire(5.0)
     fleet.resize({"generation": 2}, 6.0)
-    assert fleet.workers["generation-0"] is kept
+    assert fleet.workers["generation-0"] is worker
     assert not fleet.workers["generation-1"].seen
     assert isinstance(register(fleet, 1, 3, 7.0, "y"), Joined)
 

@@ -21,8 +21,8 @@ REWARDS = [
 
 def tasks_of(**shaping: Any) -> tuple[Task, ...]:
     """Return the scoring tasks of a job with two rewards."""
-    given = {"spec.models.rewards": REWARDS, "spec.rewardShaping": shaping}
-    job = parse(yaml.safe_dump(yaml.safe_load(changed("grpo", given, ["spec.models.reward"]))))
+    changes = {"spec.models.rewards": REWARDS, "spec.rewardShaping": shaping}
+    job = parse(yaml.safe_dump(yaml.safe_load(changed("grpo", changes, ["spec.models.reward"]))))
     return graph_of(job.spec).tasks_of(Group.INFERENCE)
 
 

@@ -54,15 +54,15 @@ class Process:
     def decode(self, index: int, tokens: int, *, ends: bool) -> None:
         """Continue to decode a sample, and report it."""
         ledger = self.run.state.ledger
-        known, attempt = ledger.samples[index].response, ledger.assign(index, WORKER)
+        earlier, attempt = ledger.samples[index].response, ledger.assign(index, WORKER)
         key = key_message(SampleKey(ledger.iteration, index, attempt))
         values, numbers = bytes([100 + index, ledger.iteration, 0, 0]) * tokens, bytes([tokens, 0, 0, 0]) * tokens
         more = PackedResponse(values, numbers, (VersionSpan(ledger.iteration, tokens),))
         if not ends:
-            message = pb.SampleProgress(key=key, offset=len(known), **arrays(more))
+            message = pb.SampleProgress(key=key, offset=len(earlier), **arrays(more))
             self.handlers.message(WORKER, pb.WorkerMessage(progress=message))
             return
-        whole = arrays(known.with_tokens(len(known), more))
+        whole = arrays(earlier.with_tokens(len(earlier), more))
         done = pb.FinishedSample(key=key, finish_reason="stop", text=f"t{index}", **whole)
         self.handlers.message(WORKER, pb.WorkerMessage(finished=done))
 
@@ -97,11 +97,20 @@ def arrays(response: PackedResponse) -> dict[str, Any]:
 
 
 def known_of(run: JobRun) -> list[tuple[object, ...]]:
-    def known(one: Sample) -> tuple[object, ...]:
-        state = "queued" if one.unfinished else one.state.value
-        return one.index, one.origin, state, one.response, one.carried, one.finish_reason, one.text, one.fields
+    def fields_of(sample: Sample) -> tuple[object, ...]:
+        state = "queued" if sample.unfinished else sample.state.value
+        return (
+            sample.index,
+            sample.origin,
+            state,
+            sample.response,
+            sample.carried,
+            sample.finish_reason,
+            sample.text,
+            sample.fields,
+        )
 
-    return [known(one) for one in run.state.ledger.samples]
+    return [fields_of(sample) for sample in run.state.ledger.samples]
 
 
 def first_iteration(folder: Path, **rollout: Any) -> Process:
@@ -121,7 +130,7 @@ def test_a_coordinator_that_comes_back_carries_the_same(tmp_path: Path) -> None:
     live.run.journal.resume(0)
     live.end()
     handed_on = live.run.state.ledger.carry_over()
-    assert [(one.origin, len(one.response)) for one in handed_on] == [((0, 1), 5), ((0, 3), 0)]
+    assert [(sample.origin, len(sample.response)) for sample in handed_on] == [((0, 1), 5), ((0, 3), 0)]
     back = Process(tmp_path)
     assert back.run.state.iteration == 1
     assert back.run.state.ledger.carried == handed_on
@@ -170,7 +179,10 @@ def test_a_carried_sample_goes_on_with_its_tokens_key_and_prompt_and_is_trained_
     assert later.run.state.iteration == 2
     replay = [stored.SerializeToString() for stored in Batches(later.run).parts(1)]
     assert replay == live, "a training group that starts again trains on the same bytes"
-    assert [(one.origin, one.restarted) for one in later.run.state.ledger.carried] == [((1, 2), False), ((1, 3), False)]
+    assert [(sample.origin, sample.restarted) for sample in later.run.state.ledger.carried] == [
+        ((1, 2), False),
+        ((1, 3), False),
+    ]
 
 
 def test_a_worker_that_goes_on_from_other_tokens_ends_its_session(tmp_path: Path) -> None:

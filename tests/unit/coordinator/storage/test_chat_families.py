@@ -65,8 +65,8 @@ def decoded(family: str, tokens: bytes) -> str:
 
 def trained(folder: Path, family: str, prompt: Any, response: Any, **fields: Any) -> str:
     """Return the decoded training tokens of a line's response, including the end of its turn."""
-    (given,) = read(folder, family, prompt, response, **fields).responses
-    return decoded(family, given.tokens)
+    (answer,) = read(folder, family, prompt, response, **fields).responses
+    return decoded(family, answer.tokens)
 
 
 def end_of_turn(folder: Path, family: str, **fields: Any) -> str:
@@ -171,8 +171,8 @@ def test_answers_of_several_messages_are_trained_with_every_text_once_and_in_ord
         learned = read(tmp_path, family, prompt, said)
     except JobError as error:
         return refused_rightly(error)
-    (given,) = learned.responses
-    text, at = decoded(family, given.tokens), 0
+    (response,) = learned.responses
+    text, at = decoded(family, response.tokens), 0
     begun = learned.text.rstrip().endswith("<think>")
     for message in said:
         for part in (message.get("reasoning_content", ""), message["content"]):
@@ -238,7 +238,7 @@ def test_a_tag_that_the_prompt_has_closed_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "what"),
+    ("template", "problem"),
     [
         ("{% for m in messages %}{{ m.role }}: {{ m.content }}{{ m.content }}\n{% endfor %}", "doubles"),
         ("{% for m in messages %}{{ m.role }}: {{ m.content | upper }}\n{% endfor %}", "changes"),
@@ -247,7 +247,7 @@ def test_a_tag_that_the_prompt_has_closed_is_refused(tmp_path: Path) -> None:
     ],
     ids=["doubles", "changes", "drops", "replaces"],
 )
-def test_a_template_that_writes_something_else_is_refused(tmp_path: Path, template: str, what: str) -> None:
+def test_a_template_that_writes_something_else_is_refused(tmp_path: Path, template: str, problem: str) -> None:
     file = tmp_path / "chat.jinja"
     file.write_text(template + "{% if add_generation_prompt %}assistant: {% endif %}")
     asked = [{"role": "user", "content": "2+2"}]

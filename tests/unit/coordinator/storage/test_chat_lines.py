@@ -305,8 +305,8 @@ def test_words_of_a_tool_that_the_template_leaves_out_are_warned_of(tmp_path: Pa
 
 
 def test_nulls_that_a_table_adds_to_arguments_are_warned_of(tmp_path: Path) -> None:
-    rows = [[ASKED, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": given}}]}, ASKED]
-            for given in ({"x": 1}, {"y": 2})]  # fmt: skip
+    rows = [[ASKED, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}, ASKED]
+            for arguments in ({"x": 1}, {"y": 2})]  # fmt: skip
     path = tmp_path / "data.parquet"
     pq.write_table(pa.table({"prompt": rows}), path)
     tokenizer = build_tokenizer()

@@ -49,10 +49,10 @@ def test_arguments_reach_the_template(tmp_path: Path) -> None:
 
 
 def test_a_file_takes_the_place_of_the_tokenizers_own(tmp_path: Path) -> None:
-    given = prompts_of(
+    prompts = prompts_of(
         tmp_path, template="<{{ messages[0].content }}>{{ date }}", chat_template_arguments={"date": "1"}
     )
-    assert rendered(given) == rendered(given, own=None) == "<Name a planet.>1"
+    assert rendered(prompts) == rendered(prompts, own=None) == "<Name a planet.>1"
 
 
 @pytest.mark.parametrize(

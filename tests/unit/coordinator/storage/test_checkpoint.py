@@ -13,26 +13,26 @@ from rlhf_coordinator.storage import checkpoint
 
 
 def test_a_checkpoint_is_a_hugging_face_folder_and_says_what_it_holds(tmp_path: Path) -> None:
-    made = make_checkpoint(tmp_path, 10)
-    assert made.folder.name == "iteration-000010"
-    index = json.loads((made.folder / "actor" / "model.safetensors.index.json").read_text())
+    saved = make_checkpoint(tmp_path, 10)
+    assert saved.folder.name == "iteration-000010"
+    index = json.loads((saved.folder / "actor" / "model.safetensors.index.json").read_text())
     assert index["weight_map"]["q1"] == "model-stage-00001.safetensors"
-    assert (made.folder / "actor" / "tokenizer.json").read_text() == "tokenizer.json"
-    assert not (made.folder / "actor" / "model.safetensors").exists()
-    assert not (made.folder / "actor" / "pytorch_model.bin").exists()
-    facts = json.loads((made.folder / "checkpoint.json").read_text())
+    assert (saved.folder / "actor" / "tokenizer.json").read_text() == "tokenizer.json"
+    assert not (saved.folder / "actor" / "model.safetensors").exists()
+    assert not (saved.folder / "actor" / "pytorch_model.bin").exists()
+    facts = json.loads((saved.folder / "checkpoint.json").read_text())
     assert (facts["version"], facts["iteration"], facts["seed"]) == (10, 9, 5)
-    files = {str(item.relative_to(made.folder)) for item in made.folder.rglob("*") if item.is_file()}
+    files = {str(item.relative_to(saved.folder)) for item in saved.folder.rglob("*") if item.is_file()}
     assert set(facts["files"]) == files - {"checkpoint.json"}
-    assert checkpoint.verify(made.folder) is None
+    assert checkpoint.verify(saved.folder) is None
     assert [item.name for item in (tmp_path / "checkpoints").iterdir()] == ["iteration-000010"]
 
 
 def test_one_stage_writes_the_usual_single_file(tmp_path: Path) -> None:
-    made = make_checkpoint(tmp_path, 1, stages=1)
-    assert (made.folder / "actor" / "model.safetensors").read_bytes() == bytes(9)
-    assert not (made.folder / "actor" / "model.safetensors.index.json").exists()
-    assert checkpoint.verify(made.folder) is None
+    saved = make_checkpoint(tmp_path, 1, stages=1)
+    assert (saved.folder / "actor" / "model.safetensors").read_bytes() == bytes(9)
+    assert not (saved.folder / "actor" / "model.safetensors.index.json").exists()
+    assert checkpoint.verify(saved.folder) is None
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "facts"])

@@ -42,11 +42,11 @@ def test_a_death_at_any_byte_leaves_whole_records_and_a_journal_that_goes_on(tmp
     journal = Journal(tmp_path / "torn")
     for cut in range(len(whole) + 1):
         journal.path(7).write_bytes(whole[:cut])
-        kept = sum(end <= cut for end in ends)
-        assert journal.read(7) == records[:kept]
+        complete = sum(end <= cut for end in ends)
+        assert journal.read(7) == records[:complete]
         journal.resume(7)
         journal.append(finished(9))
-        assert journal.read(7) == [*records[:kept], finished(9)]
+        assert journal.read(7) == [*records[:complete], finished(9)]
 
 
 def test_damage_and_zeros_end_a_segment(tmp_path: Path) -> None:

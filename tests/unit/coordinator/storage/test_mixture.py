@@ -99,8 +99,8 @@ def test_what_takes_the_place_of_dropped_prompts_is_mixed_too_and_new() -> None:
 
 def test_the_first_prompts_are_in_turns_and_complete() -> None:
     prompts = prompt_set([2, 1], [3, 5])
-    assert [one.text for one in prompts.first(4)] == ["0.0", "0.1", "1.0", "0.2"]
-    assert sorted(one.text for one in prompts.first(99)) == ["0.0", "0.1", "0.2", *(f"1.{n}" for n in range(5))]
+    assert [prompt.text for prompt in prompts.first(4)] == ["0.0", "0.1", "1.0", "0.2"]
+    assert sorted(prompt.text for prompt in prompts.first(99)) == ["0.0", "0.1", "0.2", *(f"1.{n}" for n in range(5))]
 
 
 def test_passes_are_counted_by_source() -> None:
@@ -125,7 +125,10 @@ def test_sources_are_read_in_order_under_one_key(tmp_path: Path) -> None:
         tmp_path, red=[{"prompt": "red"}, {"prompt": LONG}], blue=[{"question": LONG}, {"question": "blue"}]
     )
     read = read_prompts(prompts, build_tokenizer(), 64)
-    assert [(one.source, one.line, one.text, one.filtered) for one in read] == [(0, 1, "red", 1), (1, 3, "blue", 1)]
+    assert [(prompt.source, prompt.line, prompt.text, prompt.filtered) for prompt in read] == [
+        (0, 1, "red", 1),
+        (1, 3, "blue", 1),
+    ]
     assert json.loads(read[1].record) == {"prompt": "blue"}
     journal = Journal(tmp_path / "journal")
     keep_tokenized(journal, "a" * 64, read)
@@ -157,5 +160,5 @@ def test_a_journal_is_of_one_mixture(tmp_path: Path) -> None:
     assert prompts.sources is not None
     red, blue = prompts.sources
     mixed = [[red, blue], [blue, red], [red, blue.model_copy(update={"weight": 2})], [red]]
-    digests = {prompts_digest(spec, prompts.model_copy(update={"sources": one})) for one in mixed}
+    digests = {prompts_digest(spec, prompts.model_copy(update={"sources": sources})) for sources in mixed}
     assert len(digests) == 4

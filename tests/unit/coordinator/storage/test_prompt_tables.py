@@ -44,9 +44,9 @@ def test_rows_are_the_records_that_lines_of_the_same_objects_are(tmp_path: Path)
         {"prompt": f"say {number} é\n", "chat": CHAT, "score": number / 2, "seen": number % 2 == 0, "words": None}
         for number in range(150)
     ]
-    path = write(tmp_path, {name: [one[name] for one in objects] for name in objects[0]}, row_group_size=40)
+    path = write(tmp_path, {name: [record[name] for record in objects] for name in objects[0]}, row_group_size=40)
     lines = tmp_path / "prompts.jsonl"
-    lines.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in objects))
+    lines.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in objects))
     rows = read(path)
     assert [(row.number, row.data, row.text) for row in rows] == [
         (line.number, line.data, line.text) for line in read(lines)
@@ -66,8 +66,8 @@ def test_columns_are_read_by_name_and_others_are_not_looked_at(tmp_path: Path, k
         read(path, prompt_key="question", columns=["level"])
     failure = error.value.failure
     assert (failure.exit_code, failure.field) == (ExitCode.BAD_DATA, "spec.prompts.path")
-    where, what = {"parquet": ("", "column"), "jsonl": (" line 1", "key")}[kind]
-    assert failure.message.startswith(f"{path}{where} has no {what} 'level' (prompts.columns); it has i")
+    where, term = {"parquet": ("", "column"), "jsonl": (" line 1", "key")}[kind]
+    assert failure.message.startswith(f"{path}{where} has no {term} 'level' (prompts.columns); it has i")
 
 
 def test_only_columns_that_are_read_are_in_the_way_by_their_type(tmp_path: Path) -> None:

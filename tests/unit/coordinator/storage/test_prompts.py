@@ -88,7 +88,7 @@ def prompt_set(seed: int, *, shuffle: bool = True, each: int = 1, count: int = 5
 def test_every_pass_visits_every_prompt_once_in_its_own_order() -> None:
     order = [prompt_set(1).prompt(i // 4, i % 4).text for i in range(15)]
     passes = [order[:5], order[5:10], order[10:]]
-    assert all(sorted(one) == list("01234") for one in passes)
+    assert all(sorted(texts) == list("01234") for texts in passes)
     assert passes[0] != passes[1]
     assert order == [prompt_set(1).prompt(i // 4, i % 4).text for i in range(15)]
     assert order != [prompt_set(2).prompt(i // 4, i % 4).text for i in range(15)]

@@ -54,7 +54,7 @@ def test_a_saved_data_set_is_read_in_the_order_of_its_state(tmp_path: Path) -> N
     prompts = Prompts(path=str(folder))
     ((file, whole),) = places(prompts)
     read = list(read_records(prompts, file, whole))
-    assert [(one.number, one.data["prompt"]) for one in read] == [(1, "a"), (2, "b"), (3, "c")]
+    assert [(row.number, row.data["prompt"]) for row in read] == [(1, "a"), (2, "b"), (3, "c")]
     assert str(read[2].place) == f"{folder}/first.arrow row 1"
     before = content_digest(whole)
     stream(folder / "first.arrow", ["d"])
@@ -71,7 +71,7 @@ def test_both_formats_of_arrow_are_read_in_parts_that_are_checked(tmp_path: Path
             writer.write_table(table, max_chunksize=100)
     else:
         stream(path, prompts)
-    assert [json.loads(row) for row in rows(path)] == [{"prompt": one} for one in prompts]
+    assert [json.loads(row) for row in rows(path)] == [{"prompt": prompt} for prompt in prompts]
     data = path.read_bytes()
     for damaged in (data[:-1], data[: len(data) // 2], b""):
         path.write_bytes(damaged)

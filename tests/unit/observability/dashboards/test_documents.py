@@ -27,8 +27,8 @@ DASHBOARDS = pytest.mark.parametrize("dashboard", all_dashboards(), ids=lambda d
 
 def test_the_files_of_the_chart_are_what_the_code_makes(tmp_path: Path) -> None:
     main(tmp_path)
-    made = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert made == {path.name: path.read_text() for path in FOLDER.iterdir()}, "stale: make dashboards"
+    written = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert written == {path.name: path.read_text() for path in FOLDER.iterdir()}, "stale: make dashboards"
 
 
 def test_a_dashboard_that_is_no_more_leaves_the_folder(tmp_path: Path) -> None:
@@ -47,16 +47,16 @@ def test_addresses_and_titles_are_unique() -> None:
 @DASHBOARDS
 def test_a_dashboard_can_be_imported_anywhere(dashboard: Dashboard) -> None:
     text = document(dashboard)
-    made: dict[str, Any] = json.loads(text)
+    exported: dict[str, Any] = json.loads(text)
     assert len(text.encode()) < CONFIG_MAP_BYTES
-    assert "id" not in made
-    assert "__inputs" not in made
-    assert made["uid"] == dashboard.uid
+    assert "id" not in exported
+    assert "__inputs" not in exported
+    assert exported["uid"] == dashboard.uid
     assert set(re.findall(r'"type": "prometheus",\s*"uid": "([^"]*)"', text)) == {"${datasource}"}
-    names = [variable["name"] for variable in made["templating"]["list"]]
+    names = [variable["name"] for variable in exported["templating"]["list"]]
     assert names == ["datasource", *(variable.value for variable in dashboard.variables)]
-    [link] = made["links"]
-    assert (link["includeVars"], link["keepTime"], link["tags"]) == (True, True, made["tags"])
+    [link] = exported["links"]
+    assert (link["includeVars"], link["keepTime"], link["tags"]) == (True, True, exported["tags"])
 
 
 @DASHBOARDS
@@ -71,7 +71,7 @@ def test_panels_lie_beside_each_other(dashboard: Dashboard) -> None:
         }
         for place in (panel["gridPos"] for panel in panels)
     ]
-    assert all(one.isdisjoint(other) for one, other in combinations(cells, 2))
+    assert all(first.isdisjoint(second) for first, second in combinations(cells, 2))
     assert all(column < GRID_WIDTH for cell in cells for column, _ in cell)
 
 
@@ -90,20 +90,20 @@ def test_a_dashboard_answers_at_a_glance_and_says_of_each_panel_what_is_normal(d
 
 @DASHBOARDS
 def test_a_document_has_no_field_that_grafana_does_not_know(dashboard: Dashboard) -> None:
-    made: dict[str, Any] = json.loads(document(dashboard))
-    again = json.loads(JSONEncoder().encode(models.Dashboard.from_json(made)))
+    exported: dict[str, Any] = json.loads(document(dashboard))
+    again = json.loads(JSONEncoder().encode(models.Dashboard.from_json(exported)))
     for variable in again["templating"]["list"]:
         for name in ("auto", "auto_count", "auto_min"):  # of intervals; the library's type writes it for all
             variable.pop(name, None)
     for panel in again["panels"]:
         for name in ("transparent", "repeatDirection"):  # Grafana's defaults, which the library's type writes
             panel.pop(name, None)
-    ours, read = made.pop("annotations"), again.pop("annotations")
-    assert again == made
-    known = {"step", "titleFormat"}  # of Prometheus' annotations, which the library's type leaves out
-    for one, other in zip(ours["list"], read["list"], strict=True):
-        assert one.items() >= {key: value for key, value in other.items() if key in one}.items()
-        assert set(one) - set(other) == known
+    ours, read = exported.pop("annotations"), again.pop("annotations")
+    assert again == exported
+    untyped = {"step", "titleFormat"}  # of Prometheus' annotations, which the library's type leaves out
+    for annotation, parsed in zip(ours["list"], read["list"], strict=True):
+        assert annotation.items() >= {key: value for key, value in parsed.items() if key in annotation}.items()
+        assert set(annotation) - set(parsed) == untyped
 
 
 @DASHBOARDS
@@ -116,13 +116,15 @@ def test_a_dashboard_is_explained(dashboard: Dashboard) -> None:
 
 
 def test_links_lead_to_dashboards_and_set_variables_that_they_have() -> None:
-    known = {each.uid: {"datasource", *(variable.value for variable in each.variables)} for each in all_dashboards()}
+    variables_by_dashboard = {
+        each.uid: {"datasource", *(variable.value for variable in each.variables)} for each in all_dashboards()
+    }
     links = [link for each in all_dashboards() for panel in each.panels for link in panel.links.values()]
     assert links
     for link in links:
         place = re.fullmatch(r"/d/([a-z-]+)\?(.*)", link)
         assert place is not None
-        assert set(re.findall(r"var-(\w+)=", place[2])) <= known[place[1]]
+        assert set(re.findall(r"var-(\w+)=", place[2])) <= variables_by_dashboard[place[1]]
         assert "${__url_time_range}" in place[2]
 
 
@@ -139,12 +141,12 @@ def test_what_people_are_told_to_type_exists() -> None:
 
 
 def test_fields_that_people_are_sent_to_exist() -> None:
-    known = set(re.findall(r"^\| `([\w.]+)` ", (FOLDER.parents[2] / "docs/reference.md").read_text(), re.MULTILINE))
-    sections = {field.split(".")[0] for field in known}
-    words = [word for each in all_dashboards() for one in each.panels for word in re.findall(PATH, one.description)]
+    fields = set(re.findall(r"^\| `([\w.]+)` ", (FOLDER.parents[2] / "docs/reference.md").read_text(), re.MULTILINE))
+    sections = {field.split(".")[0] for field in fields}
+    words = [word for each in all_dashboards() for panel in each.panels for word in re.findall(PATH, panel.description)]
     mentioned = {word for word in words if word.split(".")[0] in sections} - {"metrics.jsonl"}
     assert "checkpoints.every" in mentioned
-    assert mentioned <= known
+    assert mentioned <= fields
 
 
 def panel(width: int, height: int = 4) -> Any:

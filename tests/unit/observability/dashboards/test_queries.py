@@ -116,8 +116,8 @@ def test_a_query_asks_for_what_was_chosen_above_it_and_for_no_more_series_than_a
         of_jobs = selected.metric.servers != (Server.OPERATOR,) or "rlhf_job" in selected.metric.label_names
         if selected.matchers.get("rlhf_job") == "" or not of_jobs:
             wanted = {"cluster"}
-        given = {value.removeprefix("$") for value in selected.matchers.values() if value.startswith("$")}
-        assert wanted <= given, f"{selected.name} is not narrowed by {wanted - given}"
+        narrowed_by = {value.removeprefix("$") for value in selected.matchers.values() if value.startswith("$")}
+        assert wanted <= narrowed_by, f"{selected.name} is not narrowed by {wanted - narrowed_by}"
     labels = READER.read(query.asked).labels
     if panel.kind is not PanelKind.TABLE and labels & {"worker", "pod", "rlhf_job"} and wanted != {"cluster"}:
         [bound] = re.findall(r"^(?:top|bottom)k\((\d+), ", query.asked) or [None]

@@ -36,9 +36,9 @@ async def server() -> AsyncIterator[FakeApiServer]:
 
 @pytest_asyncio.fixture
 async def client(server: FakeApiServer) -> AsyncIterator[KubernetesClient]:
-    made = server.client()
-    yield made
-    await made.close()
+    connected = server.client()
+    yield connected
+    await connected.close()
 
 
 async def test_a_request_that_the_api_server_wants_again_is_sent_again(

@@ -64,7 +64,7 @@ def check_contract(backend: GangBackend) -> None:
     """Check every guarantee of `GangBackend`."""
     job = queued_job()
     pods = examples(job)
-    given = copy.deepcopy(pods)
+    original = copy.deepcopy(pods)
     objects = backend.objects(job, pods)
     assert objects == backend.objects(job, pods), "the same job gives the same objects"
     assert bool(objects) == backend.makes_objects
@@ -78,14 +78,14 @@ def check_contract(backend: GangBackend) -> None:
         joined = backend.join(job, pod)
         assert joined == backend.join(job, pod)
         assert backend.join(job, joined) == joined, "a member joins once"
-        assert joined["spec"]["containers"] == given[group]["spec"]["containers"]
-        before, after = given[group]["metadata"], joined["metadata"]
+        assert joined["spec"]["containers"] == original[group]["spec"]["containers"]
+        before, after = original[group]["metadata"], joined["metadata"]
         assert after["labels"].items() >= before["labels"].items(), "our own labels stay"
         assert after.get("annotations", {}).items() >= before.get("annotations", {}).items()
         assert (after["name"], after["ownerReferences"]) == (before["name"], before["ownerReferences"])
         schedulers.add(joined["spec"].get("schedulerName"))
     assert len(schedulers) == 1, "one gang has one scheduler"
-    assert pods == given, "arguments are not changed"
+    assert pods == original, "arguments are not changed"
 
 
 def check_queue(backend: GangBackend) -> None:
@@ -102,14 +102,21 @@ def check_queue(backend: GangBackend) -> None:
     assert queue_api_of(kind_of(body)) is kind.queue
     assert body["metadata"]["name"] in kind.queue.object_names(job.name)
     stored = {**body, "metadata": {**body["metadata"], "uid": "1", "resourceVersion": "7"}}
-    known = kind.queue.parse(stored)
-    assert (known.name, known.uid, known.version, known.owner) == (body["metadata"]["name"], "1", 7, "job-uid")
-    assert known.at_version(7) == known != known.at_version(8)
-    state = kind.queue.state(stored_job(), known, {})
+    queue_object = kind.queue.parse(stored)
+    assert (queue_object.name, queue_object.uid, queue_object.version, queue_object.owner) == (
+        body["metadata"]["name"],
+        "1",
+        7,
+        "job-uid",
+    )
+    assert queue_object.at_version(7) == queue_object != queue_object.at_version(8)
+    state = kind.queue.state(stored_job(), queue_object, {})
     assert state.requests_hash == requests_hash(job, pods)
     assert not backend.admit(job, state.requests_hash, state).gate.open
-    assert kind.queue.current([known]) == known
-    assert kind.queue.state(stored_job(), known.leaving(), {}).reserves(known.name), "what is going is not changed"
+    assert kind.queue.current([queue_object]) == queue_object
+    assert kind.queue.state(stored_job(), queue_object.leaving(), {}).reserves(queue_object.name), (
+        "what is going is not changed"
+    )
     report = state.finished_report("done", succeeded=True)
     assert report is not None
     written = kind.queue.with_report(stored, report, "2026-08-22T10:00:00Z")

@@ -46,11 +46,11 @@ def test_the_first_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_no_answer_changes_nothing_and_another_answer_ends_the_watch() -> None:
-    known = ServedApis(frozenset([V1BETA2]))
+    served_before = ServedApis(frozenset([V1BETA2]))
     api = DiscoveryServer(None, {V1BETA2: {"Workload"}})
 
     async def watch(api: KubernetesClient) -> None:
-        await asyncio.wait_for(discovery.changed(api, known, every=0.0), 30)
+        await asyncio.wait_for(discovery.changed(api, served_before, every=0.0), 30)
 
     async def unchanged() -> bool:
         task = asyncio.create_task(watch(api))

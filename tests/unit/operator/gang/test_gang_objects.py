@@ -43,7 +43,7 @@ def gang(mode: str, **more: Any) -> Json:
     return {"scheduling": {"gang": {"mode": mode, **more}}}
 
 
-def made(each: RLHFJob, cluster: ServedApis) -> tuple[dict[str, Json], Json]:
+def rendered(each: RLHFJob, cluster: ServedApis) -> tuple[dict[str, Json], Json]:
     """Return specs of the gang's objects by kind, and its first generation pod."""
     choice = choose(each, cluster)
     assert choice.backend is not None, choice
@@ -65,7 +65,7 @@ def test_a_gang_is_what_an_iteration_cannot_do_without() -> None:
 
 
 def test_native_of_1_35_has_its_groups_in_the_workload() -> None:
-    objects, member = made(job(), served("scheduling.k8s.io/v1alpha1"))
+    objects, member = rendered(job(), served("scheduling.k8s.io/v1alpha1"))
     groups = [{"name": "job", "policy": {"gang": {"minCount": 5}}}]
     assert objects == {"scheduling.k8s.io/v1alpha1/Workload": {"controllerRef": OWNER, "podGroups": groups}}
     assert member["spec"]["workloadRef"] == {"name": "job", "podGroup": "job"}
@@ -73,7 +73,7 @@ def test_native_of_1_35_has_its_groups_in_the_workload() -> None:
 
 
 def test_native_of_1_36_has_a_pod_group_of_its_own() -> None:
-    objects, member = made(job(), served("scheduling.k8s.io/v1alpha1", "scheduling.k8s.io/v1alpha2"))
+    objects, member = rendered(job(), served("scheduling.k8s.io/v1alpha1", "scheduling.k8s.io/v1alpha2"))
     policy = {"gang": {"minCount": 5}}
     assert objects == {
         "scheduling.k8s.io/v1alpha2/Workload": {
@@ -91,7 +91,7 @@ def test_native_of_1_36_has_a_pod_group_of_its_own() -> None:
 
 def test_native_of_1_37_names_the_template_otherwise_and_knows_priority() -> None:
     priority: Json = {"scheduling": {"priorityClassName": "research"}}
-    objects, member = made(job(**priority), EVERY_API)
+    objects, member = rendered(job(**priority), EVERY_API)
     policy: Json = {"schedulingPolicy": {"gang": {"minCount": 5}}, "priorityClassName": "research"}
     assert objects == {
         "scheduling.k8s.io/v1beta1/Workload": {
@@ -101,13 +101,13 @@ def test_native_of_1_37_names_the_template_otherwise_and_knows_priority() -> Non
         "scheduling.k8s.io/v1beta1/PodGroup": {"workloadRef": {"workloadName": "job", "templateName": "job"}, **policy},
     }
     assert member["spec"]["schedulingGroup"] == {"podGroupName": "job"}
-    assert "priorityClassName" not in str(made(job(**priority), served("scheduling.k8s.io/v1alpha2"))[0])
+    assert "priorityClassName" not in str(rendered(job(**priority), served("scheduling.k8s.io/v1alpha2"))[0])
 
 
 def test_volcano_gets_members_resources_queue_and_its_scheduler() -> None:
     spec: Json = {"scheduling": {"gang": {"mode": "Volcano", "queue": "research"}, "priorityClassName": "high"}}
     training = {"parallelism": {"pipeline": 2}, "microBatchSize": 8, "gpusPerReplica": 1}
-    objects, member = made(job(training=training, **spec), EVERY_API)
+    objects, member = rendered(job(training=training, **spec), EVERY_API)
     assert objects["scheduling.volcano.sh/v1beta1/PodGroup"] == {
         "minMember": 5,
         "minResources": {"cpu": "5", "memory": "4831838208", "nvidia.com/gpu": "2"},
@@ -119,7 +119,7 @@ def test_volcano_gets_members_resources_queue_and_its_scheduler() -> None:
 
 
 def test_coscheduling_gets_a_label_and_its_scheduler() -> None:
-    objects, member = made(job(**gang("Coscheduling", timeoutSeconds=120)), EVERY_API)
+    objects, member = rendered(job(**gang("Coscheduling", timeoutSeconds=120)), EVERY_API)
     group = objects["scheduling.x-k8s.io/v1alpha1/PodGroup"]
     assert (group["minMember"], group["scheduleTimeoutSeconds"]) == (5, 120)
     assert member["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "job"
@@ -129,7 +129,7 @@ def test_coscheduling_gets_a_label_and_its_scheduler() -> None:
 
 def test_a_schedulers_own_name_is_taken_from_the_template_that_gives_it_for_all_pods() -> None:
     named = job(training={"template": {"spec": {"schedulerName": "ours"}}}, **gang("Coscheduling"))
-    assert made(named, EVERY_API)[1]["spec"]["schedulerName"] == "ours"
+    assert rendered(named, EVERY_API)[1]["spec"]["schedulerName"] == "ours"
 
 
 @pytest.mark.parametrize(

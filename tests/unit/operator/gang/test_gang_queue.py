@@ -1,19 +1,14 @@
 """A job with a queue: no pods before admission, their placement then, effects of an eviction, and messages."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.operator.queued_cluster import EVERY_API, WORKLOAD_KEY, QueuedCluster
-from tests.support.operator.simulated_cluster import EVERYBODY, SimulatedCluster
+from tests.support.operator.queued_cluster import WORKLOAD_KEY, QueuedCluster, running_in_queue
+from tests.support.operator.simulated_cluster import EVERYBODY
 
 from rlhf_common import names
-from rlhf_operator.gang import ServedApis
 from rlhf_operator.gang.kueue_queue import QueuePriority
 from rlhf_operator.reconcile import ReconcilePlan
-
-Json = dict[str, Any]
 
 
 def test_nothing_is_made_before_the_queue_admits_the_job() -> None:
@@ -122,10 +117,7 @@ def test_an_evicted_job_without_checkpoints_is_said_to_begin_anew() -> None:
 
 
 def test_an_evicted_job_saves_its_checkpoint_ends_and_gives_the_reservation_back() -> None:
-    cluster = QueuedCluster()
-    cluster.settle()
-    cluster.admit()
-    cluster.begin()
+    cluster = running_in_queue()
     assert cluster.reports == [["PodsReady"], ["PodsReady"]]
     cluster.evict()
     cluster.settle()
@@ -152,10 +144,7 @@ def test_an_evicted_job_saves_its_checkpoint_ends_and_gives_the_reservation_back
 
 @pytest.mark.parametrize("reason", ["Preempted", "PodsReadyTimeout", "NodeFailures", "Deactivated"])
 def test_pods_of_an_evicted_workload_are_not_ready_from_the_eviction_on(reason: str) -> None:
-    cluster = QueuedCluster()
-    cluster.settle()
-    cluster.admit()
-    cluster.begin()
+    cluster = running_in_queue()
     assert cluster.workload is not None
     assert cluster.workload.conditions["PodsReady"][:2] == ("True", "Started")
     cluster.evict(reason)
@@ -171,10 +160,7 @@ def test_pods_of_an_evicted_workload_are_not_ready_from_the_eviction_on(reason: 
 
 
 def test_a_workload_that_lost_its_admission_in_another_way_has_no_ready_pods() -> None:
-    cluster = QueuedCluster()
-    cluster.settle()
-    cluster.admit()
-    cluster.begin()
+    cluster = running_in_queue()
     cluster.reading = None
     del cluster.status["admission"]
     for kind in ("QuotaReserved", "Admitted"):
@@ -205,10 +191,7 @@ def test_a_suspended_job_does_not_claim_to_ask_its_queue() -> None:
 
 
 def test_a_job_that_is_suspended_while_it_runs_keeps_its_admission_until_its_pods_are_gone() -> None:
-    cluster = QueuedCluster()
-    cluster.settle()
-    cluster.admit()
-    cluster.begin()
+    cluster = running_in_queue()
     cluster.reading = None
     cluster.job["spec"]["suspend"] = True
     cluster.settle()
@@ -219,10 +202,7 @@ def test_a_job_that_is_suspended_while_it_runs_keeps_its_admission_until_its_pod
 
 
 def test_a_deactivated_workload_is_told_as_such() -> None:
-    cluster = QueuedCluster()
-    cluster.settle()
-    cluster.admit()
-    cluster.begin()
+    cluster = running_in_queue()
     cluster.active = False
     cluster.see()
     cluster.settle()
@@ -233,136 +213,8 @@ def test_a_deactivated_workload_is_told_as_such() -> None:
     assert cluster.workload.conditions["Requeued"][0] == "False"
 
 
-def edit(cluster: QueuedCluster, group: str, **fields: Any) -> ReconcilePlan:
-    """Edit a group as a user, and run the operator until nothing is left to do."""
-    cluster.job["spec"][group] |= fields
-    cluster.job["metadata"]["generation"] += 1
-    return cluster.settle()
-
-
-def running(**spec: Any) -> QueuedCluster:
-    """Return a running job of a queue."""
-    cluster = QueuedCluster(**spec)
-    cluster.settle()
-    cluster.admit()
-    cluster.begin()
-    return cluster
-
-
-def test_a_job_that_grows_keeps_what_runs_and_says_why_it_does_not_grow() -> None:
-    cluster = running()
-    admitted = cluster.bodies[WORKLOAD_KEY]
-    edit(cluster, "generation", replicas=500)
-    assert cluster.workers == EVERYBODY
-    assert not any("deletionTimestamp" in body["metadata"] for body in cluster.pods.values())
-    assert cluster.bodies[WORKLOAD_KEY] == admitted
-    condition = cluster.condition("Admitted")
-    assert (condition["status"], condition["reason"]) == ("True", "QuotaReserved")
-    words = (
-        "generation stays at 2 of 500 pods: LocalQueue team has admitted no more, and the job keeps what it has. "
-        "Suspend the job and resume it to ask for all"
-    )
-    assert condition["message"] == f"LocalQueue team: ClusterQueue gpus has room. {words}"
-    resizing = cluster.condition("Resizing")
-    assert (resizing["status"], resizing["reason"], resizing["message"]) == ("False", "LimitedByQueue", words)
-    assert cluster.phase == "Running"
-    assert cluster.events.count("LimitedByQueue") == 1
-    assert cluster.settle().resize is None, "the coordinator is given the size that is there"
-
-
-def test_a_job_grows_to_what_was_admitted_and_no_further() -> None:
-    cluster = running(generation={"replicas": 3})
-    edit(cluster, "generation", replicas=1)
-    cluster.finish_deletions()
-    assert cluster.condition("Admitted")["status"] == "True"
-    edit(cluster, "generation", replicas=4)
-    assert [worker for worker in cluster.workers if "generation" in worker] == [f"generation-{n}" for n in range(3)]
-    assert "generation stays at 3 of 4 pods" in cluster.condition("Admitted")["message"]
-    edit(cluster, "generation", replicas=3)
-    assert cluster.condition("Admitted")["message"] == "LocalQueue team: ClusterQueue gpus has room"
-    assert cluster.condition("Resizing")["reason"] != "LimitedByQueue"
-
-
-def test_groups_that_grow_together_are_named_both_and_a_lost_pod_is_made_again() -> None:
-    cluster = running()
-    edit(cluster, "generation", replicas=3)
-    edit(cluster, "inference", replicas=2)
-    assert "generation stays at 2 of 3 pods, inference at 1 of 2 pods" in cluster.condition("Admitted")["message"]
-    cluster.ask_deletion("job-generation-1")
-    cluster.finish_deletions()
-    cluster.settle()
-    assert cluster.workers == EVERYBODY
-    assert cluster.condition("Resizing")["reason"] == "LimitedByQueue"
-
-
-def test_a_group_that_comes_or_goes_in_a_running_job_ends_no_pod() -> None:
-    cluster = running(inference={"replicas": 0})
-    before = cluster.workers
-    edit(cluster, "inference", replicas=1)
-    assert cluster.workers == before
-    assert cluster.condition("Admitted")["status"] == "True"
-    assert "inference stays at 0 of 1 pods" in cluster.condition("Admitted")["message"]
-    edit(cluster, "inference", replicas=0)
-    assert cluster.workers == before
-    cluster = running()
-    edit(cluster, "inference", replicas=0)
-    cluster.finish_deletions()
-    assert cluster.condition("Admitted")["status"] == "True"
-    assert "generation-0" in cluster.workers
-
-
-def test_a_job_that_grew_asks_for_all_when_it_is_resumed_or_evicted() -> None:
-    for stop in ("suspend", "evict"):
-        cluster = running()
-        edit(cluster, "generation", replicas=3)
-        cluster.reading = None
-        if stop == "suspend":
-            cluster.job["spec"]["suspend"] = True
-        else:
-            cluster.evict()
-        cluster.end_all()
-        cluster.job["spec"]["suspend"] = False
-        cluster.settle()
-        assert cluster.bodies[WORKLOAD_KEY]["spec"]["podSets"][1]["count"] == 3
-        assert cluster.condition("Admitted")["status"] == "False"
-        cluster.admit()
-        cluster.settle()
-        assert len(cluster.workers) == 7
-
-
-def test_other_requests_of_a_template_and_another_queue_ask_anew() -> None:
-    for change in ("template", "queue"):
-        cluster = running()
-        if change == "queue":
-            cluster.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "other"
-        else:
-            larger = {"containers": [{"name": "worker", "resources": {"requests": {"cpu": "3"}}}]}
-            cluster.job["spec"]["generation"]["template"] = {"spec": larger}
-        cluster.job["metadata"]["generation"] += 1
-        cluster.settle()
-        assert cluster.condition("Admitted")["reason"] == "WaitingForQuota"
-        cluster.reading = None
-        cluster.end_all()
-        assert cluster.status == {}, "the Workload is another one"
-        cluster.admit()
-        cluster.settle()
-        assert cluster.workers == EVERYBODY
-
-
-def test_a_job_that_waits_may_ask_for_another_size() -> None:
-    cluster = QueuedCluster()
-    cluster.settle()
-    cluster.job["spec"]["generation"]["replicas"] = 5
-    cluster.job["metadata"]["generation"] = 2
-    cluster.settle()
-    assert cluster.bodies[WORKLOAD_KEY]["spec"]["podSets"][1]["count"] == 5
-
-
 def test_a_suspended_job_holds_no_quota_and_queues_again() -> None:
-    cluster = QueuedCluster()
-    cluster.settle()
-    cluster.admit()
-    cluster.begin()
+    cluster = running_in_queue()
     cluster.reading = None
     cluster.job["spec"]["suspend"] = True
     cluster.end_all()
@@ -375,10 +227,7 @@ def test_a_suspended_job_holds_no_quota_and_queues_again() -> None:
 
 
 def test_a_finished_job_frees_its_quota() -> None:
-    cluster = QueuedCluster()
-    cluster.settle()
-    cluster.admit()
-    cluster.begin()
+    cluster = running_in_queue()
     cluster.end("coordinator", 0)
     cluster.reading = None
     cluster.settle()
@@ -389,160 +238,10 @@ def test_a_finished_job_frees_its_quota() -> None:
     assert cluster.settle().report is None
 
 
-def test_a_job_with_a_queue_that_the_operator_does_not_use_waits_and_starts_when_the_label_goes() -> None:
-    cluster = QueuedCluster()
-    cluster.served = ServedApis()
-    cluster.settle()
-    assert (cluster.workers, cluster.bodies, cluster.certificates) == ([], {}, False)
-    admitted = cluster.condition("Admitted")
-    assert (admitted["status"], admitted["reason"]) == ("False", "QueueNotServed")
-    assert "the label kueue.x-k8s.io/queue-name: team asks for a queue" in admitted["message"]
-    assert "install Kueue, or remove the label" in admitted["message"]
-    assert cluster.running_message == f"nothing is started: {admitted['message']}"
-    assert cluster.phase == "Queued"
-    assert "Queued" in cluster.events
-    del cluster.job["metadata"]["labels"]
-    cluster.settle()
-    assert cluster.workers == EVERYBODY
-    assert cluster.condition("Admitted")["reason"] == "NoQueue"
-
-
-def test_a_job_that_waits_for_an_unserved_queue_uses_it_once_it_is_served() -> None:
-    cluster = QueuedCluster()
-    cluster.served = ServedApis()
-    cluster.settle()
-    cluster.served = EVERY_API
-    cluster.settle()
-    assert cluster.condition("Admitted")["reason"] == "WaitingForQuota"
-    cluster.admit()
-    cluster.settle()
-    assert cluster.workers == EVERYBODY
-
-
-def test_a_job_that_runs_goes_on_when_its_queue_is_not_served_any_more() -> None:
-    cluster = SimulatedCluster().begin()
-    cluster.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
-    cluster.settle()
-    assert cluster.workers == EVERYBODY
-    admitted = cluster.condition("Admitted")
-    assert (admitted["status"], admitted["reason"]) == ("True", "NoQueue")
-    assert (
-        "the job has started without a queue: the label kueue.x-k8s.io/queue-name: team asks for a queue"
-        in admitted["message"]
-    )
-    cluster.ask_deletion("job-generation-0")
-    cluster.finish_deletions()
-    cluster.settle()
-    assert cluster.workers == EVERYBODY, "what is lost is made again"
-    cluster.reading = None
-    cluster.job["spec"]["suspend"] = True
-    while cluster.pods:
-        cluster.settle()
-        cluster.finish_deletions()
-    cluster.settle()
-    cluster.job["spec"]["suspend"] = False
-    cluster.settle()
-    assert cluster.workers == [], "a new start asks anew"
-    assert cluster.condition("Admitted")["reason"] == "QueueNotServed"
-
-
-def test_a_job_that_started_without_a_queue_goes_on_when_the_queue_is_served() -> None:
-    cluster = QueuedCluster()
-    cluster.served = ServedApis(ignores_labels=True)
-    cluster.settle()
-    cluster.begin()
-    cluster.served = EVERY_API
-    cluster.later(11)
-    cluster.settle()
-    assert cluster.workers == EVERYBODY
-    assert not any("deletionTimestamp" in body["metadata"] for body in cluster.pods.values())
-    assert WORKLOAD_KEY not in cluster.bodies
-    admitted = cluster.condition("Admitted")
-    assert (admitted["status"], admitted["reason"]) == ("True", "NoQueue")
-    assert admitted["message"].endswith("the job has started without its queue, and asks for quota at its next start")
-    cluster.reading = None
-    cluster.job["spec"]["suspend"] = True
-    cluster.end_all()
-    cluster.job["spec"]["suspend"] = False
-    cluster.settle()
-    assert (cluster.workers, cluster.condition("Admitted")["reason"]) == ([], "WaitingForQuota")
-
-
-def test_a_job_whose_queue_was_not_served_for_a_while_keeps_its_reservation() -> None:
-    cluster = running()
-    cluster.served = ServedApis()
-    cluster.settle()
-    assert cluster.workers == EVERYBODY
-    cluster.served = EVERY_API
-    cluster.settle()
-    assert cluster.condition("Admitted")["reason"] == "QuotaReserved"
-    assert cluster.workers == EVERYBODY
-
-
-def test_labels_may_be_ignored_where_whoever_runs_the_operator_says_so() -> None:
-    cluster = QueuedCluster()
-    cluster.served = ServedApis(ignores_labels=True)
-    cluster.settle()
-    assert cluster.workers == EVERYBODY
-    assert "has no effect" in cluster.condition("Admitted")["message"]
-
-
 def test_a_job_of_another_controller_is_left_alone() -> None:
     cluster = QueuedCluster(managedBy="kueue.x-k8s.io/multikueue")
     assert cluster.plan() == ReconcilePlan()
     assert "status" not in cluster.job
-
-
-def test_a_backend_that_is_not_there_is_told_and_nothing_is_made() -> None:
-    cluster = SimulatedCluster(scheduling={"gang": {"mode": "Volcano"}})
-    cluster.settle()
-    planned = cluster.condition("Planned")
-    assert (planned["status"], planned["reason"]) == ("False", "NotAvailableInThisCluster")
-    assert "install Volcano" in planned["message"]
-    assert cluster.workers == []
-
-
-def test_native_groups_come_with_the_pods_and_a_lost_pod_joins_again() -> None:
-    cluster = SimulatedCluster()
-    cluster.served = EVERY_API
-    cluster.settle()
-    assert {kind for kind, _ in cluster.bodies} >= {
-        f"scheduling.k8s.io/v1beta1/{item}" for item in ("Workload", "PodGroup")
-    }
-    cluster.run()
-    cluster.ask_deletion("job-generation-0")
-    cluster.finish_deletions()
-    cluster.settle()
-    assert cluster.pods["job-generation-0"]["spec"]["schedulingGroup"] == {"podGroupName": "job"}
-
-
-def test_a_group_that_cannot_change_is_replaced_when_no_pod_is_left() -> None:
-    cluster = SimulatedCluster()
-    cluster.served = type(EVERY_API)(frozenset(["scheduling.k8s.io/v1alpha2"]))
-    place = ("scheduling.k8s.io/v1alpha2/PodGroup", "job")
-    cluster.settle()
-    cluster.run()
-    cluster.job["spec"]["inference"]["replicas"] = 0
-    cluster.settle()
-    assert cluster.bodies[place]["spec"]["schedulingPolicy"]["gang"]["minCount"] == 5
-    cluster.job["spec"]["suspend"] = True
-    while cluster.pods:
-        cluster.settle()
-        cluster.finish_deletions()
-    cluster.job["spec"]["suspend"] = False
-    cluster.settle()
-    assert cluster.bodies[place]["spec"]["schedulingPolicy"]["gang"]["minCount"] == 4
-    assert cluster.workers == [item for item in EVERYBODY if item != "inference-0"]
-
-
-@pytest.mark.parametrize("mode", ["Disabled", "Auto"])
-def test_without_a_gang_pods_are_those_of_before(mode: str) -> None:
-    cluster, plain = SimulatedCluster(scheduling={"gang": {"mode": mode}}), SimulatedCluster()
-    cluster.settle()
-    plain.settle()
-    assert {name: body["spec"] for name, body in cluster.pods.items()} == {
-        name: body["spec"] for name, body in plain.pods.items()
-    }
 
 
 MOVES = st.lists(

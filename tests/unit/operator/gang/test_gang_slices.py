@@ -61,8 +61,8 @@ def test_only_a_job_with_the_annotation_is_elastic() -> None:
 def test_the_operator_remembers_the_annotation_and_no_other() -> None:
     body = stored_job()
     body["metadata"]["annotations"] = {ELASTIC_ANNOTATION: "true", "note": "x" * 1000, "number": 7}
-    kept = json.loads(stored_of(body).body)["metadata"]
-    assert kept["annotations"] == {ELASTIC_ANNOTATION: "true"}
+    metadata = json.loads(stored_of(body).body)["metadata"]
+    assert metadata["annotations"] == {ELASTIC_ANNOTATION: "true"}
     body["metadata"]["annotations"] = {ELASTIC_ANNOTATION: True}
     assert "annotations" not in json.loads(stored_of(body).body)["metadata"]
 
@@ -168,19 +168,19 @@ def test_the_index_gives_the_workload_that_counts_and_the_other_one_in_it() -> N
     index = Index(lambda *arguments: None, "")
     for name in (SLICE, FIRST):
         assert index.put(WORKLOAD_KEY[0], "team/job", cluster._body(name))
-    known = index.queue_object("team/job", "job-uid")
-    assert isinstance(known, KueueWorkload)
-    assert known.other is not None
-    assert (known.name, known.other.name) == (FIRST, SLICE)
+    workload = index.queue_object("team/job", "job-uid")
+    assert isinstance(workload, KueueWorkload)
+    assert workload.other is not None
+    assert (workload.name, workload.other.name) == (FIRST, SLICE)
     later = index.queue_object("team/job", "uid of a later job")
     assert isinstance(later, KueueWorkload)
     assert later.going
     replace(cluster, FIRST, SLICE)
     for name in (FIRST, SLICE):
         index.put(WORKLOAD_KEY[0], "team/job", cluster._body(name))
-    known = index.queue_object("team/job", "job-uid")
-    assert isinstance(known, KueueWorkload)
-    assert known.name == SLICE
+    workload = index.queue_object("team/job", "job-uid")
+    assert isinstance(workload, KueueWorkload)
+    assert workload.name == SLICE
 
 
 MOVES = st.lists(st.sampled_from(["admit", "replace", "evict", "grow", "shrink", "kubelet", "run"]), max_size=14)
@@ -191,14 +191,14 @@ MOVES = st.lists(st.sampled_from(["admit", "replace", "evict", "grow", "shrink",
 def test_whatever_happens_pods_exist_under_a_reservation_that_counts_them(moves: list[str]) -> None:
     cluster = elastic()
     for move in moves:
-        held = [name for name in cluster.workloads if cluster.statuses.get(name, {}).get("admission")]
-        waiting = [name for name in cluster.workloads if name not in held]
-        if move == "admit" and waiting and not held:
+        admitted = [name for name in cluster.workloads if cluster.statuses.get(name, {}).get("admission")]
+        waiting = [name for name in cluster.workloads if name not in admitted]
+        if move == "admit" and waiting and not admitted:
             cluster.admit(waiting[0])
-        elif move == "replace" and waiting and held:
-            replace(cluster, held[0], waiting[0])
-        elif move == "evict" and held:
-            cluster.condition_of_workload("Evicted", "True", "Preempted", "needed.", name=held[0])
+        elif move == "replace" and waiting and admitted:
+            replace(cluster, admitted[0], waiting[0])
+        elif move == "evict" and admitted:
+            cluster.condition_of_workload("Evicted", "True", "Preempted", "needed.", name=admitted[0])
         elif move in ("grow", "shrink"):
             now = cluster.job["spec"]["generation"]["replicas"]
             scale(cluster, max(1, min(5, now + (1 if move == "grow" else -1))))
@@ -211,5 +211,5 @@ def test_whatever_happens_pods_exist_under_a_reservation_that_counts_them(moves:
         if staying:
             assert cluster.workload is not None
             assert cluster.workload.cluster_queue, move
-            made = sum(body["metadata"]["labels"][names.LABEL_GROUP] == "generation" for body in staying)
-            assert made <= cluster.workload.counts["generation"], move
+            generation_pods = sum(body["metadata"]["labels"][names.LABEL_GROUP] == "generation" for body in staying)
+            assert generation_pods <= cluster.workload.counts["generation"], move

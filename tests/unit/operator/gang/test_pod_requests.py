@@ -44,8 +44,8 @@ def worker(**resources: Any) -> Json:
 
 def asked(template: Json) -> dict[str, str]:
     """Return the resources that Kueue counts for one generation pod."""
-    made = job(template)
-    pod_set = quota_template(made, Group.GENERATION, examples(made)[Group.GENERATION])
+    rlhf_job = job(template)
+    pod_set = quota_template(rlhf_job, Group.GENERATION, examples(rlhf_job)[Group.GENERATION])
     return {name: written(value) for name, value in kueue_counts(pod_set["spec"]).items() if value}
 
 
@@ -105,13 +105,13 @@ def test_a_pod_group_asks_for_sidecars_pod_level_resources_and_overhead(mode: st
         "initContainers": [SIDECAR],
         "containers": [worker(requests={"cpu": "4", "memory": "1Gi"})],
     }
-    made = job(template, mode)
+    rlhf_job = job(template, mode)
     served = ServedApis(frozenset(["scheduling.volcano.sh/v1beta1", "scheduling.x-k8s.io/v1alpha1"]))
-    [group] = choose(made, served).backend.objects(made, examples(made))
+    [group] = choose(rlhf_job, served).backend.objects(rlhf_job, examples(rlhf_job))
     others = {Group.COORDINATOR: 1, Group.TRAINING: 2}
     expected = {"cpu": Decimal(7), "memory": amount("8Gi")}
     for other, count in others.items():
-        for name, value in pod_requests(examples(made)[other]["spec"]).items():
+        for name, value in pod_requests(examples(rlhf_job)[other]["spec"]).items():
             expected[name] += count * value
     assert {name: amount(value) for name, value in group["spec"]["minResources"].items()} == expected
 

@@ -26,18 +26,18 @@ def container_of(gpus: int, **container: Any) -> dict[str, Any]:
 
 def test_a_claim_that_gives_the_gpu_stands_for_the_resource() -> None:
     for gpus in (0, 1):
-        made = container_of(
+        container = container_of(
             gpus,
             env=[{"name": "RLHF_DEVICE", "value": "cuda:0"}],
             resources={"claims": CLAIMS, "limits": {"memory": "8Gi"}},
         )
-        assert made["resources"]["claims"] == CLAIMS
-        assert made["resources"]["limits"] == {"memory": "8Gi"}
-        assert "nvidia.com/gpu" not in made["resources"]["requests"]
-        assert [each["value"] for each in made["env"] if each["name"] == "RLHF_DEVICE"] == ["cuda:0"]
+        assert container["resources"]["claims"] == CLAIMS
+        assert container["resources"]["limits"] == {"memory": "8Gi"}
+        assert "nvidia.com/gpu" not in container["resources"]["requests"]
+        assert [each["value"] for each in container["env"] if each["name"] == "RLHF_DEVICE"] == ["cuda:0"]
 
 
 def test_a_claim_of_something_else_stands_beside_the_resource() -> None:
-    made = container_of(1, resources={"claims": CLAIMS})
-    assert made["resources"]["limits"] == {"nvidia.com/gpu": "1"}
-    assert made["resources"]["claims"] == CLAIMS
+    container = container_of(1, resources={"claims": CLAIMS})
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    assert container["resources"]["claims"] == CLAIMS

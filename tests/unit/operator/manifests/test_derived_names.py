@@ -66,16 +66,16 @@ def derived(name: str) -> frozenset[tuple[str, str]] | None:
 
 def objects(job: RLHFJob) -> frozenset[tuple[str, str]]:
     bodies = [*render(job, {}).all, *(item for backend in BACKENDS for item in backend.objects(job, examples(job)))]
-    made = [(kind_of(body), str(body["metadata"]["name"])) for body in bodies]
-    made.append(("Secret", identity.authority_name(job)))
-    made += [(f"{version}/Workload", slice_name(job.name)) for version, _ in APIS[KUEUE]]
-    made += [
+    object_names = [(kind_of(body), str(body["metadata"]["name"])) for body in bodies]
+    object_names.append(("Secret", identity.authority_name(job)))
+    object_names += [(f"{version}/Workload", slice_name(job.name)) for version, _ in APIS[KUEUE]]
+    object_names += [
         ("Pod", identity.pod_name(job, group, index))
         for group in Group
         if group is not Group.COORDINATOR
         for index in (0, 1, 10, 11, MAX_WORKERS - 1)
     ]
-    return frozenset(made)
+    return frozenset(object_names)
 
 
 @example(name="x", more=["coordinator"], before=False)

@@ -39,27 +39,29 @@ SPLIT: dict[str, Any] = {"engine": "vllm", "gpusPerReplica": 4, "parallelism": {
 
 
 def test_vllm_writes_below_tmp_reports_to_nobody_and_asks_no_hub_for_what_lies_in_folders() -> None:
-    given = environment(job(engine="vllm"))
-    assert {name: given[name] for name in CACHES | SILENT | LOOPBACK | OFFLINE} == CACHES | SILENT | LOOPBACK | OFFLINE
+    variables = environment(job(engine="vllm"))
+    assert {
+        name: variables[name] for name in CACHES | SILENT | LOOPBACK | OFFLINE
+    } == CACHES | SILENT | LOOPBACK | OFFLINE
     assert all(folder.startswith("/tmp") for folder in CACHES.values())
-    assert "VLLM_SERVER_DEV_MODE" not in given
+    assert "VLLM_SERVER_DEV_MODE" not in variables
 
 
 def test_a_model_of_the_hub_may_be_fetched() -> None:
     document = yaml.safe_load(MANIFEST)
     document["spec"]["generation"] = {"engine": "vllm"}
     document["spec"]["models"]["actor"]["path"] = "org/policy"
-    given = environment(RLHFJob.model_validate(document))
-    assert not OFFLINE.keys() & given.keys()
-    assert given.keys() >= SILENT.keys()
+    variables = environment(RLHFJob.model_validate(document))
+    assert not OFFLINE.keys() & variables.keys()
+    assert variables.keys() >= SILENT.keys()
 
 
 def test_other_engines_and_groups_are_as_they_were() -> None:
     for engine in ("torch", "my_package.my_engine"):
         assert not (CACHES | SILENT | LOOPBACK | OFFLINE).keys() & environment(job(engine=engine)).keys()
-    for made in render(job(engine="vllm"), {}, Images()).pods:
-        if "generation" not in made["metadata"]["name"]:
-            assert "VLLM" not in str(made)
+    for body in render(job(engine="vllm"), {}, Images()).pods:
+        if "generation" not in body["metadata"]["name"]:
+            assert "VLLM" not in str(body)
 
 
 def test_processes_of_one_worker_have_bounded_shared_memory_that_their_memory_counts() -> None:
@@ -96,8 +98,8 @@ def test_a_template_may_keep_what_is_compiled_on_a_volume_and_may_open_no_route_
     def with_variable(name: str, value: str) -> dict[str, Any]:
         return {"spec": {"containers": [{"name": "worker", "env": [{"name": name, "value": value}]}]}}
 
-    kept = environment(job(with_variable("VLLM_CACHE_ROOT", "/cache/vllm"), engine="vllm"))
-    assert kept["VLLM_CACHE_ROOT"] == "/cache/vllm"
+    variables = environment(job(with_variable("VLLM_CACHE_ROOT", "/cache/vllm"), engine="vllm"))
+    assert variables["VLLM_CACHE_ROOT"] == "/cache/vllm"
     for engine in ("vllm", "torch"):
         with pytest.raises(
             TemplateError, match="opens routes that let everyone who reaches the port control the engine"

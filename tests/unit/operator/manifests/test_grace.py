@@ -24,11 +24,11 @@ def marks(pod: dict[str, Any]) -> dict[str, str]:
 
 
 def test_ranks_outlast_the_coordinator_that_needs_them_for_its_checkpoint() -> None:
-    made = pods(job_with({}))
-    assert grace(made["merged-training-0"]) >= grace(made["merged-coordinator"]) + 30
-    assert grace_problem(made["merged-training-0"]) == str(grace(made["merged-training-0"]))
-    assert grace(made["merged-generation-0"]) == 30
-    assert grace_problem(made["merged-generation-0"]) is None
+    rendered = pods(job_with({}))
+    assert grace(rendered["merged-training-0"]) >= grace(rendered["merged-coordinator"]) + 30
+    assert grace_problem(rendered["merged-training-0"]) == str(grace(rendered["merged-training-0"]))
+    assert grace(rendered["merged-generation-0"]) == 30
+    assert grace_problem(rendered["merged-generation-0"]) is None
 
 
 def test_a_rank_is_told_the_grace_of_its_template() -> None:
@@ -39,26 +39,26 @@ def test_a_rank_is_told_the_grace_of_its_template() -> None:
 def test_every_place_of_pipeline_data_and_tensor_is_a_pod() -> None:
     document = job_with({}).model_dump(mode="json", by_alias=True, exclude_defaults=True)
     document["spec"]["training"] = {"backend": "megatron", "parallelism": {"pipeline": 2, "tensor": 4}}
-    made = pods(RLHFJob.model_validate(document))
-    ranks = sorted(name for name in made if "-training-" in name)
+    rendered = pods(RLHFJob.model_validate(document))
+    ranks = sorted(name for name in rendered if "-training-" in name)
     assert ranks == [f"merged-training-{rank}" for rank in range(8)]
-    assert all(marks(made[name]) == STAYS for name in ranks)
+    assert all(marks(rendered[name]) == STAYS for name in ranks)
 
 
 def test_colocated_ranks_are_those_of_their_group() -> None:
     document = job_with({}).model_dump(mode="json", by_alias=True, exclude_defaults=True)
     document["spec"] |= {"placement": "Colocated", "generation": {"replicas": 2}, "inference": {"replicas": 0}}
-    made = pods(RLHFJob.model_validate(document))
-    assert marks(made["merged-generation-0"]) == STAYS
-    assert marks(made["merged-generation-1"]) == {}, "it holds no rank"
+    rendered = pods(RLHFJob.model_validate(document))
+    assert marks(rendered["merged-generation-0"]) == STAYS
+    assert marks(rendered["merged-generation-1"]) == {}, "it holds no rank"
 
 
 def test_autoscalers_are_asked_to_leave_coordinator_and_ranks_alone_unless_a_template_says_otherwise() -> None:
-    made = pods(job_with({}))
-    assert marks(made["merged-coordinator"]) == marks(made["merged-training-0"]) == STAYS
-    assert marks(made["merged-generation-0"]) == marks(made["merged-inference-0"]) == {}
+    rendered = pods(job_with({}))
+    assert marks(rendered["merged-coordinator"]) == marks(rendered["merged-training-0"]) == STAYS
+    assert marks(rendered["merged-generation-0"]) == marks(rendered["merged-inference-0"]) == {}
     own = {"karpenter.sh/do-not-disrupt": "false", "team": "a"}
-    made = pods(job_with({"metadata": {"annotations": own}, **worker()}, "training"))
-    assert marks(made["merged-training-0"]) == {**STAYS, "karpenter.sh/do-not-disrupt": "false"}
-    assert made["merged-training-0"]["metadata"]["annotations"]["team"] == "a"
-    assert marks(made["merged-coordinator"]) == STAYS
+    rendered = pods(job_with({"metadata": {"annotations": own}, **worker()}, "training"))
+    assert marks(rendered["merged-training-0"]) == {**STAYS, "karpenter.sh/do-not-disrupt": "false"}
+    assert rendered["merged-training-0"]["metadata"]["annotations"]["team"] == "a"
+    assert marks(rendered["merged-coordinator"]) == STAYS

@@ -22,8 +22,8 @@ def job(**spec: Any) -> RLHFJob:
 
 
 def pods(job: RLHFJob, user: int | None) -> dict[str, dict[str, Any]]:
-    made = render(job, {}, Images("operator:1", "worker:1", user)).pods
-    return {item["metadata"]["name"]: item["spec"] for item in made}
+    rendered = render(job, {}, Images("operator:1", "worker:1", user)).pods
+    return {item["metadata"]["name"]: item["spec"] for item in rendered}
 
 
 def test_pods_are_of_one_user_or_of_whom_the_cluster_chooses() -> None:
@@ -48,9 +48,9 @@ def test_a_templates_user_wins_over_that_of_the_installation() -> None:
         assert {result[name] for name in result.keys() - ranks} == {user}
 
 
-@pytest.mark.parametrize(("given", "user"), [([], 10001), (["--run-as-user=7"], 7), (["--run-as-user=none"], None)])
-def test_the_flag_names_the_user(given: list[str], user: int | None) -> None:
-    assert options(given).images.user == user
+@pytest.mark.parametrize(("arguments", "user"), [([], 10001), (["--run-as-user=7"], 7), (["--run-as-user=none"], None)])
+def test_the_flag_names_the_user(arguments: list[str], user: int | None) -> None:
+    assert options(arguments).images.user == user
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "root", "2147483648", ""])
@@ -68,8 +68,10 @@ def test_processes_of_pods_listen_on_every_address_of_either_family() -> None:
 
 def test_the_operator_is_let_in_from_its_own_namespace_alone_where_that_is_known() -> None:
     """Its labels are public, and a tenant may give them to a pod."""
-    known, unknown = (network_policy(job(), home)["spec"]["ingress"][1]["from"] for home in ("rlhf-system", ""))
-    assert [item["namespaceSelector"] for item in known] == [
+    from_namespace, from_anywhere = (
+        network_policy(job(), home)["spec"]["ingress"][1]["from"] for home in ("rlhf-system", "")
+    )
+    assert [item["namespaceSelector"] for item in from_namespace] == [
         {"matchLabels": {"kubernetes.io/metadata.name": "rlhf-system"}}
     ]
-    assert [item["namespaceSelector"] for item in unknown] == [{}]
+    assert [item["namespaceSelector"] for item in from_anywhere] == [{}]

@@ -13,8 +13,8 @@ WORKERS = {"merged-generation-0", "merged-inference-0", "merged-training-0"}
 
 
 def job(**policy: Any) -> RLHFJob:
-    made = job_with({})
-    document = made.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    merged = job_with({})
+    document = merged.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     document["spec"]["runPolicy"] = policy
     return RLHFJob.model_validate(document)
 
@@ -25,9 +25,9 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_process_is_asked_whether_it_lives_once_it_has_begun() -> None:
-    made = pods(job())
-    assert made.keys() == WORKERS | {"merged-coordinator"}
-    for pod in made.values():
+    rendered = pods(job())
+    assert rendered.keys() == WORKERS | {"merged-coordinator"}
+    for pod in rendered.values():
         for probe in (container(pod)["startupProbe"], container(pod)["livenessProbe"]):
             assert probe["httpGet"] == {"path": "/livez", "port": METRICS_PORT}
             # A coordinator that hangs saves nothing: its 300 s are for one that is asked to end.
@@ -49,9 +49,9 @@ def test_nobody_asks_when_it_is_turned_off() -> None:
 
 def test_a_template_has_the_last_word() -> None:
     own = {"exec": {"command": ["true"]}, "periodSeconds": 7}
-    made = pods(job_with(worker(livenessProbe=own)))
-    assert container(made["merged-generation-0"])["livenessProbe"] == own
-    assert "httpGet" in container(made["merged-generation-0"])["startupProbe"]
+    rendered = pods(job_with(worker(livenessProbe=own)))
+    assert container(rendered["merged-generation-0"])["livenessProbe"] == own
+    assert "httpGet" in container(rendered["merged-generation-0"])["startupProbe"]
 
 
 def test_pods_from_before_are_not_replaced_to_get_their_probes() -> None:

@@ -21,9 +21,11 @@ def job(pipeline: int, data: int, each: int, **training: Any) -> RLHFJob:
     return RLHFJob.model_validate(document)
 
 
-def training_pods(made: RLHFJob) -> list[dict[str, Any]]:
+def training_pods(rlhf_job: RLHFJob) -> list[dict[str, Any]]:
     return [
-        each for each in render(made, {}, Images()).pods if each["metadata"]["labels"][names.LABEL_GROUP] == "training"
+        each
+        for each in render(rlhf_job, {}, Images()).pods
+        if each["metadata"]["labels"][names.LABEL_GROUP] == "training"
     ]
 
 
@@ -37,48 +39,48 @@ def ports(value: str) -> list[int]:
 
 
 def test_32_ranks_on_nodes_of_eight_are_four_pods_and_each_has_what_eight_pods_had() -> None:
-    several, one = training_pods(job(8, 4, 8, gpusPerReplica=1)), training_pods(job(8, 4, 1, gpusPerReplica=1))
-    assert (len(several), len(one)) == (4, 32)
-    [container], [alone] = several[3]["spec"]["containers"], one[0]["spec"]["containers"]
+    several, single = training_pods(job(8, 4, 8, gpusPerReplica=1)), training_pods(job(8, 4, 1, gpusPerReplica=1))
+    assert (len(several), len(single)) == (4, 32)
+    [container], [alone] = several[3]["spec"]["containers"], single[0]["spec"]["containers"]
     assert container["command"] == ["python", "-m", "rlhf_workers.rank_launcher"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
     assert int(container["resources"]["requests"]["cpu"]) == 8 * int(alone["resources"]["requests"]["cpu"])
     assert container["livenessProbe"] == alone["livenessProbe"]
-    assert several[0]["metadata"]["annotations"].keys() == one[0]["metadata"]["annotations"].keys()
+    assert several[0]["metadata"]["annotations"].keys() == single[0]["metadata"]["annotations"].keys()
     [shm] = [volume["emptyDir"] for volume in several[3]["spec"]["volumes"] if volume["name"] == "shm"]
     assert shm == {"medium": "Memory", "sizeLimit": "5120Mi"}
 
 
 def test_each_rank_has_ports_of_its_own_at_the_name_of_its_pod() -> None:
-    given = variables(training_pods(job(32, 2, 64, gpusPerReplica=1))[0])
+    environment = variables(training_pods(job(32, 2, 64, gpusPerReplica=1))[0])
     every = [
         port
         for name in ("RLHF_LISTEN", "RLHF_RANK_METRICS", "RLHF_RENDEZVOUS_PORT", "RLHF_METRICS")
-        for port in ports(given[name])
+        for port in ports(environment[name])
     ]
     assert len(set(every)) == len(every) == 3 * 64 + 1
     assert names.COORDINATOR_PORT not in every
-    assert ports(given["RLHF_ADVERTISE"]) == ports(given["RLHF_LISTEN"])
-    assert len({entry.rpartition(":")[0] for entry in given["RLHF_ADVERTISE"].split(",")}) == 1
-    assert given["RLHF_DEVICE"].split(",") == [f"cuda:{rank}" for rank in range(64)]
+    assert ports(environment["RLHF_ADVERTISE"]) == ports(environment["RLHF_LISTEN"])
+    assert len({entry.rpartition(":")[0] for entry in environment["RLHF_ADVERTISE"].split(",")}) == 1
+    assert environment["RLHF_DEVICE"].split(",") == [f"cuda:{rank}" for rank in range(64)]
 
 
 def test_a_pod_of_one_rank_is_what_it_was() -> None:
     [body, _] = training_pods(job(2, 1, 1))
     [container] = body["spec"]["containers"]
     assert container["command"] == ["python", "-m", "rlhf_workers"]
-    given = variables(body)
-    assert not {"RLHF_RANKS", "RLHF_RANK_METRICS", "RLHF_RENDEZVOUS_PORT"} & given.keys()
-    assert (given["RLHF_LISTEN"], given["RLHF_DEVICE"]) == ("[::]:7710", "cpu")
+    environment = variables(body)
+    assert not {"RLHF_RANKS", "RLHF_RANK_METRICS", "RLHF_RENDEZVOUS_PORT"} & environment.keys()
+    assert (environment["RLHF_LISTEN"], environment["RLHF_DEVICE"]) == ("[::]:7710", "cpu")
     assert container["resources"]["requests"] == {"cpu": "1", "memory": "1Gi"}
     [shm] = [volume["emptyDir"] for volume in body["spec"]["volumes"] if volume["name"] == "shm"]
     assert shm == {"medium": "Memory"}
 
 
 def test_gangs_count_pods_and_ask_for_all_their_devices() -> None:
-    made = job(4, 2, 4, gpusPerReplica=1)
-    assert group_sizes(made)[Group.TRAINING] == members.minimum(made)[Group.TRAINING] == 2
-    assert members.min_resources(made, members.examples(made))["nvidia.com/gpu"] == "8"
+    rlhf_job = job(4, 2, 4, gpusPerReplica=1)
+    assert group_sizes(rlhf_job)[Group.TRAINING] == members.minimum(rlhf_job)[Group.TRAINING] == 2
+    assert members.min_resources(rlhf_job, members.examples(rlhf_job))["nvidia.com/gpu"] == "8"
 
 
 def test_the_number_of_a_pod_stays_open_in_a_template_of_pods() -> None:

@@ -68,9 +68,9 @@ def test_what_takes_turns_is_given_its_own_secret_in_generation_pods_alone() -> 
     }
     for pod in render(RLHFJob.model_validate(document), {}, Images(), {}).pods:
         (container,) = (container for container in pod["spec"]["containers"] if container["name"] == "worker")
-        given = [item for item in container["env"] if item["name"].startswith("RLHF_SECRET_")]
+        secrets = [item for item in container["env"] if item["name"].startswith("RLHF_SECRET_")]
         group = Group(pod["metadata"]["labels"]["rlhf.dev/group"])
-        assert given == wanted.get(group, []), group
+        assert secrets == wanted.get(group, []), group
 
 
 def local(caller: dict[str, str]) -> dict[str, dict[str, str]]:
@@ -86,7 +86,7 @@ def local(caller: dict[str, str]) -> dict[str, dict[str, str]]:
 
 def test_on_one_machine_it_comes_from_the_callers_environment() -> None:
     result = local({VARIABLE: SECRET})
-    given = {name for name, env in result.items() if env.get(VARIABLE) == SECRET}
-    assert given == {name for name in result if name.startswith(("generation", "inference"))}
+    processes = {name for name, env in result.items() if env.get(VARIABLE) == SECRET}
+    assert processes == {name for name in result if name.startswith(("generation", "inference"))}
     with pytest.raises(RunError, match=f"key token of Secret judge needs a cluster; set {VARIABLE} in the environment"):
         local({"HOME": "/home/me"})

@@ -166,8 +166,8 @@ def test_the_coordinator_finds_hub_models_where_the_ranks_find_them() -> None:
         {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
         {"name": "NCCL_DEBUG", "value": "INFO"},
     ]
-    made = pods(job_with(worker(env=env), "training"))["merged-coordinator"]
-    result = {item["name"]: item for item in made["spec"]["containers"][0]["env"]}
+    coordinator = pods(job_with(worker(env=env), "training"))["merged-coordinator"]
+    result = {item["name"]: item for item in coordinator["spec"]["containers"][0]["env"]}
     assert result["HF_HOME"] == env[0]
     assert result["HF_TOKEN"] == env[1]
     assert "NCCL_DEBUG" not in result
@@ -211,8 +211,8 @@ def test_a_reward_function_in_a_configmap_is_mounted_where_it_may_be_scored() ->
     ]
     assert mounted == ["generation", "inference"]
     (configuration,) = [o for o in objects.supporting if o["kind"] == "ConfigMap"]
-    (given,) = RLHFJob.model_validate_json(configuration["data"]["job.json"]).spec.models.all_rewards
-    function = given.reward.function
+    (reward_entry,) = RLHFJob.model_validate_json(configuration["data"]["job.json"]).spec.models.all_rewards
+    function = reward_entry.reward.function
     assert function is not None
     assert (function.file, function.config_map) == ("/etc/rlhf/reward/reward.py", None)
 
@@ -257,15 +257,15 @@ def test_the_coordinators_template_adds_to_what_it_has_of_the_training_template(
         "containers": [{"name": "worker", "resources": {"requests": {"cpu": "2"}, "limits": {"memory": "4Gi"}}}],
     }
     document["spec"]["coordinator"] = {"template": {"metadata": {"labels": {"team": "a"}}, "spec": own}}
-    made = pods(RLHFJob.model_validate(document))["merged-coordinator"]
-    (worker_,) = made["spec"]["containers"]
+    coordinator = pods(RLHFJob.model_validate(document))["merged-coordinator"]
+    (worker_,) = coordinator["spec"]["containers"]
     assert worker_["image"] == Images().coordinator, "the training pods' image is not the coordinator's"
     assert worker_["resources"] == {"requests": {"cpu": "2", "memory": "512Mi"}, "limits": {"memory": "4Gi"}}
     assert mount in worker_["volumeMounts"]
-    assert {"data", "scratch", "certificates"} <= {volume["name"] for volume in made["spec"]["volumes"]}
-    assert made["spec"]["nodeSelector"] == {"pool": "cpu"}
-    assert made["spec"]["initContainers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
-    assert made["metadata"]["labels"]["team"] == "a"
+    assert {"data", "scratch", "certificates"} <= {volume["name"] for volume in coordinator["spec"]["volumes"]}
+    assert coordinator["spec"]["nodeSelector"] == {"pool": "cpu"}
+    assert coordinator["spec"]["initContainers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
+    assert coordinator["metadata"]["labels"]["team"] == "a"
     with pytest.raises(TemplateError, match=r"spec\.coordinator\.template\.spec\.hostNetwork"):
         pods(job_with(spec(hostNetwork=True), "coordinator"))
 

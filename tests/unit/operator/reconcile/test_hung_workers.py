@@ -19,10 +19,10 @@ def begun(**policy: Any) -> SimulatedCluster:
 
 
 def silence(
-    cluster: SimulatedCluster, workers: Sequence[str], seconds: float, known: Sequence[str] = EVERYBODY
+    cluster: SimulatedCluster, workers: Sequence[str], seconds: float, registered: Sequence[str] = EVERYBODY
 ) -> None:
     """Make the coordinator report that it has not heard from `workers` for this long."""
-    heard = [item for item in known if item not in workers]
+    heard = [item for item in registered if item not in workers]
     silent = {worker: cluster.now - timedelta(seconds=seconds) for worker in workers}
     cluster.read(silent=silent, streams=len(heard))
 
@@ -72,7 +72,7 @@ def test_when_more_than_half_are_lost_at_once_it_is_the_coordinator_and_nobody_i
 
 def test_a_single_worker_that_is_lost_may_be_the_coordinators_trouble() -> None:
     cluster = begun()
-    silence(cluster, ["training-0"], 500, known=["training-0"])
+    silence(cluster, ["training-0"], 500, registered=["training-0"])
     cluster.settle()
     assert not cluster.deleting
 

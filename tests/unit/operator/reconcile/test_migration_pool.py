@@ -15,14 +15,14 @@ WORKING = {"generation": 4, "inference": 1, "training": 2}
 
 
 def cluster() -> SimulatedCluster:
-    made = SimulatedCluster(generation={"replicas": 4})
-    made.settle()
-    made.run()
-    read(made)
-    made.later(11)
-    read(made)
-    made.settle()
-    return made
+    simulated = SimulatedCluster(generation={"replicas": 4})
+    simulated.settle()
+    simulated.run()
+    read(simulated)
+    simulated.later(11)
+    read(simulated)
+    simulated.settle()
+    return simulated
 
 
 def read(cluster: SimulatedCluster, *pool: str, iteration: int = 3, **more: Any) -> None:

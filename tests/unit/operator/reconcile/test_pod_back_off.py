@@ -27,7 +27,7 @@ def uid(cluster: SimulatedCluster, worker: str = "generation-1") -> str | None:
     return body["metadata"]["uid"] if body else None
 
 
-def made(
+def creation_seconds(
     cluster: SimulatedCluster, seconds: float, ends: list[Any], worker: str = "generation-1", step: float = 1.0
 ) -> list[float]:
     """Return the seconds at which a pod was created, if each of its pods ends as the next of `ends` once it is up."""
@@ -87,7 +87,7 @@ CIRCLE = {"name": "fabric", "action": "Ignore", "scope": "Job", "onExitCodes": {
 @pytest.mark.parametrize("end", [sick, full, drained, deleted], ids=lambda end: end.__name__)
 def test_a_place_whose_pods_end_at_once_gets_three_pods_in_25_seconds_and_not_52(end: Any) -> None:
     cluster = job()
-    at = made(cluster, 25, [end] * 60, step=0.25)
+    at = creation_seconds(cluster, 25, [end] * 60, step=0.25)
     assert 2 <= len(at) <= 3, at
     reported = cluster.running_message
     assert (
@@ -104,7 +104,7 @@ def test_the_first_replacement_is_made_at_once_and_the_others_ever_later() -> No
 
 def test_a_pod_that_ran_well_begins_anew() -> None:
     cluster = job()
-    made(cluster, 30, [drained] * 3)
+    creation_seconds(cluster, 30, [drained] * 3)
     cluster.later(60)
     cluster.turn()
     cluster.run()
@@ -119,7 +119,7 @@ def test_a_pod_that_ran_well_begins_anew() -> None:
 
 def test_a_restarted_operator_waits_as_long_and_no_longer() -> None:
     cluster = job()
-    made(cluster, 12, [sick] * 9, step=0.25)
+    creation_seconds(cluster, 12, [sick] * 9, step=0.25)
     assert uid(cluster) is None
     cluster.written = None  # what a process knows beside the status
     [place] = cluster.job["status"]["restarts"]["backOff"]
@@ -134,7 +134,7 @@ def test_a_restarted_operator_waits_as_long_and_no_longer() -> None:
 
 def test_another_template_is_tried_at_once() -> None:
     cluster = job()
-    made(cluster, 12, [sick] * 9, step=0.25)
+    creation_seconds(cluster, 12, [sick] * 9, step=0.25)
     assert uid(cluster) is None
     cluster.job["spec"]["generation"]["template"] = {"metadata": {"annotations": {"cured": "yes"}}}
     cluster.job["metadata"]["generation"] = 2
@@ -144,7 +144,7 @@ def test_another_template_is_tried_at_once() -> None:
 
 def test_a_suspension_begins_anew() -> None:
     cluster = job()
-    made(cluster, 12, [sick] * 9, step=0.25)
+    creation_seconds(cluster, 12, [sick] * 9, step=0.25)
     cluster.job["spec"]["suspend"] = True
     for _ in range(3):
         cluster.turn()
@@ -159,7 +159,7 @@ def test_a_suspension_begins_anew() -> None:
 @given(st.lists(st.sampled_from(ENDS), min_size=20, max_size=40), st.sampled_from(["generation-1", "training-0"]))
 def test_whatever_ends_its_pods_a_place_gets_few_of_them_an_hour(ends: list[Any], worker: str) -> None:
     cluster = job(CIRCLE)
-    at = made(cluster, 3600, ends, worker, step=15.0)
+    at = creation_seconds(cluster, 3600, ends, worker, step=15.0)
     assert len(at) <= 7 + 12
     for number, moment in enumerate(at):
         within = [item for item in at[number:] if item - moment < RAN_WELL.total_seconds()]
@@ -206,7 +206,7 @@ def test_an_end_is_the_nodes_or_the_pods_own_and_the_kubelets_words_stay(
 
 def test_an_eviction_for_its_own_limit_counts_towards_the_backoff_limit() -> None:
     cluster = job(limit=2)
-    made(cluster, 120, [full] * 9)
+    creation_seconds(cluster, 120, [full] * 9)
     failed = cluster.condition("Failed")
     assert failed["reason"] == "BackoffLimitExceeded"
     assert 'EmptyDir volume "scratch"' in failed["message"]

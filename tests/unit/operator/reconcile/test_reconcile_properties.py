@@ -71,7 +71,7 @@ class Life:
         epochs = {group["name"]: group["epoch"] for group in groups}
         return bool(pod.epoch < epochs[pod.group]) or pod.template_hash != template_hash(job, Group(pod.group))
 
-    def step(self, what: str, worker: str, number: int) -> None:
+    def step(self, event: str, worker: str, number: int) -> None:
         cluster = self.cluster
         name = f"job-{worker}"
         if worker:
@@ -82,49 +82,49 @@ class Life:
             assert parsed is not None
             if cluster.job["spec"]["suspend"] or name not in {each for each, _, _ in pod_places(parsed)}:
                 return
-            self._disturb(what, worker, number)
+            self._disturb(event, worker, number)
             # Ends between two looks at one pod count once; the books are simple because we look after each.
             self.reconcile()
-        elif what == "scale":
+        elif event == "scale":
             cluster.job["spec"]["generation"]["replicas"] = max(1, number)
-        elif what in ("suspend", "resume"):
+        elif event in ("suspend", "resume"):
             cluster.settle()
-            cluster.job["spec"]["suspend"] = what == "suspend"
+            cluster.job["spec"]["suspend"] = event == "suspend"
             cluster.settle()
-        elif what == "template":
+        elif event == "template":
             spec = cluster.job["spec"][("generation", "inference", "training")[number % 3]]
             spec["template"] = spec.get("template", {}) | {"metadata": {"annotations": {"note": str(number)}}}
-        elif what == "pool":
+        elif event == "pool":
             cluster.later(number * 5)
             cluster.read(pool=tuple(WORKERS[:number]))
-        elif what == "run":
+        elif event == "run":
             self.run()
-        elif what == "gone":
+        elif event == "gone":
             cluster.finish_deletions()
-        elif what == "read":
+        elif event == "read":
             cluster.later(number * 5)
             cluster.read(iteration=number)
         else:
-            self.reconcile(dies=what == "die")
+            self.reconcile(dies=event == "die")
 
-    def _disturb(self, what: str, worker: str, code: int) -> None:
-        if what in ("end", "crash"):
-            self.cluster.end(worker, code, restarted=what == "end")
+    def _disturb(self, event: str, worker: str, code: int) -> None:
+        if event in ("end", "crash"):
+            self.cluster.end(worker, code, restarted=event == "end")
             self.expected["failures"] += code not in (0, 4, 75)
             self.expected["disruptions"] += code == 4
             return
-        if what == "full":
+        if event == "full":
             self.cluster.fail(worker, "Evicted", 'Usage of EmptyDir volume "scratch" exceeds the limit', killed=True)
             self.expected["failures"] += 1
             return
-        if what == "evict":
+        if event == "evict":
             self.cluster.evict(worker)
-        elif what == "sick":
+        elif event == "sick":
             self.cluster.fail(worker, "UnexpectedAdmissionError", "Pod was rejected: no device plugin")
         else:
             self.cluster.ask_deletion(f"job-{worker}")
         self.expected["disruptions"] += 1
-        if what == "vanish":
+        if event == "vanish":
             self.reconcile()
             self.cluster.finish_deletions()
 

@@ -88,12 +88,12 @@ def test_a_failed_job_keeps_the_last_lines_of_the_log_as_its_pods_go() -> None:
     cluster.end("coordinator", 20, message=log)
     cluster.settle()
     failed, running = cluster.condition("Failed"), cluster.condition("Running")
-    summary, _, kept = failed["message"].partition("\n")
+    summary, _, log_tail = failed["message"].partition("\n")
     assert summary == (
         "the coordinator ended with exit code 20 (the reward failed): RewardFailed: KeyError: 'answer'. "
         "To go on, correct spec.models.reward, and what it calls"
     )
-    assert kept.splitlines() == [
+    assert log_tail.splitlines() == [
         "The last lines of the log of job-coordinator:",
         "  Scoring (iteration 3)",
         "  Traceback (most recent call last):",

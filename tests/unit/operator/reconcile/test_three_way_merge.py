@@ -41,12 +41,12 @@ def test_what_was_pinned_by_this_version_is_what_it_says_now(then: Any, now: Any
 @given(trees, trees, trees)
 def test_an_edit_arrives_and_everything_else_stays(base: Any, then: Any, now: Any) -> None:
     merged = entries(carried(base, then, now))
-    before, after, kept = entries(then), entries(now), entries(base)
+    before, after, base_entries = entries(then), entries(now), entries(base)
     for path, value in after.items():
         if before.get(path) != value:
             assert merged[path] == value, "what the user said"
     touched = {key for key in (*then, *now) if then.get(key, ...) != now.get(key, ...)}
-    for path, value in kept.items():
+    for path, value in base_entries.items():
         if path and path[0] not in touched:
             assert merged[path] == value, "what the user did not touch"
 

@@ -329,9 +329,9 @@ def test_a_job_whose_user_the_cluster_chooses_goes_on_so(lost: bool) -> None:
     cluster.admit()
     cluster.begin()
     assert owners(cluster) == {None}
-    kept = trusted(cluster.stored_revision(), digests(cluster.job["status"]))
-    assert kept is not None
-    assert kept.images == cluster.images
+    revision = trusted(cluster.stored_revision(), digests(cluster.job["status"]))
+    assert revision is not None
+    assert revision.images == cluster.images
     if lost:
         del cluster.job["status"]["revision"]
     template = {"spec": {"containers": [{"name": "worker", "env": [{"name": "COLOUR", "value": "red"}]}]}}

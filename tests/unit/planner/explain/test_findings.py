@@ -99,13 +99,13 @@ def test_waiting_for_training_ranks_that_died_is_recovery() -> None:
 
 def queued(seconds_per_row: float) -> SampleFacts:
     """Return forty responses, four at a time on each of two workers, in steps of 10 ms plus a cost per row."""
-    known = decode_costs(steps(seconds_per_row))
-    assert known is not None
+    costs = decode_costs(steps(seconds_per_row))
+    assert costs is not None
     lengths = [60.0 + 7 * (place % 6) for place in range(40)]
     bare = SampleFacts(
         prompts=[8.0] * 40, responses=lengths, begun=[0.0] * 40, finished=[], scored=[], workers=[0, 1] * 20
     )
-    finished = generation(bare, known, 4, [1.0, 1.0])
+    finished = generation(bare, costs, 4, [1.0, 1.0])
     leased = [0.0] * 10 + sorted(finished)[:30]
     return bare.model_copy(update={"begun": leased, "finished": finished})
 

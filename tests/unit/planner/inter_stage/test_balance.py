@@ -39,17 +39,17 @@ def finish(samples: list[TailSample], costs: StageCosts, own: WorkerPace, contex
 @settings(deadline=None, max_examples=60)
 @given(make.held_samples(), make.costs(), st.lists(st.floats(0.25, 4.0), min_size=5, max_size=5), st.booleans())
 def test_balancing_never_lowers_the_predicted_throughput(
-    held: dict[str, list[TailSample]], plain: StageCosts, ratios: list[float], drafts: bool
+    tails: dict[str, list[TailSample]], plain: StageCosts, ratios: list[float], drafts: bool
 ) -> None:
     costs = replace(plain, decode=replace(plain.decode, slope=tuple(0.0 for _ in plain.decode.slope)))
     costs = replace(costs, speculation=DRAFTS) if drafts else costs
-    paces = {name: pace(ratio) for name, ratio in zip(sorted(held), ratios, strict=False)}
-    now = {name: list(samples) for name, samples in held.items()}
-    for together in balance(held, costs, LENGTHS, paces=paces):
+    paces = {name: pace(ratio) for name, ratio in zip(sorted(tails), ratios, strict=False)}
+    now = {name: list(samples) for name, samples in tails.items()}
+    for together in balance(tails, costs, LENGTHS, paces=paces):
         pair = {move.source for move in together.moves} | {move.destination for move in together.moves}
         before = max(finish(now[name], costs, paces[name], 0.0) for name in pair)
         for move in together.moves:
-            (sample,) = [one for one in now[move.source] if one.sample == move.sample]
+            (sample,) = [candidate for candidate in now[move.source] if candidate.sample == move.sample]
             now[move.source].remove(sample)
             now[move.destination].append(sample)
         after = max(finish(now[name], costs, paces[name], 0.0) for name in pair)
@@ -61,10 +61,10 @@ LINEAR = StageCosts.measured(decode=[StepTime(1, 1, 1.0), StepTime(16, 1, 8.5)],
 
 
 def test_a_slow_worker_gives_samples_to_faster_ones_that_hold_as_many() -> None:
-    held = {name: unfinished(8 * at, 8) for at, name in enumerate("abcd")}
-    assert balance(held, LINEAR, LENGTHS) == ()
+    tails = {name: unfinished(8 * at, 8) for at, name in enumerate("abcd")}
+    assert balance(tails, LINEAR, LENGTHS) == ()
     paces = {"a": pace(3.0, 8), "b": pace(1.0, 8), "c": pace(0.6, 8), "d": pace(1.0, 8)}
-    first = balance(held, LINEAR, LENGTHS, paces=paces)[0]
+    first = balance(tails, LINEAR, LENGTHS, paces=paces)[0]
     assert (first.moves[0].source, first.moves[0].destination) == ("a", "c")
     assert len(first.moves) > 1
     assert first.gain_seconds > 0
@@ -89,8 +89,8 @@ def test_a_few_odd_steps_move_nobodys_pace_far() -> None:
     both = pace(1.0, rows=1)
     for _ in range(40):
         both = both.observed(16, 3.0)
-    one, sixteen = both.factors(np.array([1.0, 16.0]))
-    assert one < 1.4 < 2.0 < sixteen, "a curve of its own, not a factor"
+    single, sixteen = both.factors(np.array([1.0, 16.0]))
+    assert single < 1.4 < 2.0 < sixteen, "a curve of its own, not a factor"
 
 
 def test_where_steps_are_padded_several_samples_move_together() -> None:
@@ -102,8 +102,8 @@ def test_where_steps_are_padded_several_samples_move_together() -> None:
 
 def test_samples_that_leave_their_siblings_must_win_what_they_lose_meanwhile() -> None:
     costs = replace(LINEAR, speculation=SpeculationForecast((SpeculationPoint(1, 2.0, 1.0, 1.0),)))
-    held = {"a": unfinished(0, 4), "b": []}
-    gain = balance(held, costs, LENGTHS)[0].gain_seconds
-    assert balance(held, costs, LENGTHS, lacking=lambda worker, _: float(worker == "b"))[0].gain_seconds < gain
-    assert balance(held, costs, LENGTHS, lacking=lambda *_: 1e6) == ()
-    assert balance(held, LINEAR, LENGTHS, lacking=lambda *_: 1e6), "without drafts nothing is lost"
+    tails = {"a": unfinished(0, 4), "b": []}
+    gain = balance(tails, costs, LENGTHS)[0].gain_seconds
+    assert balance(tails, costs, LENGTHS, lacking=lambda worker, _: float(worker == "b"))[0].gain_seconds < gain
+    assert balance(tails, costs, LENGTHS, lacking=lambda *_: 1e6) == ()
+    assert balance(tails, LINEAR, LENGTHS, lacking=lambda *_: 1e6), "without drafts nothing is lost"

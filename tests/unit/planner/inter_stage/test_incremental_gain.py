@@ -23,8 +23,8 @@ COSTS = TokenCosts(PassFormula(per_token=A_TOKEN))
 
 
 def test_one_long_sample_needs_only_its_last_block() -> None:
-    one = trace([(0.0, 1000.0, 10, 500)])
-    gain = incremental_gain(one, COSTS)
+    recorded = trace([(0.0, 1000.0, 10, 500)])
+    gain = incremental_gain(recorded, COSTS)
     assert gain.without == pytest.approx(1000 + 510 * A_TOKEN)
     whole = (510 - 1) // BLOCK * BLOCK
     assert gain.with_prefixes == pytest.approx(1000 + (510 - whole) * A_TOKEN)
@@ -65,21 +65,21 @@ def test_a_setup_is_never_below_nothing_by_a_rounding() -> None:
     assert PassSums().fitted() == PassFormula()
 
 
-def step_by_step(given: Trace, costs: TokenCosts, tick: float) -> float:
+def step_by_step(recorded: Trace, costs: TokenCosts, tick: float) -> float:
     """Apply the same rules in small time steps, for one worker."""
     moment, free_at, end = 0.0, 0.0, 0.0
-    size = len(given.begun)
+    size = len(recorded.begun)
     done, scored = [0] * size, [False] * size
     while not all(scored):
         if moment >= free_at:
-            waiting = [i for i in np.argsort(given.finished, kind="stable") if not scored[i]]
+            waiting = [i for i in np.argsort(recorded.finished, kind="stable") if not scored[i]]
             first = waiting[0]
-            if given.finished[first] <= moment:
-                whole = int(given.prompts[first] + given.responses[first])
+            if recorded.finished[first] <= moment:
+                whole = int(recorded.prompts[first] + recorded.responses[first])
                 free_at = end = moment + costs.seconds(whole - done[first], whole)
                 scored[first] = True
             else:
-                blocks = [_blocks(given, i, moment) - done[i] for i in range(size)]
+                blocks = [_blocks(recorded, i, moment) - done[i] for i in range(size)]
                 best = int(np.argmax(blocks))
                 if blocks[best] >= BLOCK:
                     done[best] += blocks[best]
@@ -88,12 +88,12 @@ def step_by_step(given: Trace, costs: TokenCosts, tick: float) -> float:
     return end
 
 
-def _blocks(given: Trace, i: int, moment: float) -> int:
-    if not given.begun[i] <= moment < given.finished[i]:
+def _blocks(recorded: Trace, i: int, moment: float) -> int:
+    if not recorded.begun[i] <= moment < recorded.finished[i]:
         return 0
-    share = (moment - given.begun[i]) / (given.finished[i] - given.begun[i])
-    known = int(given.prompts[i]) + int(share * given.responses[i] + 1e-6)
-    return max(0, known - 1) // BLOCK * BLOCK
+    share = (moment - recorded.begun[i]) / (recorded.finished[i] - recorded.begun[i])
+    known_tokens = int(recorded.prompts[i]) + int(share * recorded.responses[i] + 1e-6)
+    return max(0, known_tokens - 1) // BLOCK * BLOCK
 
 
 samples = st.lists(
@@ -107,11 +107,11 @@ samples = st.lists(
 @given(samples, st.floats(0.0, 0.1))
 def test_replays_are_those_of_single_steps(given_samples: list[tuple[float, float, int, int]], setup: float) -> None:
     costs, tick = TokenCosts(PassFormula(setup=setup, per_token=0.002)), 0.004
-    one = trace(given_samples)
-    passes = score_trace(one, costs, prefixes=True).passes
+    recorded = trace(given_samples)
+    passes = score_trace(recorded, costs, prefixes=True).passes
     # Every pass begins up to a tick late, and a sample that ends meanwhile may take another's turn.
-    assert step_by_step(one, costs, tick) == pytest.approx(
-        score_trace(one, costs, prefixes=True).end, abs=tick * (len(passes) + 1) + setup + BLOCK * 0.002 * 2
+    assert step_by_step(recorded, costs, tick) == pytest.approx(
+        score_trace(recorded, costs, prefixes=True).end, abs=tick * (len(passes) + 1) + setup + BLOCK * 0.002 * 2
     )
 
 
@@ -120,17 +120,17 @@ def test_replays_are_those_of_single_steps(given_samples: list[tuple[float, floa
 def test_every_sample_is_scored_once_after_it_ended(
     given_samples: list[tuple[float, float, int, int]], workers: int, setup: float
 ) -> None:
-    costs, one = TokenCosts(PassFormula(setup=setup, per_token=0.002)), trace(given_samples, workers)
+    costs, recorded = TokenCosts(PassFormula(setup=setup, per_token=0.002)), trace(given_samples, workers)
     longest = costs.prefix_seconds(500)
     for prefixes in (False, True):
-        gain = score_trace(one, costs, prefixes=prefixes)
+        gain = score_trace(recorded, costs, prefixes=prefixes)
         assert sum(count for *_, count in gain.passes) == len(given_samples)
-        assert gain.end >= one.finished.max()
+        assert gain.end >= recorded.finished.max()
         assert not gain.early_tokens or prefixes
         for worker in range(workers):
             spans = sorted((start, end) for who, start, end, _ in gain.passes if who == worker)
             assert all(before[1] <= after[0] + 1e-9 for before, after in itertools.pairwise(spans))
-    late = score_trace(one, costs, prefixes=True).end - score_trace(one, costs, prefixes=False).end
+    late = score_trace(recorded, costs, prefixes=True).end - score_trace(recorded, costs, prefixes=False).end
     assert late <= longest * len(given_samples), "at most one prefix is in the way of each"
 
 

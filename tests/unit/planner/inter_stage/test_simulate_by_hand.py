@@ -14,8 +14,8 @@ from rlhf_planner.inter_stage.simulate import simulate
 def costs(**others: object) -> StageCosts:
     """A step takes 1 s per row, a score 10 s per sample; other costs are zero unless given."""
     decode = DecodeLines.fitted([StepTime(1, 1, 1.0), StepTime(4, 1, 4.0)])
-    given = StageCosts(decode, 4, score=PassFormula(per_sample=10.0), score_batch=1, command_seconds=0.0)
-    return replace(given, **others)  # type: ignore[arg-type]
+    base = StageCosts(decode, 4, score=PassFormula(per_sample=10.0), score_batch=1, command_seconds=0.0)
+    return replace(base, **others)  # type: ignore[arg-type]
 
 
 def test_without_dedicated_inference_workers_scoring_follows_generation() -> None:

@@ -64,8 +64,8 @@ def test_a_worker_does_one_thing_at_a_time(iteration: tuple[list[int], Iteration
         own = sorted(
             (span for span in forecast.spans if span.worker == worker), key=lambda span: (span.start, span.end)
         )
-        for one, next_one in itertools.pairwise(own):
-            assert next_one.start >= one.end - 1e-9, (one, next_one)
+        for earlier, later in itertools.pairwise(own):
+            assert later.start >= earlier.end - 1e-9, (earlier, later)
 
 
 @settings(deadline=None, max_examples=20)

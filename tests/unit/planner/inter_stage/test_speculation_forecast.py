@@ -120,5 +120,5 @@ def test_an_impossible_forecast_says_what_is_wrong(points: object, why: str) -> 
 def test_points_and_gains_belong_together() -> None:
     for point in DRAFTS.points:
         assert point.gain == pytest.approx(point.tokens * point.plain_seconds / point.seconds)
-    for one, other in itertools.pairwise(DRAFTS.points):
-        assert one.gain > other.gain
+    for point, next_point in itertools.pairwise(DRAFTS.points):
+        assert point.gain > next_point.gain

@@ -45,7 +45,7 @@ def test_fused_tables_are_shorter_than_serial_ones_and_no_shorter_than_the_work(
     assert split < fused < serial
 
 
-def held(table: ScheduleTable) -> int:
+def most_stored(table: ScheduleTable) -> int:
     """Return the most micro-batches that a row stores at a time."""
     most = 0
     for row in table.rows:
@@ -59,8 +59,8 @@ def held(table: ScheduleTable) -> int:
 def test_a_table_keeps_within_the_memory_or_there_is_none() -> None:
     pipelines = placed({"actor": 2, "critic": 1}, 8, 16, alternate=True)
     costs = costs_of(pipelines)
-    free = held(table_of_rows(pipelines, costs, {}, FUSED_SPLIT))
-    tight = held(table_of_rows(pipelines, costs, {}, FUSED_SPLIT, 1000.0 * (free - 1)))
+    free = most_stored(table_of_rows(pipelines, costs, {}, FUSED_SPLIT))
+    tight = most_stored(table_of_rows(pipelines, costs, {}, FUSED_SPLIT, 1000.0 * (free - 1)))
     assert tight < free
     with pytest.raises(ValueError, match="no schedule fused keeps within the 1000 bytes"):
         table_of_rows(pipelines, costs, {}, FUSED, 1000.0)

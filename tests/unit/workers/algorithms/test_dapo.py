@@ -62,7 +62,7 @@ def test_advantages_are_those_of_a_group_by_shaped_rewards(tmp_path: Path, absta
         for row, reward in zip(rows, shaped, strict=True):
             alone = len(rows) < 2
             wanted = 0.0 if alone else (reward - statistics.fmean(shaped)) / (statistics.stdev(shaped) + 1e-6)
-            given = prepared.fields["advantages"][row][batch.mask[row]]
-            assert given.tolist() == pytest.approx([wanted] * len(given), abs=1e-4)
+            advantages = prepared.fields["advantages"][row][batch.mask[row]]
+            assert advantages.tolist() == pytest.approx([wanted] * len(advantages), abs=1e-4)
     assert not prepared.fields["advantages"][~batch.mask].any()
     assert ("reward/overlong_penalty" in algorithm.batch_metrics(prepared)) == (len(abstained) < 8)

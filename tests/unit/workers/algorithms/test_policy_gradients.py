@@ -43,7 +43,7 @@ def batch_of() -> TrainingBatch:
     return replace(batch, mask=mask, response_lengths=lengths)
 
 
-def of(batch: TrainingBatch, name: str, row: int) -> Numbers:
+def response_row(batch: TrainingBatch, name: str, row: int) -> Numbers:
     values: Numbers = batch.fields[name][row, : int(batch.response_lengths[row])].double().numpy()
     return values
 
@@ -56,7 +56,7 @@ def group_of(batch: TrainingBatch, row: int) -> list[int]:
 
 
 def divergence_of(batch: TrainingBatch, row: int, estimator: str = "K1") -> Numbers:
-    d = of(batch, "log_probabilities", row) - of(batch, "reference_log_probabilities", row)
+    d = response_row(batch, "log_probabilities", row) - response_row(batch, "reference_log_probabilities", row)
     return d if estimator == "K1" else d**2 / 2
 
 

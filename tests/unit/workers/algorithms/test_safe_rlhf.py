@@ -55,8 +55,10 @@ def test_advantages_are_those_of_rewards_less_lambda_times_those_of_costs(folder
             ("reward", -1, float(batch.rewards[row]), fields["values"]),
             ("cost", 1, float(batch.judged["cost"][row]), fields["cost_values"]),
         ):
-            given = [sign * beta * k + (last if t == count - 1 else 0) for t, k in enumerate(kl)]
-            deltas = [given[t] + gamma * (values[t + 1] if t + 1 < count else 0) - values[t] for t in range(count)]
+            token_rewards = [sign * beta * k + (last if t == count - 1 else 0) for t, k in enumerate(kl)]
+            deltas = [
+                token_rewards[t] + gamma * (values[t + 1] if t + 1 < count else 0) - values[t] for t in range(count)
+            ]
             sides[name] = [advantage(deltas, t, gamma, smoothing) for t in range(count)]
         for t in range(count):
             wanted = (sides["reward"][t] - expected_lambda * sides["cost"][t]) / (1 + expected_lambda)

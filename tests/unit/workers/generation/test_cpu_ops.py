@@ -50,16 +50,16 @@ def layer(
 def test_steps_are_those_of_the_definition(dtype: torch.dtype, window: int, positions: list[int]) -> None:
     for gains in (False, True):
         mine, wanted = (layer(ops, positions, dtype, window, gains) for ops in (CpuOps(), TorchOps()))
-        for one, other in zip(mine, wanted, strict=True):
-            torch.testing.assert_close(one, other, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        for result, expected in zip(mine, wanted, strict=True):
+            torch.testing.assert_close(result, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 def test_rows_of_one_sample_read_its_keys_up_to_their_own_positions() -> None:
     positions, pool = [5, 6, 7, 2000, 2001, 2002, 9, 40, 41, 41, 41], [3, 3, 3, 4, 4, 4, 5, 1, 1, 1, 1]
     for window in (0, 7):
         mine, wanted = (layer(ops, positions, torch.float32, window, False, pool) for ops in (CpuOps(), TorchOps()))
-        for one, other in zip(mine[:3] + mine[5:], wanted[:3] + wanted[5:], strict=True):
-            torch.testing.assert_close(one[:9], other[:9], atol=2e-5, rtol=2e-5)
+        for result, expected in zip(mine[:3] + mine[5:], wanted[:3] + wanted[5:], strict=True):
+            torch.testing.assert_close(result[:9], expected[:9], atol=2e-5, rtol=2e-5)
 
 
 @given(
@@ -106,13 +106,13 @@ def test_there_is_one_copy_of_the_weights_and_new_ones_go_into_it(
         forward.verify()
         return forward
 
-    def held(forward: CausalForward) -> int:
+    def weight_bytes(forward: CausalForward) -> int:
         storages = (parameter.untyped_storage() for parameter in forward.model.parameters())
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     forward, other = forward_of(policy("llama")), forward_of(write_policy(tmp_path / "other", "llama", seed=8))
-    before = held(forward)
+    before = weight_bytes(forward)
     fused = fused_forward_for(forward, CpuOps())
-    assert held(forward) == before
+    assert weight_bytes(forward) == before
     replace_weights(forward.model, dict(other.model.named_parameters()), subject="actor version 2")
     fused.verify(other)

@@ -47,8 +47,8 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def close(one: torch.Tensor, other: torch.Tensor) -> None:
-    torch.testing.assert_close(one, other, atol=TOLERANCE[one.dtype], rtol=TOLERANCE[one.dtype])
+def close(result: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(result, expected, atol=TOLERANCE[result.dtype], rtol=TOLERANCE[result.dtype])
 
 
 def place(dtype: torch.dtype, positions: list[int]) -> CachePlace:

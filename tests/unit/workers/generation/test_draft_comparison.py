@@ -50,11 +50,11 @@ class Says(NgramDrafter):
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Count on from the last token; every `shift`th number is wrong."""
-        made = []
+        drafts = []
         for asked in requests:
             count = int(asked.tokens[-1]) + 1 + np.arange(asked.longest)
-            made.append(Draft(np.where(count % self._shift == 0, -1, count).astype(np.int32), self._match))
-        return made
+            drafts.append(Draft(np.where(count % self._shift == 0, -1, count).astype(np.int32), self._match))
+        return drafts
 
 
 def test_the_drafter_that_is_right_for_longer_is_followed_though_it_was_unlucky_first() -> None:

@@ -59,21 +59,21 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture(scope="module")
 def built(policy: Callable[[str], Path]) -> Iterator[Build]:
     """Build an engine like a worker; one of vLLM, which takes a second, is reused by later tests."""
-    kept: defaultdict[int, list[Engine]] = defaultdict(list)
+    engines: defaultdict[int, list[Engine]] = defaultdict(list)
 
     def build(name: str, slots: int, number: int) -> Engine:
         job = job_of(policy, name, slots, speculation={"mode": "Disabled"})  # a step draws one token of each sample
         if name != "vllm":
             return build_engine(job.spec, load_tokenizer(str(policy("llama")), "model"), CPU)
-        if number == len(kept[slots]):
-            kept[slots].append(build_engine(job.spec, load_tokenizer(str(policy("llama")), "model"), CPU))
-        engine = kept[slots][number]
+        if number == len(engines[slots]):
+            engines[slots].append(build_engine(job.spec, load_tokenizer(str(policy("llama")), "model"), CPU))
+        engine = engines[slots][number]
         engine.withdraw()
         engine.load_weights(load_file(policy("llama") / "model.safetensors"), 0)
         return engine
 
     yield build
-    for engine in chain.from_iterable(kept.values()):
+    for engine in chain.from_iterable(engines.values()):
         assert isinstance(engine, VllmEngine)
         engine.close()
 
@@ -121,8 +121,8 @@ def test_progress_reports_every_token_exactly_once(make: Make) -> None:
     reported: dict[int, list[int]] = {}
     for step in range(200):
         for response in engine.step().finished:
-            known = reported.pop(response.key.sample, [])
-            assert response.tokens.tolist()[: len(known)] == known
+            earlier = reported.pop(response.key.sample, [])
+            assert response.tokens.tolist()[: len(earlier)] == earlier
         if step % 3 == 0:
             for part in engine.progress():
                 assert part.offset == len(reported.setdefault(part.key.sample, []))

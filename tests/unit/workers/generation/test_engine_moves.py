@@ -51,10 +51,10 @@ def steps(engine: TorchEngine, count: int) -> dict[int, ResponsePart]:
     return done
 
 
-def check(one: ResponsePart, other: ResponsePart, deterministic: bool) -> None:
-    assert one.tokens.tolist() == other.tokens.tolist()
-    assert np.abs(one.log_probabilities - other.log_probabilities).max() < TOLERANCE
-    assert not deterministic or same_bits(one, other)
+def check(result: ResponsePart, expected: ResponsePart, deterministic: bool) -> None:
+    assert result.tokens.tolist() == expected.tokens.tolist()
+    assert np.abs(result.log_probabilities - expected.log_probabilities).max() < TOLERANCE
+    assert not deterministic or same_bits(result, expected)
 
 
 @pytest.mark.full(quick=1)
@@ -80,11 +80,11 @@ def test_there_and_back_across_pool_boundaries_changes_nothing(
             done |= steps(engine, 1)
         turn += 1
         source, destination = engines if turn % 2 else engines[::-1]
-        held = [
+        movable = [
             key for key in sorted(source._state.in_flight) if key.sample < 50 and source.moves.cached(key) is not None
         ]
-        if held and turn % 3 == 0 and destination.in_flight < 8:
-            key = random_moves.choice(held)
+        if movable and turn % 3 == 0 and destination.in_flight < 8:
+            key = random_moves.choice(movable)
             move(source, key, destination, cuts=[random_moves.randrange(1, 130), 64])
     for number, response in undisturbed.items():
         check(response, done[number], deterministic)
@@ -117,11 +117,11 @@ def test_any_moment_and_a_pause_give_the_same_bits(
 def test_a_sample_that_still_replays_its_tokens_goes_on_replaying_elsewhere(make_engine: MakeEngine) -> None:
     sample = requests(1, seed=5, response=60)[0]
     whole = finish(make_engine(deterministic=True), [sample])[0]
-    known = replace(
+    partial = replace(
         sample, tokens=whole.tokens[:50], log_probabilities=whole.log_probabilities[:50], versions=(VersionSpan(0, 50),)
     )
     home, away = make_engine(deterministic=True), make_engine(deterministic=True)
-    home.submit([known])
+    home.submit([partial])
     steps(home, 1)
     cached = home.moves.cached(sample.key)
     assert cached is not None

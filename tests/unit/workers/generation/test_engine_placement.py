@@ -19,9 +19,9 @@ LENIENT = settings(
 )
 
 
-def same_tokens(one: ResponsePart, other: ResponsePart) -> bool:
+def same_tokens(result: ResponsePart, expected: ResponsePart) -> bool:
     """Return whether the tokens are equal, as fast mode promises on tiny float32 models."""
-    return one.tokens.tolist() == other.tokens.tolist() and one.finish_reason == other.finish_reason
+    return result.tokens.tolist() == expected.tokens.tolist() and result.finish_reason == expected.finish_reason
 
 
 MODES = pytest.mark.parametrize(("deterministic", "same"), [(False, same_tokens), (True, same_bits)])
@@ -45,7 +45,7 @@ def interrupted(
                 left -= 1
                 chosen = [key for key in sorted(engine._state.in_flight) if moves.random() < 0.4]
                 given_back = engine.withdraw(chosen)
-                other.submit([resumed(by_number[given.key.sample], given) for given in given_back])
+                other.submit([resumed(by_number[part.key.sample], part) for part in given_back])
     return done
 
 

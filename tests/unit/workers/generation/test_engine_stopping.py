@@ -48,14 +48,14 @@ def test_a_resumed_sample_that_is_complete_is_finished_at_once(make_engine: Make
     sample = requests(1, response=4)[0]
     for tokens, reason in (([9, 9, 9, 9], "length"), ([9, 1], "stop"), ([9, 16], "stop")):
         engine = make_engine(stop=("d",))
-        known = ResponsePart(
+        decoded = ResponsePart(
             sample.key,
             0,
             np.array(tokens, np.int32),
             np.zeros(len(tokens), np.float32),
             (VersionSpan(0, len(tokens)),),
         )
-        engine.submit([resumed(sample, known)])
+        engine.submit([resumed(sample, decoded)])
         report = engine.step()
         assert [(r.tokens.tolist(), r.finish_reason) for r in report.finished] == [(tokens, reason)]
         assert report.decoded == 0

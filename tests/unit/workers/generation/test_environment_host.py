@@ -58,10 +58,10 @@ class Environment:
 
 
 class Adding:
-    made = 0
+    instances = 0
 
     def __init__(self) -> None:
-        type(self).made += 1
+        type(self).instances += 1
 
     def reset(self, record: dict[str, Any]) -> None:
         self.total = record["start"]
@@ -77,14 +77,14 @@ def taken(episodes: Episodes, name: str, *turns: str) -> list[str]:
 
 
 def test_known_turns_are_not_taken_again_and_unknown_ones_are() -> None:
-    Adding.made = 0
+    Adding.instances = 0
     episodes = Episodes(Adding)
     assert taken(episodes, "a", "1") == ["2"]
     assert taken(episodes, "a", "1", "2") == ["2", "4"]
-    assert Adding.made == 1
+    assert Adding.instances == 1
     assert taken(episodes, "a", "3", "2") == ["4", "6"], "another first turn is another episode"
     assert taken(episodes, "b", "3", "2", "4") == ["4", "6", "10"]
-    assert Adding.made == 3
+    assert Adding.instances == 3
     with pytest.raises(StepError, match="an earlier step was done"):
         taken(episodes, "c", "9", "1")
 
@@ -187,9 +187,11 @@ def test_an_environment_has_its_variables_and_no_answer_or_failure_quotes_a_secr
     file.write_text(ASKS_FOR_VARIABLES)
     monkeypatch.setenv("RLHF_SECRET_SEARCH_TOKEN", SECRET)
     token = {"name": "SEARCH_TOKEN", "secretKeyRef": {"name": "search", "key": "token"}}
-    given = Environment.model_validate({"file": str(file), "env": [token, {"name": "MODE", "value": "fast"}]})
-    settings = resolve_settings(given.env, "env", secret_variables(given.secret_keys()), os.environ, invalid="")
-    calls = EnvironmentCalls(given, 1, settings)
+    environment = Environment.model_validate({"file": str(file), "env": [token, {"name": "MODE", "value": "fast"}]})
+    settings = resolve_settings(
+        environment.env, "env", secret_variables(environment.secret_keys()), os.environ, invalid=""
+    )
+    calls = EnvironmentCalls(environment, 1, settings)
     calls.start()
     try:
         assert [step.message for step in outcome(calls, "MODE").steps] == ["fast"]

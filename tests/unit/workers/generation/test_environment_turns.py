@@ -119,12 +119,12 @@ class Counter:
 
     def collect(self) -> list[EnvironmentOutcome]:
         self._now += 1
-        due = [one for one in self.asked if one[0] <= self._now]
-        self.asked = [one for one in self.asked if one[0] > self._now]
+        due = [call for call in self.asked if call[0] <= self._now]
+        self.asked = [call for call in self.asked if call[0] > self._now]
         return [self._outcome(key, turns) for _, key, turns in due]
 
     def forget(self, key: SampleKey) -> None:
-        self.asked = [one for one in self.asked if one[1] != key]
+        self.asked = [call for call in self.asked if call[1] != key]
 
     def close(self) -> None:
         self.closed = True
@@ -157,7 +157,7 @@ class Chat(Counter):
     def _outcome(self, key: SampleKey, turns: list[str]) -> EnvironmentOutcome:
         outcome = super()._outcome(key, turns)
         steps = [
-            replace(one, message="", messages=({"role": "tool", "content": one.message},)) for one in outcome.steps
+            replace(step, message="", messages=({"role": "tool", "content": step.message},)) for step in outcome.steps
         ]
         return replace(outcome, steps=tuple(steps))
 
@@ -179,13 +179,13 @@ def environed(
     make_engine: MakeEngine,
     calls: Counter | None = None,
     *,
-    kept: bool = False,
+    keeps_cache: bool = False,
     tokenizer: NumberedTokens | None = None,
     **options: object,
 ) -> EnvironmentEngine:
     engine = make_engine(stop_token_ids=STOPS, **options)
     assert isinstance(engine, DecodesTurns)
-    if kept:
+    if keeps_cache:
         engine.keep_turns()
     counter: EnvironmentCalls = calls or Counter()
     return EnvironmentEngine(engine, counter, tokenizer or NumberedTokens(), max_turns=5)
@@ -208,8 +208,8 @@ def test_the_environment_sees_special_tokens_of_a_turn_but_not_its_end(make_engi
     tokenizer.add_tokens([AddedToken(letter, special=True) for letter in "0123456789abcdefghijklm"])
     engine, calls = make_engine(slots=4, stop_token_ids=STOPS), Remembering()
     assert isinstance(engine, DecodesTurns)
-    given: Any = calls
-    done = finish(EnvironmentEngine(engine, given, tokenizer, max_turns=1, ends=frozenset(STOPS)), requests(4))
+    environment: Any = calls
+    done = finish(EnvironmentEngine(engine, environment, tokenizer, max_turns=1, ends=frozenset(STOPS)), requests(4))
     for number, response in done.items():
         letters = tokenizer.convert_ids_to_tokens(response.tokens.tolist())
         assert calls.turns[number] == ["".join(letters[:-1])]
@@ -227,40 +227,42 @@ def test_a_response_of_several_turns_has_the_environments_tokens_between_them(ma
     assert not isinstance(engine, MovesKvCaches)
     done = finish(engine, requests(12, response=60))
     assert len(done) == 12
-    ended = [one for one in done.values() if one.finish_reason == "stop"]
+    ended = [response for response in done.values() if response.finish_reason == "stop"]
     assert ended
-    for one in ended:
-        parts = written(one.tokens, one.log_probabilities)
+    for response in ended:
+        parts = written(response.tokens, response.log_probabilities)
         assert (len(parts.turns), len(parts.answers)) == (3, 2)
         assert all(turn[-1] in STOPS or turn[-1] < len(SPECIAL) for turn in parts.turns)
         assert all(answer[-1] == STOPS[0] for answer in parts.answers)
-        assert one.episode is not None
-        assert one.episode.turns == 3
+        assert response.episode is not None
+        assert response.episode.turns == 3
     assert engine.in_flight == 0
 
 
 @pytest.mark.full(quick=1)
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("keeps_cache", [True, False])
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_response_is_the_same_wherever_it_was_interrupted(
-    make_engine: MakeEngine, *, deterministic: bool, kept: bool
+    make_engine: MakeEngine, *, deterministic: bool, keeps_cache: bool
 ) -> None:
     samples = requests(10, response=60)
     wanted = finish(environed(make_engine, deterministic=deterministic), samples)
-    moves, done, known = random.Random(5), {}, by_number(samples)  # type: ignore[var-annotated]
-    engines = [environed(make_engine, Counter(late=3), kept=kept, deterministic=deterministic) for _ in range(2)]
+    moves, done, numbered = random.Random(5), {}, by_number(samples)  # type: ignore[var-annotated]
+    engines = [
+        environed(make_engine, Counter(late=3), keeps_cache=keeps_cache, deterministic=deterministic) for _ in range(2)
+    ]
     engines[0].submit(samples)
     while any(engine.in_flight for engine in engines):
         for engine, other in (engines, engines[::-1]):
-            done |= {one.key.sample: one for one in (engine.step().finished if engine.in_flight else ())}
+            done |= {response.key.sample: response for response in (engine.step().finished if engine.in_flight else ())}
             if engine.in_flight and moves.random() < 0.3:
                 key = moves.choice(sorted(engine._requests))
-                other.submit([resumed(known[given.key.sample], given) for given in engine.withdraw([key])])
+                other.submit([resumed(numbered[part.key.sample], part) for part in engine.withdraw([key])])
     assert done.keys() == wanted.keys()
-    for number, one in done.items():
-        assert one.tokens.tolist() == wanted[number].tokens.tolist()
-        assert one.episode == wanted[number].episode
-        assert not deterministic or same_bits(one, wanted[number])
+    for number, response in done.items():
+        assert response.tokens.tolist() == wanted[number].tokens.tolist()
+        assert response.episode == wanted[number].episode
+        assert not deterministic or same_bits(response, wanted[number])
 
 
 def test_messages_are_appended_as_the_chat_template_writes_them(make_engine: MakeEngine) -> None:
@@ -271,23 +273,23 @@ def test_messages_are_appended_as_the_chat_template_writes_them(make_engine: Mak
     engines[0].submit(samples)
     for _ in range(12):
         engines[0].step()
-    before = {one.key.sample: one for one in engines[0].withdraw()}
-    assert any(NOT_SAMPLED in one.log_probabilities for one in before.values())
-    done = finish(engines[1], [resumed(samples[number], one) for number, one in before.items()])
-    for number, one in done.items():
-        assert one.tokens.tolist() == wanted[number].tokens.tolist()
+    before = {part.key.sample: part for part in engines[0].withdraw()}
+    assert any(NOT_SAMPLED in part.log_probabilities for part in before.values())
+    done = finish(engines[1], [resumed(samples[number], part) for number, part in before.items()])
+    for number, part in done.items():
+        assert part.tokens.tolist() == wanted[number].tokens.tolist()
 
 
 def driven(engine: EnvironmentEngine, samples: Sequence[SampleRequest]) -> tuple[dict[int, ResponsePart], int, int]:
     """Return responses by sample, and the numbers of known tokens that the model processed and that were cached."""
     done: dict[int, ResponsePart] = {}
-    known = kept = 0
+    processed = reused = 0
     engine.submit(samples)
     while engine.in_flight:
         report = engine.step()
-        done |= {one.key.sample: one for one in report.finished}
-        known, kept = known + report.prefilled, kept + report.reused
-    return done, known, kept
+        done |= {response.key.sample: response for response in report.finished}
+        processed, reused = processed + report.prefilled, reused + report.reused
+    return done, processed, reused
 
 
 @pytest.mark.full(quick=1)
@@ -300,15 +302,15 @@ def test_a_cache_that_is_kept_between_turns_changes_no_response(
     options = {"architecture": family, "slots": 4, **options}
     samples = requests(10, response=60)
     wanted, all_known, none = driven(environed(make_engine, Counter(late=2), **options), samples)
-    done, known, kept = driven(environed(make_engine, Counter(late=2), kept=True, **options), samples)
+    done, processed, reused = driven(environed(make_engine, Counter(late=2), keeps_cache=True, **options), samples)
     assert none == 0
-    assert kept > 0
-    assert known < all_known
+    assert reused > 0
+    assert processed < all_known
     assert done.keys() == wanted.keys()
-    for number, one in done.items():
-        assert one.tokens.tolist() == wanted[number].tokens.tolist()
-        assert one.episode == wanted[number].episode
-        assert not options.get("deterministic") or same_bits(one, wanted[number])
+    for number, response in done.items():
+        assert response.tokens.tolist() == wanted[number].tokens.tolist()
+        assert response.episode == wanted[number].episode
+        assert not options.get("deterministic") or same_bits(response, wanted[number])
 
 
 @pytest.mark.parametrize("how", ["weights", "sleep"])
@@ -319,7 +321,7 @@ def test_what_is_kept_goes_with_the_weights(make_engine: MakeEngine, how: str) -
     inner.keep_turns()
     samples = requests(6, response=60)
     ended = finish(inner, samples)
-    again = [resumed(samples[number], one) for number, one in ended.items() if one.finish_reason == "stop"]
+    again = [resumed(samples[number], part) for number, part in ended.items() if part.finish_reason == "stop"]
     longer = [replace_tokens(request) for request in again if len(request.tokens) < 50]
     assert longer
     if how == "weights":
@@ -358,11 +360,13 @@ def test_progress_alone_rebuilds_a_response(make_engine: MakeEngine) -> None:
             rebuilt[part.key.sample] = tuple(
                 before[n][: part.offset] + new.tolist() for n, new in enumerate((part.tokens, part.log_probabilities))
             )
-        for one in finished:
-            tokens, numbers = rebuilt.get(one.key.sample, ([], []))
-            assert one.tokens.tolist()[: len(tokens)] == tokens
-            assert one.log_probabilities.tolist()[: len(numbers)] == numbers
-            assert len(tokens) >= len(one.tokens) - len(written(one.tokens, one.log_probabilities).turns[-1])
+        for response in finished:
+            tokens, numbers = rebuilt.get(response.key.sample, ([], []))
+            assert response.tokens.tolist()[: len(tokens)] == tokens
+            assert response.log_probabilities.tolist()[: len(numbers)] == numbers
+            assert len(tokens) >= len(response.tokens) - len(
+                written(response.tokens, response.log_probabilities).turns[-1]
+            )
 
 
 def test_an_environment_that_answers_otherwise_the_second_time_fails_its_sample(make_engine: MakeEngine) -> None:
@@ -370,10 +374,10 @@ def test_an_environment_that_answers_otherwise_the_second_time_fails_its_sample(
     engine.submit([sample])
     while not any(NOT_SAMPLED in part.log_probabilities for part in engine.progress()):
         assert not engine.step().finished, "another sample is needed: this one has one turn"
-    (given,) = engine.withdraw()
-    tokens = given.tokens.copy()
-    tokens[np.flatnonzero(given.log_probabilities == NOT_SAMPLED)[0]] += 1
-    other = resumed(sample, ResponsePart(given.key, 0, tokens, given.log_probabilities, given.versions))
+    (withdrawn,) = engine.withdraw()
+    tokens = withdrawn.tokens.copy()
+    tokens[np.flatnonzero(withdrawn.log_probabilities == NOT_SAMPLED)[0]] += 1
+    other = resumed(sample, ResponsePart(withdrawn.key, 0, tokens, withdrawn.log_probabilities, withdrawn.versions))
     engine.submit([other])
     with pytest.raises(
         EngineError, match=r"turn 1 was answered by .* must give the same answers to the same turns"
@@ -391,8 +395,8 @@ def test_a_failure_is_of_its_sample_which_keeps_its_tokens(make_engine: MakeEngi
     for _ in range(3):
         with pytest.raises(EngineError, match="boom") as caught:
             finish(engine)
-        (given,) = engine.withdraw([caught.value.key])  # type: ignore[list-item]
-        assert given.tokens[-1] in STOPS or len(given.tokens) == 60
+        (part,) = engine.withdraw([caught.value.key])  # type: ignore[list-item]
+        assert part.tokens[-1] in STOPS or len(part.tokens) == 60
     assert engine.in_flight == 0
     engine.close()
     assert calls.closed

@@ -61,10 +61,10 @@ def test_gradients_are_those_of_transformers(layer: Any) -> None:
     parameters, found = list(layer.parameters()), {}
     for way in ("eager", TILED, WHOLE):
         layer.experts.config._experts_implementation = way
-        given = rows.clone().requires_grad_()
+        inputs = rows.clone().requires_grad_()
         for parameter in parameters:
             parameter.requires_grad_()
-        found[way] = torch.autograd.grad(layer(given).square().sum(), [given, *parameters])
+        found[way] = torch.autograd.grad(layer(inputs).square().sum(), [inputs, *parameters])
         for parameter in parameters:
             parameter.requires_grad_(False)
     for way in (TILED, WHOLE):

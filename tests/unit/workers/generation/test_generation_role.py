@@ -91,13 +91,13 @@ def test_observations_say_what_building_caches_from_tokens_took(
     role.handle(generate(2), outbox)
     for _ in range(7):
         role.step(outbox)
-    given = role.give_back()
+    returned = role.give_back()
     again = generate(2, identifier=2)
     prompts = sum(sample.prompt.shape[0] for sample in again.generate.samples)
-    for sample, known in zip(again.generate.samples, sorted(given, key=lambda item: item.key.sample), strict=True):
-        sample.tokens.CopyFrom(known.tokens)
-        sample.log_probabilities.CopyFrom(known.log_probabilities)
-        sample.versions.extend(known.versions)
+    for sample, part in zip(again.generate.samples, sorted(returned, key=lambda item: item.key.sample), strict=True):
+        sample.tokens.CopyFrom(part.tokens)
+        sample.log_probabilities.CopyFrom(part.log_probabilities)
+        sample.versions.extend(part.versions)
     role.handle(again, outbox)
     run(role, outbox)
     rebuilt = [observation.rebuild for observation in outbox.reports("rebuild")]
@@ -119,11 +119,11 @@ def test_withdrawn_and_given_back_samples_carry_all_their_tokens_and_are_not_rep
         role.step(outbox)
     keys = [pb.SampleKey(iteration=0, sample=n, attempt=2) for n in (0, 5, 77)]
     role.handle(pb.Command(id=2, withdraw=pb.Withdraw(keys=keys)), outbox)
-    given = {message.key.sample: message for message in outbox.reports("done")[-1].withdraw.samples}
-    assert {n: len(unpack(message.tokens)) for n, message in given.items()} == {0: 7, 5: 0}
-    held = role.give_back()
-    assert sorted(message.key.sample for message in held) == [1, 2, 3, 4]
-    assert all(message.offset == 0 for message in held)
+    withdrawn = {message.key.sample: message for message in outbox.reports("done")[-1].withdraw.samples}
+    assert {n: len(unpack(message.tokens)) for n, message in withdrawn.items()} == {0: 7, 5: 0}
+    returned = role.give_back()
+    assert sorted(message.key.sample for message in returned) == [1, 2, 3, 4]
+    assert all(message.offset == 0 for message in returned)
     assert role.active() == 0
     assert not role.step(outbox)
     assert not outbox.reports("finished")
@@ -278,8 +278,8 @@ def test_a_sample_that_the_engine_cannot_decode_is_let_go_of_with_its_tokens_and
     (failed,) = outbox.reports("failed")
     assert (failed.key.sample, failed.failure.reason) == (2, "KernelAssert")
     whole = {message.key.sample: message for message in usual.reports("finished")}
-    known = unpack(failed.progress.tokens).tolist()
-    assert known == unpack(whole[2].tokens).tolist()[:7]
+    decoded = unpack(failed.progress.tokens).tolist()
+    assert decoded == unpack(whole[2].tokens).tolist()[:7]
     del whole[2]
     assert {n: unpack(message.tokens).tolist() for n, message in whole.items()} == {
         message.key.sample: unpack(message.tokens).tolist() for message in outbox.reports("finished")

@@ -55,15 +55,15 @@ def part(whole: KvSlice, start: int, stop: int) -> KvSlice:
 @given(
     dtype=st.sampled_from(DTYPES),
     tokens=st.integers(1, 200),
-    known=st.integers(0, 200),
+    known_tokens=st.integers(0, 200),
     cuts=st.lists(st.integers(1, 199), max_size=4),
     chunk_bytes=st.sampled_from([1, 64, 1000, 2**22]),
 )
 def test_any_cut_of_any_type_arrives_to_the_bit(
-    dtype: torch.dtype, tokens: int, known: int, cuts: list[int], chunk_bytes: int
+    dtype: torch.dtype, tokens: int, known_tokens: int, cuts: list[int], chunk_bytes: int
 ) -> None:
     whole, memory = cache(dtype, tokens), Memory()
-    arrival = IncomingCache(shapes(whole), known, 250, memory)
+    arrival = IncomingCache(shapes(whole), known_tokens, 250, memory)
     edges = sorted({0, tokens, *[cut for cut in cuts if cut < tokens]})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kv_chunks, "CHUNK_BYTES", chunk_bytes)
@@ -72,8 +72,8 @@ def test_any_cut_of_any_type_arrives_to_the_bit(
                 arrival.take(pb.KvPart.FromString(message.SerializeToString()).chunk)
     result = arrival.whole(tokens)
     assert result is not None
-    for one, other in zip(whole.layers, result.layers, strict=True):
-        for wanted, got in zip(one, other, strict=True):
+    for layer, arrived in zip(whole.layers, result.layers, strict=True):
+        for wanted, got in zip(layer, arrived, strict=True):
             assert wanted.contiguous().view(torch.uint8).equal(got.contiguous().view(torch.uint8))
     per_token = sum(shape.bytes for shape in shapes(whole))
     assert arrival.received == tokens * per_token
@@ -82,11 +82,11 @@ def test_any_cut_of_any_type_arrives_to_the_bit(
     assert memory.held == 0
 
 
-def damaged(message: pb.KvChunk, what: str) -> pb.KvChunk:
+def damaged(message: pb.KvChunk, damage: str) -> pb.KvChunk:
     """Return the chunk with one error; its checksum is right where the data changed."""
     other = pb.KvChunk()
     other.CopyFrom(message)
-    match what:
+    match damage:
         case "bit":
             data = np.frombuffer(other.data.data, np.uint8).copy()
             data[0] ^= 1
@@ -109,7 +109,7 @@ def damaged(message: pb.KvChunk, what: str) -> pb.KvChunk:
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("damage", "words"),
     [
         ("bit", "checksum is"),
         ("short", "bytes are not"),
@@ -121,12 +121,12 @@ def damaged(message: pb.KvChunk, what: str) -> pb.KvChunk:
         ("kind", r"is not float32 \[1, tokens, 6\]"),
     ],
 )
-def test_a_chunk_that_does_not_fit_is_refused_by_name(what: str, words: str) -> None:
+def test_a_chunk_that_does_not_fit_is_refused_by_name(damage: str, words: str) -> None:
     whole = cache(torch.float32, 9)
     arrival = IncomingCache(shapes(whole), 9, 20, Memory())
     first = next(chunks(whole)).chunk
     with pytest.raises(KvRefusedError, match=words):
-        arrival.take(damaged(first, what))
+        arrival.take(damaged(first, damage))
     arrival.take(first)
 
 

@@ -27,8 +27,8 @@ def same_model(load: Load, architecture: str, *, rows: int = 8, **sampling: Any)
     return ModelDrafter(model, SamplingParameters(**sampling), limits, model.config.vocab_size)
 
 
-def asked(request: SampleRequest, response: ResponsePart, known: int, longest: int) -> DraftRequest:
-    text = np.concatenate([request.prompt, response.tokens[:known]])
+def asked(request: SampleRequest, response: ResponsePart, decoded: int, longest: int) -> DraftRequest:
+    text = np.concatenate([request.prompt, response.tokens[:decoded]])
     return DraftRequest(request.key, text, len(request.prompt), longest)
 
 
@@ -78,8 +78,8 @@ def test_it_guesses_greedily_once_likeliest_tokens_are_right_more_often(make_eng
     for sample in samples:
         drafter.begin(sample)
     assert not drafter.greedy
-    for known in range(8):
-        drafter.draft([asked(sample, done[sample.key.sample], known, 1) for sample in samples])
+    for decoded in range(8):
+        drafter.draft([asked(sample, done[sample.key.sample], decoded, 1) for sample in samples])
     assert drafter.greedy
     for sample, draft in zip(
         samples, drafter.draft([asked(each, done[each.key.sample], 8, 4) for each in samples]), strict=True

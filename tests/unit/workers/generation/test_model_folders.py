@@ -134,11 +134,11 @@ def test_a_reward_model_has_one_output(tmp_path: Path) -> None:
 
 def test_tied_weights_may_come_under_one_name_or_equal_under_both(tmp_path: Path) -> None:
     model = load_causal_lm(str(write_policy(tmp_path / "policy", "qwen3")), **HOW)
-    one = {name: tensor + 1 for name, tensor in model.named_parameters()}
-    assert "lm_head.weight" not in one
-    replace_weights(model, one, subject="actor version 1")
-    assert torch.equal(model.lm_head.weight, one["model.embed_tokens.weight"])
-    both = {**one, "lm_head.weight": one["model.embed_tokens.weight"].clone()}
+    tied = {name: tensor + 1 for name, tensor in model.named_parameters()}
+    assert "lm_head.weight" not in tied
+    replace_weights(model, tied, subject="actor version 1")
+    assert torch.equal(model.lm_head.weight, tied["model.embed_tokens.weight"])
+    both = {**tied, "lm_head.weight": tied["model.embed_tokens.weight"].clone()}
     replace_weights(model, both, subject="actor version 1")
     with pytest.raises(WorkError, match="to which the model ties it"):
         replace_weights(model, {**both, "lm_head.weight": both["lm_head.weight"] + 1}, subject="actor version 2")

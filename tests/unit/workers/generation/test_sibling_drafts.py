@@ -37,8 +37,8 @@ def key(sample: int, iteration: int = 3, attempt: int = 1) -> SampleKey:
     return SampleKey(iteration, sample, attempt)
 
 
-def request(at: SampleKey, known: Sequence[int] = ()) -> SampleRequest:
-    return SampleRequest(at, PROMPT, 1, LONGEST, tokens(known), np.zeros(len(known), np.float32))
+def request(at: SampleKey, earlier: Sequence[int] = ()) -> SampleRequest:
+    return SampleRequest(at, PROMPT, 1, LONGEST, tokens(earlier), np.zeros(len(earlier), np.float32))
 
 
 def drafter(max_bytes: int = 2**26) -> SiblingsDrafter:
@@ -181,10 +181,10 @@ def test_memory_is_bounded_whoever_speaks_and_those_that_decode_here_are_kept() 
             said = random.integers(0, VOCABULARY, LONGEST).astype(np.int32)
             siblings.learn(PromptGroup(3, 1 + number % 50), source(number), 0, said)
             assert siblings.held_bytes <= 200_000
-        held, _ = tracemalloc.get_traced_memory()
+        allocated, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert held < 200_000
+    assert allocated < 200_000
     assert guess(siblings, [1]) == [2]
     for number in range(400):
         siblings.learn(GROUP, source(1000 + number), 0, tokens([3] * LONGEST))

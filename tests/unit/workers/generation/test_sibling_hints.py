@@ -31,8 +31,8 @@ class Learner:
 
 
 def delta(**fields: Any) -> pb.SiblingDelta:
-    given: dict[str, Any] = {"group": 1, "iteration": 3, "sample": 5, "offset": 2, "weight": 1.0}
-    return pb.SiblingDelta(**{**given, "tokens": pack(np.array([7, 8], np.int32)), **fields})
+    defaults: dict[str, Any] = {"group": 1, "iteration": 3, "sample": 5, "offset": 2, "weight": 1.0}
+    return pb.SiblingDelta(**{**defaults, "tokens": pack(np.array([7, 8], np.int32)), **fields})
 
 
 def message_of(*deltas: pb.SiblingDelta, forgotten: tuple[int, ...] = (), iteration: int = 3) -> pb.SiblingTokens:

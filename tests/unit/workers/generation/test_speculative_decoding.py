@@ -59,18 +59,18 @@ def test_a_hundred_seeds_of_drafts_and_disturbances_change_no_token(
 ) -> None:
     deterministic = "deterministic" in ways
     whole = finish(make_engine(**ways, slots=SAMPLES), samples)
-    made = {slots: [make_engine(**ways, slots=slots) for _ in range(2)] for slots in (3, 20)}
+    pairs = {slots: [make_engine(**ways, slots=slots) for _ in range(2)] for slots in (3, 20)}
     accepted = rejected = 0
     for seed in range(100):
         dice = random.Random(seed)
         chosen = dice.sample(samples, dice.choice([1, 2, 3, 5, 5, 20]))
-        engines = made[dice.choice(sorted(made))]
+        engines = pairs[dice.choice(sorted(pairs))]
         drafts = [
             RandomDrafts(whole, VOCABULARY, right=dice.choice([0, 0.5, 0.9, 1]), longest=longest, seed=seed)
             for longest in (dice.randint(1, 8), dice.choice([0, 3, 16]))
         ]
-        for engine, one in zip(engines, drafts, strict=True):
-            engine.draft_by(one)
+        for engine, drafter in zip(engines, drafts, strict=True):
+            engine.draft_by(drafter)
         done = churned(engines, chosen, seed)
         assert sorted(done) == sorted(sample.key.sample for sample in chosen)
         for number, response in done.items():
@@ -80,10 +80,10 @@ def test_a_hundred_seeds_of_drafts_and_disturbances_change_no_token(
             assert response.versions == wanted.versions
             assert np.abs(response.log_probabilities - wanted.log_probabilities).max() < TOLERANCE
             assert not deterministic or same_bits(response, wanted), f"seed {seed}: other bits"
-        for one in drafts:
-            assert not one.decoded, "every sample that began has ended"
-            accepted += sum(outcome.accepted for outcome in one.outcomes)
-            rejected += sum(outcome.drafted - outcome.accepted for outcome in one.outcomes)
+        for drafter in drafts:
+            assert not drafter.decoded, "every sample that began has ended"
+            accepted += sum(outcome.accepted for outcome in drafter.outcomes)
+            rejected += sum(outcome.drafted - outcome.accepted for outcome in drafter.outcomes)
     assert min(accepted, rejected) > 1000
 
 
@@ -141,9 +141,11 @@ def test_every_way_of_decoding_verifies_drafts(
     plain = {name: value for name, value in ways.items() if name not in ("static_shapes", "fused_kernels")}
     whole = finish(make_engine(architecture, **plain, slots=9), samples[:16])
     drafts = [RandomDrafts(whole, VOCABULARY, right=0.8, longest=longest, seed=1) for longest in (8, 4)]
-    done = churned([make_engine(architecture, **ways, slots=9, speculator=one) for one in drafts], samples[:16], 1)
+    done = churned(
+        [make_engine(architecture, **ways, slots=9, speculator=drafter) for drafter in drafts], samples[:16], 1
+    )
     same_tokens(done, whole)
-    assert sum(outcome.accepted for one in drafts for outcome in one.outcomes) > 50
+    assert sum(outcome.accepted for drafter in drafts for outcome in drafter.outcomes) > 50
 
 
 def test_a_stop_string_inside_a_draft_ends_the_response_there(make_engine: MakeEngine) -> None:
@@ -203,11 +205,15 @@ def test_tokens_drawn_after_an_update_bear_it_whatever_was_drafted(make_engine: 
             plain.step()
         drafted.load_weights(second, 1)
         plain.load_weights(second, 1)
-        (one,), (other,) = (finish(engine).values() for engine in (drafted, plain))
+        (with_drafts,), (without_drafts,) = (finish(engine).values() for engine in (drafted, plain))
     finally:
         replace_weights(model, first, subject="the first version")
-    assert same_bits(one, other)
-    assert one.versions == other.versions == (VersionSpan(0, sum(drawn)), VersionSpan(1, len(one.tokens) - sum(drawn)))
+    assert same_bits(with_drafts, without_drafts)
+    assert (
+        with_drafts.versions
+        == without_drafts.versions
+        == (VersionSpan(0, sum(drawn)), VersionSpan(1, len(with_drafts.tokens) - sum(drawn)))
+    )
 
 
 @pytest.mark.parametrize("ways", [{"deterministic": True}, {"attention": "sdpa"}], ids=["deterministic", "fast"])
@@ -227,9 +233,9 @@ def test_a_step_reports_the_keys_of_its_drafts_rows_too(ways: dict[str, Any], ma
 def test_known_tokens_are_replayed_by_the_dozen(make_engine: MakeEngine) -> None:
     sample = requests(1, seed=5, response=90)[0]
     whole = finish(make_engine(deterministic=True), [sample])[0]
-    known = replace(whole, tokens=whole.tokens[:80], log_probabilities=whole.log_probabilities[:80])
+    partial = replace(whole, tokens=whole.tokens[:80], log_probabilities=whole.log_probabilities[:80])
     engine = make_engine(deterministic=True)
-    engine.submit([replace(resumed(sample, known), versions=(VersionSpan(0, 80),))])
+    engine.submit([replace(resumed(sample, partial), versions=(VersionSpan(0, 80),))])
     reports = []
     while engine.in_flight:
         reports.append(engine.step())

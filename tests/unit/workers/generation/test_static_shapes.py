@@ -110,12 +110,12 @@ def test_new_weights_and_sleep_in_the_middle_change_what_they_should(
         engine.load_weights(second, 1)
         for _ in range(8):
             engine.step()
-        given = engine.withdraw()
+        withdrawn = engine.withdraw()
         engine.sleep()
         assert engine.graph_bytes() == 0
         engine.wake()
         numbered = {sample.key.sample: sample for sample in samples}
-        return finish(engine, [resumed(numbered[part.key.sample], part) for part in given])
+        return finish(engine, [resumed(numbered[part.key.sample], part) for part in withdrawn])
 
     try:
         plain = run(False)

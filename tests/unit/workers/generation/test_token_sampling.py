@@ -32,9 +32,9 @@ def kept_by_hand(probabilities: np.ndarray, top_p: float, top_k: int) -> np.ndar
     order = np.argsort(-probabilities, kind="stable")[: top_k or None]
     mass = probabilities[order] / probabilities[order].sum()
     count = int(np.searchsorted(np.cumsum(mass), top_p - 1e-12)) + 1
-    kept = np.zeros_like(probabilities)
-    kept[order[:count]] = probabilities[order[:count]]
-    renormalised: np.ndarray = kept / kept.sum()
+    filtered = np.zeros_like(probabilities)
+    filtered[order[:count]] = probabilities[order[:count]]
+    renormalised: np.ndarray = filtered / filtered.sum()
     return renormalised
 
 

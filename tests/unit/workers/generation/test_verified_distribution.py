@@ -44,14 +44,14 @@ def test_a_million_drafted_draws_have_the_policys_distribution() -> None:
         logits = table[torch.from_numpy(fed.astype(np.int64))].view(-1, WORDS)
         chances = torch.from_numpy(uniform[left[:, None], at].ravel())
         drawn = sample(logits, chances, SamplingParameters())[0].view(fed.shape).numpy()
-        known = np.zeros(len(left), np.int64)
-        judged = verdict(drawn, np.roll(fed, -1, axis=1), known, counts)
-        kept, _ = cut_at_ends(judged, np.zeros(drawn.shape, bool), known)
+        known_tokens = np.zeros(len(left), np.int64)
+        judged = verdict(drawn, np.roll(fed, -1, axis=1), known_tokens, counts)
+        cut, _ = cut_at_ends(judged, np.zeros(drawn.shape, bool), known_tokens)
         for ahead in range(POSITIONS):
-            own = kept.positions > ahead
+            own = cut.positions > ahead
             tokens[left[own], length[left[own]] + ahead + 1] = drawn[own, ahead]
-        length[left] += kept.positions
-        accepted += int(kept.accepted.sum())
+        length[left] += cut.positions
+        accepted += int(cut.accepted.sum())
     assert 100_000 < accepted < 500_000, "drafts were right and wrong"
     found = np.bincount(np.ravel_multi_index(tuple(tokens[:, 1:].T), (WORDS,) * POSITIONS), minlength=WORDS**POSITIONS)
     probability = table.double().softmax(-1).numpy()
@@ -93,7 +93,11 @@ def test_what_an_engine_draws_with_drafts_has_the_distribution_of_what_it_draws_
     drafts = ScriptedSpeculator(random, longest=positions, right=1.0, answers=will_be)
     found = drawn(make_engine(**ways, speculator=drafts), keys[samples:])
     assert min(drafts.accepted, drafts.drafted - drafts.accepted) > samples // 4, "drafts were right and wrong"
-    cells = [(found[one], without[one]) for one in found.keys() | without.keys() if found[one] + without[one] >= 10]
-    square = sum((one - other) ** 2 / (one + other) for one, other in cells)
+    cells = [
+        (found[response], without[response])
+        for response in found.keys() | without.keys()
+        if found[response] + without[response] >= 10
+    ]
+    square = sum((drafted - plain) ** 2 / (drafted + plain) for drafted, plain in cells)
     assert len(cells) > 10
     assert abs(deviation(square, len(cells) - 1)) < 5

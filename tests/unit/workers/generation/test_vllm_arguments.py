@@ -27,19 +27,19 @@ LIMITS: Final = EngineLimits(max_batch_size=4, max_prompt_tokens=40, max_respons
 GIBIBYTE: Final = 2**30
 
 
-def arguments(**given: Any) -> dict[str, Any]:
-    return engine_arguments(given, KNOWN, "/models/a", "bfloat16", LIMITS, 2)
+def arguments(**user_arguments: Any) -> dict[str, Any]:
+    return engine_arguments(user_arguments, KNOWN, "/models/a", "bfloat16", LIMITS, 2)
 
 
 def test_what_is_given_passes_untouched_beside_what_follows_from_the_manifest() -> None:
-    given = {
+    user_arguments = {
         "max_num_batched_tokens": 512,
         "enforce_eager": True,
         "gpu_memory_utilization": 1,
         "compilation_config": {"level": 3},
     }
-    passed = arguments(**given)
-    assert {name: passed[name] for name in given} == given
+    passed = arguments(**user_arguments)
+    assert {name: passed[name] for name in user_arguments} == user_arguments
     assert (passed["model"], passed["dtype"]) == ("/models/a", "bfloat16")
     assert (passed["config_format"], passed["load_format"]) == ("hf", "safetensors"), "not Mistral's own files"
     assert (passed["max_model_len"], passed["max_num_seqs"], passed["tensor_parallel_size"]) == (90, 4, 2)

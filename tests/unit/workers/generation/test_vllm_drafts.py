@@ -62,8 +62,8 @@ def test_a_pass_is_as_wide_as_the_next_captured_one() -> None:
 def test_heads_of_the_policys_own_draft_on_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     save_file({"fc.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
-    given = {"method": "eagle3", "model": str(tmp_path)}
-    assert speculation_arguments(given, "cuda", Speculation(max_tokens=5)) == {**given, "num_speculative_tokens": 5}
+    config = {"method": "eagle3", "model": str(tmp_path)}
+    assert speculation_arguments(config, "cuda", Speculation(max_tokens=5)) == {**config, "num_speculative_tokens": 5}
     assert speculation_arguments({"method": "mtp", "num_speculative_tokens": 1}, "cuda", Speculation()) == {
         "method": "mtp",
         "num_speculative_tokens": 1,
@@ -71,7 +71,7 @@ def test_heads_of_the_policys_own_draft_on_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "device", "mode", "words"),
+    ("config", "device", "mode", "words"),
     [
         ({"method": "mtp"}, "cpu", "Auto", "speculative_config: .*for GPUs.*speculation.drafters"),
         ({"method": "mtp"}, "cuda", "Disabled", "contradicts spec.generation.speculation.mode: Disabled"),
@@ -88,8 +88,8 @@ def test_heads_of_the_policys_own_draft_on_a_gpu(tmp_path: Path) -> None:
     ],
 )
 def test_a_drafter_of_vllm_that_cannot_be_is_refused_with_its_field(
-    given: Any, device: str, mode: Any, words: str
+    config: Any, device: str, mode: Any, words: str
 ) -> None:
     with pytest.raises(WorkError, match=words) as raised:
-        speculation_arguments(given, device, Speculation(mode=mode))
+        speculation_arguments(config, device, Speculation(mode=mode))
     assert raised.value.failure.field.startswith("spec.generation.engineArgs.speculative_config")

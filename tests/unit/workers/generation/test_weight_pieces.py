@@ -40,16 +40,16 @@ def test_every_tensor_arrives_once_in_order_and_as_it_was(
         assert names == 1 or sum(tensor.nbytes for _, tensor in sent[len(came) : len(came) + names]) <= size
         came += opened_piece(message, ELSEWHERE).items()
     assert [name for name, _ in came] == [name for name, _ in sent]
-    for (_, one), (_, other) in zip(sent, came, strict=True):
-        assert one.dtype == other.dtype
-        assert torch.equal(one, other)
+    for (_, sent_tensor), (_, arrived) in zip(sent, came, strict=True):
+        assert sent_tensor.dtype == arrived.dtype
+        assert torch.equal(sent_tensor, arrived)
 
 
 def test_a_tensor_is_readable_when_its_piece_was_given_up() -> None:
     sent = tensors_of([((300,), torch.float32), ((200,), torch.float32)])
-    kept = [opened_piece(message, ELSEWHERE) for message in pieces(sent, ELSEWHERE, 1)]
-    assert torch.equal(kept[0]["layer.0"], sent[0][1])
-    assert torch.equal(kept[1]["layer.1"], sent[1][1])
+    opened = [opened_piece(message, ELSEWHERE) for message in pieces(sent, ELSEWHERE, 1)]
+    assert torch.equal(opened[0]["layer.0"], sent[0][1])
+    assert torch.equal(opened[1]["layer.1"], sent[1][1])
 
 
 @pytest.mark.parametrize(

@@ -42,12 +42,12 @@ def scorer(folder: Path, architecture: str, kind: str, *, blocks: bool) -> Token
     return ValueScorer(model, CPU, blocks=blocks)
 
 
-def early(scorer: TokenScorer, one: ScoringSample, known: Iterator[int]) -> PartialScore:
+def early(scorer: TokenScorer, item: ScoringSample, token_counts: Iterator[int]) -> PartialScore:
     """Score a sample incrementally, for one number of known tokens after the other."""
     assert scorer.chunks is not None
-    prefix = PartialScore(prompt=len(one.prompt))
-    for count in known:
-        tokens = one.tokens[:count]
+    prefix = PartialScore(prompt=len(item.prompt))
+    for count in token_counts:
+        tokens = item.tokens[:count]
         while scorer.chunks.next_chunk(prefix, tokens, False):
             scorer.chunks.advance([prefix], [tokens], ended=False)
         if scorer.chunks.blocks:
@@ -61,11 +61,11 @@ def early(scorer: TokenScorer, one: ScoringSample, known: Iterator[int]) -> Part
 def test_blocks_scored_early_leave_the_same_bits(tmp_path: Path, architecture: str, kind: str) -> None:
     scores = scorer(tmp_path, architecture, kind, blocks=True)
     samples = [sample(*shape) for shape in SHAPES]
-    at_once = [scores.score([one])[0] for one in samples]
+    at_once = [scores.score([item])[0] for item in samples]
     for step in (1, 37, BLOCK, 150):
-        for one, wanted in reversed(list(zip(samples, at_once, strict=True))):
-            prefix = early(scores, one, iter(range(1, one.length, step)))
-            assert scores.finish([one], [prefix])[0].tobytes() == wanted.tobytes(), (one.length, step)
+        for item, wanted in reversed(list(zip(samples, at_once, strict=True))):
+            prefix = early(scores, item, iter(range(1, item.length, step)))
+            assert scores.finish([item], [prefix])[0].tobytes() == wanted.tobytes(), (item.length, step)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -73,8 +73,8 @@ def test_blocks_give_the_scores_of_a_whole_pass(tmp_path: Path, architecture: st
     in_blocks = scorer(tmp_path, architecture, "reference", blocks=True)
     at_once = scorer(tmp_path, architecture, "reference", blocks=False)
     for shape in SHAPES:
-        one = sample(*shape)
-        np.testing.assert_allclose(in_blocks.score([one])[0], at_once.score([one])[0], atol=TOLERANCE)
+        item = sample(*shape)
+        np.testing.assert_allclose(in_blocks.score([item])[0], at_once.score([item])[0], atol=TOLERANCE)
 
 
 def test_a_model_that_caps_its_scores_gets_no_fused_attention(tmp_path: Path) -> None:
@@ -90,27 +90,29 @@ def test_samples_that_share_passes_of_any_length_agree_within_rounding(
 ) -> None:
     scores = scorer(tmp_path, architecture, kind, blocks=False)
     samples = [sample(*shape, number) for number, shape in enumerate(SHAPES) if sum(shape) > 2]
-    prefixes = [PartialScore(prompt=len(one.prompt)) for one in samples]
+    prefixes = [PartialScore(prompt=len(item.prompt)) for item in samples]
     assert scores.chunks is not None
     for share in (0.3, 0.5, 0.9):
-        tokens = [one.tokens[: max(2, int(share * one.length))] for one in samples]
-        todo = [n for n, known in enumerate(tokens) if scores.chunks.next_chunk(prefixes[n], known, False)]
+        tokens = [item.tokens[: max(2, int(share * item.length))] for item in samples]
+        todo = [
+            n for n, known_tokens in enumerate(tokens) if scores.chunks.next_chunk(prefixes[n], known_tokens, False)
+        ]
         scores.chunks.advance([prefixes[n] for n in todo], [tokens[n] for n in todo], ended=False)
     for result, wanted in zip(scores.finish(samples, prefixes), scores.score(samples), strict=True):
         np.testing.assert_allclose(result, wanted, atol=TOLERANCE)
 
 
 def test_a_prefix_of_other_tokens_is_found_out(tmp_path: Path) -> None:
-    scores, one = scorer(tmp_path, "llama", "reference", blocks=True), sample(10, 190)
-    prefix = early(scores, one, iter((150,)))
+    scores, item = scorer(tmp_path, "llama", "reference", blocks=True), sample(10, 190)
+    prefix = early(scores, item, iter((150,)))
     assert prefix.positions == 2 * BLOCK
     assert prefix.bytes == 2 * 2 * 2 * 8 * prefix.positions * 4  # layers, keys and values, heads, size, float32
-    other = one.tokens.copy()
+    other = item.tokens.copy()
     other[2 * BLOCK] += 1  # the token after the last block: its log-probability was computed
-    assert prefix.agrees(10, one.tokens)
+    assert prefix.agrees(10, item.tokens)
     assert not prefix.agrees(10, other)
-    assert not prefix.agrees(9, one.tokens)
-    assert not prefix.agrees(10, one.tokens[: 2 * BLOCK])
+    assert not prefix.agrees(9, item.tokens)
+    assert not prefix.agrees(10, item.tokens[: 2 * BLOCK])
 
 
 def test_a_model_that_follows_no_mask_is_scored_whole(tmp_path: Path) -> None:

@@ -70,13 +70,13 @@ class ScoringBench:
         assert [m.done.command_id for m in messages if m.HasField("done")] == [self._commands]
         return messages
 
-    def ask(self, samples: Iterable[int], known: int = KNOWN, iteration: int = 1) -> dict[int, pb.ScoredPrefix]:
+    def ask(self, samples: Iterable[int], known_tokens: int = KNOWN, iteration: int = 1) -> dict[int, pb.ScoredPrefix]:
         asked = [
             pb.PrefixSample(
                 key=key(sample, iteration),
                 tasks=TASKS,
                 prompt=pack(tokens(sample, PROMPT)),
-                response=pack(tokens(sample + 1000, known)),
+                response=pack(tokens(sample + 1000, known_tokens)),
             )
             for sample in samples
         ]
@@ -99,24 +99,24 @@ class ScoringBench:
         messages = self.tell(score=pb.Score(samples=wanted))
         scored = [m.scored for m in messages if m.HasField("scored")]
         assert len(scored) == len(samples) * len(TASKS)
-        return {(one.key.sample, one.task): one for one in scored}
+        return {(message.key.sample, message.task): message for message in scored}
 
 
 def bits(scored: dict[tuple[int, str], pb.ScoredSample]) -> dict[tuple[int, str], bytes]:
-    return {place: one.result.data for place, one in scored.items()}
+    return {place: score.result.data for place, score in scored.items()}
 
 
 def early(scored: dict[tuple[int, str], pb.ScoredSample]) -> set[int]:
-    return {one.early_tokens for one in scored.values()}
+    return {score.early_tokens for score in scored.values()}
 
 
 def test_what_was_scored_early_leaves_the_rest_and_the_same_bits(folder: Path) -> None:
     worker, plain = ScoringBench(folder), ScoringBench(folder)
     wanted = bits(plain.score([1, 2]))
-    reported = worker.ask([1, 2], known=60)
-    assert {sample: one.tokens for sample, one in reported.items()} == {1: BLOCK, 2: BLOCK}
+    reported = worker.ask([1, 2], known_tokens=60)
+    assert {sample: prefix.tokens for sample, prefix in reported.items()} == {1: BLOCK, 2: BLOCK}
     reported = worker.ask([1, 2])
-    assert {sample: one.tokens for sample, one in reported.items()} == {1: 2 * BLOCK, 2: 2 * BLOCK}
+    assert {sample: prefix.tokens for sample, prefix in reported.items()} == {1: 2 * BLOCK, 2: 2 * BLOCK}
     assert reported[2].cache_bytes == 2 * 2 * 2 * BLOCK * BYTES
     assert worker.spans == ["score-prefix/reference", "score-prefix/values"] * 2
     scored = worker.score([1, 2])
@@ -127,12 +127,12 @@ def test_what_was_scored_early_leaves_the_rest_and_the_same_bits(folder: Path) -
 
 def test_samples_share_passes_where_bits_are_not_promised(folder: Path) -> None:
     worker, plain = ScoringBench(folder, batch_tokens=4096), ScoringBench(folder, batch_tokens=4096)
-    assert {one.tokens for one in worker.ask([1, 2, 3]).values()} == {PROMPT + KNOWN - 1}
+    assert {prefix.tokens for prefix in worker.ask([1, 2, 3]).values()} == {PROMPT + KNOWN - 1}
     assert worker.spans == ["score-prefix/reference", "score-prefix/values"]
     wanted, scored = plain.score([1, 2, 3, 4]), worker.score([1, 2, 3, 4])
-    assert {sample for (sample, _), one in scored.items() if one.early_tokens} == {1, 2, 3}
-    for place, one in scored.items():
-        result, right = (np.frombuffer(item.result.data, np.float32) for item in (one, wanted[place]))
+    assert {sample for (sample, _), score in scored.items() if score.early_tokens} == {1, 2, 3}
+    for place, score in scored.items():
+        result, right = (np.frombuffer(item.result.data, np.float32) for item in (score, wanted[place]))
         np.testing.assert_allclose(result, right, atol=1e-4)
 
 
@@ -140,7 +140,7 @@ def test_a_sample_that_went_on_with_other_tokens_is_computed_anew(folder: Path) 
     worker, plain = ScoringBench(folder), ScoringBench(folder)
     other = pb.PrefixSample(key=key(1), tasks=TASKS, prompt=pack(tokens(1, PROMPT)), response=pack(tokens(77, KNOWN)))
     worker.tell(score_prefix=pb.ScorePrefix(samples=[other]))
-    reported = worker.ask([1], known=60)[1]
+    reported = worker.ask([1], known_tokens=60)[1]
     assert (reported.tokens, list(reported.dropped)) == (BLOCK, [1])
     worker.tell(score_prefix=pb.ScorePrefix(samples=[other]))
     scored = worker.score([1])

@@ -217,13 +217,14 @@ def test_batches_hold_the_oldest_and_those_nearest_in_length() -> None:
 
     waiting = deque(map(sample, [20, 100, 30, 17, 5, 400]))
     batch = next_batch(waiting, batch_tokens=100)
-    assert [one.length for one in batch] == [20, 17, 30]  # three rows padded to 32 tokens; a fourth would be 128
-    assert [one.length for one in waiting] == [100, 5, 400]
-    assert [one.length for one in next_batch(waiting, batch_tokens=10)] == [100]
-    assert [one.length for one in next_batch(waiting, batch_tokens=0)] == [5]
+    assert [sample.length for sample in batch] == [20, 17, 30]  # three rows padded to 32 tokens; a fourth would be 128
+    assert [sample.length for sample in waiting] == [100, 5, 400]
+    assert [sample.length for sample in next_batch(waiting, batch_tokens=10)] == [100]
+    assert [sample.length for sample in next_batch(waiting, batch_tokens=0)] == [5]
     waiting = deque(map(sample, [500, 20, 20, 480, 20, 500]))
-    assert [one.length for one in next_batch(waiting, batch_tokens=9000)] == [500, 500, 480]  # no padding of 480 a row
-    assert [one.length for one in next_batch(waiting, batch_tokens=9000)] == [20, 20, 20]
+    # Without padding of 480 a row.
+    assert [sample.length for sample in next_batch(waiting, batch_tokens=9000)] == [500, 500, 480]
+    assert [sample.length for sample in next_batch(waiting, batch_tokens=9000)] == [20, 20, 20]
 
 
 class Comparer:

@@ -86,8 +86,8 @@ def test_a_model_that_scales_its_logits_is_scored_through_its_own_forward(tmp_pa
             return head
 
     scaled = LogProbabilityScorer(Scaled(), 0.5, CPU).score(samples)
-    for one, other in zip(plain, scaled, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
+    for result, expected in zip(plain, scaled, strict=True):
+        np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
 def test_values_are_those_of_the_state_before_each_token(tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_alone_scores_are_bitwise_independent_of_everything_else(tmp_path: Path,
     forwards = [scorer.score([sample])[0] for sample in samples]
     scorer.score(samples)
     backwards = [scorer.score([sample])[0] for sample in reversed(samples)]
-    for one, other in zip(forwards, reversed(backwards), strict=True):
-        assert one.tobytes() == other.tobytes()
+    for result, expected in zip(forwards, reversed(backwards), strict=True):
+        assert result.tobytes() == expected.tobytes()
 
 
 def classifier(folder: Path, attention: models.Attention = "sdpa") -> Any:

@@ -17,8 +17,8 @@ from rlhf_workers.inference.rewards.reward_source import RewardError
 
 
 def sample(response: str) -> ScoringSample:
-    one = np.ones(1, np.int32)
-    return ScoringSample(SampleKey(0, 0, 0), one, one, "2+2=", response, '{"answer": 4}')
+    token = np.ones(1, np.int32)
+    return ScoringSample(SampleKey(0, 0, 0), token, token, "2+2=", response, '{"answer": 4}')
 
 
 def as_the_response_says(request: dict[str, Any], _: Message) -> tuple[int, Any]:

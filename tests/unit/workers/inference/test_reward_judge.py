@@ -247,8 +247,8 @@ def test_a_model_of_the_job_compares_every_two_responses_in_both_orders(tmp_path
     texts = ("abc", "d", "fe01")
     tokenizer = scorer._tokenizer
 
-    def first_by_answer(one: str, other: str) -> float:
-        ids = torch.tensor([tokenizer(f"{one} or {other}:")["input_ids"]])
+    def first_by_answer(left: str, right: str) -> float:
+        ids = torch.tensor([tokenizer(f"{left} or {right}:")["input_ids"]])
         with torch.no_grad():
             shares = torch.softmax(scorer.model(ids).logits[0, -1].float(), -1).double()
         first, second = (
@@ -257,11 +257,11 @@ def test_a_model_of_the_job_compares_every_two_responses_in_both_orders(tmp_path
         )
         return first / (first + second)
 
-    def better(one: str, other: str) -> float:
-        return (first_by_answer(one, other) + 1 - first_by_answer(other, one)) / 2
+    def better(left: str, right: str) -> float:
+        return (first_by_answer(left, right) + 1 - first_by_answer(right, left)) / 2
 
     passes, rewards = compared(scorer, texts)
-    wanted = [sum(better(one, other) for other in texts if other != one) / 2 for one in texts]
+    wanted = [sum(better(text, other) for other in texts if other != text) / 2 for text in texts]
     assert rewards == pytest.approx(wanted, abs=1e-6)
     assert passes == 3
     assert sum(reward or 0.0 for reward in rewards) == pytest.approx(1.5)

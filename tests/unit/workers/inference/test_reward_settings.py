@@ -38,8 +38,8 @@ def score(prompt, response, record):
 
 
 def sample(response: str) -> ScoringSample:
-    one = np.ones(1, np.int32)
-    return ScoringSample(SampleKey(0, 0, 0), one, one, "2+2=", response, "{}")
+    token = np.ones(1, np.int32)
+    return ScoringSample(SampleKey(0, 0, 0), token, token, "2+2=", response, "{}")
 
 
 def function_of(file: str) -> Reward:
@@ -50,8 +50,8 @@ def function_of(file: str) -> Reward:
 
 def given_of(reward: Reward, environ: dict[str, str]) -> CodeSettings:
     assert reward.function is not None
-    field, known = "spec.models.reward.function.env", secret_variables(reward.secret_keys())
-    return resolve_settings(reward.function.env, field, known, environ, invalid=INVALID)
+    field, secrets = "spec.models.reward.function.env", secret_variables(reward.secret_keys())
+    return resolve_settings(reward.function.env, field, secrets, environ, invalid=INVALID)
 
 
 def test_every_secret_has_a_variable_of_its_own() -> None:
@@ -147,8 +147,8 @@ async def test_headers_reach_the_endpoint_and_a_secret_one_is_in_no_message(url:
     reward = Reward.model_validate({"endpoint": endpoint})
     assert reward.endpoint is not None
     environ = {"RLHF_SECRET_JUDGE_TOKEN": f"Bearer {SECRET}\n"}
-    field, known = "spec.models.reward.endpoint.headers", secret_variables(reward.secret_keys())
-    settings = resolve_settings(reward.endpoint.headers, field, known, environ, invalid=INVALID)
+    field, secrets = "spec.models.reward.endpoint.headers", secret_variables(reward.secret_keys())
+    settings = resolve_settings(reward.endpoint.headers, field, secrets, environ, invalid=INVALID)
     source = EndpointReward(reward.endpoint, 60.0, settings, field="spec.models.reward")
     await source.start()
     try:

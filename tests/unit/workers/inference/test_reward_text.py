@@ -215,12 +215,12 @@ def test_tools_that_the_template_leaves_out_are_warned_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     record = json.dumps({"messages": MESSAGES, "tools": [{"name": "add"}]})
-    given = replace(sample("*add*1+1=*"), record=record)
-    scorer_of(job_of(tmp_path / "none", CLOSED, chat=True)).score([given, given])
+    with_tools = replace(sample("*add*1+1=*"), record=record)
+    scorer_of(job_of(tmp_path / "none", CLOSED, chat=True)).score([with_tools, with_tools])
     (warned,) = [line for line in caplog.messages if "does not write the tools" in line]
     assert warned.startswith("spec.models.reward.model.path: its chat template")
     caplog.clear()
-    scorer_of(job_of(tmp_path / "all", "{{ tools[0].name if tools }}" + CLOSED, chat=True)).score([given])
+    scorer_of(job_of(tmp_path / "all", "{{ tools[0].name if tools }}" + CLOSED, chat=True)).score([with_tools])
     assert "does not write the" not in caplog.text
 
 

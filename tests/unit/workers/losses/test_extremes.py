@@ -32,9 +32,9 @@ def surrogate(difference: float, advantage: float, dual_clip: float | None) -> f
 @pytest.mark.parametrize("dual_clip", [None, 3.0])
 @pytest.mark.parametrize("difference", EXTREMES)
 def test_policy_loss_and_its_slope(difference: float, advantage: float, dual_clip: float | None) -> None:
-    given = torch.tensor([difference], requires_grad=True)
-    got = policy_loss(given, torch.zeros(1), torch.tensor([advantage]), 0.2, 0.2, dual_clip)
-    (slope,) = torch.autograd.grad(got.loss.sum(), given)
+    inputs = torch.tensor([difference], requires_grad=True)
+    got = policy_loss(inputs, torch.zeros(1), torch.tensor([advantage]), 0.2, 0.2, dual_clip)
+    (slope,) = torch.autograd.grad(got.loss.sum(), inputs)
     assert got.loss.item() == pytest.approx(surrogate(difference, advantage, dual_clip), rel=1e-5, abs=1e-7)
     step = 1e-4
     beside = [surrogate(difference + side, advantage, dual_clip) for side in (step, -step)]
@@ -44,16 +44,16 @@ def test_policy_loss_and_its_slope(difference: float, advantage: float, dual_cli
 
 
 def test_a_token_beyond_the_limit_leaves_the_slopes_of_the_others() -> None:
-    given = torch.tensor([30.0, 0.05, 100.0], requires_grad=True)
-    loss = policy_loss(given, torch.zeros(3), torch.tensor([-1.0, -1.0, 0.0]), 0.2, 0.2).loss.sum()
-    (slope,) = torch.autograd.grad(loss, given)
+    inputs = torch.tensor([30.0, 0.05, 100.0], requires_grad=True)
+    loss = policy_loss(inputs, torch.zeros(3), torch.tensor([-1.0, -1.0, 0.0]), 0.2, 0.2).loss.sum()
+    (slope,) = torch.autograd.grad(loss, inputs)
     assert slope.tolist() == pytest.approx([0.0, math.exp(0.05), 0.0])
 
 
 def test_dual_clip_bounds_what_a_negative_advantage_can_do() -> None:
-    given = torch.tensor([math.log(2.0), math.log(4.0), math.log(4.0)], requires_grad=True)
-    got = policy_loss(given, torch.zeros(3), torch.tensor([-1.0, -1.0, 1.0]), 0.2, 0.2, dual_clip=3.0)
-    (slope,) = torch.autograd.grad(got.loss.sum(), given)
+    inputs = torch.tensor([math.log(2.0), math.log(4.0), math.log(4.0)], requires_grad=True)
+    got = policy_loss(inputs, torch.zeros(3), torch.tensor([-1.0, -1.0, 1.0]), 0.2, 0.2, dual_clip=3.0)
+    (slope,) = torch.autograd.grad(got.loss.sum(), inputs)
     assert got.loss.tolist() == pytest.approx([2.0, 3.0, -1.2])
     assert slope.tolist() == pytest.approx([2.0, 0.0, 0.0])
     assert got.clipped.tolist() == [False, True, True]
@@ -148,15 +148,15 @@ def test_ordinary_values_keep_their_bits() -> None:
     advantages = torch.randn(10_000, generator=generator)
     results = []
     for bounded in (True, False):
-        given = log_p.clone().requires_grad_()
+        inputs = log_p.clone().requires_grad_()
         if bounded:
-            loss = policy_loss(given, old, advantages, 0.2, 0.3).loss + 0.1 * k3(given, reference)
+            loss = policy_loss(inputs, old, advantages, 0.2, 0.3).loss + 0.1 * k3(inputs, reference)
         else:
-            ratio, difference = torch.exp(given - old), reference - given
+            ratio, difference = torch.exp(inputs - old), reference - inputs
             clipped = torch.maximum(-ratio * advantages, -ratio.clamp(0.8, 1.3) * advantages)
             loss = clipped + 0.1 * (torch.expm1(difference) - difference)
         loss.sum().backward()
-        assert given.grad is not None
-        results.append((loss.detach().numpy().view(np.int32), given.grad.numpy().view(np.int32)))
+        assert inputs.grad is not None
+        results.append((loss.detach().numpy().view(np.int32), inputs.grad.numpy().view(np.int32)))
     for ours, plain in zip(*results, strict=True):
         np.testing.assert_array_equal(ours, plain)

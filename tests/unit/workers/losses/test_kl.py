@@ -81,10 +81,10 @@ def test_no_divergence_is_infinite_and_slopes_are_those_of_the_written_formula(x
         "Unbiased": lambda at: math.exp(within(at - old)) * k3_of(at),
     }
     for estimator, formula in formulas.items():
-        given = torch.tensor([x], dtype=torch.float64, requires_grad=True)
+        inputs = torch.tensor([x], dtype=torch.float64, requires_grad=True)
         zero = torch.zeros(1, dtype=torch.float64)
-        value = divergence(estimator, given, zero, zero + old)
-        (slope,) = torch.autograd.grad(value.sum(), given)
+        value = divergence(estimator, inputs, zero, zero + old)
+        (slope,) = torch.autograd.grad(value.sum(), inputs)
         assert value.item() == pytest.approx(formula(x), rel=1e-9)
         numeric = (formula(x + 1e-5) - formula(x - 1e-5)) / 2e-5
         assert slope.item() == pytest.approx(numeric, rel=1e-4, abs=1e-6 + 1e-10 * math.exp(within(x - old)))

@@ -39,7 +39,7 @@ def test_ranking_has_a_margin_and_is_centered_by_the_square_of_the_sum() -> None
 
 @pytest.mark.parametrize("loss", ["dpo", "smoothed", "ipo", "ranking"])
 def test_slopes_are_finite_differences(loss: str) -> None:
-    def of(values: torch.Tensor) -> torch.Tensor:
+    def loss_of(values: torch.Tensor) -> torch.Tensor:
         return {
             "dpo": lambda: dpo_loss(values, 0.5),
             "smoothed": lambda: dpo_loss(values, 0.5, 0.2),
@@ -48,10 +48,10 @@ def test_slopes_are_finite_differences(loss: str) -> None:
         }[loss]()
 
     at = torch.tensor([-4.0, -0.5, 0.0, 0.3, 6.0], dtype=torch.float64, requires_grad=True)
-    of(at).sum().backward()
+    loss_of(at).sum().backward()
     assert at.grad is not None
     with torch.no_grad():
-        slopes = (of(at + STEP) - of(at - STEP)) / (2 * STEP)
+        slopes = (loss_of(at + STEP) - loss_of(at - STEP)) / (2 * STEP)
     assert at.grad.tolist() == pytest.approx(slopes.tolist(), abs=1e-8)
 
 

@@ -19,15 +19,15 @@ def surrogate(log_p: np.ndarray) -> np.ndarray:
 
 def test_policy_loss_equals_the_surrogate_and_its_slope() -> None:
     log_p = np.log(RATIOS) - 1.0
-    given = torch.tensor(log_p, requires_grad=True)
-    got = policy_loss(given, torch.full((10,), -1.0).double(), torch.tensor(ADVANTAGES), 0.2, 0.1)
+    inputs = torch.tensor(log_p, requires_grad=True)
+    got = policy_loss(inputs, torch.full((10,), -1.0).double(), torch.tensor(ADVANTAGES), 0.2, 0.1)
     np.testing.assert_allclose(got.loss.detach().numpy(), surrogate(log_p), rtol=1e-12)
     above = (np.array(ADVANTAGES) > 0) & (RATIOS > 1.1)
     below = (np.array(ADVANTAGES) < 0) & (RATIOS < 0.8)
     assert got.clipped_high.tolist() == above.tolist()
     assert got.clipped_low.tolist() == below.tolist()
     assert got.clipped.tolist() == [False, False, False, True, True, True, False, False, False, False]
-    (slope,) = torch.autograd.grad(got.loss.sum(), given)
+    (slope,) = torch.autograd.grad(got.loss.sum(), inputs)
     step = 1e-6
     numeric = (surrogate(log_p + step) - surrogate(log_p - step)) / (2 * step)
     np.testing.assert_allclose(slope.numpy(), numeric, atol=1e-7)

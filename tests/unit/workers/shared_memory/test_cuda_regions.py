@@ -120,8 +120,8 @@ def test_a_machine_without_a_driver_says_so() -> None:
 
 
 @asynccontextmanager
-async def serving(copies: WeightCopies, held: VersionedWeights) -> AsyncIterator[pb.WeightLocation]:
-    server = await start_server("127.0.0.1:0", None, WeightSourceService(lambda: held, copies))
+async def serving(copies: WeightCopies, provider: VersionedWeights) -> AsyncIterator[pb.WeightLocation]:
+    server = await start_server("127.0.0.1:0", None, WeightSourceService(lambda: provider, copies))
     try:
         yield pb.WeightLocation(address=f"127.0.0.1:{server.port}")
     finally:
@@ -134,7 +134,7 @@ def same(weights: FetchedWeights, version: int) -> bool:
 
 
 async def test_weights_come_through_device_memory_and_leave_none_behind(peers: GpuPeers) -> None:
-    held = VersionedWeights(1)
+    provider = VersionedWeights(1)
 
     def read(location: pb.WeightLocation, version: int) -> None:
         with fetch_weights("actor", version, [location], None, (peers.borrower, HOST_SHARING)) as weights:
@@ -142,9 +142,9 @@ async def test_weights_come_through_device_memory_and_leave_none_behind(peers: G
             assert same(weights, version)
             weights.confirm()
 
-    async with serving(WeightCopies((peers.lender, HOST_SHARING)), held) as location:
+    async with serving(WeightCopies((peers.lender, HOST_SHARING)), provider) as location:
         for version in (1, 2):
-            held.version = version
+            provider.version = version
             await asyncio.to_thread(read, location, version)
             await asyncio.to_thread(until, lambda: not peers.gpu.used)
 
@@ -165,8 +165,8 @@ async def test_what_the_device_refuses_goes_through_host_memory(peers: GpuPeers,
 
 async def test_a_lender_that_goes_while_its_device_memory_is_read_is_told_by_confirm(peers: GpuPeers) -> None:
     """CUDA reports nothing about memory whose owner is gone."""
-    held = VersionedWeights(1)
-    service = WeightSourceService(lambda: held, WeightCopies((peers.lender,)))
+    provider = VersionedWeights(1)
+    service = WeightSourceService(lambda: provider, WeightCopies((peers.lender,)))
     server = await start_server("127.0.0.1:0", None, service)
     location = pb.WeightLocation(address=f"127.0.0.1:{server.port}")
     loop = asyncio.get_running_loop()

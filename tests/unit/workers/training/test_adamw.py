@@ -103,12 +103,12 @@ def on_host(values: dict[str, torch.Tensor]) -> AdamW:
 
 
 def stepped(
-    made: Callable[[dict[str, torch.Tensor]], AdamW], last: int = STEPS, begun: Trained | None = None
+    build: Callable[[dict[str, torch.Tensor]], AdamW], last: int = STEPS, begun: Trained | None = None
 ) -> Trained:
     """Return parameters after `last` steps, with gradients that depend only on the step; `begun` has taken some of
     them."""
     values, first = parameters(), 0
-    adamw = made(values)
+    adamw = build(values)
     if begun is not None:
         first = BEGUN
         for name, value in values.items():

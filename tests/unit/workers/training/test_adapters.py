@@ -195,9 +195,9 @@ def saved(job: RLHFJob, source: Path, folder: Path, pipeline: int = 2) -> Path:
     _, _, files = run(job, range(1), pipeline=pipeline, save=temporary)
     results = [pb.CheckpointResult(files=files)]
     sources = {str(model): str(source) for model in ("actor", "critic")}
-    made = checkpoint_folders.finish(temporary, folder, 1, results, sources, {})
-    assert checkpoint_folders.verify(made.folder) is None
-    return made.folder
+    checkpoint = checkpoint_folders.finish(temporary, folder, 1, results, sources, {})
+    assert checkpoint_folders.verify(checkpoint.folder) is None
+    return checkpoint.folder
 
 
 def test_resuming_adapters_is_exact_for_any_number_of_stages(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -211,9 +211,9 @@ def test_resuming_adapters_is_exact_for_any_number_of_stages(folders: dict[str, 
     resumed, after, _ = run(job, range(1, 2), restore=str(folder))
     assert after == metrics[1:]
     assert_bitwise(straight, resumed)
-    one, _, _ = run(job, range(1, 1), pipeline=1, restore=str(folder))
-    two, _, _ = run(job, range(1, 1), pipeline=2, restore=str(folder))
-    assert_bitwise(one, two)
+    one_stage, _, _ = run(job, range(1, 1), pipeline=1, restore=str(folder))
+    two_stages, _, _ = run(job, range(1, 1), pipeline=2, restore=str(folder))
+    assert_bitwise(one_stage, two_stages)
 
 
 @pytest.mark.parametrize(

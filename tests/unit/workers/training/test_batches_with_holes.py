@@ -54,15 +54,15 @@ def test_every_algorithm_passes_over_tokens_that_the_policy_did_not_write(name: 
     spec = make_job(folder, folder, algorithm=member(name)).spec
     plain = make_batch(name, abstained=(1,))
     holed, places = with_holes(plain)
-    one, other = build_algorithm(spec, CPU).prepare(plain), build_algorithm(spec, CPU).prepare(holed)
+    prepared, prepared_holed = build_algorithm(spec, CPU).prepare(plain), build_algorithm(spec, CPU).prepare(holed)
     for field in build_algorithm(spec, CPU).prepared:
         for row, own in enumerate(places):
-            wanted = one.fields[field][row, : len(own)]
-            torch.testing.assert_close(other.fields[field][row, own], wanted, msg=f"{field} of sample {row}")
-        assert not other.fields[field][~holed.mask].any()
+            wanted = prepared.fields[field][row, : len(own)]
+            torch.testing.assert_close(prepared_holed.fields[field][row, own], wanted, msg=f"{field} of sample {row}")
+        assert not prepared_holed.fields[field][~holed.mask].any()
     rows = [0, 1, 2, 3]
     cuts = []
-    for batch in (one, other):
+    for batch in (prepared, prepared_holed):
         algorithm = build_algorithm(spec, CPU)
         cuts.append(micro_batch(batch, rows, algorithm.token_weights(batch, rows)))
     assert torch.equal(cuts[0].targets, cuts[1].targets)

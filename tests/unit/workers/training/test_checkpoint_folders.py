@@ -74,14 +74,14 @@ def test_config_and_files_name_one_type_and_training_goes_on_bit_by_bit(
 ) -> None:
     folder = stored_as(models.write_policy(tmp_path / "model", family), stored)
     job = make_job(folder, folder, checkpoints={"path": str(tmp_path), "dtype": field})
-    made, trainer = saved(job, tmp_path / "checkpoints", critic=folder)
-    assert json.loads((made.folder / "actor/config.json").read_text())["dtype"] == written
-    tensors = load_file(made.folder / "actor/model.safetensors")
+    written_checkpoint, trainer = saved(job, tmp_path / "checkpoints", critic=folder)
+    assert json.loads((written_checkpoint.folder / "actor/config.json").read_text())["dtype"] == written
+    tensors = load_file(written_checkpoint.folder / "actor/model.safetensors")
     assert {value.dtype for value in tensors.values()} == {TYPES[written]}
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(made.folder / "actor")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(written_checkpoint.folder / "actor")
     assert loaded.dtype == TYPES[written]
-    assert (made.folder / "masters").is_dir() == (written != "float32")
-    again = trainer_of(job, serial(job, 1, 1), 0, 1, Alone(), str(made.folder), 1)
+    assert (written_checkpoint.folder / "masters").is_dir() == (written != "float32")
+    again = trainer_of(job, serial(job, 1, 1), 0, 1, Alone(), str(written_checkpoint.folder), 1)
     assert_bitwise([trainer], [again])
     ours, theirs = (exhaust(each.train(1, make_batch(seed=1))) for each in (trainer, again))
     assert ours == theirs
@@ -91,11 +91,11 @@ def test_config_and_files_name_one_type_and_training_goes_on_bit_by_bit(
 def test_a_resumed_job_may_save_in_another_type(tmp_path: Path) -> None:
     folder = stored_as(models.write_policy(tmp_path / "model"), "bfloat16")
     job = make_job(folder, folder, checkpoints={"path": str(tmp_path), "dtype": "Float32"})
-    made, _ = saved(job, tmp_path / "checkpoints", critic=folder)
+    written_checkpoint, _ = saved(job, tmp_path / "checkpoints", critic=folder)
     job = make_job(folder, folder, checkpoints={"path": str(tmp_path)})
-    again = trainer_of(job, serial(job, 1, 1), 0, 1, Alone(), str(made.folder), 1)
+    again = trainer_of(job, serial(job, 1, 1), 0, 1, Alone(), str(written_checkpoint.folder), 1)
     checkpoint.save(again, tmp_path / "saved", 2)
-    files = read_source_files(job, again.layout, str(made.folder))
+    files = read_source_files(job, again.layout, str(written_checkpoint.folder))
     assert json.loads(files["actor"]["config.json"])["dtype"] == "bfloat16"
     assert load_file(tmp_path / "saved/actor/model-stage-00000.safetensors")["lm_head.weight"].dtype == torch.bfloat16
 
@@ -103,23 +103,23 @@ def test_a_resumed_job_may_save_in_another_type(tmp_path: Path) -> None:
 def test_another_number_of_stages_goes_on_from_float32(tmp_path: Path) -> None:
     folder = stored_as(models.write_policy(tmp_path / "model", "qwen2"), "bfloat16")
     job = make_job(folder, folder)
-    two, _, _ = run(job, range(1), save=tmp_path / "saved")
+    two_stages, _, _ = run(job, range(1), save=tmp_path / "saved")
     for model in ("actor", "critic"):
         (tmp_path / "saved" / model / "config.json").write_text((folder / "config.json").read_text())
-    one, _, _ = run(job, range(1, 1), pipeline=1, restore=str(tmp_path / "saved"))
-    assert_bitwise(one, two)
+    one_stage, _, _ = run(job, range(1, 1), pipeline=1, restore=str(tmp_path / "saved"))
+    assert_bitwise(one_stage, two_stages)
 
 
 def test_a_checkpoint_of_the_version_before_is_read(tmp_path: Path) -> None:
     folder = stored_as(models.write_policy(tmp_path / "model"), "bfloat16")
     job = make_job(folder, folder, checkpoints={"path": str(tmp_path), "dtype": "Float32"})
-    made, trainer = saved(job, tmp_path / "checkpoints", critic=folder)
+    written_checkpoint, trainer = saved(job, tmp_path / "checkpoints", critic=folder)
     for model in ("actor", "critic"):  # float32 under a config.json that says bfloat16, and a head of another name
-        (made.folder / model / "config.json").write_text((folder / "config.json").read_text())
-    tensors = load_file(made.folder / "critic/model.safetensors")
+        (written_checkpoint.folder / model / "config.json").write_text((folder / "config.json").read_text())
+    tensors = load_file(written_checkpoint.folder / "critic/model.safetensors")
     tensors["value_head.weight"] = tensors.pop("score.weight")
-    save_file(tensors, made.folder / "critic/model.safetensors")
-    assert_bitwise([trainer], [trainer_of(job, serial(job, 1, 1), 0, 1, Alone(), str(made.folder), 1)])
+    save_file(tensors, written_checkpoint.folder / "critic/model.safetensors")
+    assert_bitwise([trainer], [trainer_of(job, serial(job, 1, 1), 0, 1, Alone(), str(written_checkpoint.folder), 1)])
 
 
 @pytest.mark.parametrize("start", ["policy", "reward"])
@@ -127,14 +127,18 @@ def test_a_checkpoint_of_the_version_before_is_read(tmp_path: Path) -> None:
 def test_transformers_loads_a_critic_with_the_head_that_was_trained(family: str, start: str, tmp_path: Path) -> None:
     policy = models.write_policy(tmp_path / "policy", family)
     critic = policy if start == "policy" else models.write_reward_model(tmp_path / "critic", family)
-    made, _ = saved(make_job(policy, critic), tmp_path / "checkpoints", critic=critic)
+    written_checkpoint, _ = saved(make_job(policy, critic), tmp_path / "checkpoints", critic=critic)
     loaded, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-        made.folder / "critic", output_loading_info=True, attn_implementation="eager"
+        written_checkpoint.folder / "critic", output_loading_info=True, attn_implementation="eager"
     )
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert loaded.config.num_labels == 1
     ours = load_backbone_with_value_head(
-        str(made.folder / "critic"), field="critic", dtype=torch.float32, device=torch.device("cpu"), attention="eager"
+        str(written_checkpoint.folder / "critic"),
+        field="critic",
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        attention="eager",
     )
     assert float(ours.value_head.weight.abs().sum()) > 0
     assert torch.equal(loaded.score.weight, ours.value_head.weight)
@@ -144,9 +148,9 @@ def test_transformers_loads_a_critic_with_the_head_that_was_trained(family: str,
 def test_peft_loads_a_critic_with_the_head_that_was_trained(tmp_path: Path) -> None:
     policy = models.write_policy(tmp_path / "policy")
     job = make_job(policy, policy, training={"lora": {"rank": 2, "alpha": 4}})
-    made, trainer = saved(job, tmp_path / "checkpoints", critic=policy)
+    written_checkpoint, trainer = saved(job, tmp_path / "checkpoints", critic=policy)
     base = transformers.AutoModelForSequenceClassification.from_pretrained(policy, num_labels=1)
-    adapted = peft.PeftModel.from_pretrained(base, str(made.folder / "critic"))
+    adapted = peft.PeftModel.from_pretrained(base, str(written_checkpoint.folder / "critic"))
     assert adapted.peft_config["default"].task_type == "SEQ_CLS"
     head = adapted.base_model.model.score.modules_to_save["default"].weight
     assert torch.equal(head, trainer.stages["critic", 0].get_parameter("value_head.weight"))

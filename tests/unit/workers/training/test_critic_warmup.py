@@ -39,7 +39,7 @@ def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) 
 
 
 def test_the_critic_trains_as_without_a_warm_up_and_the_actor_as_if_the_job_began_after_it(folder: Path) -> None:
-    job, plain = (make_job(folder, folder, algorithm=one) for one in (WARMED, {"ppo": PPO}))
+    job, plain = (make_job(folder, folder, algorithm=algorithm) for algorithm in (WARMED, {"ppo": PPO}))
     start = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
     warm, first, _ = run(job, range(2))
     assert_equal(of_model(warm, "actor"), of_model([start], "actor"))
@@ -78,8 +78,8 @@ def test_a_fused_schedule_runs_what_it_has_of_the_critic(tmp_path: Path) -> None
     job = fused_job(tmp_path)
     body = job.model_dump(by_alias=True, exclude_none=True)
     body["spec"]["algorithm"]["ppo"]["criticWarmupIterations"] = 1
-    held = RLHFJob.model_validate(body)
-    assert_fused_and_split_train_the_bits_of_serial(held, 2, 1)
+    warmed = RLHFJob.model_validate(body)
+    assert_fused_and_split_train_the_bits_of_serial(warmed, 2, 1)
 
 
 def test_no_pass_of_the_policy_runs_in_the_warm_up(folder: Path, tmp_path: Path) -> None:

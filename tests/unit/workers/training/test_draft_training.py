@@ -96,12 +96,12 @@ def test_on_a_fixed_batch_its_loss_falls_and_it_comes_to_choose_the_policys_toke
 
 
 def test_two_data_ranks_teach_it_what_one_does(folder: Path, draft: Path) -> None:
-    one, one_said, _ = run(draft_job(folder, draft), range(1), pipeline=1)
-    two, two_said, _ = run(draft_job(folder, draft), range(1), pipeline=1, data=2)
+    one_rank, one_said, _ = run(draft_job(folder, draft), range(1), pipeline=1)
+    two_ranks, two_said, _ = run(draft_job(folder, draft), range(1), pipeline=1, data=2)
     assert two_said[0]["draft/loss"] == pytest.approx(one_said[0]["draft/loss"], rel=1e-5)
     ours, theirs = gradients(draft_job(folder, draft), 1), gradients(draft_job(folder, draft), 2)
     torch.testing.assert_close(theirs, ours, atol=1e-6, rtol=1e-4)
-    assert draft_of(one).keys() == draft_of(two).keys()
+    assert draft_of(one_rank).keys() == draft_of(two_ranks).keys()
 
 
 def gradients(job: RLHFJob, data: int) -> torch.Tensor:
@@ -112,10 +112,10 @@ def gradients(job: RLHFJob, data: int) -> torch.Tensor:
         assert trainer.draft is not None
         assert trainer.draft.optimizer is not None
         optimizer = trainer.draft.optimizer
-        kept: list[torch.Tensor] = []
-        optimizer.step = lambda *_: kept.append(optimizer.gradients.clone())  # type: ignore[method-assign]
+        captured: list[torch.Tensor] = []
+        optimizer.step = lambda *_: captured.append(optimizer.gradients.clone())  # type: ignore[method-assign]
         next(trainer.train(0, make_batch()))
-        return kept[0]
+        return captured[0]
 
     results = on_ranks(data, work)
     assert all(torch.equal(result, results[0]) for result in results)

@@ -26,8 +26,8 @@ def expected(folder: Path) -> tuple[float, float]:
     used: dict[str, torch.Tensor] = {}
 
     def watch(name: str) -> Any:
-        def hook(module: Any, given: tuple[torch.Tensor, ...], result: Any) -> None:
-            logits = torch.nn.functional.linear(given[0].flatten(0, -2), module.weight)
+        def hook(module: Any, inputs: tuple[torch.Tensor, ...], result: Any) -> None:
+            logits = torch.nn.functional.linear(inputs[0].flatten(0, -2), module.weight)
             chosen = torch.bincount(logits.argmax(dim=-1), minlength=EXPERTS)
             used[name] = used.get(name, torch.zeros(EXPERTS, dtype=torch.int64)) + chosen
 
@@ -73,7 +73,7 @@ def test_every_layout_says_what_the_whole_model_used(
 def test_models_without_experts_say_nothing_and_each_iteration_is_counted_anew(folder: Path, tmp_path: Path) -> None:
     dense = models.write_policy(tmp_path / "dense", "llama", seed=1)
     _, metrics, _ = run(make_job(folder, dense, training={"microBatchSize": 1}), range(2), 1)
-    named = [sorted(name for name in one if "expert" in name) for one in metrics]
+    named = [sorted(name for name in values if "expert" in name) for values in metrics]
     assert named == [["train/expert_load/actor", "train/experts_unused/actor"]] * 2
     _, first, _ = run(make_job(folder, folder, training={"microBatchSize": 1}), range(1), 1)
     assert metrics[0]["train/expert_load/actor"] == first[0]["train/expert_load/actor"]

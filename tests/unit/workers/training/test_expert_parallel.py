@@ -130,10 +130,10 @@ def test_every_tensor_is_published_by_one_rank_and_measuring_changes_no_weight(
         return trainer
 
     trainers = on_ranks(2, work)
-    published = [dict(TorchBackend(one).published("actor")) for one in trainers]
+    published = [dict(TorchBackend(trainer).published("actor")) for trainer in trainers]
     assert all(published)
     assert not published[0].keys() & published[1].keys()
-    whole = {name: value for one in published for name, value in one.items()}
+    whole = {name: value for tensors in published for name, value in tensors.items()}
     plain = make_job(folders["mixtral"], folders["mixtral"])
     before = on_ranks(1, lambda rank, peers: trainer_of(plain, serial(plain, 1, 1), rank, 1, peers))
     expected = dict(TorchBackend(before[0]).published("actor"))

@@ -71,14 +71,14 @@ class Products(TorchDispatchMode):
 def test_a_split_backward_computes_no_matrix_product_twice(job: RLHFJob) -> None:
     def work(rank: int, peers: ThreadCommunicator) -> dict[tuple[int, int], list[int]]:
         trainer = trainer_of(job, serial(job, 2, 1), rank, 2, peers)
-        held = made_up_work(trainer)
+        works = made_up_work(trainer)
         counts: dict[tuple[int, int], list[int]] = {}
-        for index, one in held.items():
-            for stage in one.local_stages:
-                execute(stage_row(index, stage, 2, "B"), held, NoCommunicator(), 0)  # fills what is kept for positions
+        for index, stage_work in works.items():
+            for stage in stage_work.local_stages:
+                execute(stage_row(index, stage, 2, "B"), works, NoCommunicator(), 0)  # fills what is kept for positions
                 for backward in (("B",), ("I", "W")):
                     with Products() as products:
-                        execute(stage_row(index, stage, 2, *backward), held, NoCommunicator(), 0)
+                        execute(stage_row(index, stage, 2, *backward), works, NoCommunicator(), 0)
                     counts.setdefault((index, stage), []).append(products.count)
         return counts
 

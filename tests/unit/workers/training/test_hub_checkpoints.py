@@ -85,11 +85,11 @@ def test_a_checkpoint_of_a_hub_model_is_whole_where_the_coordinator_has_no_cache
     files = save(rank_of(job, become), folder)
 
     use_cache(monkeypatch, tmp_path / "coordinator")
-    made = finish(path, 1, folder, files)
-    assert checkpoint.verify(made.folder) is None
-    assert AutoTokenizer.from_pretrained(made.folder / "actor")("12+3").input_ids == [4, 5, 39, 6]
-    assert AutoConfig.from_pretrained(made.folder / "actor").model_type == "qwen2"
-    assert (made.folder / "critic" / "tokenizer.json").is_file()
+    finished = finish(path, 1, folder, files)
+    assert checkpoint.verify(finished.folder) is None
+    assert AutoTokenizer.from_pretrained(finished.folder / "actor")("12+3").input_ids == [4, 5, 39, 6]
+    assert AutoConfig.from_pretrained(finished.folder / "actor").model_type == "qwen2"
+    assert (finished.folder / "critic" / "tokenizer.json").is_file()
 
 
 def test_a_rank_that_came_from_a_checkpoint_writes_it_again_when_that_is_gone(
@@ -97,15 +97,15 @@ def test_a_rank_that_came_from_a_checkpoint_writes_it_again_when_that_is_gone(
 ) -> None:
     job, become, path, folder = first_checkpoint(tmp_path)
     files = save(rank_of(job, become), folder)
-    made = finish(path, 1, folder, files)
+    finished = finish(path, 1, folder, files)
 
     shutil.rmtree(workers_cache)  # another pod, with a cache of its own
-    become.checkpoint = str(made.folder)
+    become.checkpoint = str(finished.folder)
     role = rank_of(job, become)
-    shutil.rmtree(made.folder)  # spec.checkpoints.keep
+    shutil.rmtree(finished.folder)  # spec.checkpoints.keep
     folder = checkpoint.prepare(path, 2)
-    made = finish(path, 2, folder, save(role, folder))
-    assert AutoTokenizer.from_pretrained(made.folder / "actor")("12+3").input_ids == [4, 5, 39, 6]
+    finished = finish(path, 2, folder, save(role, folder))
+    assert AutoTokenizer.from_pretrained(finished.folder / "actor")("12+3").input_ids == [4, 5, 39, 6]
 
 
 def test_a_hub_model_in_the_cache_has_a_known_size(workers_cache: Path, tmp_path: Path) -> None:

@@ -13,13 +13,15 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.training.training_role import TrainingRole
 
 
-def held(role: TrainingRole, version: int) -> dict[str, torch.Tensor]:
+def copied_weights(role: TrainingRole, version: int) -> dict[str, torch.Tensor]:
     return {
-        f"{model}/{name}": one.clone() for model in ("actor", "critic") for name, one in role.tensors(model, version)
+        f"{model}/{name}": value.clone()
+        for model in ("actor", "critic")
+        for name, value in role.tensors(model, version)
     }
 
 
-def kept(number: int, iteration: int) -> pb.Command:
+def keeping_command(number: int, iteration: int) -> pb.Command:
     return pb.Command(id=number, train=pb.Train(iteration=iteration, keep=True))
 
 
@@ -29,13 +31,13 @@ def test_what_it_began_with_is_served_beside_what_it_trains(folder: Path) -> Non
         outbox = RecordedOutbox()
         role.handle(train(0, 1), outbox)
         finish(role, outbox)
-        before = held(role, 1)
+        before = copied_weights(role, 1)
         assert role.kept_version == 0
-        role.handle(kept(2, 1), outbox)
+        role.handle(keeping_command(2, 1), outbox)
         assert role.kept_version == 1
-        during = held(role, 1)
+        during = copied_weights(role, 1)
         finish(role, outbox)
-        after, trained = held(role, 1), held(role, 2)
+        after, trained = copied_weights(role, 1), copied_weights(role, 2)
         for name, value in before.items():
             assert torch.equal(value, during[name])
             assert torch.equal(value, after[name])
@@ -43,7 +45,7 @@ def test_what_it_began_with_is_served_beside_what_it_trains(folder: Path) -> Non
         role.handle(train(2, 3), outbox)
         assert role.kept_version == 0, "nobody decodes by it any more"
         with pytest.raises(WorkError, match="actor version 1 was asked for"):
-            held(role, 1)
+            copied_weights(role, 1)
         finish(role, outbox)
 
     on_ranks(2, work)

@@ -46,9 +46,9 @@ MODELS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
-    made = {"num_hidden_layers": 4}
+    sizes = {"num_hidden_layers": 4}
     return {
-        family: models.write_policy(root / family, family, seed=1, **made, **changes)
+        family: models.write_policy(root / family, family, seed=1, **sizes, **changes)
         for family, changes in MODELS.items()
     }
 
@@ -125,7 +125,7 @@ def test_what_was_loaded_is_published_and_saved_bit_by_bit(family: str, tied: bo
     source = load_file(policy / "model.safetensors")
     assert ("lm_head.weight" in source) != tied
     trainers = on_ranks(2, lambda rank, peers: trainer_of(job, serial(job, 2, 1), rank, 2, peers))
-    published = {name: value for one in trainers for name, value in TorchBackend(one).published("actor")}
+    published = {name: value for trainer in trainers for name, value in TorchBackend(trainer).published("actor")}
     assert published.keys() == source.keys()
     for trainer in trainers:
         TorchBackend(trainer).save(tmp_path, 1)

@@ -156,7 +156,9 @@ def test_what_was_loaded_is_published_and_saved_bit_by_bit(family: str, tied: bo
     published = {}
     for backend in ("torch", "megatron"):
         trainers = two_stages(make_job(policy, policy, training={"backend": backend, "precision": "BFloat16"}))
-        published[backend] = {name: value for one in trainers for name, value in TorchBackend(one).published("actor")}
+        published[backend] = {
+            name: value for trainer in trainers for name, value in TorchBackend(trainer).published("actor")
+        }
     ours, theirs = published["megatron"], published["torch"]
     assert ours.keys() == theirs.keys()
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []

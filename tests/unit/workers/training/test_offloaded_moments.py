@@ -73,10 +73,10 @@ def test_weights_moments_and_metrics_are_those_of_moments_on_the_device(
     ours, metrics, _ = run(job_of(policy, True, backend, tensor, shared), range(3), pipeline, data)
     theirs, expected, _ = run(job_of(policy, False, backend, tensor, shared), range(3), pipeline, data)
     assert_same(ours, theirs)
-    held = [sum(optimizer.host_bytes for optimizer in trainer.optimizers.values()) for trainer in ours]
-    assert [one.pop(HELD) for one in metrics] == [max(held)] * 3, "of the rank that holds most"
+    host_bytes = [sum(optimizer.host_bytes for optimizer in trainer.optimizers.values()) for trainer in ours]
+    assert [values.pop(HELD) for values in metrics] == [max(host_bytes)] * 3, "of the rank that holds most"
     assert metrics == expected
-    for trainer, beside, on_host in zip(ours, theirs, held, strict=True):
+    for trainer, beside, on_host in zip(ours, theirs, host_bytes, strict=True):
         moments = [value for optimizer in beside.optimizers.values() for value in optimizer.moments()]
         on_device = sum(value.nbytes for value in moments)
         assert on_device <= on_host < 1.05 * on_device, "each begins at a cache line"
@@ -171,6 +171,6 @@ def test_ranks_that_sleep_between_two_trainings_go_on_alike(policy: Path) -> Non
         return on_ranks(2, work)
 
     expected = moments(False, False)
-    for one, other in zip(moments(True, True), expected, strict=True):
-        assert one.keys() == other.keys()
-        assert [name for name in other if not torch.equal(one[name], other[name])] == []
+    for state, expected_state in zip(moments(True, True), expected, strict=True):
+        assert state.keys() == expected_state.keys()
+        assert [name for name in expected_state if not torch.equal(state[name], expected_state[name])] == []

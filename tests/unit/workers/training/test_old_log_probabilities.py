@@ -46,7 +46,7 @@ from rlhf_workers.training.batches.training_batch import OLD_FIELD, STALE_FIELD,
 TEMPERATURE = 0.8
 
 
-def again(job: RLHFJob, **fields: Any) -> RLHFJob:
+def recomputing(job: RLHFJob, **fields: Any) -> RLHFJob:
     """Return the job with the trainer's log-probabilities, and other fields of its PPO."""
     update = {"old_log_probabilities": "Trainer", **fields}
     ppo = job.spec.algorithm.fields.model_copy(update=update)
@@ -85,7 +85,7 @@ def computed(job: RLHFJob, table: ScheduleTable, world: int, batch: TrainingBatc
 
 @pytest.mark.parametrize(("pipeline", "data"), [(1, 1), (2, 2), (4, 1)])
 def test_pipelines_and_replicas_compute_what_the_whole_model_does(tmp_path: Path, pipeline: int, data: int) -> None:
-    job = again(fused_job(tmp_path))
+    job = recomputing(fused_job(tmp_path))
     batch = make_batch(abstained=(2,))
     found = computed(job, serial(job, pipeline, data), pipeline * data, batch)
     torch.testing.assert_close(found, by_transformers(job.spec.models.actor.path, batch), rtol=1e-5, atol=1e-5)
@@ -95,7 +95,7 @@ def test_pipelines_and_replicas_compute_what_the_whole_model_does(tmp_path: Path
 def test_micro_batches_of_bounded_tokens_compute_what_the_whole_model_does(
     tmp_path: Path, pipeline: int, data: int
 ) -> None:
-    whole, batch = again(fused_job(tmp_path)), make_batch(abstained=(2,))
+    whole, batch = recomputing(fused_job(tmp_path)), make_batch(abstained=(2,))
     training = whole.spec.training.model_copy(update={"micro_batch_tokens": max(batch.lengths)})
     job = whole.model_copy(update={"spec": whole.spec.model_copy(update={"training": training})})
     found = computed(job, serial(job, pipeline, data), pipeline * data, batch)
@@ -104,7 +104,7 @@ def test_micro_batches_of_bounded_tokens_compute_what_the_whole_model_does(
 
 def test_ranks_of_a_fused_schedule_compute_the_same_bits(tmp_path: Path) -> None:
     """The critic's stages are in opposite order on the same ranks."""
-    job = again(fused_job(tmp_path))
+    job = recomputing(fused_job(tmp_path))
     batch = make_batch()
     fused = computed(job, fused_table(job, 2, 1, FUSED_SPLIT), 2, batch)
     assert torch.equal(fused, computed(job, serial(job, 2, 1), 2, batch))
@@ -113,7 +113,7 @@ def test_ranks_of_a_fused_schedule_compute_the_same_bits(tmp_path: Path) -> None
 def test_training_computes_the_same_bits_again_and_is_the_engine_s_where_that_said_the_same(folder: Path) -> None:
     """The ratio of the first step is 1 exactly; a job whose engine returned these numbers trains the same weights."""
     job = make_job(folder, folder, algorithm={"ppo": {"miniBatchSize": 8, "epochs": 2}})
-    trainer = trainer_of(again(job), serial(job, 1, 1), 0, 1, Alone())
+    trainer = trainer_of(recomputing(job), serial(job, 1, 1), 0, 1, Alone())
     batch = make_batch()
     old = exhaust(trainer._old_logprobs.added_to(0, batch, trainer.layout)).fields[OLD_FIELD]  # type: ignore[union-attr]
     agreed = batch.with_fields(log_probabilities=old)
@@ -126,7 +126,7 @@ def test_training_computes_the_same_bits_again_and_is_the_engine_s_where_that_sa
 
 def test_another_engine_is_seen_and_corrected(folder: Path) -> None:
     """The engine's numbers are synthetic and so far off that most tokens are truncated: the weights differ."""
-    job = again(make_job(folder, folder))
+    job = recomputing(make_job(folder, folder))
     limits = {"mode": "Truncate"}
     corrected = make_job(
         folder, folder, algorithm={"ppo": {"miniBatchSize": 8, "oldLogProbabilities": "Trainer",
@@ -151,8 +151,8 @@ def sampled_by(dtype: str, job: RLHFJob) -> tuple[TrainingBatch, RLHFJob]:
     tokenizer = load_tokenizer(job.spec.models.actor.path, "model")
     asked = requests(8, longest=6, response=12)
     done = finish(build_engine(job.spec, tokenizer, CPU), asked)
-    made = make_samples()
-    for sample, request in zip(made, asked, strict=True):
+    samples = make_samples()
+    for sample, request in zip(samples, asked, strict=True):
         part = done[request.key.sample]
         values = np.linspace(-1, 1, len(part.tokens), dtype=np.float32)
         sample.prompt.CopyFrom(pack(request.prompt))
@@ -160,7 +160,7 @@ def sampled_by(dtype: str, job: RLHFJob) -> tuple[TrainingBatch, RLHFJob]:
         for name in ("reference_log_probabilities", "values"):
             sample.fields[name].CopyFrom(pack(values))
         sample.fields["log_probabilities"].CopyFrom(pack(part.log_probabilities))
-    return batch_from(made, len(made), PPO_FIELDS), job
+    return batch_from(samples, len(samples), PPO_FIELDS), job
 
 
 def test_an_engine_in_bfloat16_is_off_a_trainer_in_float32_and_one_in_float32_is_not(folder: Path) -> None:
@@ -229,7 +229,7 @@ def test_the_weight_of_a_token_is_a_number_and_is_for_the_advantage_alone(
 
 @pytest.mark.full
 def test_a_group_that_starts_again_from_its_checkpoint_ends_in_the_same_weights(tmp_path: Path) -> None:
-    job = again(fused_job(tmp_path))
+    job = recomputing(fused_job(tmp_path))
     table = fused_table(job, 2, 1, FUSED_SPLIT)
     saved = tmp_path / "checkpoint"
     saved.mkdir()
@@ -246,7 +246,7 @@ def test_a_token_that_earlier_weights_drew_is_held_against_these_unless_a_correc
     stale = torch.zeros(batch.mask.shape)
     stale[0, :2] = stale[3, :1] = 1
     carried = batch.with_fields(**{STALE_FIELD: stale})
-    job = again(make_job(folder, folder))
+    job = recomputing(make_job(folder, folder))
 
     def old_of(job: RLHFJob, batch: TrainingBatch) -> torch.Tensor:
         return computed(job, serial(job, 1, 1), 1, batch)
@@ -255,19 +255,19 @@ def test_a_token_that_earlier_weights_drew_is_held_against_these_unless_a_correc
     assert torch.equal(found[~drew], fresh[~drew])
     assert torch.equal(found[drew], batch.fields["log_probabilities"][drew])
     assert not torch.equal(found, fresh)
-    corrected = again(job, mismatch_correction=MismatchCorrection(mode="Truncate").resolved())
+    corrected = recomputing(job, mismatch_correction=MismatchCorrection(mode="Truncate").resolved())
     assert torch.equal(old_of(corrected, carried), fresh), "the correction makes up for all of the difference"
 
 
 def test_what_earlier_weights_drew_is_no_mismatch_of_the_engine(folder: Path) -> None:
     job = make_job(folder, folder)
     batch = make_batch()
-    trainer = trainer_of(again(job), serial(job, 1, 1), 0, 1, Alone())
+    trainer = trainer_of(recomputing(job), serial(job, 1, 1), 0, 1, Alone())
     own = exhaust(trainer._old_logprobs.added_to(0, batch, trainer.layout)).fields[OLD_FIELD]  # type: ignore[union-attr]
     stale = torch.zeros(batch.mask.shape)
     stale[:, 0] = 1
     drawn = torch.where(stale > 0, own - 1.0, own)
-    for chosen in (job, again(job)):
+    for chosen in (job, recomputing(job)):
         for fields, largest in (({}, 1.0), ({STALE_FIELD: stale}, 0.0)):
             engine = trainer_of(chosen, serial(job, 1, 1), 0, 1, Alone())
             metrics = exhaust(engine.train(0, batch.with_fields(log_probabilities=drawn, **fields)))

@@ -122,10 +122,10 @@ def test_no_sample_of_a_row_sees_another(folders: dict[str, Path]) -> None:
     assert row.tokens.shape == (1, sum(row.packed))
     other = row.tokens.clone()
     other[:, : row.packed[0]] += 1
-    one, two = (stage(stage.embed(tokens), row.packed) for tokens in (row.tokens, other))
+    original, changed = (stage(stage.embed(tokens), row.packed) for tokens in (row.tokens, other))
     behind = slice(row.packed[0], None)
-    assert torch.equal(one[:, behind], two[:, behind])
-    assert not torch.equal(one[:, : row.packed[0]], two[:, : row.packed[0]])
+    assert torch.equal(original[:, behind], changed[:, behind])
+    assert not torch.equal(original[:, : row.packed[0]], changed[:, : row.packed[0]])
 
 
 def test_nothing_is_padding(folders: dict[str, Path]) -> None:
@@ -138,8 +138,8 @@ def test_nothing_is_padding(folders: dict[str, Path]) -> None:
     assert found[True]["train/padding"] == 0.0 < found[False]["train/padding"]
     assert found[True]["train/largest_micro_batch_tokens"] < found[False]["train/largest_micro_batch_tokens"]
     for model in ("actor", "critic"):
-        one, other = (found[packing][f"gradient_norm/{model}"] for packing in (True, False))
-        assert one == pytest.approx(other, rel=TOLERANCE)
+        packed_norm, padded_norm = (found[packing][f"gradient_norm/{model}"] for packing in (True, False))
+        assert packed_norm == pytest.approx(padded_norm, rel=TOLERANCE)
 
 
 def test_the_first_pass_is_packed_as_well(folders: dict[str, Path]) -> None:
@@ -164,10 +164,10 @@ class TestSplit:
         self, replicas: int, together: int, bound: int | None
     ) -> None:
         samples = list(range(len(self.LENGTHS)))
-        made = packed_split(samples, self.LENGTHS, replicas, 2, together, bound)
-        cells = [cell for row in made for cell in row]
+        rows = packed_split(samples, self.LENGTHS, replicas, 2, together, bound)
+        cells = [cell for row in rows for cell in row]
         assert sorted(sample for cell in cells for sample in cell) == samples
-        assert len({len(row) for row in made}) == 1
+        assert len({len(row) for row in rows}) == 1
         assert {0 < len(cell) <= len(samples) // (2 * replicas) for cell in cells} == {True}
         units = [cell[start : start + together] for cell in cells for start in range(0, len(cell), together)]
         assert all(unit == list(range(unit[0], unit[0] + together)) for unit in units)
@@ -176,8 +176,8 @@ class TestSplit:
             assert max(sum(self.LENGTHS[sample] for sample in cell) for cell in cells) <= max(bound, longest)
 
     def test_micro_batches_are_near_equal_and_few(self) -> None:
-        made = packed_split(range(64), [10 + 7 * (sample % 9) for sample in range(64)], 1, 8, 1, None)
-        loads = [sum(10 + 7 * (sample % 9) for sample in cell) for cell in made[0]]
+        rows = packed_split(range(64), [10 + 7 * (sample % 9) for sample in range(64)], 1, 8, 1, None)
+        loads = [sum(10 + 7 * (sample % 9) for sample in cell) for cell in rows[0]]
         assert len(loads) == 8
         assert max(loads) < 1.1 * sum(loads) / 8
 

@@ -36,7 +36,7 @@ def trained(job: RLHFJob, table: ScheduleTable, *, policy_first: bool, iteration
     def work(rank: int, peers: ThreadCommunicator) -> Trained:
         trainer = trainer_of(job, table, rank, world, peers)
         batches = (make_batch(seed=number, abstained=(0, 1)) for number in range(iterations))
-        return trainer, [exhaust(trainer.train(i, one, policy_first=policy_first)) for i, one in enumerate(batches)]
+        return trainer, [exhaust(trainer.train(i, batch, policy_first=policy_first)) for i, batch in enumerate(batches)]
 
     return on_ranks(world, work)
 
@@ -64,11 +64,11 @@ def test_the_policy_does_not_change_any_more_once_critics_are_behind(folder: Pat
         next(steps)
     assert "train/actor/F" in spans
     assert not [name for name in spans if name.startswith("train/critic")]
-    policy = of(trainer, "actor")
+    policy = copied_weights(trainer, "actor")
     exhaust(steps)
     assert "train/critic/F" in spans
     assert not trainer.critics_behind
-    assert all(torch.equal(value, policy[name]) for name, value in of(trainer, "actor").items())
+    assert all(torch.equal(value, policy[name]) for name, value in copied_weights(trainer, "actor").items())
 
 
 def test_a_step_that_the_policy_leaves_out_no_critic_takes(folder: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_step_that_the_policy_leaves_out_no_critic_takes(folder: Path) -> None
     assert all(torch.equal(value, right[name]) for name, value in left.items())
 
 
-def of(trainer: Trainer, model: str) -> dict[str, torch.Tensor]:
+def copied_weights(trainer: Trainer, model: str) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in weights_of([trainer]).items() if name.startswith(model)}
 
 
@@ -134,6 +134,6 @@ def test_a_rank_serves_the_policy_while_its_critics_are_behind(folder: Path) -> 
     times = {"train/seconds", "bubble_seconds", "bubble_share", "step_seconds", "critic_overlap_seconds"}
     for ours, theirs in zip(apart, both, strict=True):
         left, right = (
-            {name: value for name, value in one.metrics.items() if name not in times} for one in (ours, theirs)
+            {name: value for name, value in result.metrics.items() if name not in times} for result in (ours, theirs)
         )
         assert left == right

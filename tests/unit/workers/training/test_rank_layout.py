@@ -34,76 +34,80 @@ def groups(draw: st.DrawFn) -> list[RankLayout]:
 @given(groups())
 def test_every_rank_has_one_place_and_every_place_one_rank(layouts: list[RankLayout]) -> None:
     first = layouts[0]
-    places = {(one.block, one.local, one.number) for one in layouts}
+    places = {(layout.block, layout.local, layout.number) for layout in layouts}
     assert len(places) == len(layouts) == first.blocks * first.rows * first.tensor
-    for rank, one in enumerate(layouts):
-        assert one.global_rank(one.block, one.local, one.number) == rank
-        for model in one.models:
-            group = one.tensor_group(model)
+    for rank, layout in enumerate(layouts):
+        assert layout.global_rank(layout.block, layout.local, layout.number) == rank
+        for model in layout.models:
+            group = layout.tensor_group(model)
             together = [layouts[other] for other in group]
             assert {other.tensor_group(model) for other in together} == {group}
             assert [other.tensor_rank(model) for other in together] == list(range(len(group)))
-            assert {other.block for other in together} == {one.block}
-            held = {tuple(key for key in other.local_stages if key[0] == model) for other in together}
-            assert len(held) == 1, "they hold the same stages"
-        together = [layouts[other] for other in one.tensor_group("critic")]
-        assert all((other.local, other.row) == (one.local, one.row) for other in together)
+            assert {other.block for other in together} == {layout.block}
+            stages = {tuple(key for key in other.local_stages if key[0] == model) for other in together}
+            assert len(stages) == 1, "they hold the same stages"
+        together = [layouts[other] for other in layout.tensor_group("critic")]
+        assert all((other.local, other.row) == (layout.local, layout.row) for other in together)
 
 
 @given(groups())
 def test_peers_of_a_row_are_of_the_same_block_and_number(layouts: list[RankLayout]) -> None:
-    for one in layouts:
-        for row in range(one.rows):
-            peer = layouts[one.first_rank + row * one.tensor]
-            assert (peer.block, peer.local, peer.number) == (one.block, row, one.number)
+    for layout in layouts:
+        for row in range(layout.rows):
+            peer = layouts[layout.first_rank + row * layout.tensor]
+            assert (peer.block, peer.local, peer.number) == (layout.block, row, layout.number)
 
 
 @given(groups())
 def test_what_a_rank_holds_is_summed_among_all_who_hold_it_and_saved_by_one(layouts: list[RankLayout]) -> None:
-    for one in layouts:
-        for key in one.local_stages:
-            holders = one.holders(*key)
-            number = one.tensor_rank(key[0])
+    for layout in layouts:
+        for key in layout.local_stages:
+            holders = layout.holders(*key)
+            number = layout.tensor_rank(key[0])
             assert set(holders) == {
                 other.rank for other in layouts if key in other.local_stages and other.tensor_rank(key[0]) == number
             }
             assert {layouts[rank].holders(*key) for rank in holders} == {holders}
             assert sum(layouts[rank].writes(*key) for rank in holders) == 1
-            for block in range(one.blocks):
+            for block in range(layout.blocks):
                 assert sum(layouts[rank].publishes(*key) for rank in holders if layouts[rank].block == block) == 1
 
 
 @given(groups())
 def test_all_ranks_make_the_same_groups_and_a_rank_sums_in_no_other(layouts: list[RankLayout]) -> None:
-    made = layouts[0].groups()
-    assert all(one.groups() == made for one in layouts)
-    for one in layouts:
-        wanted = [one.holders(*key) for key in one.local_stages] + [one.tensor_group(model) for model in one.models]
-        wanted += [ends for model in one.models for ends in one.ends(model) if one.rank in ends and len(set(ends)) > 1]
-        assert all(ranks in made for ranks in wanted if len(ranks) > 1)
+    all_groups = layouts[0].groups()
+    assert all(layout.groups() == all_groups for layout in layouts)
+    for layout in layouts:
+        wanted = [layout.holders(*key) for key in layout.local_stages] + [
+            layout.tensor_group(model) for model in layout.models
+        ]
+        wanted += [
+            ends for model in layout.models for ends in layout.ends(model) if layout.rank in ends and len(set(ends)) > 1
+        ]
+        assert all(ranks in all_groups for ranks in wanted if len(ranks) > 1)
 
 
 @given(groups())
 def test_without_tensor_groups_blocks_are_rows_of_ranks(layouts: list[RankLayout]) -> None:
-    for one in layouts:
-        if one.tensor == 1:
-            assert (one.block, one.local) == divmod(one.rank, one.rows)
-            assert (one.first_rank, one.tensor_group("critic")) == (one.block * one.rows, (one.rank,))
+    for layout in layouts:
+        if layout.tensor == 1:
+            assert (layout.block, layout.local) == divmod(layout.rank, layout.rows)
+            assert (layout.first_rank, layout.tensor_group("critic")) == (layout.block * layout.rows, (layout.rank,))
 
 
 @given(groups())
 def test_a_rank_knows_whether_all_have_a_stage_of_every_model(layouts: list[RankLayout]) -> None:
-    everywhere = all({model for model, _ in one.local_stages} == set(one.models) for one in layouts)
-    assert {one.every_rank_has_all for one in layouts} == {everywhere}
+    everywhere = all({model for model, _ in layout.local_stages} == set(layout.models) for layout in layouts)
+    assert {layout.every_rank_has_all for layout in layouts} == {everywhere}
 
 
 @given(groups())
 def test_tensor_ranks_get_the_samples_of_one_copy(layouts: list[RankLayout]) -> None:
-    for one in layouts:
-        for index in range(len(one.table.pipelines)):
-            group = one.tensor_group(one.table.pipelines[index].model)
-            assert {layouts[other].replica(index) for other in group} == {one.replica(index)}
-        assert one.replicas("cost") == 2 * one.blocks
+    for layout in layouts:
+        for index in range(len(layout.table.pipelines)):
+            group = layout.tensor_group(layout.table.pipelines[index].model)
+            assert {layouts[other].replica(index) for other in group} == {layout.replica(index)}
+        assert layout.replicas("cost") == 2 * layout.blocks
 
 
 @st.composite
@@ -119,25 +123,25 @@ def expert_groups(draw: st.DrawFn) -> list[RankLayout]:
 
 @given(expert_groups())
 def test_an_expert_group_holds_every_part_once_of_the_same_stages(layouts: list[RankLayout]) -> None:
-    for one in layouts:
-        together = [layouts[rank] for rank in one.expert_group]
-        assert {other.expert_group for other in together} == {one.expert_group}
-        assert [other.expert_rank for other in together] == list(range(one.expert))
-        assert {(other.local, other.local_stages) for other in together} == {(one.local, one.local_stages)}
+    for layout in layouts:
+        together = [layouts[rank] for rank in layout.expert_group]
+        assert {other.expert_group for other in together} == {layout.expert_group}
+        assert [other.expert_rank for other in together] == list(range(layout.expert))
+        assert {(other.local, other.local_stages) for other in together} == {(layout.local, layout.local_stages)}
 
 
 @given(expert_groups())
 def test_a_part_of_experts_is_summed_among_all_who_hold_it_and_saved_by_one(layouts: list[RankLayout]) -> None:
-    made = layouts[0].groups()
-    for one in layouts:
-        for key in one.local_stages:
-            same = one.by_experts(*key)
+    groups = layouts[0].groups()
+    for layout in layouts:
+        for key in layout.local_stages:
+            same = layout.by_experts(*key)
             assert {layouts[rank].by_experts(*key) for rank in same} == {same}
             assert sum(layouts[rank].writes(*key) for rank in same) == 1
-            assert {rank for other in one.expert_group for rank in layouts[other].by_experts(*key)} == set(
-                one.holders(*key)
+            assert {rank for other in layout.expert_group for rank in layouts[other].by_experts(*key)} == set(
+                layout.holders(*key)
             )
-            assert all(ranks in made for ranks in (same, one.holders(*key), one.expert_group) if len(ranks) > 1)
+            assert all(ranks in groups for ranks in (same, layout.holders(*key), layout.expert_group) if len(ranks) > 1)
 
 
 @st.composite
@@ -159,27 +163,27 @@ def context_groups(draw: st.DrawFn) -> list[RankLayout]:
 
 @given(context_groups())
 def test_a_context_group_runs_the_same_rows_on_the_samples_of_one_copy(layouts: list[RankLayout]) -> None:
-    made = layouts[0].groups()
-    for one in layouts:
-        together = [layouts[rank] for rank in one.context_group]
-        assert {other.context_group for other in together} == {one.context_group}
-        assert [other.context_rank for other in together] == list(range(one.context))
-        assert {(other.local, other.local_stages) for other in together} == {(one.local, one.local_stages)}
-        assert len(together) == 1 or one.context_group in made
-        for index, pipeline in enumerate(one.table.pipelines):
-            assert {other.replica(index) for other in together} == {one.replica(index)}
+    groups = layouts[0].groups()
+    for layout in layouts:
+        together = [layouts[rank] for rank in layout.context_group]
+        assert {other.context_group for other in together} == {layout.context_group}
+        assert [other.context_rank for other in together] == list(range(layout.context))
+        assert {(other.local, other.local_stages) for other in together} == {(layout.local, layout.local_stages)}
+        assert len(together) == 1 or layout.context_group in groups
+        for index, pipeline in enumerate(layout.table.pipelines):
+            assert {other.replica(index) for other in together} == {layout.replica(index)}
             assert [other.speaks(pipeline.model) for other in together].count(True) == 1
-            assert one.replica(index) < one.replicas(pipeline.model)
+            assert layout.replica(index) < layout.replicas(pipeline.model)
 
 
 @given(context_groups())
 def test_every_replica_is_run_by_one_context_group(layouts: list[RankLayout]) -> None:
     for model in layouts[0].models:
         groups: dict[int, set[tuple[int, ...]]] = {}
-        for one in layouts:
-            for index in one.pipelines(model):
-                if one.runs(index, 0):
-                    groups.setdefault(one.replica(index), set()).add(one.context_group)
+        for layout in layouts:
+            for index in layout.pipelines(model):
+                if layout.runs(index, 0):
+                    groups.setdefault(layout.replica(index), set()).add(layout.context_group)
         assert sorted(groups) == list(range(layouts[0].replicas(model))), "every share of the samples is run"
         assert all(len(found) == 1 for found in groups.values())
 

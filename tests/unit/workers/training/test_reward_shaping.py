@@ -108,7 +108,7 @@ def test_a_filtered_response_is_shaped_as_one_that_abstained(rewards: tuple[floa
     filtered, metrics = shaped(
         batch_of(rewards, tuple(valid)), RewardShaping.model_validate(shaping | {"truncated": "Filter"}), None, LONGEST
     )
-    there = tuple(one and finished for one, finished in zip(valid, FINISHED, strict=True))
+    there = tuple(is_valid and finished for is_valid, finished in zip(valid, FINISHED, strict=True))
     abstained, expected = shaped(batch_of(rewards, there), RewardShaping.model_validate(shaping), None, LONGEST)
     assert filtered.rewards.tolist() == abstained.rewards.tolist()
     assert filtered.valid.tolist() == abstained.valid.tolist()

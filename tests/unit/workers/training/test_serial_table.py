@@ -24,13 +24,13 @@ def pipelines(draw: st.DrawFn) -> list[Pipeline]:
 
 def run_blocking(table: ScheduleTable) -> list[Action]:
     """Return the computations in order of execution if every transfer blocks both sides; fail on a deadlock."""
-    heads, held, order = [0] * len(table.rows), set[tuple[str, int, int, int]](), list[Action]()
+    heads, done, order = [0] * len(table.rows), set[tuple[str, int, int, int]](), list[Action]()
 
     def head(rank: int) -> Action | None:
         return table.rows[rank][heads[rank]] if heads[rank] < len(table.rows[rank]) else None
 
     def finish(rank: int, action: Action) -> None:
-        held.add((action.kind, action.pipeline, action.stage, action.microbatch))
+        done.add((action.kind, action.pipeline, action.stage, action.microbatch))
         heads[rank] += 1
 
     while any(head(rank) for rank in range(len(table.rows))):
@@ -40,13 +40,13 @@ def run_blocking(table: ScheduleTable) -> list[Action]:
             if action is None or action.kind.startswith("RECV"):
                 continue
             if action.peer is None:
-                assert has_inputs(table, action, rank, held)
+                assert has_inputs(table, action, rank, done)
                 order.append(action)
                 finish(rank, action)
                 continue
             other = head(action.peer)
             if other is not None and (other.peer, other.kind) == (rank, action.kind.replace("SEND", "RECV")):
-                assert (action.kind[-1], action.pipeline, action.stage, action.microbatch) in held
+                assert (action.kind[-1], action.pipeline, action.stage, action.microbatch) in done
                 assert (other.pipeline, other.microbatch) == (action.pipeline, action.microbatch)
                 finish(rank, action)
                 finish(action.peer, other)
@@ -54,16 +54,16 @@ def run_blocking(table: ScheduleTable) -> list[Action]:
     return order
 
 
-def has_inputs(table: ScheduleTable, action: Action, rank: int, held: set[tuple[str, int, int, int]]) -> bool:
+def has_inputs(table: ScheduleTable, action: Action, rank: int, done: set[tuple[str, int, int, int]]) -> bool:
     """Return whether all inputs of a forward or backward step are on its rank."""
     ranks = table.pipelines[action.pipeline].stage_ranks
     source = action.stage - 1 if action.kind == "F" else action.stage + 1
-    forward_done = action.kind == "F" or ("F", action.pipeline, action.stage, action.microbatch) in held
+    forward_done = action.kind == "F" or ("F", action.pipeline, action.stage, action.microbatch) in done
     if not 0 <= source < len(ranks):
         return forward_done
     if ranks[source] == rank:
-        return forward_done and (action.kind, action.pipeline, source, action.microbatch) in held
-    return forward_done and (f"RECV_{action.kind}", action.pipeline, action.stage, action.microbatch) in held
+        return forward_done and (action.kind, action.pipeline, source, action.microbatch) in done
+    return forward_done and (f"RECV_{action.kind}", action.pipeline, action.stage, action.microbatch) in done
 
 
 @given(pipelines())

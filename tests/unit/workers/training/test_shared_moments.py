@@ -39,7 +39,7 @@ def assert_same_moments(ours: list[Trainer], theirs: list[Trainer]) -> None:
     assert [name for name in right if not torch.equal(left[name], right[name])] == []
 
 
-def held(trainer: Trainer) -> int:
+def moment_values(trainer: Trainer) -> int:
     """Return the number of values in the moments of a rank."""
     return sum(value.numel() for optimizer in trainer.optimizers.values() for value in optimizer.moments())
 
@@ -54,8 +54,8 @@ def test_weights_moments_and_metrics_are_those_of_copies_that_keep_all(
     assert_bitwise(shared, apart)
     assert metrics == expected
     assert_same_moments(shared, apart)
-    assert sum(map(held, shared)) * data == sum(map(held, apart))
-    assert max(map(held, shared)) < 1.5 * max(map(held, apart)) / data
+    assert sum(map(moment_values, shared)) * data == sum(map(moment_values, apart))
+    assert max(map(moment_values, shared)) < 1.5 * max(map(moment_values, apart)) / data
 
 
 def test_adapters_are_shared_out_too(policy: Path) -> None:

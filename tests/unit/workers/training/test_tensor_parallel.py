@@ -185,12 +185,12 @@ def test_what_was_loaded_is_published_and_saved_bit_by_bit(
     source = load_file(policy / "model.safetensors")
     assert ("lm_head.weight" in source) != tied
     trainers = on_ranks(2 * tensor, lambda rank, peers: trainer_of(job, serial(job, 1, 2), rank, 2 * tensor, peers))
-    found = [dict(TorchBackend(one).published("actor")) for one in trainers]
+    found = [dict(TorchBackend(trainer).published("actor")) for trainer in trainers]
     assert sum(map(len, found)) == len(source)
     assert not any(found[tensor:])
-    sizes = [sum(value.numel() for value in one.values()) for one in found[:tensor]]
+    sizes = [sum(value.numel() for value in tensors.values()) for tensors in found[:tensor]]
     assert max(sizes) - min(sizes) <= max(value.numel() for value in source.values())
-    published = {name: value for one in found for name, value in one.items()}
+    published = {name: value for tensors in found for name, value in tensors.items()}
     written = [file.path for trainer in trainers for file in TorchBackend(trainer).save(tmp_path, 1)]
     assert len(written) == len(set(written)), "two ranks wrote one file"
     saved = {
@@ -314,8 +314,8 @@ def test_measuring_takes_all_ranks_of_a_group_and_changes_no_weight(folders: dic
 
     results = on_ranks(4, work)
     for trainer, result in results:
-        assert {(one.model, one.stage) for one in result.stages} == set(trainer.layout.local_stages)
-        assert [(one.rank, one.peer) for one in result.transfers] == [(0, 1)]
+        assert {(cost.model, cost.stage) for cost in result.stages} == set(trainer.layout.local_stages)
+        assert [(transfer.rank, transfer.peer) for transfer in result.transfers] == [(0, 1)]
     before = on_ranks(4, lambda rank, peers: trainer_of(job, table, rank, 4, peers))
     assert_bitwise([trainer for trainer, _ in results], before)
 

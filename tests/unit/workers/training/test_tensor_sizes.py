@@ -127,8 +127,8 @@ def test_fused_and_split_train_the_same_bits_as_serial(
 @pytest.mark.full(quick=1)
 def test_the_field_as_tensor_trains_the_bits_of_a_job_without_it(policy: Path) -> None:
     without, _, _ = run(job_of(policy, 2, None), range(1), 2)
-    given, _, _ = run(job_of(policy, 2, 2), range(1), 2)
-    assert_bitwise(given, without)
+    with_field, _, _ = run(job_of(policy, 2, 2), range(1), 2)
+    assert_bitwise(with_field, without)
 
 
 def test_micro_batches_bounded_by_tokens_change_no_gradient(policy: Path) -> None:
@@ -167,8 +167,8 @@ def test_a_checkpoint_is_read_by_every_layout_bit_by_bit(policy: Path, tmp_path:
     finish_folder(tmp_path / "0", policy, critic_of(policy))
     weights, moments = weights_of(trained), whole_moments(tmp_path / "0")
     assert any(value.any() for value in moments.values())
-    one, other, same = job_of(policy, 1, 1), job_of(policy, 1, 4), job_of(policy, 4, None)
-    layouts = [(one, 1, 1), (other, 4, 1), (same, 1, 1), (plain, 2, 1), (start, 1, 2), (other, 4, 1), (start, 2, 1)]
+    unsplit, split, same = job_of(policy, 1, 1), job_of(policy, 1, 4), job_of(policy, 4, None)
+    layouts = [(unsplit, 1, 1), (split, 4, 1), (same, 1, 1), (plain, 2, 1), (start, 1, 2), (split, 4, 1), (start, 2, 1)]
     for number, (job, pipeline, data) in enumerate(layouts, 1):
         folder = tmp_path / str(number)
         read, _, _ = run(job, range(1, 1), pipeline, data, restore=str(tmp_path / str(number - 1)), save=folder)
@@ -201,8 +201,8 @@ def test_every_tensor_is_published_by_one_rank_of_the_first_copy(
     table = serial(job, pipeline, 2)
     trainers = on_ranks(2 * block, lambda rank, peers: trainer_of(job, table, rank, 2 * block, peers))
     for model in ("actor", "critic"):
-        found = [dict(TorchBackend(one).published(model)) for one in trainers]
-        whole = {name for one in found for name in one}
+        found = [dict(TorchBackend(trainer).published(model)) for trainer in trainers]
+        whole = {name for tensors in found for name in tensors}
         assert sum(map(len, found[:block])) == len(whole), "no tensor is there twice"
         assert {f"{model}:{name}" for name in whole} == {
             name for name in weights_of(trainers) if name.startswith(f"{model}:")
@@ -222,8 +222,8 @@ def test_measuring_takes_all_ranks_of_a_group_and_changes_no_weight(policy: Path
 
     results = on_ranks(4, work)
     for trainer, result in results:
-        assert {(one.model, one.stage) for one in result.stages} == set(trainer.layout.local_stages)
-    pairs = {(one.rank, one.peer) for _, result in results for one in result.transfers}
+        assert {(cost.model, cost.stage) for cost in result.stages} == set(trainer.layout.local_stages)
+    pairs = {(transfer.rank, transfer.peer) for _, result in results for transfer in result.transfers}
     assert pairs == {(0, 1), (1, 2), (2, 3)}
     before = on_ranks(4, lambda rank, peers: trainer_of(job, table, rank, 4, peers))
     assert_bitwise([trainer for trainer, _ in results], before)

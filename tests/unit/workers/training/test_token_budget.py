@@ -51,17 +51,17 @@ def test_every_sample_is_in_one_micro_batch_and_every_bound_holds(
 
 def test_a_split_within_the_bound_stays_as_it_is() -> None:
     lengths = long_tailed(32)
-    made = split(range(32), lengths, 2, 4)
-    assert bounded(made, lengths, 1, max(padded_tokens(cell, lengths) for row in made for cell in row)) is made
+    plan = split(range(32), lengths, 2, 4)
+    assert bounded(plan, lengths, 1, max(padded_tokens(cell, lengths) for row in plan for cell in row)) is plan
 
 
 def test_long_tailed_lengths_need_fewer_micro_batches_than_a_bound_of_samples_that_is_as_safe() -> None:
     """4,096 tokens is one sample of the longest: a limit of samples would allow only one each."""
     lengths = long_tailed(128)
-    made = bounded(split(range(128), lengths, 1, 2), lengths, 1, 4096)
-    assert max(padded_tokens(cell, lengths) for cell in made[0]) <= 4096
-    assert len(made[0]) < 16
-    assert sum(padded_tokens(cell, lengths) for cell in made[0]) < 1.6 * sum(lengths)
+    plan = bounded(split(range(128), lengths, 1, 2), lengths, 1, 4096)
+    assert max(padded_tokens(cell, lengths) for cell in plan[0]) <= 4096
+    assert len(plan[0]) < 16
+    assert sum(padded_tokens(cell, lengths) for cell in plan[0]) < 1.6 * sum(lengths)
 
 
 @given(st.lists(st.integers(1, 40), min_size=4, max_size=9), st.integers(40, 120))
@@ -71,17 +71,17 @@ def test_no_cut_of_the_samples_by_length_costs_less(lengths: list[int], bound: i
     cuts = [c for n in range(count) for c in combinations(range(1, count), n)]
     every = [[falling[a] * (b - a) for a, b in pairwise((0, *cut, count))] for cut in cuts]
     least = min(sum(sizes) + len(sizes) * bound / 16 for sizes in every if max(sizes) <= bound)
-    made = split(range(count), lengths, 1, 1)
-    if padded_tokens(made[0][0], lengths) > bound:
-        sizes = [padded_tokens(cell, lengths) for cell in bounded(made, lengths, 1, bound)[0]]
+    plan = split(range(count), lengths, 1, 1)
+    if padded_tokens(plan[0][0], lengths) > bound:
+        sizes = [padded_tokens(cell, lengths) for cell in bounded(plan, lengths, 1, bound)[0]]
         assert sum(sizes) + len(sizes) * bound / 16 == least
 
 
 def test_thousands_of_samples_are_cut_within_a_moment() -> None:
     """An additional search over numbers of micro-batches took seconds for every mini-batch."""
     lengths = long_tailed(8192)
-    made = bounded(split(range(8192), lengths, 4, 1), lengths, 1, 8192)
-    assert {len(replica) for replica in made} == {len(made[0])}
+    plan = bounded(split(range(8192), lengths, 4, 1), lengths, 1, 8192)
+    assert {len(replica) for replica in plan} == {len(plan[0])}
 
 
 def test_the_table_runs_as_many_micro_batches_as_there_are() -> None:

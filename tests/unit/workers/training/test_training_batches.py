@@ -95,19 +95,19 @@ def test_sums_by_sample_are_those_of_the_padded_rows(valid: list[bool], seed: in
     assert torch.equal(slope, upstream[cut.samples])
 
 
-def change(samples: list[pb.TrainSample], what: str) -> list[pb.TrainSample]:
-    if what == "lost":
+def change(samples: list[pb.TrainSample], damage: str) -> list[pb.TrainSample]:
+    if damage == "lost":
         return samples[:-1]
-    if what == "twice":
+    if damage == "twice":
         return [*samples[:-1], samples[0]]
     sample = samples[3]
-    if what == "field":
+    if damage == "field":
         del sample.fields["values"]
-    elif what == "short":
+    elif damage == "short":
         sample.fields["values"].CopyFrom(pack(np.zeros(1, np.float32)))
-    elif what == "nan":
+    elif damage == "nan":
         sample.fields["reward"].CopyFrom(pack(np.array([np.nan], np.float32)))
-    elif what == "type":
+    elif damage == "type":
         sample.fields["reward"].CopyFrom(pack(np.array([1.0])))
     else:
         sample.response.CopyFrom(pack(np.zeros(0, np.int32)))
@@ -115,7 +115,7 @@ def change(samples: list[pb.TrainSample], what: str) -> list[pb.TrainSample]:
 
 
 @pytest.mark.parametrize(
-    ("what", "message"),
+    ("damage", "message"),
     [
         ("lost", "samples 0 to 7 once each, got 7"),
         ("twice", "samples 0 to 7 once each, got 8"),
@@ -126,9 +126,9 @@ def change(samples: list[pb.TrainSample], what: str) -> list[pb.TrainSample]:
         ("empty", "sample 3: response is int32"),
     ],
 )
-def test_an_incomplete_batch_is_refused_never_filled_with_zeros(what: str, message: str) -> None:
+def test_an_incomplete_batch_is_refused_never_filled_with_zeros(damage: str, message: str) -> None:
     with pytest.raises(WorkError, match=message) as caught:
-        batch_from(change(make_samples(), what), 8, PPO_FIELDS)
+        batch_from(change(make_samples(), damage), 8, PPO_FIELDS)
     assert caught.value.failure.reason == "BatchIncomplete"
 
 

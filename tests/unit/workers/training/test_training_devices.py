@@ -68,13 +68,13 @@ def trainer_on(
 
 def move(module: torch.nn.Module, device: torch.device) -> None:
     """Replace PyTorch's own move, which cannot swap tensors that a fake mode remembers."""
-    for one in module.modules():
-        for name, parameter in one._parameters.items():
+    for child in module.modules():
+        for name, parameter in child._parameters.items():
             if parameter is not None:
-                one._parameters[name] = torch.nn.Parameter(torch.empty(parameter.shape, device=device))
-        for name, buffer in one._buffers.items():
+                child._parameters[name] = torch.nn.Parameter(torch.empty(parameter.shape, device=device))
+        for name, buffer in child._buffers.items():
             if buffer is not None:
-                one._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
+                child._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
 
 
 @pytest.fixture
@@ -175,14 +175,16 @@ def test_forward_losses_and_optimizer_run_on_fake_gpus_in_either_precision(
             real.spec, real.layout, real.stages, real.communicator, GPU, real.compute, lambda *_, **__: None
         )
         objectives = trainer.objectives()
-        for made, objective in zip(works.values(), objectives.values(), strict=True):
-            microbatches = [microbatch.to(GPU) for microbatch in made._microbatches]
-            work = StageWork(1, made.local_stages, microbatches, objective.loss, trainer.compute)
+        for pipeline_work, objective in zip(works.values(), objectives.values(), strict=True):
+            microbatches = [microbatch.to(GPU) for microbatch in pipeline_work._microbatches]
+            work = StageWork(1, pipeline_work.local_stages, microbatches, objective.loss, trainer.compute)
             for microbatch in range(MICROBATCHES):
                 loss = work.forward(0, microbatch, work.embed(microbatch))
                 assert (loss.device, loss.dtype) == (GPU, torch.float32)
-            masks = [mask for _, of_kind in made.local_stages[0]._geometries.values() for mask in of_kind.values()]
-            written_out = made.local_stages[0].config._attn_implementation == "eager"
+            masks = [
+                mask for _, of_kind in pipeline_work.local_stages[0]._geometries.values() for mask in of_kind.values()
+            ]
+            written_out = pipeline_work.local_stages[0].config._attn_implementation == "eager"
             assert all((mask is not None) == (written_out or precision == "Float32") for mask in masks)
         for optimizer in trainer.optimizers.values():
             assert optimizer.norm_squared().device.type == "cuda"

@@ -70,8 +70,8 @@ def test_a_bound_that_no_micro_batch_meets_changes_no_bit(folders: dict[str, Pat
         make_job(folders["llama"], folders["llama"], training={"microBatchSize": 4, **more})
         for more in ({}, {"microBatchTokens": 4 * max(batch.lengths)})
     ]
-    one, other = (gradients_of(job, serial(job, 2, 1), 2, batch) for job in jobs)
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    first, second = (gradients_of(job, serial(job, 2, 1), 2, batch) for job in jobs)
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize(

@@ -67,13 +67,13 @@ def test_resuming_from_a_checkpoint_is_bitwise_exact(folder: Path, tmp_path: Pat
 
 def test_another_number_of_stages_reads_the_same_checkpoint(folder: Path, tmp_path: Path) -> None:
     job = make_job(folder, folder)
-    two, _, files = run(job, range(1), save=tmp_path)
+    two_stages, _, files = run(job, range(1), save=tmp_path)
     finish_folder(tmp_path, folder)
-    one, _, _ = run(job, range(1, 1), pipeline=1, restore=str(tmp_path))
-    assert_bitwise(one, two)
+    one_stage, _, _ = run(job, range(1, 1), pipeline=1, restore=str(tmp_path))
+    assert_bitwise(one_stage, two_stages)
     states = [
         {k: v for o in trainers for opt in o.optimizers.values() for k, v in opt.state().items()}
-        for trainers in (one, two)
+        for trainers in (one_stage, two_stages)
     ]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert sorted(file.path for file in files) == [

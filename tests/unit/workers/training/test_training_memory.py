@@ -86,13 +86,13 @@ def test_recomputing_keeps_less_and_parts_add_up() -> None:
             "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 128_256, "tie_word_embeddings": True,
         }
     )  # fmt: skip
-    kept, again = (
+    stored, recomputed = (
         training_memory(StageTraining(shape, 1, 0, "lm", 8, 1024, 512, half=True, recompute=recompute))
         for recompute in (False, True)
     )
-    assert again["activations"] < kept["activations"] / 8
-    assert again["weights, gradients, moments"] == kept["weights, gradients, moments"] == 16 * 1_235_746_816
-    assert kept["logits"] > 2 * 8 * 512 * 128_256
+    assert recomputed["activations"] < stored["activations"] / 8
+    assert recomputed["weights, gradients, moments"] == stored["weights, gradients, moments"] == 16 * 1_235_746_816
+    assert stored["logits"] > 2 * 8 * 512 * 128_256
 
 
 def test_experts_are_counted_by_their_own_widths() -> None:

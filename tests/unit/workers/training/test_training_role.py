@@ -48,9 +48,9 @@ def test_a_rank_that_slept_between_two_trainings_holds_the_same_bits(folder: Pat
     sleeping = False
     onloaded = on_ranks(2, work)
     sleeping = True
-    for one, other in zip(on_ranks(2, work), onloaded, strict=True):
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[name], other[name]) for name in one)
+    for state, expected in zip(on_ranks(2, work), onloaded, strict=True):
+        assert state.keys() == expected.keys()
+        assert all(torch.equal(state[name], expected[name]) for name in state)
 
 
 def test_a_train_is_done_in_bounded_steps_and_answered_once(folder: Path) -> None:

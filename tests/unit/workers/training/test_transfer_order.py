@@ -63,9 +63,9 @@ def meeting(communicator: RendezvousCommunicator, rank: int, width: int) -> Call
 class ProductStage:
     """A pipeline whose stages each multiply by a weight, as a `PipelineWork`."""
 
-    def __init__(self, stages: int, held: list[int], meet: Callable[[], None] | None = None) -> None:
+    def __init__(self, stages: int, local_stages: list[int], meet: Callable[[], None] | None = None) -> None:
         self.stages, self.meet = stages, meet
-        self.weights = {stage: torch.nn.Parameter(torch.tensor(1.0 + stage)) for stage in held}
+        self.weights = {stage: torch.nn.Parameter(torch.tensor(1.0 + stage)) for stage in local_stages}
 
     def like_hidden(self, microbatch: int) -> torch.Tensor:
         return torch.empty(2)
@@ -87,15 +87,15 @@ def gradients(table: ScheduleTable) -> dict[tuple[str, int], float]:
     """Run every row; return (pipeline, stage) -> gradient."""
 
     def work(rank: int, communicator: RendezvousCommunicator) -> dict[tuple[str, int], float]:
-        held = {
+        works = {
             index: ProductStage(len(p.stage_ranks), own, meeting(communicator, rank, p.width) if p.width > 1 else None)
             for index, p in enumerate(table.pipelines)
             if (own := held_of(p, rank))
         }
-        execute(table.rows[rank], held, communicator, 0)
+        execute(table.rows[rank], works, communicator, 0)
         return {
             (table.pipelines[index].name, stage): float(weight.grad)
-            for index, pipeline in held.items()
+            for index, pipeline in works.items()
             for stage, weight in pipeline.weights.items()
             if weight.grad is not None
         }
@@ -207,14 +207,14 @@ def products(table: ScheduleTable, model: str) -> dict[tuple[str, int], float]:
     """Run only the forwards; return (pipeline, micro-batch) -> result of its last stage."""
 
     def work(rank: int, communicator: RendezvousCommunicator) -> dict[tuple[str, int], float]:
-        made: dict[tuple[str, int], float] = {}
-        held = {
-            index: RememberedStage(p.name, len(p.stage_ranks), own, made)
+        remembered: dict[tuple[str, int], float] = {}
+        works = {
+            index: RememberedStage(p.name, len(p.stage_ranks), own, remembered)
             for index, p in enumerate(table.pipelines)
             if p.model == model and (own := held_of(p, rank))
         }
-        execute(forward_only(table, model).rows[rank], held, communicator, 0, forward_only=True)
-        return made
+        execute(forward_only(table, model).rows[rank], works, communicator, 0, forward_only=True)
+        return remembered
 
     return {key: value for result in run_ranks(len(table.rows), work) for key, value in result.items()}
 
@@ -222,15 +222,17 @@ def products(table: ScheduleTable, model: str) -> dict[tuple[str, int], float]:
 class RememberedStage(ProductStage):
     """Stores the results of its last stage, by micro-batch."""
 
-    def __init__(self, name: str, stages: int, held: list[int], made: dict[tuple[str, int], float]) -> None:
-        super().__init__(stages, held)
-        self.name, self.made = name, made
+    def __init__(
+        self, name: str, stages: int, local_stages: list[int], remembered: dict[tuple[str, int], float]
+    ) -> None:
+        super().__init__(stages, local_stages)
+        self.name, self.remembered = name, remembered
 
     def forward(self, stage: int, microbatch: int, hidden: torch.Tensor) -> torch.Tensor:
         output = super().forward(stage, microbatch, hidden)
         assert not output.requires_grad
         if stage == self.stages - 1:
-            self.made[self.name, microbatch] = float(output)
+            self.remembered[self.name, microbatch] = float(output)
         return output
 
 
