@@ -41,9 +41,9 @@ def finished_response(message: pb.FinishedSample, limit: int) -> PackedResponse:
     if message.finish_reason not in FINISH_REASONS[1:]:
         reason = message.finish_reason[:20]
         raise ValueError(f"sample {message.key.sample} finished by {reason!r}, not by stop or length")
-    for name, count in (("drafted", message.drafted_tokens), ("accepted", message.accepted_tokens)):
-        if not 0 <= count <= MAX_DRAFT_TOKENS:
-            raise ValueError(f"sample {message.key.sample}: {name}_tokens is {count}, must be from 0 to 2^40")
+    for name, tokens in (("drafted", message.drafted_tokens), ("accepted", message.accepted_tokens)):
+        if not 0 <= tokens <= MAX_DRAFT_TOKENS:
+            raise ValueError(f"sample {message.key.sample}: {name}_tokens is {tokens}, must be from 0 to 2^40")
     return response
 
 

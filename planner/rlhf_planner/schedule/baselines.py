@@ -7,7 +7,9 @@ run the instance itself. Interleaved 1F1B and Chimera cut or copy models, so the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -115,16 +117,23 @@ def one_f_one_b(arrays: InstanceArrays, pipeline: int) -> list[list[int]]:
 
 def serial(arrays: InstanceArrays) -> Timeline:
     """Return the models one after another, each as 1F1B, with barriers between them, as in a system without fusion."""
+    return _with_barriers(arrays, one_f_one_b, "1F1B")
+
+
+def _with_barriers(
+    arrays: InstanceArrays, orders_of: Callable[[InstanceArrays, int], list[list[int]]], name: str
+) -> Timeline:
+    """Return the models one after another with barriers between them; `orders_of` gives the orders of a pipeline."""
     start, offset = np.zeros(arrays.steps), 0.0
     merged: list[list[int]] = [[] for _ in range(arrays.instance.devices)]
     for group in phases(arrays.instance):
         lists: list[list[int]] = [[] for _ in range(arrays.instance.devices)]
         for pipeline in group:
-            lists = [a + b for a, b in zip(lists, one_f_one_b(arrays, pipeline), strict=True)]
+            lists = [a + b for a, b in zip(lists, orders_of(arrays, pipeline), strict=True)]
         begin = np.zeros(arrays.steps)
         makespan, done = run_orders(pad_orders(arrays, lists), *kernel_arguments(arrays), begin)
         if done != sum(len(row) for row in lists):
-            raise DeadlockError(f"1F1B of pipelines {group} waits for itself")
+            raise DeadlockError(f"{name} of pipelines {group} waits for itself")
         for pipeline in group:
             for k in np.flatnonzero(arrays.pipeline == pipeline):
                 block = slice(int(arrays.base[KINDS * k]), int(arrays.base[KINDS * k + KINDS]))
@@ -179,24 +188,11 @@ def interleaved(instance: Instance, chunks: int) -> Timeline | None:
     chunks. A micro-batch crosses about `chunks` times as many edges, so transfers cost more. Source: Narayanan et al.
     2021, section 2.2.
     """
-    cut = tuple(_cut(pipe, chunks) for pipe in instance.pipelines)
     if chunks < 2 or any(p.microbatches % p.stages or p.stages < 2 for p in instance.pipelines):
         return None
+    cut = tuple(_cut(pipe, chunks) for pipe in instance.pipelines)
     arrays = instance_arrays(replace(instance, pipelines=cut, memory_cap=None))
-    start, offset, peaks = np.zeros(arrays.steps), 0.0, np.zeros(instance.devices)
-    merged: list[list[int]] = [[] for _ in range(instance.devices)]
-    for group in phases(arrays.instance):
-        lists: list[list[int]] = [[] for _ in range(instance.devices)]
-        for pipeline in group:
-            _interleaved_rows(arrays, pipeline, chunks, lists)
-        makespan, done = run_orders(pad_orders(arrays, lists), *kernel_arguments(arrays), start)
-        if done != sum(len(row) for row in lists):
-            raise DeadlockError(f"interleaved 1F1B of pipelines {group} waits for itself")
-        offset += makespan
-        orders = pad_orders(arrays, lists)
-        peaks = np.maximum(peaks, activation_peaks(orders, arrays.activation, arrays.weight))
-        merged = [a + b for a, b in zip(merged, lists, strict=True)]
-    return Timeline(arrays, pad_orders(arrays, merged), start, offset, peaks)
+    return _with_barriers(arrays, partial(_interleaved_orders, chunks=chunks), "interleaved 1F1B")
 
 
 def _cut(pipe: InstancePipeline, chunks: int) -> InstancePipeline:
@@ -216,7 +212,8 @@ def _cut(pipe: InstancePipeline, chunks: int) -> InstancePipeline:
     )
 
 
-def _interleaved_rows(arrays: InstanceArrays, pipeline: int, chunks: int, lists: list[list[int]]) -> None:
+def _interleaved_orders(arrays: InstanceArrays, pipeline: int, chunks: int) -> list[list[int]]:
+    lists: list[list[int]] = [[] for _ in range(arrays.instance.devices)]
     stages = [int(k) for k in np.flatnonzero(arrays.pipeline == pipeline)]
     ranks = len(stages) // chunks
     total = arrays.instance.pipelines[pipeline].microbatches * chunks
@@ -233,6 +230,7 @@ def _interleaved_rows(arrays: InstanceArrays, pipeline: int, chunks: int, lists:
             row += [operation(warm + i, FORWARD), operation(i, BACKWARD)]
         row += [operation(i, BACKWARD) for i in range(total - warm, total)]
         lists[int(arrays.device[stages[rank]])] += row
+    return lists
 
 
 def chimera(instance: Instance) -> Timeline | None:

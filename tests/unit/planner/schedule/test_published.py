@@ -46,6 +46,9 @@ def test_table(row: Published) -> None:
     cut = interleaved(instance, 4)
     assert cut is not None
     assert cut.makespan == pytest.approx(ideal_interleaved(instance, 4))
+    steps = check_schedule(cut.arrays.instance, steps_by_device(cut))
+    assert steps.makespan == pytest.approx(cut.makespan), "the second model starts after the first"
+    assert max(steps.peaks) == pytest.approx(cut.peak)
     for timeline in (*baselines.values(), listed(lay, row.peak)[0]):
         checked = check_schedule(instance, steps_by_device(timeline))
         assert checked.makespan == timeline.makespan >= row.bound

@@ -45,7 +45,7 @@ class BrokenDevice(torch.Tensor):
     def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def] # torch's protocol
         if func is torch.Tensor.copy_:
             raise RuntimeError("the copy failed")
-        return super().__torch_function__(func, types, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call] # torch
 
 
 @dataclass

@@ -103,6 +103,31 @@ async def test_the_expected_rating_is_scaled_to_minus_1_to_1(url: str, api: str)
         await source.close()
 
 
+@pytest.mark.parametrize(("api", "requested"), [("Chat", "top_logprobs"), ("Completions", "logprobs")])
+async def test_a_server_with_fewer_logprobs_fails_with_the_setting(api: str, requested: str) -> None:
+    def refusing(request: dict[str, Any], headers: Message) -> tuple[int, Any]:
+        if requested in request:
+            return 400, {"error": f"Requested sample logprobs of {request[requested]}, greater than max allowed: 5"}
+        return 400, {"error": "the model is not loaded"}
+
+    with answering(refusing) as address:
+        source, reads = source_of(f"{address}/v1", api=api), source_of(f"{address}/v1", api=api, read="Answer")
+        await source.start()
+        await reads.start()
+        try:
+            with pytest.raises(
+                RewardError, match=r"max allowed: 5.*; set .* to Answer, or let .* --max-logprobs 20"
+            ) as raised:
+                await source.score(sample("any"))
+            assert raised.value.failure.field == "spec.models.reward.judge.read"
+            with pytest.raises(RewardError, match="the model is not loaded") as other:
+                await reads.score(sample("any"))
+            assert other.value.failure.field == "spec.models.reward.judge.endpoint.url"
+        finally:
+            await source.close()
+            await reads.close()
+
+
 async def test_a_written_answer_is_read_to_its_last_number(url: str) -> None:
     source = source_of(url, read="Answer")
     await source.start()

@@ -24,6 +24,12 @@ BODY_BYTES: Final = 1024 * 1024
 """Maximum bytes of a body."""
 
 
+class RefusedRequestError(RewardError):
+    """The server answered with another status than 200; `answer` is its text, without the values of Secrets."""
+
+    answer = ""
+
+
 class JsonRequests:
     """A client for one address."""
 
@@ -51,7 +57,7 @@ class JsonRequests:
             await self._client.aclose()
 
     async def post(self, content: Mapping[str, Any]) -> Any:
-        """Return the JSON of the answer; RewardError if there is none."""
+        """Return the JSON of the answer; RewardError if there is none, RefusedRequestError for another status."""
         async with self._requests:
             try:
                 status, body = await asyncio.wait_for(self._post(content), self._timeout)
@@ -64,7 +70,10 @@ class JsonRequests:
                     "RewardUnreachable", f"{self._url} cannot be reached: {reason}", self.field
                 ) from error
         if status != httpx.codes.OK:
-            raise self.invalid(f"status {status}: {self._shown_text(body)}")
+            message = f"{self._url} answered with status {status}: {self._shown_text(body)}"
+            refused = RefusedRequestError("RewardInvalid", message, self.field)
+            refused.answer = self.redacted(body.decode(errors="replace"))
+            raise refused
         try:
             return json.loads(body)
         except (ValueError, RecursionError):

@@ -19,7 +19,7 @@ from rlhf_common.names import ExitCode
 from rlhf_common.samples import ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards import judge_model
-from rlhf_workers.inference.rewards.json_requests import JsonRequests
+from rlhf_workers.inference.rewards.json_requests import JsonRequests, RefusedRequestError
 from rlhf_workers.inference.rewards.judge_answers import (
     UnaskableError,
     UnreadableAnswerError,
@@ -35,7 +35,11 @@ from rlhf_workers.inference.rewards.reward_source import Judgment, RewardError
 from rlhf_workers.user_code.code_settings import NO_SETTINGS, CodeSettings
 
 TOP: Final = 20
-"""Number of likeliest tokens requested, OpenAI's maximum for chats."""
+"""Number of likeliest tokens requested: each of up to ten ratings has two forms, with and without a blank before it.
+
+It is the maximum of OpenAI for chats and the default maximum of vLLM. OpenAI's old completions allow only 5.
+"""
+_LOGPROBS: Final = "logprobs"
 
 
 def load_reward(
@@ -63,7 +67,7 @@ class JudgeAtEndpoint:
         """`settings`: headers. `field`: manifest field of the reward. WorkError for an invalid header."""
         assert judge.endpoint is not None
         self._judge, self._endpoint = judge, judge.endpoint
-        self._template = f"{field}.judge.template"
+        self._template, self._read = f"{field}.judge.template", f"{field}.judge.read"
         path, timeout = f"{field}.judge.endpoint", f"{field}.timeoutSeconds"
         self._server = JsonRequests(self._endpoint.url, timeout_seconds, settings, path, timeout)
 
@@ -101,7 +105,13 @@ class JudgeAtEndpoint:
             text = question(self._judge, sample, **responses)
         except UnaskableError as error:
             raise RewardError("RewardInvalid", str(error), self._template) from error
-        answer = await self._server.post(self._request(text))
+        try:
+            answer = await self._server.post(self._request(text))
+        except RefusedRequestError as error:
+            if self._judge.read == "Answer" or _LOGPROBS not in error.answer:
+                raise
+            remedy = f"set {self._read} to Answer, or let the server give {TOP} logprobs (vLLM: --max-logprobs {TOP})"
+            raise RewardError("RewardInvalid", f"{error}; {remedy}", self._read) from error
         try:
             choice = _choice(answer)
             if self._judge.read == "Answer":
