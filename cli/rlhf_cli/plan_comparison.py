@@ -53,7 +53,9 @@ def compare_plan(run_dir: Path) -> PlanComparison | str:
     """Return the comparison of a run's plan, or why there is none."""
     try:
         document = json.loads((run_dir / "job.json").read_bytes())
-        job = read_job(document)
+        run_job = read_job(document)
+        # Chosen sizes are fixed in job.json: they are compared with all others.
+        job = run_job.model_copy(update={"spec": run_job.spec.model_copy(update={"devices": None})})
         if not job.spec.generation.gpus_per_replica:
             return "processes without GPUs share cores, and a plan counts each as a device of its own"
         workload, _ = read_workload(job, run_dir)

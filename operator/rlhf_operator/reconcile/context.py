@@ -101,10 +101,14 @@ class ReconcileContext:
     def sizes(self) -> Mapping[Group, int]:
         """Return the number of pods that each group should have: what the job wants, within the queue's limits.
 
-        A job whose sizes are not chosen yet has a coordinator only, which chooses them.
+        A job whose sizes are not chosen yet has a coordinator only, which chooses them. If its record was lost, for
+        example with a restored backup, its workers stay until the coordinator has reported the plan.
         """
         if self.job.spec.awaits_plan:
-            return {Group.COORDINATOR: 1}
+            sizes = {Group.COORDINATOR: 1}
+            for pod in self.pods:
+                sizes[pod.group] = max(sizes.get(pod.group, 0), pod.index + 1)
+            return sizes
         limits = self.gang.limits
         return {group: min(count, limits.get(group, count)) for group, count in group_sizes(self.job).items()}
 

@@ -133,7 +133,10 @@ FIXED: Final[dict[str, tuple[Json, list[str]]]] = {
     "spec.seed": ({"spec.seed": 8}, []),
     "spec.deterministic": ({"spec.deterministic": True}, []),
     "spec.placement": ({"spec.placement": "Colocated"}, []),
-    "spec.devices": ({"spec.devices": {"count": 8, "fixed": ["Placement", "Generation", "Inference", "Training"]}}, []),
+    "spec.devices": (
+        {"spec.devices": {"count": 64, "fixed": ["Placement", "Generation", "Inference", "Training"]}},
+        [],
+    ),
     "spec.models": ({"spec.models.actor.path": "/other"}, []),
     "spec.rewardShaping": ({"spec.rewardShaping.scale": 2.0}, []),
     "spec.prompts": ({"spec.prompts.promptKey": "question"}, []),

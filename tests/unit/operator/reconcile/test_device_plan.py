@@ -15,7 +15,7 @@ from rlhf_operator.gang.apis import ServedApis
 from rlhf_operator.reconcile.parsed_job import parse_job
 
 TEMPLATE = {"template": {"spec": FILES}}
-PLAN = {
+PLAN: dict[str, Any] = {
     "placement": "Dedicated",
     "generation": {"replicas": 3, "maxBatchSize": 64, "parallelism": {"tensor": 1}},
     "inference": {"replicas": 0},
@@ -118,6 +118,19 @@ def test_an_upgrade_of_the_operator_leaves_the_plan() -> None:
         assert uids(made) == before
 
 
+def test_workers_of_a_job_whose_status_is_lost_stay_until_its_plan_is_reported_again() -> None:
+    made = cluster()
+    report(made)
+    made.run()
+    before, made.reading = uids(made), None
+    del made.job["status"]
+    made.settle()
+    assert uids(made) == before
+    report(made)
+    assert uids(made) == before
+    assert made.job["status"]["plan"]["devices"]["summary"] == "Dedicated 3; training pipeline 2"
+
+
 def suspended(made: SimulatedCluster) -> None:
     made.job["spec"]["suspend"] = True
     for _ in range(3):
@@ -153,7 +166,7 @@ def test_other_devices_in_a_suspended_job_get_another_plan_at_its_start() -> Non
     resumed(made)
     assert made.workers == ["coordinator"]
     assert "devices" not in made.job["status"].get("plan", {})
-    report(made, generation=PLAN["generation"] | {"replicas": 1})  # type: ignore[operator]
+    report(made, generation=PLAN["generation"] | {"replicas": 1})
     assert made.workers == ["coordinator", "generation-0", "training-0", "training-1"]
 
 
@@ -173,8 +186,8 @@ def test_a_colocated_plan_has_its_ranks_in_generation_workers() -> None:
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ({"generation": PLAN["generation"] | {"replicas": 4}}, "spec.devices.count = 5: must be at least 6"),  # type: ignore[operator]
-        ({"training": PLAN["training"] | {"microBatchSize": 7}}, "spec.algorithm.ppo.miniBatchSize"),  # type: ignore[operator]
+        ({"generation": PLAN["generation"] | {"replicas": 4}}, "spec.devices.count = 5: must be at least 6"),
+        ({"training": PLAN["training"] | {"microBatchSize": 7}}, "spec.algorithm.ppo.miniBatchSize"),
         ({"placement": "Anywhere"}, "sizes.placement"),
         ({"image": "mine"}, "sizes.image: Extra inputs are not permitted"),
     ],
@@ -182,6 +195,8 @@ def test_a_colocated_plan_has_its_ranks_in_generation_workers() -> None:
 def test_a_reported_plan_that_breaks_a_rule_makes_no_worker(sizes: dict[str, Any], words: str) -> None:
     made = cluster()
     report(made, **sizes)
+    made.later(11)  # messages are written at most every ten seconds
+    made.settle()
     assert made.workers == ["coordinator"]
     assert words in made.running_message
 
