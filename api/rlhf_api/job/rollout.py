@@ -89,7 +89,10 @@ class Rollout(ApiModel):
     """Samples (responses) per iteration."""
     oversample: Annotated[int, Field(ge=0, le=65536)] = 0
     """Additional prompts per iteration. When all responses to as many prompts as the batch has are finished, the others
-    are cut off and not trained on. The choice depends on the workers' speed. 0 in a deterministic job."""
+    are cut off and not trained on."""
+    cut_by: Literal["Clock", "Counts"] = "Clock"
+    """Prompts that stay. Clock: those finished first. Counts: those whose longest response is shortest, at any speed of
+    workers; a deterministic job needs it."""
     max_staleness: Annotated[int, Field(ge=0, le=64)] = 0
     """Iterations for which a sample that was cut off is carried: the next iteration starts with its prompt and
     continues its tokens. A sample with an older token restarts. 0 carries nothing; others need oversample."""

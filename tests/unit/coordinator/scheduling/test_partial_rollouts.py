@@ -47,7 +47,7 @@ def go_on(ledger: Ledger, index: int, tokens: int, *, ends: bool) -> None:
 
 
 def cut(ledger: Ledger) -> tuple[int, ...]:
-    (decision,) = oversampling.decide(ledger)
+    (decision,) = oversampling.decide(ledger, "Clock")
     ledger.cut(decision.groups)
     return decision.groups
 
