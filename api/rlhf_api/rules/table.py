@@ -134,6 +134,19 @@ _STATEMENTS: Final = (
         ),
     ),
     Rule(
+        field="spec.rollout.longRounds",
+        node="spec",
+        cel="self.rollout.longRounds == 'Disabled' || self.rollout.oversample > 0 && self.rollout.maxStaleness == 0",
+        holds=lambda values: (
+            values["spec.rollout.longRounds"] == "Disabled"
+            or (values["spec.rollout.oversample"] > 0 and values["spec.rollout.maxStaleness"] == 0)
+        ),
+        message=(
+            "needs spec.rollout.oversample above 0 and spec.rollout.maxStaleness 0, which is another way to train on "
+            "prompts that were cut off"
+        ),
+    ),
+    Rule(
         field="spec.rollout.maxStaleness",
         node="spec",
         cel="self.rollout.maxStaleness == 0 || self.rollout.oversample > 0",

@@ -63,13 +63,13 @@ class Reports:
         if sample.state is not SampleState.DECODING:
             return
         assert sample.decoding is not None
-        lease, known = sample.decoding, len(sample.response)
-        if known + tokens >= self.lengths[index]:
+        lease, length = sample.decoding, len(sample.response)
+        if length + tokens >= self.lengths[index]:
             ledger.finish(index, lease.attempt, lease.worker, response(self.lengths[index]), "stop", "")
         else:
-            ledger.progress(index, lease.attempt, lease.worker, known, response(tokens))
+            ledger.progress(index, lease.attempt, lease.worker, length, response(tokens))
 
-    def kept(self) -> set[int] | None:
+    def remaining(self) -> set[int] | None:
         """Return the prompts that stay, or None while that is open."""
         decisions = oversampling.decide(self.ledger, "Counts")
         if not decisions:
@@ -97,7 +97,7 @@ def rounds(draw: st.DrawFn) -> tuple[list[int], int]:
 
 @settings(max_examples=300, deadline=None)
 @given(rounds(), st.data())
-def test_neither_order_nor_pace_nor_a_kill_changes_what_is_kept(
+def test_neither_order_nor_pace_nor_a_kill_changes_the_prompts_that_stay(
     drawn: tuple[list[int], int], data: st.DataObject
 ) -> None:
     lengths, batch = drawn
@@ -121,8 +121,8 @@ def test_neither_order_nor_pace_nor_a_kill_changes_what_is_kept(
             reports.ledger.reclaim(worker)
         else:
             reports.restart()
-        assert reports.kept() in (None, expected)
-    assert reports.kept() == expected, "every response is whole"
+        assert reports.remaining() in (None, expected)
+    assert reports.remaining() == expected, "every response is whole"
 
 
 def test_the_rule_decides_as_soon_as_the_others_are_longer() -> None:
@@ -133,12 +133,12 @@ def test_the_rule_decides_as_soon_as_the_others_are_longer() -> None:
     assert oversampling.awaited_tokens(reports.ledger, "Counts") is None, "one prompt is finished"
     reports.decode(5, "slow", 9)
     reports.decode(2, "slow", 2)
-    assert reports.kept() is None
+    assert reports.remaining() is None
     assert oversampling.awaited_tokens(reports.ledger, "Counts") == 3
     reports.decode(2, "slow", 1)
-    assert reports.kept() is None, "as many tokens and an earlier number"
+    assert reports.remaining() is None, "as many tokens and an earlier number"
     reports.decode(2, "slow", 1)
-    assert reports.kept() == {0, 2}
+    assert reports.remaining() == {0, 2}
     assert oversampling.awaited_tokens(reports.ledger, "Clock") is None
 
 
@@ -147,7 +147,7 @@ def test_as_many_tokens_and_a_later_number_is_enough() -> None:
     reports.decode(0, "fast", 9)
     reports.decode(1, "fast", 9)
     reports.decode(3, "fast", 3)
-    assert reports.kept() == {0}
+    assert reports.remaining() == {0}
 
 
 @pytest.mark.parametrize(("cut_by", "woken"), [("Counts", True), ("Clock", False)])
