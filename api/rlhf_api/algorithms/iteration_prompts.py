@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Surplus = Literal["Dropped", "Carried", "Deferred"]
-"""What becomes of prompts that are cut off."""
+"""Fate of prompts that are cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class PromptSchedule:
 
     @property
     def longest_wait(self) -> int:
-        """Iterations within which a deferred prompt is taken up: long rounds that empty the queue, times their distance,
-        both rounded up."""
+        """Iterations within which a deferred prompt is taken up: the long rounds that empty the queue, times the
+        iterations from one long round to the next, both rounded up."""
         if self.surplus != "Deferred" or not self.extra:
             return 0
         return -(-self.most // self.batch) * -(-self.most // self.extra)
