@@ -80,6 +80,11 @@ class AlgorithmFields(ApiModel):
         """Whether losses use importance weights (trainer over sampler)."""
         return False
 
+    @property
+    def whitens_batch(self) -> bool:
+        """Whether advantages are whitened over the samples of a batch."""
+        return False
+
     def trains_policy(self, iteration: int) -> bool:
         """Return whether an iteration (from 0) updates the policy; False during critic warm-up."""
         return True

@@ -41,6 +41,10 @@ class PPO(ActorCriticFields):
     whiten_advantages: bool = True
     """Normalise advantages to mean 0 and variance 1 over the response tokens of the batch."""
 
+    @property
+    def whitens_batch(self) -> bool:
+        return self.whiten_advantages
+
     @classmethod
     def rules(cls, path: str) -> Iterator[Rule]:
         yield from super().rules(path)

@@ -16,6 +16,7 @@ from rlhf_api.algorithms.fields import AlgorithmFields
 from rlhf_api.algorithms.graph import Graph, NamedField, RewardPart, SampleField, Scope, Task
 from rlhf_api.algorithms.grpo import GRPO
 from rlhf_api.algorithms.gspo import GSPO
+from rlhf_api.algorithms.iteration_prompts import PromptSchedule, Surplus
 from rlhf_api.algorithms.online_dpo import OnlineDPO
 from rlhf_api.algorithms.plugin import AlgorithmPlugin
 from rlhf_api.algorithms.ppo import PPO
@@ -118,26 +119,32 @@ class Sizes(Protocol):
     @property
     def max_staleness(self) -> int: ...
 
+    @property
+    def long_rounds(self) -> str: ...
+
 
 def samples_of_batch(spec: HasRollout) -> int:
     """Return the number of samples of a batch: those that are trained on, and their greedy baselines."""
     return spec.rollout.batch_size // spec.algorithm.fields.responses_per_prompt * samples_per_prompt(spec)
 
 
-def samples_begun(spec: HasRollout) -> int:
-    """Return the number of samples that an iteration starts, with oversampling."""
-    return samples_of_batch(spec) + spec.rollout.oversample * samples_per_prompt(spec)
+def most_samples(spec: HasRollout) -> int:
+    """Return the most samples that an iteration starts, with oversampling."""
+    return prompt_schedule(spec).most * samples_per_prompt(spec)
 
 
-def prompts_begun(spec: HasRollout) -> int:
-    """Return the number of prompts of an iteration, with oversampling."""
-    return samples_begun(spec) // samples_per_prompt(spec)
+def samples_begun(spec: HasRollout, iteration: int) -> int:
+    """Return the number of samples that an iteration starts, with those that it takes up from earlier ones."""
+    return prompt_schedule(spec).size(iteration) * samples_per_prompt(spec)
 
 
-def prompts_apart(spec: HasRollout) -> int:
-    """Return the number of new prompts in each iteration after the first: all its prompts, or one batch of prompts if
-    samples that were cut off are carried over."""
-    return prompts_begun(spec) - (spec.rollout.oversample if spec.rollout.max_staleness else 0)
+def prompt_schedule(spec: HasRollout) -> PromptSchedule:
+    """Return which prompts each iteration begins, takes up and defers."""
+    rollout = spec.rollout
+    batch = rollout.batch_size // spec.algorithm.fields.responses_per_prompt
+    deferred = rollout.long_rounds != "Disabled"
+    surplus: Surplus = "Deferred" if deferred else "Carried" if rollout.max_staleness else "Dropped"
+    return PromptSchedule(batch, rollout.oversample, surplus)
 
 
 def samples_per_prompt(spec: HasAlgorithm) -> int:

@@ -31,6 +31,10 @@ class ReinforcePlusPlus(GroupGradientFields):
     gamma: Fraction = 1.0
     """Discount of future rewards, per token; without a baseline."""
 
+    @property
+    def whitens_batch(self) -> bool:
+        return True
+
     @classmethod
     def rules(cls, path: str) -> Iterator[Rule]:
         yield from super().rules(path)

@@ -60,6 +60,10 @@ class SafeRLHF(ActorCriticFields):
     """Normalise the combined advantages of rewards and costs to mean 0 and variance 1 over the response tokens of the
     batch."""
 
+    @property
+    def whitens_batch(self) -> bool:
+        return self.whiten_advantages
+
     @classmethod
     def rules(cls, path: str) -> Iterator[Rule]:
         yield from super().rules(path)

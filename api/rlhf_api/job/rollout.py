@@ -89,7 +89,12 @@ class Rollout(ApiModel):
     """Samples (responses) per iteration."""
     oversample: Annotated[int, Field(ge=0, le=65536)] = 0
     """Additional prompts per iteration. When all responses to as many prompts as the batch has are finished, the others
-    are cut off and not trained on. The choice depends on the workers' speed. 0 in a deterministic job."""
+    are cut off and not trained on."""
+    cut_by: Literal["Clock", "Counts"] = "Clock"
+    """Prompts that stay. Clock: those finished first. Counts: those whose longest response is shortest, at any speed of
+    workers; a deterministic job needs it."""
+    long_rounds: Literal["Disabled", "Enabled"] = "Disabled"
+    """Enabled decodes prompts that were cut off again, with the same random keys, in iterations of their own."""
     max_staleness: Annotated[int, Field(ge=0, le=64)] = 0
     """Iterations for which a sample that was cut off is carried: the next iteration starts with its prompt and
     continues its tokens. A sample with an older token restarts. 0 carries nothing; others need oversample."""
@@ -117,6 +122,11 @@ class Rollout(ApiModel):
     """Token ids that end a response, besides the tokenizer's end-of-sequence token."""
     environment: Environment | None = None
     """Environment for several turns. Unset: a response has one turn."""
+
+    @property
+    def takes_up(self) -> bool:
+        """Whether iterations take up samples that earlier ones cut off."""
+        return self.max_staleness > 0 or self.long_rounds != "Disabled"
 
     @property
     def may_be_stale(self) -> bool:

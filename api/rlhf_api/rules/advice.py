@@ -23,7 +23,12 @@ Match = tuple[str, object]
 
 def advice(job: RLHFJob) -> list[Problem]:
     """Return the warnings about a valid job."""
-    idle = (*_warm_up(job), *_trained_for_nobody(job), *_unreachable(job.spec.run_policy.failure_policy.rules))
+    idle = (
+        *_warm_up(job),
+        *_trained_for_nobody(job),
+        *_unequal_rounds(job),
+        *_unreachable(job.spec.run_policy.failure_policy.rules),
+    )
     listed = [Problem(field, value, message, severity=Severity.WARNING) for field, value, message in idle]
     return [*listed, *warnings(job)]
 
@@ -48,6 +53,26 @@ def _trained_for_nobody(job: RLHFJob) -> Iterator[tuple[str, object, str]]:
     if draft is not None and draft.train == "Enabled" and speculation.mode == "Disabled":
         message = "trains a draft model that no worker uses while spec.generation.speculation.mode is Disabled"
         yield "spec.generation.speculation.draftModel.train", draft.train, message
+
+
+def _unequal_rounds(job: RLHFJob) -> Iterator[tuple[str, object, str]]:
+    """Yield warnings about losses that depend on the other samples of a batch, whose lengths long rounds change."""
+    rollout, fields = job.spec.rollout, job.spec.algorithm.fields
+    if rollout.long_rounds == "Disabled":
+        return
+    below = f"spec.algorithm.{job.spec.algorithm.name}"
+    if getattr(fields, "loss_aggregation", "") == "TokenMean":
+        message = (
+            "weighs a token by all tokens of its batch, so with spec.rollout.longRounds tokens of long responses count "
+            "less: use SequenceMean or ConstantLength"
+        )
+        yield f"{below}.lossAggregation", "TokenMean", message
+    if fields.whitens_batch:
+        message = (
+            "whitens advantages over a batch, so with spec.rollout.longRounds those of short and long responses are "
+            "whitened separately: let it not whiten them, or use an algorithm with advantages by group"
+        )
+        yield f"{below}.whitenAdvantages" if hasattr(fields, "whiten_advantages") else below, True, message
 
 
 def _unreachable(rules: Sequence[FailureRule]) -> Iterator[tuple[str, object, str]]:

@@ -110,11 +110,41 @@ def _is_host_name(name: str) -> bool:
 
 _STATEMENTS: Final = (
     Rule(
-        field="spec.rollout.oversample",
+        field="spec.rollout.cutBy",
         node="spec",
-        cel="self.rollout.oversample == 0 || !self.deterministic",
-        holds=lambda values: values["spec.rollout.oversample"] == 0 or not values["spec.deterministic"],
-        message="must be 0 in a deterministic job, because the trained samples depend on the speed of workers: use 0",
+        cel="!self.deterministic || self.rollout.oversample == 0 || self.rollout.cutBy == 'Counts'",
+        holds=lambda values: (
+            not values["spec.deterministic"]
+            or values["spec.rollout.oversample"] == 0
+            or values["spec.rollout.cutBy"] == "Counts"
+        ),
+        message="must be Counts in a deterministic job with spec.rollout.oversample: Clock depends on workers' speed",
+    ),
+    Rule(
+        field="spec.rollout.cutBy",
+        node="spec",
+        cel="self.rollout.cutBy == 'Clock' || self.rollout.oversample > 0 && self.rollout.maxStaleness == 0",
+        holds=lambda values: (
+            values["spec.rollout.cutBy"] == "Clock"
+            or (values["spec.rollout.oversample"] > 0 and values["spec.rollout.maxStaleness"] == 0)
+        ),
+        message=(
+            "must be Clock unless spec.rollout.oversample is above 0 and spec.rollout.maxStaleness 0: Counts would cut "
+            "off a carried long prompt again"
+        ),
+    ),
+    Rule(
+        field="spec.rollout.longRounds",
+        node="spec",
+        cel="self.rollout.longRounds == 'Disabled' || self.rollout.oversample > 0 && self.rollout.maxStaleness == 0",
+        holds=lambda values: (
+            values["spec.rollout.longRounds"] == "Disabled"
+            or (values["spec.rollout.oversample"] > 0 and values["spec.rollout.maxStaleness"] == 0)
+        ),
+        message=(
+            "needs spec.rollout.oversample above 0 and spec.rollout.maxStaleness 0, which is another way to train on "
+            "prompts that were cut off"
+        ),
     ),
     Rule(
         field="spec.rollout.maxStaleness",

@@ -144,6 +144,31 @@ RESPONSE_MAX: Final = _gauge(
     normal="at most rollout.maxResponseTokens",
     run_metric="response_tokens_max",
 )
+CUT_TOKENS: Final = _gauge(
+    "rlhf_cut_tokens",
+    unit=Unit.TOKENS,
+    meaning="Tokens of samples that were cut off or failed, in the last iteration.",
+    source="its samples",
+    normal="0 without rollout.oversample; decoded in vain, unless rollout.maxStaleness is above 0",
+    run_metric="tokens_cut",
+)
+_rounds = partial(_gauge, absent="rollout.longRounds is Disabled, or no iteration is finished")
+LONG_ROUND: Final = _rounds(
+    "rlhf_long_round",
+    unit=Unit.NUMBER,
+    meaning="1 if the last iteration was a long round, which decodes prompts that were cut off; else 0.",
+    source="the number of the iteration",
+    normal="1 in rollout.oversample of (prompts of a batch + rollout.oversample) iterations",
+    run_metric="rollout/long_round",
+)
+WAITING_PROMPTS: Final = _rounds(
+    "rlhf_waiting_prompts",
+    unit=Unit.NUMBER,
+    meaning="Prompts that were cut off and wait for a long round.",
+    source="the ledger, when the iteration ends",
+    normal="below the prompts of a batch + rollout.oversample; those at the end of a job are never trained on",
+    run_metric="prompts/waiting",
+)
 
 _carried = partial(_gauge, absent="rollout.maxStaleness is 0, or no iteration is finished")
 _aged = partial(

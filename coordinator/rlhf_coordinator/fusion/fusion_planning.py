@@ -23,7 +23,7 @@ from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun, iteration_prompts
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling.consolidation import Consolidation, fusion_possible
-from rlhf_coordinator.scheduling.partial_rollouts import resume_partial
+from rlhf_coordinator.scheduling.first_samples import first_samples
 from rlhf_coordinator.state.carried_sample import origin_in
 from rlhf_coordinator.state.fusion_state import LINK_BYTES_PER_SECOND, NO_FUSION
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
@@ -153,8 +153,8 @@ def plan_next_iteration(run: JobRun) -> None:
     after, mode = run.state.iteration + 1, run.context.spec.fusion.inter_stage.mode
     wanted = mode == "Auto" and run.state.fusion.measured and run.scheduled.consolidation.possible
     if wanted and not run.context.last(run.state.iteration):
-        carried = resume_partial(run.state.ledger.carry_over(), after, run.context.spec.rollout)
-        begun = range(samples_begun(run.context.spec))
+        carried, _ = first_samples(run.state.ledger.carry_over(), after, run.context.spec)
+        begun = range(samples_begun(run.context.spec, after))
         prompts = iteration_prompts(run.prompts, (origin_in(carried, after, index) for index in begun))
         _plan_in_background(run, after, iteration_setup(run, *prompts))
 

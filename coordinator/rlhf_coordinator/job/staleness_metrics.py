@@ -1,8 +1,9 @@
-"""The metrics of an iteration about carried samples, and the age of the weights that drew its tokens.
+"""The metrics of an iteration about samples that earlier ones cut off, and the age of the weights that drew its tokens.
 
 Rule: read only; the values follow from the ledger, so a restarted coordinator reports the same.
 """
 
+from rlhf_api.algorithms import prompt_schedule
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.state.ledger import Ledger
 
@@ -39,4 +40,21 @@ def _carried(run: JobRun) -> dict[str, float]:
         "samples/carried": float(len(ledger.carried) - restarted),
         "samples/restarted": float(restarted),
         "tokens_carried": float(carried_tokens(ledger)),
+    }
+
+
+def waiting_prompts(ledger: Ledger) -> int:
+    """Return the number of prompts that wait for a long round after the iteration."""
+    return len(ledger.carry_over()) // ledger.group_size
+
+
+def round_metrics(run: JobRun) -> dict[str, float]:
+    """Return whether the iteration is a long round (1 or 0), and how many prompts wait after it; empty without long
+    rounds."""
+    spec, ledger = run.context.spec, run.state.ledger
+    if spec.rollout.long_rounds == "Disabled":
+        return {}
+    return {
+        "rollout/long_round": float(prompt_schedule(spec).is_long(ledger.iteration)),
+        "prompts/waiting": float(waiting_prompts(ledger)),
     }

@@ -17,7 +17,8 @@ def summary(run: JobRun, samples_per_prompt: int) -> dict[str, Any]:
 
     `reward_first` and `reward_last` are means of the first and last tenth of the iterations (at least one); None when
     no sample of them had a reward. `tokens_per_step` and `acceptance` of drafts are of the last iteration; absent where
-    its metrics lack them. The `loss` of a job that generates nothing is of the last iteration, too.
+    its metrics lack them. The `loss` of a job that generates nothing is of the last iteration, too. `prompts_waiting`
+    counts the prompts that were cut off and still wait for a long round.
     """
     assert run.outcome is not None
     rewards = run.rewards
@@ -48,6 +49,8 @@ def summary(run: JobRun, samples_per_prompt: int) -> dict[str, Any]:
     ):
         if metric in run.last_metrics:
             facts[name] = run.last_metrics[metric]
+    if run.context.spec.rollout.long_rounds != "Disabled":
+        facts["prompts_waiting"] = round(run.last_metrics.get("prompts/waiting", 0.0))
     if run.state.evaluation.results:
         facts["evaluation"] = evaluation_facts(run)
     failure = run.outcome.failure

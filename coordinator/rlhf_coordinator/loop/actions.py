@@ -28,7 +28,7 @@ from rlhf_coordinator.job.timeline_spans import draw_last_phase
 from rlhf_coordinator.loop import leases, sample_failures
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import training_overlap
-from rlhf_coordinator.scheduling.partial_rollouts import resume_partial
+from rlhf_coordinator.scheduling.first_samples import first_samples
 from rlhf_coordinator.speculation import learned, sharing
 from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.evaluation_state import latest_metrics, reported_at
@@ -95,7 +95,7 @@ class Actions:
     ) -> None:
         """Begin an iteration that has no segment in the journal yet.
 
-        `handed_on`: samples carried over from the previous iteration. `one_step_off`: the previous iteration was closed
+        `handed_on`: samples that earlier iterations cut off. `one_step_off`: the previous iteration was closed
         before its batch was trained, and this one decodes meanwhile.
         """
         run = self._run
@@ -105,24 +105,25 @@ class Actions:
         begun.critics_apart = critic_overlap_choice.begin_iteration(run, iteration)
         if rule.rounds:
             begun.refill.CopyFrom(Refill(rounds=rule.rounds, used_up=rule.used_up))
-        carried = resume_partial(handed_on, iteration, spec.rollout)
+        carried, waiting = first_samples(handed_on, iteration, spec)
         begun.carried.extend(carried_messages(carried))
+        begun.waiting.extend(carried_messages(waiting))
         begun.versions_behind = int(one_step_off)
         run.journal.begin(begun)
         ledger = Ledger(
             iteration,
-            samples_begun(spec),
+            samples_begun(spec, iteration),
             run.context.tasks,
             run.coordinator_epoch,
             interleave_prompt_groups(spec),
             samples_per_prompt(spec),
             rule,
-            samples_begun(spec) - samples_of_batch(spec),
+            samples_begun(spec, iteration) - samples_of_batch(spec),
             has_greedy_baseline(spec),
         )
         run.state.ledger = take_given(ledger, run.prompts)
         run.state.ledger.version = iteration - one_step_off
-        run.state.ledger.resume_partial(carried)
+        run.state.ledger.resume_partial(carried, waiting)
         load_iteration_prompts(run.state, run.prompts)
         run.state.trained = run.state.critic_update_pending = run.state.refill_told = False
         run.state.overlaps_training = training_overlap.overlaps_training(run.context, iteration)
@@ -325,6 +326,11 @@ class Actions:
             return
         run.outcome = JobOutcome(decision.phase, decision.failure)
         reason = decision.failure.message if decision.failure else f"the job is {decision.phase.lower()}"
+        waiting = round(run.last_metrics.get("prompts/waiting", 0.0))
+        if decision.phase == "Complete" and waiting:
+            text = f"{waiting} prompts that were cut off are not trained on: no long round is left"
+            log.warning(text)
+            run.event("prompts-waiting", text)
         for worker in run.state.fleet:
             if worker.session:
                 self._exit_worker(d.ExitWorker(worker.name, ExitCode.OK, reason))

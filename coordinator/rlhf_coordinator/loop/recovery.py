@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from rlhf_api.algorithms import prompts_apart, prompts_begun, samples_per_prompt
+from rlhf_api.algorithms import prompt_schedule, samples_per_prompt
 from rlhf_coordinator.evaluation import rounds
 from rlhf_coordinator.fusion import fusion_planning, learning
 from rlhf_coordinator.job.histograms import JobHistograms
@@ -182,10 +182,9 @@ def read_prompt_set(context: JobContext, journal: Journal, digest: str) -> Promp
         prompts,
         seed=spec.seed,
         shuffle=spec.prompts.shuffle,
-        per_iteration=prompts_begun(spec),
+        schedule=prompt_schedule(spec),
         samples_per_prompt=per_prompt,
         weights=[file.weight for file in spec.prompts.files],
-        apart=prompts_apart(spec),
     )
 
 

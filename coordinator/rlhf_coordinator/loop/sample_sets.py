@@ -112,9 +112,12 @@ class BatchSamples(SampleSet):
         incremental_scoring.scoring_assigned(self._run, index, worker, tasks)
 
     def decoded(self, index: int, new: int) -> bool:
-        """Return whether the new tokens complete a block that can be scored early."""
+        """Return whether the new tokens complete a block that can be scored early, or may decide a cut by counts."""
         run, length = self._run, len(self.ledger.samples[index].response)
         run.totals.tokens += new
+        awaited = run.scheduled.awaited_tokens
+        if awaited is not None and length - new <= awaited <= length:
+            return True
         early = new > 0 and incremental_dispatch.is_enabled(run.context, run.state)
         return early and incremental_dispatch.gained_block(run.state, index, length - new)
 

@@ -31,6 +31,7 @@ SHOWN_METRICS: Final = {
     "tokens_per_second": "tokens_per_second",
     "response_tokens": "response_tokens_mean",
     "loss": "training/actor/loss",
+    "long_round": "rollout/long_round",
 }
 """Name on the page -> metric of an iteration."""
 

@@ -51,6 +51,8 @@ class SchedulerOutput:
     """Whether the iteration waits only for the evaluation."""
     decisions: tuple[Decision, ...] = ()
     """Decisions in order; empty when nothing is missing."""
+    awaited_tokens: float | None = None
+    """Length that unfinished responses must reach before surplus prompts can be cut off by counts; None without."""
 
 
 def decide(context: JobContext, state: JobState, now: float) -> SchedulerOutput:
@@ -59,13 +61,14 @@ def decide(context: JobContext, state: JobState, now: float) -> SchedulerOutput:
     failure = iteration_end.failure(context, state, now)
     decisions = _decisions(context, state, now, facts) if failure is None else (Finish("Failed", failure),)
     waiting = evaluation.waits(context, state, facts)
-    return SchedulerOutput(phase(state, facts), facts.consolidation, waiting, decisions)
+    awaited = oversampling.awaited_tokens(state.ledger, context.spec.rollout.cut_by)
+    return SchedulerOutput(phase(state, facts), facts.consolidation, waiting, decisions, awaited)
 
 
 def _decisions(context: JobContext, state: JobState, now: float, facts: DerivedState) -> tuple[Decision, ...]:
     """Return the decisions of one round, from top to bottom; steps that are not possible yet add nothing."""
     tail = facts.consolidation
-    if cut := oversampling.decide(state.ledger):
+    if cut := oversampling.decide(state.ledger, context.spec.rollout.cut_by):
         # Prompts begun beyond those of the batch are cut; later decisions see the remaining ones.
         return tuple(cut)
     dispatched = dispatch.decide(context, state, now, facts)

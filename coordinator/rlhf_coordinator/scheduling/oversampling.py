@@ -1,23 +1,94 @@
 """Cuts off surplus prompts of an iteration that began more than its batch has (`spec.rollout.oversample`).
 
-Once as many prompts are finished as the batch has, all others are cut off. Rule: pure; one decision per iteration, and
-the remaining prompts are the batch. A prompt with a failed sample stays only if it is needed. The cut is journaled,
-because it depends on timing; a replay reads it from the journal.
+`spec.rollout.cutBy` chooses the prompts that stay:
+
+- Clock: the prompts that are finished first. A prompt with a failed sample stays only if it is needed.
+- Counts: the prompts whose longest response has the fewest tokens, ties by number. A failed sample counts as the
+  longest. The decision waits until these prompts are finished and each other prompt has a response with more tokens, or
+  with as many and a later number. Tokens known so far only grow, so the result depends on whole responses and not on
+  the moment of the decision.
+
+Rule: pure; one decision per iteration, and the remaining prompts are the batch. The cut is journaled; a replay reads it
+from the journal.
 """
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from rlhf_coordinator.scheduling.decisions import CutGroups
 from rlhf_coordinator.state.ledger import Ledger
+from rlhf_coordinator.state.sample import Sample
+
+CutBy = Literal["Clock", "Counts"]
 
 
-def decide(ledger: Ledger) -> list[CutGroups]:
-    """Return the prompts to cut off; empty while too few are finished, or when nothing is left to cut off."""
+@dataclass(frozen=True, slots=True)
+class PromptLength:
+    """The longest response to a prompt, as far as known."""
+
+    tokens: float
+    """Tokens of its longest response so far; infinite if a sample failed."""
+    complete: bool
+    """Whether every sample is finished or failed, so that `tokens` is final."""
+
+
+def decide(ledger: Ledger, cut_by: CutBy) -> list[CutGroups]:
+    """Return the prompts to cut off; empty while the choice is open, or when nothing is left to cut off."""
     more = ledger.groups_to_cut
     if not more:
         return []
-    groups = len(ledger.samples) // ledger.group_size
-    finished = ledger.finished_groups()
-    if len(finished) < groups - more:
+    groups = _groups(ledger)
+    if cut_by == "Counts":
+        remaining = shortest_prompts(prompt_lengths(ledger), groups - more)
+    else:
+        remaining = _finished_first(ledger, groups - more)
+    if remaining is None:
         return []
-    failed = {group: any(sample.failed for sample in ledger.members_of(group)) for group in finished}
-    remaining = set(sorted(finished, key=lambda group: (failed[group], group))[: groups - more])
     return [CutGroups(tuple(group for group in range(groups) if group not in remaining))]
+
+
+def shortest_prompts(lengths: Sequence[PromptLength], count: int) -> frozenset[int] | None:
+    """Return the `count` prompts whose longest response is shortest, ties by number; None while it is uncertain.
+
+    `lengths`: known lengths by prompt number. Lengths grow until they are complete, so complete prompts that are first
+    now remain first.
+    """
+    first = sorted(range(len(lengths)), key=lambda prompt: (lengths[prompt].tokens, prompt))[:count]
+    return frozenset(first) if all(lengths[prompt].complete for prompt in first) else None
+
+
+def awaited_tokens(ledger: Ledger, cut_by: CutBy) -> float | None:
+    """Return the length that unfinished responses must reach before the iteration can be cut by counts.
+
+    None if it cannot be cut yet for another reason, or has no prompt to cut off by counts.
+    """
+    more = ledger.groups_to_cut
+    if not more or cut_by != "Counts":
+        return None
+    complete = sorted(length.tokens for length in prompt_lengths(ledger) if length.complete)
+    count = _groups(ledger) - more
+    return complete[count - 1] if len(complete) >= count else None
+
+
+def prompt_lengths(ledger: Ledger) -> list[PromptLength]:
+    """Return the known lengths of all prompts of an iteration, by number."""
+    return [_length(ledger.members_of(group)) for group in range(_groups(ledger))]
+
+
+def _length(members: Sequence[Sample]) -> PromptLength:
+    tokens = max(math.inf if sample.failed else len(sample.response) for sample in members)
+    return PromptLength(tokens, not any(sample.unfinished for sample in members))
+
+
+def _finished_first(ledger: Ledger, count: int) -> frozenset[int] | None:
+    finished = ledger.finished_groups()
+    if len(finished) < count:
+        return None
+    failed = {group: any(sample.failed for sample in ledger.members_of(group)) for group in finished}
+    return frozenset(sorted(finished, key=lambda group: (failed[group], group))[:count])
+
+
+def _groups(ledger: Ledger) -> int:
+    return len(ledger.samples) // ledger.group_size

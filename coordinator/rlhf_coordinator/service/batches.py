@@ -35,7 +35,7 @@ class Batches:
             if iteration < run.state.iteration:
                 records = run.journal.read(iteration)
                 spec = run.context.spec
-                size, per_prompt = samples_begun(spec), samples_per_prompt(spec)
+                size, per_prompt = samples_begun(spec, iteration), samples_per_prompt(spec)
                 spare, greedy = size - samples_of_batch(spec), has_greedy_baseline(spec)
                 ledger = replayed(iteration, size, run.context.tasks, records, run.prompts, per_prompt, spare, greedy)
             elif not ledger.all_scored:

@@ -1,9 +1,9 @@
-"""A sample that was cut off, on its way into the next iteration (`spec.rollout.maxStaleness`).
+"""A sample that was cut off, on its way into a later iteration (`spec.rollout.maxStaleness` and `longRounds`).
 
 It has its origin, which determines its prompt and its random key, its tokens with their log-probabilities from the
 engine that drew them, and their weight versions. A finished response stays finished, but is scored again, because
-trained models have changed.
-Rule: plain data. `scheduling.partial_rollouts` decides once what becomes of it, and the decision is recorded.
+trained models have changed. Long rounds drop the tokens and decode them again.
+Rule: plain data. `scheduling.first_samples` decides once what becomes of it, and the decision is recorded.
 """
 
 from collections.abc import Sequence
@@ -46,6 +46,10 @@ class CarriedSample:
             accepted_tokens=sample.accepted_tokens,
             failed=sample.given_up,
         )
+
+    def without_response(self) -> Self:
+        """Return the sample without tokens: it starts again under its own random key."""
+        return type(self)(self.origin, failed=self.failed)
 
 
 def origin_in(carried: Sequence[CarriedSample], iteration: int, index: int) -> Origin:

@@ -5,8 +5,9 @@
     |         `---'  worker lost: back to queued with the tokens it reported
     `-> failed: no worker could decode it (`decode_failures`), and the iteration continues without it
   scored -> dropped: all responses to its prompt have the same reward (`batch_refill`); the ledger gets other samples
-  any but trained -> cut: enough other prompts were finished first (`spec.rollout.oversample`); where samples are
-    carried (`spec.rollout.maxStaleness`) the next iteration begins with their known tokens
+  any but trained -> cut: enough other prompts fill the batch (`spec.rollout.oversample`); where samples are carried
+    (`spec.rollout.maxStaleness`) the next iteration begins with their known tokens; with `spec.rollout.longRounds` they
+    start again in a later one
 
 Fencing: every lease of a sample (for decoding, or for some of its scoring tasks) has a higher attempt than the previous
 one. A worker's message about a sample under another attempt than that of its lease is ignored. Attempts of a
@@ -91,6 +92,8 @@ class Ledger(ScoringLedger):
         """Number of samples moved from a live worker to another, or to the queue for another."""
         self.carried: tuple[CarriedSample, ...] = ()
         """Carried samples that became the first samples, in their order."""
+        self.waiting: tuple[CarriedSample, ...] = ()
+        """Samples that earlier iterations cut off and that wait for a later one, those that waited longest first."""
 
     # ---------------------------------------------------------------- reading
 
@@ -235,9 +238,10 @@ class Ledger(ScoringLedger):
         return decoded
 
     def carry_over(self) -> tuple[CarriedSample, ...]:
-        """Return the carried form of the samples that were cut off, in their order; final once the batch is
-        complete."""
-        return tuple(CarriedSample.from_sample(sample) for sample in self.samples if sample.state is SampleState.CUT)
+        """Return the waiting samples, then the carried form of the samples that were cut off, in their order; final
+        once the batch is complete."""
+        cut = (CarriedSample.from_sample(sample) for sample in self.samples if sample.state is SampleState.CUT)
+        return (*self.waiting, *cut)
 
     # ---------------------------------------------------------------- migration
 
@@ -320,9 +324,12 @@ class Ledger(ScoringLedger):
         self._lengthen(sample, response)
         self._decoding.enqueue(sample)
 
-    def resume_partial(self, carried: Sequence[CarriedSample]) -> None:
-        """Make carried samples the first samples of the iteration. Call this before any is decoded."""
-        self.carried = tuple(carried)
+    def resume_partial(self, carried: Sequence[CarriedSample], waiting: Sequence[CarriedSample] = ()) -> None:
+        """Make carried samples the first samples of the iteration. Call this before any is decoded.
+
+        `waiting`: samples that wait for a later iteration.
+        """
+        self.carried, self.waiting = tuple(carried), tuple(waiting)
         for index, resumed in enumerate(self.carried):
             sample = self.samples[index]
             sample.origin, sample.carried, sample.decoded_by = (

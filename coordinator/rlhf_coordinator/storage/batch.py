@@ -19,7 +19,14 @@ from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.storage.journal_pb2 import Record
 from rlhf_coordinator.storage.prompts import PromptSet
-from rlhf_coordinator.storage.sample_codec import carried_samples, episode_of, response_of, train_sample, unpacked
+from rlhf_coordinator.storage.sample_codec import (
+    carried_samples,
+    episode_of,
+    response_of,
+    train_sample,
+    unpacked,
+    waiting_samples,
+)
 
 FINISHED: Final[FinishReason] = "stop"
 """Finish reason of a response of the prompt file, which ends with a token at which generation stops."""
@@ -76,7 +83,7 @@ def restore_record(ledger: Ledger, record: Record, first: int = 0) -> None:
         ledger.give_up(record.failed.key.sample - first)
     elif kind == "begun":
         ledger.version = ledger.iteration - record.begun.versions_behind
-        ledger.resume_partial(carried_samples([record]))
+        ledger.resume_partial(carried_samples([record]), waiting_samples(record.begun))
     elif kind == "cut":
         for cut_sample in record.cut.known:
             message = cut_sample.response

@@ -1,9 +1,9 @@
 """The file of carried samples in a checkpoint.
 
-A checkpoint of version v contains the samples with which iteration v begins. They are one framed record, whose checksum
-is among those of the checkpoint, so a new run folder that resumes from it continues them. `checkpoint.json` contains
-the job's identity; `SHAPE` lists the part that determines the prompts of these samples. If that has changed, the
-samples are left out, with a warning.
+A checkpoint of version v contains the samples that iteration v takes up or that wait for a later one. They are one
+framed record, whose checksum is among those of the checkpoint, so a new run folder that resumes from it continues them.
+`checkpoint.json` contains the job's identity; `SHAPE` lists the part that determines the prompts of these samples. If
+that has changed, the samples are left out, with a warning.
 Rule: the record has the journal's format (`sample_codec`). Must never return a sample whose prompt would differ.
 """
 
@@ -25,20 +25,23 @@ SHAPE: Final = (
     "spec.seed",
     "spec.rollout.batchSize",
     "spec.rollout.oversample",
+    "spec.rollout.longRounds",
     "samples per prompt",
     "spec.prompts (settings and contents)",
     "spec.prompts.shuffle",
 )
 """Fields of a job's identity that determine a sample's prompt and key from its origin."""
+_BEFORE: Final = {"spec.rollout.longRounds": "Disabled"}
+"""Fields that earlier versions did not write -> their value then."""
 
 
 def write(folder: Path, version: int, carried: Sequence[CarriedSample]) -> None:
-    """Write the first samples of iteration `version` into the folder of a checkpoint. Raises OSError."""
+    """Write the samples cut off before iteration `version` into the folder of a checkpoint. Raises OSError."""
     (folder / FILE).write_bytes(frame(Record(begun=Begun(iteration=version, carried=carried_messages(carried)))))
 
 
 def read(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> tuple[tuple[CarriedSample, ...], list[str]]:
-    """Return the first samples of the iteration after a checkpoint, and a warning if samples are left out.
+    """Return the samples that were cut off before a checkpoint, and a warning if samples are left out.
 
     `identity`: identity of the resuming job.
     """
@@ -47,12 +50,12 @@ def read(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> tuple[tuple[Car
         return (), []
     carried = carried_samples([record for record, _ in unframe(path.read_bytes())])
     before: dict[str, Any] = checkpoint.facts.get(FACT, {})
-    changed = [name for name in SHAPE if before.get(name) != identity.get(name)]
+    changed = [name for name in SHAPE if before.get(name, _BEFORE.get(name)) != identity.get(name)]
     if IDENTITY in before and IDENTITY in identity and before[IDENTITY] != identity[IDENTITY]:
         changed.append(IDENTITY)
-    if not identity.get("spec.rollout.maxStaleness"):
+    if not identity.get("spec.rollout.maxStaleness") and identity.get("spec.rollout.longRounds") != "Enabled":
         changed.append("spec.rollout.maxStaleness")
     if not carried or not changed:
         return carried, []
-    text = f"{len(carried)} samples that {checkpoint.folder} carries into the next iteration are left out"
+    text = f"{len(carried)} samples that {checkpoint.folder} carries into later iterations are left out"
     return (), [f"{text}, because of another {', '.join(changed)}: their prompts come again in the next pass"]

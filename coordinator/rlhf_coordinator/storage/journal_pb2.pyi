@@ -160,6 +160,7 @@ class Begun(_message.Message):
     CARRIED_FIELD_NUMBER: _builtins.int
     CRITICS_APART_FIELD_NUMBER: _builtins.int
     VERSIONS_BEHIND_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
     coordinator_epoch: _builtins.int
     """number of the coordinator process that began it"""
@@ -176,6 +177,10 @@ class Begun(_message.Message):
     def carried(self) -> _containers.RepeatedCompositeFieldContainer[Global___Carried]:
         """its first samples, in order, begun by an earlier iteration"""
 
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___Carried]:
+        """samples that wait for a later iteration, in order, without tokens"""
+
     def __init__(
         self,
         *,
@@ -186,10 +191,11 @@ class Begun(_message.Message):
         carried: _abc.Iterable[Global___Carried] | None = ...,
         critics_apart: _builtins.bool = ...,
         versions_behind: _builtins.int = ...,
+        waiting: _abc.Iterable[Global___Carried] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["refill", b"refill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["carried", b"carried", "coordinator_epoch", b"coordinator_epoch", "critics_apart", b"critics_apart", "iteration", b"iteration", "refill", b"refill", "time_ns", b"time_ns", "versions_behind", b"versions_behind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["carried", b"carried", "coordinator_epoch", b"coordinator_epoch", "critics_apart", b"critics_apart", "iteration", b"iteration", "refill", b"refill", "time_ns", b"time_ns", "versions_behind", b"versions_behind", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

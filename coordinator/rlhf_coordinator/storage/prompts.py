@@ -6,8 +6,8 @@ and the turns of a source visit its entries in this way. With shuffle, the order
 (seed, epoch, entry), and for a source after the first also its number, so it depends on nothing else. That hash, and
 the `random_key` of a sample, are the first 8 bytes (little endian) of BLAKE2b over unsigned 64-bit little-endian
 integers; the input of the key is (seed, iteration, sample).
-Where prompts that were cut off are carried, an iteration begins `apart` groups after the previous one: its first groups
-are the last ones of that iteration. Carried groups take their places, each with its original prompt.
+`rlhf_api.algorithms.iteration_prompts` says where an iteration begins. With carried prompts its first groups are the
+last ones of the previous iteration. Groups that it takes up take their places, each with its original prompt.
 A group beyond those of an iteration replaces a dropped one. It takes a turn of a source, too. The same hash draws its
 prompt from those that the iteration does not have, in an order that only this iteration uses: prompts of other
 iterations do not change.
@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from rlhf_api.algorithms.iteration_prompts import PromptSchedule
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.rollout import Prompts
 from rlhf_common.names import ExitCode, Group
@@ -73,13 +74,12 @@ class PromptSet:
         *,
         seed: int,
         shuffle: bool,
-        per_iteration: int,
+        schedule: PromptSchedule,
         samples_per_prompt: int,
         weights: Sequence[int] = (1,),
-        apart: int | None = None,
     ) -> None:
-        """`per_iteration`: prompts of one iteration. `weights`: weights of the sources, in the order of their prompts.
-        `apart`: distance between the first prompts of successive iterations; None means `per_iteration`."""
+        """`schedule`: the prompts of each iteration. `weights`: weights of the sources, in the order of their
+        prompts."""
         self._prompts = prompts
         self._mixture = Mixture(weights)
         sizes = Counter(prompt.source for prompt in prompts)
@@ -87,11 +87,10 @@ class PromptSet:
         self._starts = [0, *itertools.accumulate(self._sizes)]
         self._seed = seed
         self._shuffle = shuffle
-        self._per_iteration = per_iteration
-        self._apart = per_iteration if apart is None else apart
+        self._schedule = schedule
         self._samples_per_prompt = samples_per_prompt
-        # The epochs of one iteration, and those of the previous one, which may be replayed.
-        epochs = sum(4 + 2 * per_iteration // size for size in self._sizes)
+        # The epochs of one iteration, those of the previous one, which may be replayed, and those of waiting prompts.
+        epochs = sum(4 + (2 + schedule.longest_wait) * schedule.most // size for size in self._sizes)
         self._order_of = lru_cache(maxsize=epochs)(self._order)
         self._drawn_of = lru_cache(maxsize=2 * len(weights))(self._drawn)
 
@@ -112,7 +111,7 @@ class PromptSet:
 
     def passes(self, iteration: int) -> list[float]:
         """Return the mean number of passes over the prompts of each source, up to the end of an iteration."""
-        counts = self._mixture.counts(self._taken(iteration))
+        counts = self._mixture.counts(self._schedule.end(iteration))
         return [count / size for count, size in zip(counts, self._sizes, strict=True)]
 
     def group(self, sample: int) -> int:
@@ -121,27 +120,24 @@ class PromptSet:
 
     def epoch(self, iteration: int) -> int:
         """Return the epoch, from 0, of the last prompt of an iteration; with several sources, the highest."""
-        counts = self._mixture.counts(self._taken(iteration))
+        counts = self._mixture.counts(self._schedule.end(iteration))
         return max((count - 1) // size for count, size in zip(counts, self._sizes, strict=True))
-
-    def _taken(self, iteration: int) -> int:
-        return iteration * self._apart + self._per_iteration
 
     def prompt(self, iteration: int, sample: int) -> Prompt:
         """Return the prompt of a sample, from the iteration that began it and its number there."""
         return self._prompts[self._entry(iteration, self.group(sample))]
 
     def _entry(self, iteration: int, group: int) -> int:
-        if group >= self._per_iteration:
-            source, nth = self._mixture.place(group - self._per_iteration)
+        if group >= self._schedule.most:
+            source, nth = self._mixture.place(group - self._schedule.most)
             return self._starts[source] + self._drawn_of(iteration, source)[nth]
-        source, nth = self._mixture.place(iteration * self._apart + group)
+        source, nth = self._mixture.place(self._schedule.first(iteration) + group)
         epoch, place = divmod(nth, self._sizes[source])
         return self._starts[source] + int(self._order_of(source, epoch)[place])
 
     def _drawn(self, iteration: int, source: int) -> "_Drawn":
         start, size = self._starts[source], self._sizes[source]
-        own = {self._entry(iteration, group) - start for group in range(self._per_iteration)}
+        own = {self._entry(iteration, group) - start for group in range(self._schedule.most)}
         return _Drawn(self._seed, iteration, source, size, own & set(range(size)))
 
     def response(self, iteration: int, sample: int) -> GivenResponse | None:

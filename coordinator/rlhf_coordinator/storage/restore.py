@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rlhf_api.algorithms import has_greedy_baseline, samples_begun, samples_of_batch, samples_per_prompt
+from rlhf_api.algorithms import (
+    has_greedy_baseline,
+    prompt_schedule,
+    samples_begun,
+    samples_of_batch,
+    samples_per_prompt,
+)
 from rlhf_common import control_pb2 as pb
 from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
@@ -64,7 +70,7 @@ class Restored:
     evaluation_records: list[Record] = field(default_factory=list)
     """Journal records of the evaluation in progress."""
     handed_on: tuple[CarriedSample, ...] = ()
-    """Samples that the previous iteration carries into one that has not begun."""
+    """Samples that earlier iterations cut off, for one that has not begun."""
     critic_update_pending: bool = False
     """Whether `trained` covers only the policy."""
     critics_apart: bool = False
@@ -107,7 +113,7 @@ def restore(
         restored = _position(context, journal, prompts, facts)
         version = restored.ledger.iteration + restored.trained
         newest, restored.warnings = checkpoint.discover(path, version) if path else (None, [])
-        _take_carried(restored, newest, journal, identity)
+        _take_carried(context, restored, newest, journal, identity)
     else:
         _may_begin(path, resume)
         newest, warnings = checkpoint.discover(path) if path else (None, [])
@@ -115,7 +121,7 @@ def restore(
         facts |= {"coordinator_epoch": 1, "started_ns": now_ns, "identity": identity, "base": version}
         restored = _position(context, journal, prompts, facts)
         restored.warnings = warnings
-        _take_carried(restored, newest, journal, identity)
+        _take_carried(context, restored, newest, journal, identity)
     restored.checkpoint = _base(version, newest, journal, int(facts["base"]))
     restored.schedule = facts.get("schedule", {})
     restored.inter_stage, restored.critic_overlap = facts.get(JOB_KEY, {}), facts.get(critic_overlap_facts.JOB_KEY, {})
@@ -136,6 +142,7 @@ def _identity(context: JobContext, prompts_sha256: str) -> dict[str, Any]:
         "spec.rollout.batchSize": spec.rollout.batch_size,
         "spec.rollout.oversample": spec.rollout.oversample,
         "spec.rollout.maxStaleness": spec.rollout.max_staleness,
+        "spec.rollout.longRounds": spec.rollout.long_rounds,
         "spec.rollout.overlapTraining": spec.rollout.overlap_training,
         "samples per prompt": samples_per_prompt(spec),
         "spec.prompts (settings and contents)": prompts_sha256,
@@ -197,13 +204,29 @@ def _take_report(restored: Restored, before: Restored) -> None:
 
 
 def _take_carried(
-    restored: Restored, newest: checkpoint.Checkpoint | None, journal: Journal, identity: dict[str, Any]
+    context: JobContext,
+    restored: Restored,
+    newest: checkpoint.Checkpoint | None,
+    journal: Journal,
+    identity: dict[str, Any],
 ) -> None:
-    """Restore the carried samples of the checkpoint from which a job resumes, before this run folder has a segment."""
+    """Restore the carried samples of the checkpoint from which a job resumes, before this run folder has a segment.
+
+    Raises JobError if the checkpoint lacks prompts that wait for a long round.
+    """
     if newest is None or journal.iterations() or newest.version != restored.ledger.iteration:
         return
     restored.handed_on, left_out = carried_file.read(newest, identity)
     restored.warnings += left_out
+    iteration, have = newest.version, len(restored.handed_on) // samples_per_prompt(context.spec)
+    wanted = prompt_schedule(context.spec).waiting(iteration)
+    if wanted and have != wanted:
+        message = (
+            f"{newest.folder} has {have} of the {wanted} prompts that wait for a long round when iteration {iteration} "
+            "begins, so it is from a job with another batchSize, oversample, longRounds, seed or other prompts: resume "
+            "with the settings of that job, or set spec.rollout.longRounds to Disabled"
+        )
+        raise JobError("JobChanged", message, field="spec.rollout.longRounds", exit_code=ExitCode.USAGE)
 
 
 def _read(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict[str, Any], iteration: int) -> Restored:
@@ -211,7 +234,7 @@ def _read(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict
     spec = context.spec
     records = journal.read(iteration)
     rule = refill_rule(records, spec.algorithm.fields.refill)
-    size, per_prompt = samples_begun(spec), samples_per_prompt(spec)
+    size, per_prompt = samples_begun(spec, iteration), samples_per_prompt(spec)
     spare, greedy = size - samples_of_batch(spec), has_greedy_baseline(spec)
     ledger = Ledger(
         iteration, size, context.tasks, epoch, interleave_prompt_groups(spec), per_prompt, rule, spare, greedy

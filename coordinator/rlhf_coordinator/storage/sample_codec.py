@@ -15,7 +15,7 @@ from rlhf_common import reward_metrics
 from rlhf_common.samples import Drawing, Episode, SampleKey, VersionSpan
 from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.sample import ITEM_BYTES, Origin, PackedResponse, Sample
-from rlhf_coordinator.storage.journal_pb2 import Carried, Record
+from rlhf_coordinator.storage.journal_pb2 import Begun, Carried, Record
 
 _ITEM_BYTES: Final[Mapping[str, int]] = {"int32": ITEM_BYTES, "float32": ITEM_BYTES}
 
@@ -184,6 +184,11 @@ def carried_samples(records: Sequence[Record]) -> tuple[CarriedSample, ...]:
     if not records or not records[0].HasField("begun"):
         return ()
     return tuple(_carried_sample(message) for message in records[0].begun.carried)
+
+
+def waiting_samples(begun: Begun) -> tuple[CarriedSample, ...]:
+    """Return the samples that waited for a later iteration when an iteration began."""
+    return tuple(_carried_sample(message) for message in begun.waiting)
 
 
 def cut_message(iteration: int, sample: Sample) -> Carried:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from rlhf_api.algorithms import prompts_apart, prompts_begun, samples_per_prompt
+from rlhf_api.algorithms import prompt_schedule, samples_per_prompt
 from rlhf_api.job import RLHFJobSpec
 from rlhf_common import control_pb2 as pb
 from rlhf_common.metrics import storage
@@ -61,7 +61,9 @@ class CheckpointSaver:
         self._version, self._results, self._start_ns = version, [], time.time_ns()
         # A version that is saved late is the initial version of the iteration in progress.
         ledger = run.state.ledger
-        self._carried = ledger.carry_over() if version > ledger.iteration else ledger.carried
+        cut = ledger.carry_over() if version > ledger.iteration else (*ledger.carried, *ledger.waiting)
+        deferred = run.context.spec.rollout.long_rounds != "Disabled"
+        self._carried = tuple(sample.without_response() for sample in cut) if deferred else cut
         self._waiting = {rank.name for rank in writers}
         run.state.checkpoint.stage = "saving"
         for name in sorted(self._waiting):
@@ -145,7 +147,7 @@ class CheckpointSaver:
             "seed": spec.seed,
             "promptCursor": _prompts_begun(spec, self._version) * samples_per_prompt(spec),
         }
-        if spec.rollout.max_staleness:
+        if spec.rollout.takes_up:
             carried_file.write(self._folder, self._version, self._carried)
             facts[carried_file.FACT] = run.journal.job()["identity"]
         sources: dict[str, str] = {model: run.context.folder(model) for model in run.context.graph.trained}
@@ -175,7 +177,7 @@ class CheckpointSaver:
 
 def _prompts_begun(spec: RLHFJobSpec, version: int) -> int:
     """Return the number of prompts begun when a version was complete."""
-    return version and prompts_begun(spec) + (version - 1) * prompts_apart(spec)
+    return version and prompt_schedule(spec).end(version - 1)
 
 
 def keep_best(run: JobRun) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.support.jobs.chaos import Kills, run_job
+from tests.support.jobs.chaos import Kills, assert_same_weights, run_job
 from tests.support.jobs.local_job import write_job
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
@@ -25,3 +25,17 @@ def test_every_iteration_trains_on_a_whole_batch_and_cuts_off_the_rest(tmp_path:
         assert line["tokens_cut"] >= 0
         assert line["samples/failed"] == line["samples/abstained"] == 0
         assert line["training/reward/mean"] == pytest.approx(line["reward"], abs=1e-6), "the ranks saw the same batch"
+
+
+def test_a_deterministic_job_cuts_off_the_same_prompts_at_any_pace_and_after_kills(tmp_path: Path) -> None:
+    manifest = write_job(tmp_path, algorithm="grpo", iterations=ITERATIONS, batch=BATCH, responses=48, every=4)
+    settings = (f"rollout.oversample={MORE}", "rollout.cutBy=Counts")
+    undisturbed = run_job(manifest, tmp_path / "undisturbed", settings=settings)
+    victims = ("generation-1", "coordinator", "training-1")
+    kills = Kills(SEED, len(victims), victims, first=victims, longest_calm_seconds=0.5, iterations_between=1)
+    uneven = (*settings, "generation.engine=tests.support.jobs.uneven_engines")
+    killed = run_job(manifest, tmp_path / "killed", settings=uneven, kills=kills)
+    assert_same_weights(killed, undisturbed)
+    same = ("response_tokens_mean", "response_tokens_max", "tokens", "samples/cut", "reward")
+    assert killed.reported(*same) == undisturbed.reported(*same)
+    assert all(line["samples/cut"] == MORE * SIBLINGS for line in killed.lines)

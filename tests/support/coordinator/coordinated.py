@@ -20,11 +20,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from rlhf_api.algorithms import (
     graph_of,
     has_greedy_baseline,
-    prompts_apart,
-    prompts_begun,
+    prompt_schedule,
     samples_of_batch,
     samples_per_prompt,
 )
+from rlhf_api.algorithms.iteration_prompts import PromptSchedule
 from rlhf_api.job import RLHFJob
 from rlhf_common import control_pb2 as pb
 from rlhf_common.names import Group
@@ -83,8 +83,7 @@ def make_prompts(job: RLHFJob, count: int = PROMPTS) -> PromptSet:
         lines,
         seed=job.spec.seed,
         shuffle=True,
-        per_iteration=prompts_begun(job.spec),
-        apart=prompts_apart(job.spec),
+        schedule=prompt_schedule(job.spec),
         samples_per_prompt=item,
     )
 
@@ -109,7 +108,9 @@ def prompts_of(job: RLHFJob) -> PromptSet:
         Prompt(n + 1, struct.pack("<2i", n + 1, n + 2), f"p{n} p{n + 1}", json.dumps({"prompt": f"p{n} p{n + 1}"}))
         for n in range(PROMPTS)
     ]
-    return PromptSet(lines, seed=5, shuffle=True, per_iteration=job.spec.rollout.batch_size, samples_per_prompt=1)
+    return PromptSet(
+        lines, seed=5, shuffle=True, schedule=PromptSchedule(job.spec.rollout.batch_size), samples_per_prompt=1
+    )
 
 
 def expected_weights(job: RLHFJob, prompts: PromptSet | None = None, failed: Container[tuple[int, int]] = ()) -> str:

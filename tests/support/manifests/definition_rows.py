@@ -73,6 +73,8 @@ TURNS: Final[Json] = {
 SHOWN: Final = "ppo"
 """Algorithm of the example that rows are made from."""
 BESIDE: Final[dict[tuple[str, str], Json]] = {
+    ("spec.rollout.cutBy", "Counts"): {"spec.rollout.oversample": 4},
+    ("spec.rollout.longRounds", "Enabled"): {"spec.rollout.oversample": 4, "spec.rollout.cutBy": "Counts"},
     ("spec.training.parallelism.sequenceParallel", "Enabled"): {
         "spec.training.backend": "megatron",
         "spec.training.parallelism.tensor": 2,

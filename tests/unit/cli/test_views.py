@@ -163,6 +163,9 @@ def test_plain_lines() -> None:
     assert iteration_line({"iteration": 0, "reward": None}, 1, 0) == "iteration 0 (1 of 1)"
     metrics = {"iteration": 0, "loss": 0.69314, "samples_per_second": 24.1}
     assert iteration_line(metrics, 3, 0) == "iteration 0 (1 of 3)  loss 0.6931  24.1 samples/s"
+    rounds = {"iteration": 1, "rollout/long_round": 1.0, "prompts/waiting": 2.0}
+    assert iteration_line(rounds, 3, 0) == "iteration 1 (2 of 3)  long round, 2 prompts wait"
+    assert iteration_line(rounds | {"rollout/long_round": 0.0}, 3, 0).endswith("short round, 2 prompts wait")
     summary = {"phase": "Complete", "iterations": 60, "seconds": 182, "reward_first": 0.12, "reward_last": 0.88}
     assert summary_line(summary) == "Complete: 60 iterations in 3m 02s, reward 0.120 -> 0.880 (first, last tenth)"
     assert summary_line(summary | {"nonfinite_steps": 2}).endswith("2 optimizer steps skipped (not finite)")

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from rlhf_api.algorithms.graph import SCORE_REWARD
+from rlhf_api.algorithms.iteration_prompts import PromptSchedule
 from rlhf_api.job.rollout import Rollout
 from rlhf_common.samples import Episode, VersionSpan
 from rlhf_coordinator.scheduling import oversampling
@@ -47,7 +48,7 @@ def go_on(ledger: Ledger, index: int, tokens: int, *, ends: bool) -> None:
 
 
 def cut(ledger: Ledger) -> tuple[int, ...]:
-    (decision,) = oversampling.decide(ledger)
+    (decision,) = oversampling.decide(ledger, "Clock")
     ledger.cut(decision.groups)
     return decision.groups
 
@@ -146,7 +147,11 @@ def test_every_prompt_is_trained_on_once_or_is_on_its_way(seed: int) -> None:
     lines = [Prompt(line, b"", "", "") for line in range(1, 1001)]
     begun_at_once = GROUPS + MORE
     prompts = PromptSet(
-        lines, seed=SEED, shuffle=True, per_iteration=begun_at_once, samples_per_prompt=SIBLINGS, apart=GROUPS
+        lines,
+        seed=SEED,
+        shuffle=True,
+        schedule=PromptSchedule(GROUPS, begun_at_once - GROUPS, "Carried"),
+        samples_per_prompt=SIBLINGS,
     )
     trained: Counter[int] = Counter()
     keys: dict[int, set[int]] = {}

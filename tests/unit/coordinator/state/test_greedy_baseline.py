@@ -67,9 +67,9 @@ def test_without_one_no_sample_is_greedy() -> None:
 def test_a_batch_has_the_greedy_samples_beside_those_of_its_size(tmp_path: Path) -> None:
     job = make_job(tmp_path, algorithm="remax", batch=8)
     assert samples_per_prompt(job.spec) == 3
-    assert samples_begun(job.spec) == samples_of_batch(job.spec) == 12
+    assert samples_begun(job.spec, 0) == samples_of_batch(job.spec) == 12
     oversampled = make_job(tmp_path, algorithm="remax", rollout={"batchSize": 8, "oversample": 2}, deterministic=False)
-    assert (samples_begun(oversampled.spec), samples_of_batch(oversampled.spec)) == (18, 12)
+    assert (samples_begun(oversampled.spec, 0), samples_of_batch(oversampled.spec)) == (18, 12)
 
 
 def test_a_replay_gives_the_ranks_the_same_batch_byte_for_byte(tmp_path: Path) -> None:

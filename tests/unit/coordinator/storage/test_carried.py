@@ -1,5 +1,6 @@
 """Carried samples survive a coordinator restart, a replay and a new run folder unchanged."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -220,9 +221,9 @@ def test_a_journal_is_not_gone_on_with_under_another_staleness(tmp_path: Path) -
     assert error.value.failure.exit_code == ExitCode.USAGE
 
 
-def saved(folder: Path) -> Process:
+def saved(folder: Path, **rollout: Any) -> Process:
     """Run an iteration with a checkpoint of its result."""
-    process = first_iteration(folder)
+    process = first_iteration(folder, **rollout)
     process.cut()
     process.end()
     path = folder / "checkpoints"
@@ -280,3 +281,34 @@ def test_a_checkpoint_whose_carried_samples_are_damaged_is_passed_over(tmp_path:
     restored = resumed(tmp_path)
     assert restored.ledger.iteration == 0
     assert carried_file.FILE in restored.warnings[0]
+
+
+def test_a_checkpoint_without_the_prompts_that_wait_for_a_long_round_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path)
+    with pytest.raises(JobError, match=r"has 0 of the 2 prompts that wait for a long round") as error:
+        resumed(tmp_path, maxStaleness=0, longRounds="Enabled")
+    assert error.value.failure.field == "spec.rollout.longRounds"
+    assert error.value.failure.exit_code == ExitCode.USAGE
+
+
+def test_a_new_run_folder_takes_up_the_prompts_that_wait_without_tokens(tmp_path: Path) -> None:
+    rounds = {"maxStaleness": 0, "longRounds": "Enabled"}
+    process = saved(tmp_path, **rounds)
+    restored = resumed(tmp_path, **rounds)
+    assert (restored.ledger.iteration, restored.warnings) == (1, [])
+    cut = process.run.state.ledger.carry_over()
+    assert [one.origin for one in restored.handed_on] == [one.origin for one in cut] == [(0, 1), (0, 3)]
+    back = Process(tmp_path, **rounds)
+    assert back.run.state.ledger.carried == ()
+    assert back.run.state.ledger.waiting == tuple(one.without_response() for one in cut)
+    again = Process(tmp_path, **rounds)
+    assert again.run.state.ledger.waiting == back.run.state.ledger.waiting, "the journal has them"
+
+
+def test_an_older_checkpoint_does_not_name_long_rounds_and_is_taken_all_the_same(tmp_path: Path) -> None:
+    process = saved(tmp_path)
+    facts_file = tmp_path / "checkpoints" / "iteration-000001" / "checkpoint.json"
+    facts = json.loads(facts_file.read_text())
+    del facts[carried_file.FACT]["spec.rollout.longRounds"]
+    facts_file.write_text(json.dumps(facts))
+    assert resumed(tmp_path).handed_on == process.run.state.ledger.carry_over()

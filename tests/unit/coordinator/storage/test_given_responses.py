@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlhf_api.algorithms.iteration_prompts import PromptSchedule
 from rlhf_api.job.rollout import Prompts
 from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
@@ -133,7 +134,7 @@ def test_overlong_lines_are_left_out_where_that_is_asked_for_and_counted(tmp_pat
 
 
 def prompt_set(prompts: list[Prompt], each: int) -> PromptSet:
-    return PromptSet(prompts, seed=1, shuffle=False, per_iteration=2, samples_per_prompt=each)
+    return PromptSet(prompts, seed=1, shuffle=False, schedule=PromptSchedule(2), samples_per_prompt=each)
 
 
 def test_what_was_tokenized_comes_back_with_responses_and_counts(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.model_folders.models import build_tokenizer
 
+from rlhf_api.algorithms.iteration_prompts import PromptSchedule
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.rollout import Prompts
 from rlhf_coordinator.failures import JobError
@@ -49,7 +50,9 @@ def test_the_largest_weights_keep_their_shares() -> None:
 def prompt_set(weights: list[int], sizes: list[int], *, shuffle: bool = True, seed: int = 3) -> PromptSet:
     entries = [(source, place) for source, size in enumerate(sizes) for place in range(size)]
     prompts = [Prompt(n, b"", f"{at[0]}.{at[1]}", "", source=at[0]) for n, at in enumerate(entries, 1)]
-    return PromptSet(prompts, seed=seed, shuffle=shuffle, per_iteration=BATCH, samples_per_prompt=1, weights=weights)
+    return PromptSet(
+        prompts, seed=seed, shuffle=shuffle, schedule=PromptSchedule(BATCH), samples_per_prompt=1, weights=weights
+    )
 
 
 def taken(prompts: PromptSet, iterations: range) -> list[str]:
@@ -74,7 +77,7 @@ def test_every_pass_through_a_source_visits_each_of_its_prompts_once_and_a_repla
 
 def test_a_single_source_is_in_the_order_of_a_single_file() -> None:
     lines = [Prompt(n, b"", f"0.{n - 1}", "") for n in range(1, 12)]
-    plain = PromptSet(lines, seed=3, shuffle=True, per_iteration=BATCH, samples_per_prompt=1)
+    plain = PromptSet(lines, seed=3, shuffle=True, schedule=PromptSchedule(BATCH), samples_per_prompt=1)
     for weight in (1, 7):
         assert taken(prompt_set([weight], [11]), range(9)) == taken(plain, range(9))
     keys = [hashlib.blake2b(struct.pack("<3Q", 3, 0, entry), digest_size=8).digest() for entry in range(11)]
@@ -133,7 +136,7 @@ def test_sources_are_read_in_order_under_one_key(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     keep_tokenized(journal, "a" * 64, read)
     assert tokenized_before(journal, "a" * 64) == read
-    several = PromptSet(read, seed=0, shuffle=True, per_iteration=1, samples_per_prompt=1, weights=[1, 3])
+    several = PromptSet(read, seed=0, shuffle=True, schedule=PromptSchedule(1), samples_per_prompt=1, weights=[1, 3])
     assert several.filtered == [1, 1]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rlhf_api.algorithms.iteration_prompts import PromptSchedule
 from rlhf_api.job.rollout import Prompts
 from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
@@ -82,7 +83,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 
 def prompt_set(seed: int, *, shuffle: bool = True, each: int = 1, count: int = 5) -> PromptSet:
     prompts = [Prompt(n, b"", str(n), "") for n in range(count)]
-    return PromptSet(prompts, seed=seed, shuffle=shuffle, per_iteration=4, samples_per_prompt=each)
+    return PromptSet(prompts, seed=seed, shuffle=shuffle, schedule=PromptSchedule(4), samples_per_prompt=each)
 
 
 def test_every_pass_visits_every_prompt_once_in_its_own_order() -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rlhf_api.algorithms import samples_begun, samples_per_prompt
+from rlhf_api.algorithms import most_samples, samples_per_prompt
 from rlhf_api.job import RLHFJobSpec
 from rlhf_common import control_pb2 as pb
 from rlhf_common.arrays import unpack
@@ -31,7 +31,7 @@ class SiblingLimits:
     @classmethod
     def from_spec(cls, spec: RLHFJobSpec) -> "SiblingLimits":
         """Return the limits of a job."""
-        batch = max(spec.rollout.batch_size * (1 + spec.algorithm.fields.refill.rounds), samples_begun(spec))
+        batch = max(spec.rollout.batch_size * (1 + spec.algorithm.fields.refill.rounds), most_samples(spec))
         return cls(-(-batch // samples_per_prompt(spec)), batch)
 
 

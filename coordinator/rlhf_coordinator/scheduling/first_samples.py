@@ -1,0 +1,36 @@
+"""Which samples an iteration takes up from earlier ones, and which of them wait on.
+
+Partial rollouts (`spec.rollout.maxStaleness`) take up all samples that the previous iteration cut off. Long rounds
+(`spec.rollout.longRounds`) take them up without tokens but with their origin, so with the same prompt and the same
+random key: a long round takes the prompts that waited longest, and a short round takes none.
+Rule: pure. The decision is made once, when an iteration begins, and recorded there; a replay reads the record.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from rlhf_api.algorithms import prompt_schedule, samples_of_batch
+from rlhf_api.job import RLHFJobSpec
+from rlhf_coordinator.scheduling.partial_rollouts import resume_partial
+from rlhf_coordinator.state.carried_sample import CarriedSample
+
+
+class FirstSamples(NamedTuple):
+    """The samples that earlier iterations cut off, when an iteration begins."""
+
+    carried: tuple[CarriedSample, ...]
+    """Its first samples, in their order."""
+    waiting: tuple[CarriedSample, ...]
+    """Samples that wait for a later iteration, those that waited longest first."""
+
+
+def first_samples(cut: Iterable[CarriedSample], iteration: int, spec: RLHFJobSpec) -> FirstSamples:
+    """Return the samples that an iteration takes up, and those that wait on.
+
+    `cut`: samples that earlier iterations cut off and none took up yet, in the order in which they wait.
+    """
+    if spec.rollout.long_rounds == "Disabled":
+        return FirstSamples(resume_partial(cut, iteration, spec.rollout), ())
+    deferred = tuple(sample.without_response() for sample in cut)
+    taken = samples_of_batch(spec) if prompt_schedule(spec).is_long(iteration) else 0
+    return FirstSamples(deferred[:taken], deferred[taken:])
