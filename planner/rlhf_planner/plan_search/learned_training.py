@@ -1,4 +1,4 @@
-"""What a run shows of the seconds of its training.
+"""Learns from a run how long its training takes.
 
 Without profiles of layers: how much longer its ranks compute than the roofline says. This factor covers layers, the
 head and the optimizer; communication keeps the figures of the links. The gain of a fused schedule is part of the
