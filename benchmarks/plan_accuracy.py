@@ -32,10 +32,9 @@ from benchmarks.training_backends import LayoutRanks, free_addresses, write_mode
 from benchmarks.training_ranks import WAIT_SECONDS, Layout, job_of, models_of
 
 from rlhf_cli.learned_figures import read_workload
-from rlhf_cli.plan_search import device_figures
 from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.plan_search.cost_document import CostDocument
-from rlhf_planner.plan_search.cost_figures import CostFigure, FigureSource, PlanCosts
+from rlhf_planner.plan_search.cost_figures import CostFigure, FigureSource, PlanCosts, device_figures
 from rlhf_planner.plan_search.training_choices import own_settings
 from rlhf_planner.plan_search.training_seconds import TrainingTimes, training_times
 from rlhf_planner.schedule.methods import opposite
@@ -197,7 +196,7 @@ def result_of(case: AccuracyCase, profiled: str, rounds: int, *, urgent: bool) -
             for plan in plans if number % 2 else plans[::-1]:
                 plan.step()
         job = job_of(folder, plans[0].options, plans[0].ranks.layout)
-        costs = with_rest(reduce(CostDocument.merged, profiles).applied(device_figures(job)), plans[0])
+        costs = with_rest(reduce(CostDocument.merged, profiles).applied(device_figures(job.spec)), plans[0])
         rows = [_row(plan, plan.predicted(costs)) for plan in plans]
     chosen = min(rows, key=lambda row: row["predicted"])
     best = min(rows, key=lambda row: row["measured"])

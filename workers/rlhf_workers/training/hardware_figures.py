@@ -8,6 +8,7 @@ import math
 import platform
 import socket
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -114,4 +115,4 @@ def host_number() -> int:
         name = BOOT_ID.read_bytes()
     except OSError:
         name = socket.gethostname().encode()
-    return sum(byte * 257**place for place, byte in enumerate(name)) % 2**32
+    return zlib.crc32(name)

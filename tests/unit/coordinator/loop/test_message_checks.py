@@ -153,8 +153,11 @@ def test_spans_of_versions_have_tokens() -> None:
 
 @pytest.mark.parametrize(("field", "count"), [("drafted_tokens", -1), ("accepted_tokens", 2**62)])
 def test_a_response_with_impossible_counts_of_draft_tokens_is_refused(field: str, count: int) -> None:
-    arrays = {"tokens": packed("int32", b"\0" * 4), "log_probabilities": packed("float32", b"\0" * 4)}
-    message = pb.FinishedSample(**arrays, finish_reason="stop", versions=[pb.VersionSpan(tokens=1)])
+    tokens, log_probabilities = packed("int32", b"\0" * 4), packed("float32", b"\0" * 4)
+    spans = [pb.VersionSpan(tokens=1)]
+    message = pb.FinishedSample(
+        tokens=tokens, log_probabilities=log_probabilities, finish_reason="stop", versions=spans
+    )
     assert len(finished_response(message, 8)) == 1
     setattr(message, field, count)
     with pytest.raises(ValueError, match=f"{field} is {count}, must be from 0 to"):

@@ -10,10 +10,11 @@ from tests.support.coordinator.coordinated import write_files
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.job.iteration_metrics import given_metrics
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_coordinator.loop.recovery import open_run
+from rlhf_coordinator.loop.recovery import open_journal, open_run
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.service.status import job_status
-from rlhf_coordinator.state.job_state import job_context
+from rlhf_coordinator.state.job_state import JobContext, job_context
+from rlhf_coordinator.storage.restore import Restored
 from rlhf_coordinator.storage.tokenizer_files import IDENTITY
 
 
@@ -27,7 +28,7 @@ def test_prompts_that_are_left_out_are_counted_in_log_event_and_metrics(
     rollout = {"batchSize": 12, "maxPromptTokens": 8}
     job = write_files(tmp_path, prompts={"sources": sources, "overlong": "Filter"}, rollout=rollout)
     with caplog.at_level(logging.WARNING):
-        run, _ = open_run(job_context(job, schedule_json(job.spec)), tmp_path / "run", resume=False)
+        run, _ = opened(job_context(job, schedule_json(job.spec)), tmp_path / "run", resume=False)
     text = "3 of 7 prompts are longer than spec.rollout allows, and are left out: red 1, blue 2"
     assert text in caplog.messages
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
@@ -35,6 +36,10 @@ def test_prompts_that_are_left_out_are_counted_in_log_event_and_metrics(
     metrics = given_metrics(run)
     assert metrics["prompts/filtered"] == 3
     assert metrics["prompts/red/passes"] == metrics["prompts/blue/passes"] == 12 / 2 / 2
+
+
+def opened(context: JobContext, run_dir: Path, *, resume: bool) -> tuple[JobRun, Restored]:
+    return open_run(context, open_journal(run_dir), run_dir, resume=resume)
 
 
 def leave(run: JobRun) -> None:
@@ -56,14 +61,14 @@ EDITS = {
 def test_a_run_goes_on_only_by_the_tokenizer_and_template_that_it_began_by(tmp_path: Path, file: str) -> None:
     job = write_files(tmp_path)
     context = job_context(job, schedule_json(job.spec))
-    leave(open_run(context, tmp_path / "run", resume=False)[0])
+    leave(opened(context, tmp_path / "run", resume=False)[0])
     (tmp_path / "policy" / "model.safetensors").write_text("other weights change no prompt")
-    leave(open_run(context, tmp_path / "run", resume=True)[0])
+    leave(opened(context, tmp_path / "run", resume=True)[0])
     edited = tmp_path / "policy" / file
     edited.parent.mkdir(exist_ok=True)
     edited.write_text(EDITS[file])
     with pytest.raises(JobError, match=r"models.actor.path \(tokenizer and chat template\) = .*, now it is") as error:
-        open_run(context, tmp_path / "run", resume=True)
+        opened(context, tmp_path / "run", resume=True)
     assert error.value.failure.reason == "JobChanged"
 
 
@@ -72,22 +77,22 @@ def test_a_run_goes_on_only_with_the_prompts_that_it_is_evaluated_on(tmp_path: P
     held_out.write_text('{"prompt": "p1"}\n')
     job = write_files(tmp_path, evaluation={"prompts": {"path": str(held_out)}})
     context = job_context(job, schedule_json(job.spec))
-    leave(open_run(context, tmp_path / "run", resume=False)[0])
+    leave(opened(context, tmp_path / "run", resume=False)[0])
     held_out.write_text('{"prompt": "p2"}\n')
     with pytest.raises(JobError, match=r"spec.evaluation.prompts \(settings and contents\) = .*, now it is"):
-        open_run(context, tmp_path / "run", resume=True)
+        opened(context, tmp_path / "run", resume=True)
 
 
 def test_a_journal_of_a_version_that_noted_neither_goes_on(tmp_path: Path) -> None:
     job = write_files(tmp_path)
     context = job_context(job, schedule_json(job.spec))
-    run, _ = open_run(context, tmp_path / "run", resume=False)
+    run, _ = opened(context, tmp_path / "run", resume=False)
     facts = run.journal.job()
     assert facts["identity"].pop(IDENTITY)
     run.journal.write_job(facts)
     leave(run)
     (tmp_path / "policy" / "vocab.txt").write_text("p1")
-    open_run(context, tmp_path / "run", resume=True)
+    opened(context, tmp_path / "run", resume=True)
 
 
 def test_warnings_of_prompts_come_with_every_start(tmp_path: Path) -> None:
@@ -96,7 +101,7 @@ def test_warnings_of_prompts_come_with_every_start(tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "p1"}\n{"prompt": "<|user|> p2"}\n')
     context = job_context(job, schedule_json(job.spec))
     for _ in range(2):
-        run, _ = open_run(context, tmp_path / "run", resume=True)
+        run, _ = opened(context, tmp_path / "run", resume=True)
         (warning,) = run.warnings
         assert "prompts.jsonl line 2 holds <|user|>, a mark of the chat template" in warning
         assert job_status(run).warnings == [warning]

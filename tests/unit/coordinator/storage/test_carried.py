@@ -292,15 +292,15 @@ def test_a_checkpoint_without_the_prompts_that_wait_for_a_long_round_is_refused(
 
 
 def test_a_new_run_folder_takes_up_the_prompts_that_wait_without_tokens(tmp_path: Path) -> None:
-    rounds = {"maxStaleness": 0, "longRounds": "Enabled"}
+    rounds: dict[str, Any] = {"maxStaleness": 0, "longRounds": "Enabled"}
     process = saved(tmp_path, **rounds)
     restored = resumed(tmp_path, **rounds)
     assert (restored.ledger.iteration, restored.warnings) == (1, [])
     cut = process.run.state.ledger.carry_over()
-    assert [one.origin for one in restored.handed_on] == [one.origin for one in cut] == [(0, 1), (0, 3)]
+    assert [sample.origin for sample in restored.handed_on] == [sample.origin for sample in cut] == [(0, 1), (0, 3)]
     back = Process(tmp_path, **rounds)
     assert back.run.state.ledger.carried == ()
-    assert back.run.state.ledger.waiting == tuple(one.without_response() for one in cut)
+    assert back.run.state.ledger.waiting == tuple(sample.without_response() for sample in cut)
     again = Process(tmp_path, **rounds)
     assert again.run.state.ledger.waiting == back.run.state.ledger.waiting, "the journal has them"
 

@@ -33,16 +33,16 @@ PLANNED = ["coordinator", "generation-0", "generation-1", "generation-2", "train
 def cluster(count: int = 5, **devices: Any) -> SimulatedCluster:
     """Return a job that asks for a plan and whose coordinator runs."""
     sizes = {"generation": TEMPLATE, "inference": {}, "training": TEMPLATE | {"microBatchSize": 8}}
-    made = SimulatedCluster(devices={"count": count, **devices}, **sizes)
-    made.settle()
-    made.run()
-    made.settle()
-    return made
+    simulated = SimulatedCluster(devices={"count": count, **devices}, **sizes)
+    simulated.settle()
+    simulated.run()
+    simulated.settle()
+    return simulated
 
 
-def record(made: SimulatedCluster, **sizes: Any) -> str:
+def record(simulated: SimulatedCluster, **sizes: Any) -> str:
     """Return the coordinator's plan for a job, PLAN but for some sizes."""
-    job = parse_job(made.job).job
+    job = parse_job(simulated.job).job
     assert job is not None
     plan = {
         "request": plan_request(job.spec),
@@ -53,134 +53,134 @@ def record(made: SimulatedCluster, **sizes: Any) -> str:
     return json.dumps(plan)
 
 
-def report(made: SimulatedCluster, **sizes: Any) -> None:
+def report(simulated: SimulatedCluster, **sizes: Any) -> None:
     """Let the coordinator report its plan."""
-    made.read("Starting", 0, working={}, replicas={}, device_plan=record(made, **sizes))
-    made.settle()
+    simulated.read("Starting", 0, working={}, replicas={}, device_plan=record(simulated, **sizes))
+    simulated.settle()
 
 
-def uids(made: SimulatedCluster) -> dict[str, str]:
+def uids(simulated: SimulatedCluster) -> dict[str, str]:
     """Return the uid of every pod."""
-    return {name: pod["metadata"]["uid"] for name, pod in made.pods.items()}
+    return {name: pod["metadata"]["uid"] for name, pod in simulated.pods.items()}
 
 
-def document(made: SimulatedCluster) -> Mapping[str, Any]:
+def document(simulated: SimulatedCluster) -> Mapping[str, Any]:
     """Return the job that processes read."""
-    written: Mapping[str, Any] = json.loads(made.bodies[CONFIG_MAP]["data"]["job.json"])
+    written: Mapping[str, Any] = json.loads(simulated.bodies[CONFIG_MAP]["data"]["job.json"])
     return written
 
 
 def test_no_worker_exists_before_the_plan_and_then_those_of_the_plan() -> None:
-    made = cluster()
-    assert made.workers == ["coordinator"]
-    assert made.phase == "Starting"
-    assert "waits for the plan" in made.running_message
-    assert [group["name"] for group in made.job["status"]["groups"]] == ["coordinator"]
-    before = made.pods[made.name("coordinator")]["metadata"]["uid"]
-    report(made)
-    assert made.workers == PLANNED
-    assert made.pods[made.name("coordinator")]["metadata"]["uid"] == before, "it goes on with its own plan"
-    assert made.job["status"]["plan"]["devices"] == json.loads(record(made)) | {
-        "sizes": made.job["status"]["plan"]["devices"]["sizes"]
+    simulated = cluster()
+    assert simulated.workers == ["coordinator"]
+    assert simulated.phase == "Starting"
+    assert "waits for the plan" in simulated.running_message
+    assert [group["name"] for group in simulated.job["status"]["groups"]] == ["coordinator"]
+    before = simulated.pods[simulated.name("coordinator")]["metadata"]["uid"]
+    report(simulated)
+    assert simulated.workers == PLANNED
+    assert simulated.pods[simulated.name("coordinator")]["metadata"]["uid"] == before, "it goes on with its own plan"
+    assert simulated.job["status"]["plan"]["devices"] == json.loads(record(simulated)) | {
+        "sizes": simulated.job["status"]["plan"]["devices"]["sizes"]
     }
-    read = read_job(document(made))
+    read = read_job(document(simulated))
     assert not read.spec.awaits_plan
     assert (read.spec.generation.replicas, read.spec.training.parallelism.pipeline) == (3, 2)
-    assert made.job["spec"]["generation"] == TEMPLATE, "the user's manifest stays"
-    assert made.settle().idle
+    assert simulated.job["spec"]["generation"] == TEMPLATE, "the user's manifest stays"
+    assert simulated.settle().idle
 
 
 def test_the_plan_stays_while_the_job_lives_also_if_another_one_is_reported() -> None:
-    made = cluster()
-    report(made)
-    made.run()
-    plan, before = made.job["status"]["plan"]["devices"], uids(made)
-    report(made, inference={"replicas": 1})
-    made.later(11)
-    made.read(replicas={"generation": 3, "inference": 0})  # a restarted coordinator reads the sizes and reports no plan
-    made.settle()
-    assert made.job["status"]["plan"]["devices"] == plan
-    assert uids(made) == before
-    made.evict("generation-1")
-    made.turn()
-    assert made.workers == PLANNED
+    simulated = cluster()
+    report(simulated)
+    simulated.run()
+    plan, before = simulated.job["status"]["plan"]["devices"], uids(simulated)
+    report(simulated, inference={"replicas": 1})
+    simulated.later(11)
+    simulated.read(replicas={"generation": 3, "inference": 0})  # a restart: it reports no plan
+    simulated.settle()
+    assert simulated.job["status"]["plan"]["devices"] == plan
+    assert uids(simulated) == before
+    simulated.evict("generation-1")
+    simulated.turn()
+    assert simulated.workers == PLANNED
 
 
 def test_an_upgrade_of_the_operator_leaves_the_plan() -> None:
-    made = cluster()
-    report(made)
-    made.run()
-    before = uids(made)
+    simulated = cluster()
+    report(simulated)
+    simulated.run()
+    before = uids(simulated)
     with next_version() as images:
-        made.images = images
-        made.job = with_defaults(made.job, job_schema())
-        made.settle()
-        assert uids(made) == before
+        simulated.images = images
+        simulated.job = with_defaults(simulated.job, job_schema())
+        simulated.settle()
+        assert uids(simulated) == before
 
 
 def test_workers_of_a_job_whose_status_is_lost_stay_until_its_plan_is_reported_again() -> None:
-    made = cluster()
-    report(made)
-    made.run()
-    before, made.reading = uids(made), None
-    del made.job["status"]
-    made.settle()
-    assert uids(made) == before
-    report(made)
-    assert uids(made) == before
-    assert made.job["status"]["plan"]["devices"]["summary"] == "Dedicated 3; training pipeline 2"
+    simulated = cluster()
+    report(simulated)
+    simulated.run()
+    before, simulated.reading = uids(simulated), None
+    del simulated.job["status"]
+    simulated.settle()
+    assert uids(simulated) == before
+    report(simulated)
+    assert uids(simulated) == before
+    assert simulated.job["status"]["plan"]["devices"]["summary"] == "Dedicated 3; training pipeline 2"
 
 
-def suspended(made: SimulatedCluster) -> None:
-    made.job["spec"]["suspend"] = True
+def suspended(simulated: SimulatedCluster) -> None:
+    simulated.job["spec"]["suspend"] = True
     for _ in range(3):
-        made.turn()
-    assert made.workers == []
-    made.reading = None  # a job without pods is not read
-    made.settle()
+        simulated.turn()
+    assert simulated.workers == []
+    simulated.reading = None  # a job without pods is not read
+    simulated.settle()
 
 
-def resumed(made: SimulatedCluster) -> None:
-    made.job["spec"]["suspend"] = False
-    made.settle()
-    made.run()
-    made.settle()
+def resumed(simulated: SimulatedCluster) -> None:
+    simulated.job["spec"]["suspend"] = False
+    simulated.settle()
+    simulated.run()
+    simulated.settle()
 
 
 def test_a_resumed_job_has_its_plan_at_once() -> None:
-    made = cluster()
-    report(made)
-    made.run()
-    suspended(made)
-    made.job["spec"]["suspend"] = False
-    made.settle()
-    assert made.workers == PLANNED
+    simulated = cluster()
+    report(simulated)
+    simulated.run()
+    suspended(simulated)
+    simulated.job["spec"]["suspend"] = False
+    simulated.settle()
+    assert simulated.workers == PLANNED
 
 
 def test_other_devices_in_a_suspended_job_get_another_plan_at_its_start() -> None:
-    made = cluster()
-    report(made)
-    made.run()
-    suspended(made)
-    made.job["spec"]["devices"] = {"count": 4}
-    resumed(made)
-    assert made.workers == ["coordinator"]
-    assert "devices" not in made.job["status"].get("plan", {})
-    report(made, generation=PLAN["generation"] | {"replicas": 1})
-    assert made.workers == ["coordinator", "generation-0", "training-0", "training-1"]
+    simulated = cluster()
+    report(simulated)
+    simulated.run()
+    suspended(simulated)
+    simulated.job["spec"]["devices"] = {"count": 4}
+    resumed(simulated)
+    assert simulated.workers == ["coordinator"]
+    assert "devices" not in simulated.job["status"].get("plan", {})
+    report(simulated, generation=PLAN["generation"] | {"replicas": 1})
+    assert simulated.workers == ["coordinator", "generation-0", "training-0", "training-1"]
 
 
 def test_a_fixed_size_is_the_manifests() -> None:
-    made = cluster(6, fixed=["Inference"])
-    report(made)
-    assert "inference-0" in made.workers
+    simulated = cluster(6, fixed=["Inference"])
+    report(simulated)
+    assert "inference-0" in simulated.workers
 
 
 def test_a_colocated_plan_has_its_ranks_in_generation_workers() -> None:
-    made = cluster()
-    report(made, placement="Colocated")
-    assert made.workers == PLANNED[:4]
-    assert document(made)["spec"]["placement"] == "Colocated"
+    simulated = cluster()
+    report(simulated, placement="Colocated")
+    assert simulated.workers == PLANNED[:4]
+    assert document(simulated)["spec"]["placement"] == "Colocated"
 
 
 @pytest.mark.parametrize(
@@ -193,18 +193,18 @@ def test_a_colocated_plan_has_its_ranks_in_generation_workers() -> None:
     ],
 )
 def test_a_reported_plan_that_breaks_a_rule_makes_no_worker(sizes: dict[str, Any], words: str) -> None:
-    made = cluster()
-    report(made, **sizes)
-    made.later(11)  # messages are written at most every ten seconds
-    made.settle()
-    assert made.workers == ["coordinator"]
-    assert words in made.running_message
+    simulated = cluster()
+    report(simulated, **sizes)
+    simulated.later(11)  # messages are written at most every ten seconds
+    simulated.settle()
+    assert simulated.workers == ["coordinator"]
+    assert words in simulated.running_message
 
 
 def test_a_job_with_devices_is_no_gang() -> None:
-    made = cluster()
-    made.served = ServedApis(frozenset({"scheduling.k8s.io/v1alpha2"}))
-    report(made)
-    assert made.workers == PLANNED
-    assert {kind for kind, _ in made.applied} <= {"ConfigMap", "Secret", "Service", "NetworkPolicy"}
-    assert "has no gang" in made.condition("Admitted")["message"]
+    simulated = cluster()
+    simulated.served = ServedApis(frozenset({"scheduling.k8s.io/v1alpha2"}))
+    report(simulated)
+    assert simulated.workers == PLANNED
+    assert {kind for kind, _ in simulated.applied} <= {"ConfigMap", "Secret", "Service", "NetworkPolicy"}
+    assert "has no gang" in simulated.condition("Admitted")["message"]

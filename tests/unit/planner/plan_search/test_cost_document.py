@@ -79,12 +79,14 @@ DOCUMENTS = st.builds(lambda figures, layers: read({**figures, "layers": layers}
 def test_the_order_in_which_ranks_report_changes_no_figure(
     first: CostDocument, second: CostDocument, third: CostDocument
 ) -> None:
-    one, other = (a.merged(b).merged(c).applied(ROUND) for a, b, c in ((first, second, third), (third, first, second)))
-    assert set(one.layers) == set(other.layers)
-    assert replace(one, layers=()) == replace(other, layers=())
+    ordered, other = (
+        a.merged(b).merged(c).applied(ROUND) for a, b, c in ((first, second, third), (third, first, second))
+    )
+    assert set(ordered.layers) == set(other.layers)
+    assert replace(ordered, layers=()) == replace(other, layers=())
     for document in (first, second, third):
         stated = document.applied(ROUND)
-        assert one.flops.value >= document.applied(ROUND).flops.value or stated.flops == ROUND.flops
+        assert ordered.flops.value >= document.applied(ROUND).flops.value or stated.flops == ROUND.flops
     assert CostDocument.read(first.text()).applied(ROUND) == first.applied(ROUND)
 
 

@@ -121,9 +121,9 @@ def test_measured_parts_count_on_the_stages_that_have_them() -> None:
     assert single.models["critic"]["layers"] == pytest.approx(mini_batches * micro_batches * whole)
     assert single.models["critic"]["optimizer"] == pytest.approx(mini_batches * PARAMETERS * 1e-9)
     assert single.source is FigureSource.ASSUMED, "as weak as the lengths"
-    known = replace(workload, length_source=measured)
-    assert training_times(known, costs, settings()).source is measured
-    assert training_times(known, costs, settings(data=2)).source is FigureSource.ASSUMED, "as weak as the link"
+    observed = replace(workload, length_source=measured)
+    assert training_times(observed, costs, settings()).source is measured
+    assert training_times(observed, costs, settings(data=2)).source is FigureSource.ASSUMED, "as weak as the link"
     edge = 2 * transfer_seconds(tokens * 64 * 4, ROUND.inside)
     assert two.models["critic"]["layers"] == pytest.approx(mini_batches * micro_batches * last)
     assert two.models["critic"]["pipeline bubbles"] == pytest.approx(mini_batches * (first + edge))
@@ -137,9 +137,12 @@ def test_measured_parts_count_on_the_stages_that_have_them() -> None:
 
 def test_a_run_teaches_the_seconds_outside_of_its_mini_batches() -> None:
     def facts(iteration: int, seconds: float, step: float) -> IterationProfile:
-        return IterationProfile.model_construct(
-            iteration=iteration, phases={"Training": seconds}, training={"step_seconds": step}
-        )
+        read: dict[str, Any] = {
+            "iteration": iteration,
+            "phases": {"Training": seconds},
+            "training": {"step_seconds": step},
+        }
+        return IterationProfile.model_construct(**read)
 
     runs = [facts(0, 99.0, 1.0), facts(1, 10.0, 4.0), facts(2, 9.0, 3.0), facts(3, 13.0, 4.0)]
     assert learned_rest(runs, 2, 0.5) == CostFigure(2.5, FigureSource.LEARNED)
