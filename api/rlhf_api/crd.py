@@ -142,7 +142,7 @@ def _describe_once(node: Schema, path: str, described: dict[str, str]) -> None:
         words = child.get("description", "")
         first = described.setdefault(f"{name}: {words}", at)
         if first != at and len(f"As {first}.") < len(words):
-            child["description"] = f"As {first.removeprefix('spec.')}."
+            child["description"] = f"As {first.removeprefix('spec.').removeprefix('algorithm.')}."
         _describe_once(child, at, described)
         _describe_once(child.get("items", {}), f"{at}[]", described)
 

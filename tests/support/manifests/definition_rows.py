@@ -70,6 +70,10 @@ TURNS: Final[Json] = {
     "spec.rollout.stop": [],
 }
 """An environment that answers the policy's turns, which not every algorithm has."""
+DIVIDED: Final[Json] = {
+    "spec.devices": {"count": 64, "fixed": ["Placement", "Generation", "Inference", "Training"]},
+}
+"""A number of devices, with all sizes as written."""
 SHOWN: Final = "ppo"
 """Algorithm of the example that rows are made from."""
 BESIDE: Final[dict[tuple[str, str], Json]] = {
@@ -135,10 +139,7 @@ FIXED: Final[dict[str, tuple[Json, list[str]]]] = {
     "spec.seed": ({"spec.seed": 8}, []),
     "spec.deterministic": ({"spec.deterministic": True}, []),
     "spec.placement": ({"spec.placement": "Colocated"}, []),
-    "spec.devices": (
-        {"spec.devices": {"count": 64, "fixed": ["Placement", "Generation", "Inference", "Training"]}},
-        [],
-    ),
+    "spec.devices": (DIVIDED, []),
     "spec.models": ({"spec.models.actor.path": "/other"}, []),
     "spec.rewardShaping": ({"spec.rewardShaping.scale": 2.0}, []),
     "spec.prompts": ({"spec.prompts.promptKey": "question"}, []),
@@ -237,6 +238,8 @@ def whole(path: str) -> Json:
         more = MIXED
     if path.startswith("spec.rollout.environment"):
         more = TURNS
+    if path.startswith("spec.devices"):
+        more = DIVIDED
     if path.startswith("spec.models.cost."):
         of_reward = whole(path.replace(".cost.", ".reward."))["spec"]["models"]["reward"]
         more = {"spec.models.cost": of_reward}
@@ -312,6 +315,7 @@ def bare() -> list[Json]:
         _example(SHOWN, JUDGE),
         _example(SHOWN, EVALUATED),
         _example(SHOWN, TURNS),
+        _example(SHOWN, DIVIDED),
         whole("spec.models.cost.endpoint"),
         whole("spec.models.cost.judge"),
     ):
