@@ -48,6 +48,7 @@ OTHER_MEANINGS = {
     "workers/rlhf_workers/generation/migration/kv_chunks.py": ({"values"}, "keys and values of a cache"),
     "workers/rlhf_workers/inference/incremental_scoring.py": ({"tokens"}, WORK),
     "workers/rlhf_workers/inference/inference_role.py": ({"tokens"}, WORK),
+    "workers/rlhf_workers/training/cost_profile.py": ({"tokens"}, "a field of a document of costs"),
     "workers/rlhf_workers/generation/environment/": ({"reward"}, REWARD_SOURCE),
     "workers/rlhf_workers/inference/rewards/": ({"reward"}, REWARD_SOURCE),
 }

@@ -218,16 +218,16 @@ class _StageTiming:
         """Return the seconds of the shortest forward and backward of a micro-batch."""
         return self._run(model, stage, place, samples).usual_seconds()
 
-    def _run(self, model: str, stage: PipelineStage, place: _Place, samples: int) -> "_Run":
+    def _run(self, model: str, stage: PipelineStage, place: _Place, samples: int) -> "_TimedPasses":
         trainer, rows = self._trainer, list(range(samples))
         weights = trainer.algorithm.token_weights(self._batch, rows)
         cell = micro_batch(self._batch, rows, weights, trainer.spec.training.packing).to(trainer.device)
         work = {0: StageWork(place.stages, {place.stage: stage}, [cell], self._losses[model], trainer.compute)}
-        return _Run(trainer, work, stage_row(0, place.stage, place.stages, "B"))
+        return _TimedPasses(trainer, work, stage_row(0, place.stage, place.stages, "B"))
 
 
 @dataclass(frozen=True)
-class _Run:
+class _TimedPasses:
     """Forward and backward passes of one stage and micro-batch."""
 
     trainer: Trainer

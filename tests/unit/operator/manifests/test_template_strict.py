@@ -110,8 +110,8 @@ def test_a_value_of_our_container_wins_or_is_reported(place: tuple[str, ...]) ->
 @pytest.mark.parametrize("name", [each["name"] for each in ours()["spec"]["containers"][0]["env"]])
 def test_a_variable_of_our_container_wins_or_is_reported(name: str) -> None:
     template = worker(env=[{"name": name, "value": "mine"}])
-    env = {} if (told := reported(template, "spec.containers[0].env[0]")) else variables(generation(template))
-    assert told or env[name] == "mine"
+    env = {} if (named := reported(template, "spec.containers[0].env[0]")) else variables(generation(template))
+    assert named or env[name] == "mine"
 
 
 def variables(merged: dict[str, Any]) -> dict[str, str]:

@@ -49,7 +49,7 @@ class BrokenDevice(torch.Tensor):
 
 
 @dataclass
-class Source:
+class TornSource:
     """Yields the weights of any version, which fail as `fault` says."""
 
     fault: str = ""
@@ -84,12 +84,12 @@ def values(outbox: RecordedOutbox) -> dict[int, list[float]]:
 
 
 @pytest.fixture
-def source() -> Source:
-    return Source()
+def source() -> TornSource:
+    return TornSource()
 
 
 @pytest.fixture
-def role(source: Source) -> InferenceRole:
+def role(source: TornSource) -> InferenceRole:
     role = InferenceRole(batch_tokens=64, certificates=None, weight_fetcher=source)
     role.add("values", "critic", ConstantCritic())
     return role
@@ -97,7 +97,7 @@ def role(source: Source) -> InferenceRole:
 
 @pytest.mark.parametrize("fault", ["loan", "copy"])
 def test_a_critic_with_torn_weights_scores_nothing_until_it_is_loaded(
-    role: InferenceRole, source: Source, fault: str
+    role: InferenceRole, source: TornSource, fault: str
 ) -> None:
     outbox = RecordedOutbox()
     load(role, 3)
@@ -120,7 +120,7 @@ def test_a_critic_with_torn_weights_scores_nothing_until_it_is_loaded(
     assert values(outbox) == {1: [4.0, 4.0], 2: [4.0, 4.0]}
 
 
-def test_the_folder_is_loaded_again_after_an_interrupted_update(role: InferenceRole, source: Source) -> None:
+def test_the_folder_is_loaded_again_after_an_interrupted_update(role: InferenceRole, source: TornSource) -> None:
     source.fault = "loan"
     with pytest.raises(WorkError):
         load(role, 1)
@@ -129,7 +129,7 @@ def test_the_folder_is_loaded_again_after_an_interrupted_update(role: InferenceR
     assert (role.versions(), source.versions) == ({"critic": 0}, [1, 0])
 
 
-def test_weights_that_do_not_fit_leave_the_earlier_version(role: InferenceRole, source: Source) -> None:
+def test_weights_that_do_not_fit_leave_the_earlier_version(role: InferenceRole, source: TornSource) -> None:
     outbox = RecordedOutbox()
     load(role, 3)
     source.fault = "shape"
@@ -141,7 +141,7 @@ def test_weights_that_do_not_fit_leave_the_earlier_version(role: InferenceRole, 
     assert values(outbox) == {1: [3.0, 3.0]}
 
 
-def test_other_models_of_the_worker_still_score(role: InferenceRole, source: Source) -> None:
+def test_other_models_of_the_worker_still_score(role: InferenceRole, source: TornSource) -> None:
     outbox = RecordedOutbox()
     role.add("reference", "reference", ConstantCritic())
     source.fault = "loan"

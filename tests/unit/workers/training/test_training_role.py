@@ -69,7 +69,8 @@ def test_a_train_is_done_in_bounded_steps_and_answered_once(folder: Path) -> Non
         assert (result.iteration, result.version) == (0, 1)
         assert result.metrics["train/seconds"] > 0
         assert 0 <= result.metrics["bubble_share"] <= 1
-        assert [step.train_step.number for step in outbox.reports("train_step")] == [0, 1, 2, 3]
+        steps_reported = [step.train_step.number for step in outbox.reports("train_step")]
+        assert steps_reported == ([] if rank else [0, 1, 2, 3]), "ranks step together: the first one reports for all"
         assert role.versions() == {"actor": 1, "critic": 1}
         assert outbox.spans.count("train/actor/F") == 8
         assert {"train/fetch", "train/advantages", "train/gradients", "train/optimizer"} <= set(outbox.spans)
