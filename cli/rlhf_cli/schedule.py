@@ -79,7 +79,7 @@ def solve(
         ),
     ] = None,
 ) -> None:
-    """Search for a short schedule, then for one as short that holds less activation."""
+    """Search for a short schedule, then for one with less activation that is longer by at most --makespan-slack."""
     from rlhf_cli.local.errors import RunError
     from rlhf_cli.output_file import PICTURES, check_output_file
     from rlhf_planner.schedule.instance import InstanceError

@@ -35,7 +35,7 @@ _WHOLE: Final = re.compile(r"[0-9]{1,18}")
 _NEVER: Final = "1970-01-01T00:00:00Z"
 _FIRST_YEAR: Final = 1970
 _LAST_YEAR: Final = 2999
-"""First (exclusive) and last year of a time; beyond, arithmetic with a grace period or a time zone overflows."""
+"""Years of a time are above the first and up to the last, where arithmetic with a grace period cannot overflow."""
 
 
 class UnreadableError(ValueError):

@@ -18,7 +18,7 @@ from rlhf_workers.failures import WorkError
 
 
 class RandomRank:
-    """A WeightProvider: every version scales the random weights."""
+    """A WeightProvider with random weights, which every new version scales and shifts."""
 
     def __init__(self, device: torch.device, config: LlamaConfig) -> None:
         model = random_model(config, torch.float32, device)

@@ -196,7 +196,7 @@ class Compute:
         return time.monotonic() - since if since is not None else 0.0
 
     def stack(self) -> list[str]:
-        """Return the stack of the compute thread, innermost frame last."""
+        """Return the innermost frames of the compute thread, the innermost last; empty after its end."""
         return stack_of(self._thread.ident)
 
     def roles(self) -> list[WorkerRole]:

@@ -29,7 +29,7 @@ class DraftTotals:
     tokens: int = 0
     """Tokens that the steps drew."""
     seconds: float = 0.0
-    """Seconds of all steps, including drafting; the next three are parts of it."""
+    """Seconds of all steps, including drafting; the next two are parts of it."""
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     regret_seconds: float = 0.0

@@ -43,7 +43,7 @@ _SILENT: Final = frozenset(
 )
 """Reasons that cause no event."""
 _NEWS_AT_FIRST: Final = frozenset({ConditionType.PLANNED, ConditionType.RUNNING})
-"""Conditions that cause an event on the first reconcile with any status."""
+"""Conditions that cause an event on the first reconcile whether True or False, unless their reason is silent."""
 _WARNINGS: Final = frozenset(
     {
         RunningReason.NAME_TAKEN,

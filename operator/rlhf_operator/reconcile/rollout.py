@@ -24,7 +24,7 @@ from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 
 SETTLED_AFTER: Final = timedelta(seconds=5)
-"""Time after a pod's creation when a reading no longer counts its predecessor."""
+"""Time after a pod's creation from which a reading counts as one of this pod, not of its predecessor."""
 LOOK_AGAIN_SECONDS: Final = 9.0
 """Seconds until a group that waits for a newer reading is checked again; the operator reads as often."""
 ONE_BY_ONE: Final = frozenset({Group.GENERATION, Group.INFERENCE})

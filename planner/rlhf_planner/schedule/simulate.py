@@ -131,7 +131,7 @@ class Timeline:
 
     @property
     def peak(self) -> float:
-        """Peak activation over all devices."""
+        """Highest peak activation of a device."""
         return float(self.peaks.max())
 
     @property

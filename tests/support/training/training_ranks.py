@@ -120,7 +120,7 @@ class ThreadCommunicator:
 
 
 class Done:
-    """A transfer that happens when it is waited for."""
+    """Handle of a transfer: a send is done at once, a receive at the latest when it is waited for."""
 
     def __init__(self, action: Callable[[], Any]) -> None:
         self.wait = action

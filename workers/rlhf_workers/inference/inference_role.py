@@ -218,7 +218,7 @@ class InferenceRole:
         return worked
 
     def give_back(self) -> list[pb.SampleProgress]:
-        """Drop the samples without scores; there are no tokens to return."""
+        """Drop the samples whose scores are not reported; there are no tokens to return."""
         if self._early is not None:
             self._early.clear()
         self._comparisons.clear()

@@ -68,7 +68,7 @@ class TokenScores:
         wait_for(self._device)
 
     def next_chunk(self, prefix: PartialScore, tokens: TokenArray, ended: bool) -> int:
-        """Return the positions of the next pass; 0 if nothing is left now."""
+        """Return how many positions the next pass computes; 0 if it can compute none now."""
         left = len(tokens) - 1 - prefix.positions
         if not self.blocks:
             return max(0, min(left, LONGEST_CHUNK))

@@ -1,6 +1,7 @@
 """Responses and prompts with the chat templates of the most used families.
 
-The decoded training text is that of the line, or the line is rejected with its position and the remedy.
+The decoded training text is that of the line and the end of its turn, without a tag that the prompt opened; or the
+line is rejected with its position and the remedy.
 """
 
 import json
