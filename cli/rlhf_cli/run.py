@@ -24,7 +24,7 @@ from rlhf_cli.load_job import load_resolved
 from rlhf_cli.local.device_sizes import with_sizes
 from rlhf_cli.local.devices import this_machine
 from rlhf_cli.local.job_supervisor import JobSupervisor, LocalRunResult, Notice
-from rlhf_cli.local.local_job import LocalJob, prepare_job
+from rlhf_cli.local.local_job import LocalJob, check_unchanged, prepare_job
 from rlhf_cli.local.ports import HeldPorts
 from rlhf_cli.local.run_folder import RunFolder, choose_run_dir
 from rlhf_cli.run_progress import MetricsTail, fresh_warnings, iteration_line, summary_line, watch_status
@@ -64,6 +64,8 @@ def run_job(options: RunOptions) -> int:
         lambda job: choose_run_dir(job, options.run_dir, now, resume=options.resume),
     )
     folder = RunFolder(loaded.run_paths, resume=options.resume)
+    if options.resume:  # before a plan is recorded: a refused run leaves its folder as it was
+        check_unchanged(folder.paths.job_file, loaded.resolved)
     loaded, plan_line = with_sizes(loaded, folder.paths)
     if plan_line:
         output().print(plan_line, markup=False, soft_wrap=True)

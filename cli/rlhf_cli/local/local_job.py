@@ -73,12 +73,9 @@ def prepare_job(
 ) -> LocalJob:
     """Assign devices and ports, write the job file and certificates into the run folder, and return the job.
 
-    `reserved_ports` reserves the ports. Raises RunError, TemplateError, and ManifestError for a resumed job whose
-    fixed fields have changed.
+    `reserved_ports` reserves the ports. Raises RunError, TemplateError.
     """
     paths = folder.paths
-    if resume:
-        check_unchanged(paths.job_file, loaded.resolved)
     local = plan_processes(loaded, machine, port, reserved_ports.take)
     if resume:
         for process in local.processes:

@@ -12,6 +12,7 @@ from rlhf_cli.load_job import LoadedJob, load_resolved
 from rlhf_cli.local.device_sizes import with_sizes
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.local_job import check_unchanged
+from rlhf_cli.run import RunOptions, run_job
 
 SPEC = {
     "algorithm": {"ppo": {"miniBatchSize": 16}},
@@ -64,6 +65,17 @@ def test_a_resumed_run_may_have_other_devices_and_no_other_seed(folder: Path) ->
     check_unchanged(path, sized(folder, "spec.devices.count=6")[0].resolved)
     with pytest.raises(ManifestError, match=r"spec\.seed = 9"):
         check_unchanged(path, sized(folder, "spec.devices.count=6", "spec.seed=9")[0].resolved)
+
+
+def test_a_refused_resume_leaves_the_recorded_plan(folder: Path) -> None:
+    sizes, _ = sized(folder)
+    run = folder / "run"
+    (run / "job.json").write_text(json.dumps(dump(sizes.resolved)))
+    record = (run / "journal" / "job.json").read_bytes()
+    changes = ("spec.devices.count=6", "spec.seed=9")
+    with pytest.raises(ManifestError, match=r"spec\.seed = 9"):
+        run_job(RunOptions(folder / "job.yaml", run, resume=True, port=None, plain=True, overrides=changes))
+    assert (run / "journal" / "job.json").read_bytes() == record
 
 
 def test_devices_that_are_too_small_are_named(folder: Path) -> None:
