@@ -59,18 +59,19 @@ def decide(context: JobContext, state: JobState, now: float) -> SchedulerOutput:
     """Return what to do now. `now`: seconds of the state's monotonic clock."""
     facts = derive(context, state, now)
     failure = iteration_end.failure(context, state, now)
-    decisions = _decisions(context, state, now, facts) if failure is None else (Finish("Failed", failure),)
+    choice = oversampling.decide(state.ledger, context.spec.rollout.cut_by)
+    if failure is not None:
+        decisions: tuple[Decision, ...] = (Finish("Failed", failure),)
+    else:
+        # Prompts begun beyond those of the batch are cut; later decisions see the remaining ones.
+        decisions = choice.cuts or _decisions(context, state, now, facts)
     waiting = evaluation.waits(context, state, facts)
-    awaited = oversampling.awaited_tokens(state.ledger, context.spec.rollout.cut_by)
-    return SchedulerOutput(phase(state, facts), facts.consolidation, waiting, decisions, awaited)
+    return SchedulerOutput(phase(state, facts), facts.consolidation, waiting, decisions, choice.awaited_tokens)
 
 
 def _decisions(context: JobContext, state: JobState, now: float, facts: DerivedState) -> tuple[Decision, ...]:
     """Return the decisions of one round, from top to bottom; steps that are not possible yet add nothing."""
     tail = facts.consolidation
-    if cut := oversampling.decide(state.ledger, context.spec.rollout.cut_by):
-        # Prompts begun beyond those of the batch are cut; later decisions see the remaining ones.
-        return tuple(cut)
     dispatched = dispatch.decide(context, state, now, facts)
     return (
         # Workers that stay behind for too long restart.

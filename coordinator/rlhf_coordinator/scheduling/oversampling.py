@@ -34,19 +34,32 @@ class PromptLength:
     """Whether every sample is finished or failed, so that `tokens` is final."""
 
 
-def decide(ledger: Ledger, cut_by: CutBy) -> list[CutGroups]:
-    """Return the prompts to cut off; empty while the choice is open, or when nothing is left to cut off."""
+@dataclass(frozen=True, slots=True)
+class CutChoice:
+    """What is cut off now, and what the choice waits for."""
+
+    cuts: tuple[CutGroups, ...] = ()
+    """The cut of an iteration; empty while the choice is open, or when nothing is left to cut off."""
+    awaited_tokens: float | None = None
+    """Length that unfinished responses must reach before a cut by counts; None if it waits for something else."""
+
+
+def decide(ledger: Ledger, cut_by: CutBy) -> CutChoice:
+    """Return the prompts to cut off, or what the choice waits for."""
     more = ledger.groups_to_cut
     if not more:
-        return []
-    groups = _groups(ledger)
+        return CutChoice()
+    groups = len(ledger.samples) // ledger.group_size
     if cut_by == "Counts":
-        remaining = shortest_prompts(prompt_lengths(ledger), groups - more)
+        lengths = prompt_lengths(ledger, groups)
+        remaining = shortest_prompts(lengths, groups - more)
+        if remaining is None:
+            return CutChoice(awaited_tokens=awaited_tokens(lengths, groups - more))
     else:
         remaining = _finished_first(ledger, groups - more)
-    if remaining is None:
-        return []
-    return [CutGroups(tuple(group for group in range(groups) if group not in remaining))]
+        if remaining is None:
+            return CutChoice()
+    return CutChoice((CutGroups(tuple(group for group in range(groups) if group not in remaining)),))
 
 
 def shortest_prompts(lengths: Sequence[PromptLength], count: int) -> frozenset[int] | None:
@@ -59,22 +72,17 @@ def shortest_prompts(lengths: Sequence[PromptLength], count: int) -> frozenset[i
     return frozenset(first) if all(lengths[prompt].complete for prompt in first) else None
 
 
-def awaited_tokens(ledger: Ledger, cut_by: CutBy) -> float | None:
-    """Return the length that unfinished responses must reach before the iteration can be cut by counts.
-
-    None if it cannot be cut yet for another reason, or has no prompt to cut off by counts.
+def awaited_tokens(lengths: Sequence[PromptLength], count: int) -> float | None:
+    """Return the length that unfinished responses must reach before `count` prompts are certain to be the shortest;
+    None while fewer are complete.
     """
-    more = ledger.groups_to_cut
-    if not more or cut_by != "Counts":
-        return None
-    complete = sorted(length.tokens for length in prompt_lengths(ledger) if length.complete)
-    count = _groups(ledger) - more
+    complete = sorted(length.tokens for length in lengths if length.complete)
     return complete[count - 1] if len(complete) >= count else None
 
 
-def prompt_lengths(ledger: Ledger) -> list[PromptLength]:
-    """Return the known lengths of all prompts of an iteration, by number."""
-    return [_length(ledger.members_of(group)) for group in range(_groups(ledger))]
+def prompt_lengths(ledger: Ledger, groups: int) -> list[PromptLength]:
+    """Return the known lengths of so many prompts of an iteration, by number."""
+    return [_length(ledger.members_of(group)) for group in range(groups)]
 
 
 def _length(members: Sequence[Sample]) -> PromptLength:
@@ -88,7 +96,3 @@ def _finished_first(ledger: Ledger, count: int) -> frozenset[int] | None:
         return None
     failed = {group: any(sample.failed for sample in ledger.members_of(group)) for group in finished}
     return frozenset(sorted(finished, key=lambda group: (failed[group], group))[:count])
-
-
-def _groups(ledger: Ledger) -> int:
-    return len(ledger.samples) // ledger.group_size

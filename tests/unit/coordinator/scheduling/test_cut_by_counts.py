@@ -71,7 +71,7 @@ class Reports:
 
     def remaining(self) -> set[int] | None:
         """Return the prompts that stay, or None while that is open."""
-        decisions = oversampling.decide(self.ledger, "Counts")
+        decisions = oversampling.decide(self.ledger, "Counts").cuts
         if not decisions:
             return None
         return set(range(len(self.lengths) // SIBLINGS)) - set(decisions[0].groups)
@@ -130,16 +130,16 @@ def test_the_rule_decides_as_soon_as_the_others_are_longer() -> None:
     reports.decode(0, "fast", 9)
     reports.decode(1, "fast", 9)
     reports.decode(4, "fast", 9)
-    assert oversampling.awaited_tokens(reports.ledger, "Counts") is None, "one prompt is finished"
+    assert oversampling.decide(reports.ledger, "Counts").awaited_tokens is None, "one prompt is finished"
     reports.decode(5, "slow", 9)
     reports.decode(2, "slow", 2)
     assert reports.remaining() is None
-    assert oversampling.awaited_tokens(reports.ledger, "Counts") == 3
+    assert oversampling.decide(reports.ledger, "Counts").awaited_tokens == 3
     reports.decode(2, "slow", 1)
     assert reports.remaining() is None, "as many tokens and an earlier number"
     reports.decode(2, "slow", 1)
     assert reports.remaining() == {0, 2}
-    assert oversampling.awaited_tokens(reports.ledger, "Clock") is None
+    assert oversampling.decide(reports.ledger, "Clock").awaited_tokens is None
 
 
 def test_as_many_tokens_and_a_later_number_is_enough() -> None:

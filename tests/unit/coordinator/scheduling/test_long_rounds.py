@@ -127,7 +127,7 @@ class Rounds:
             tokens = self.length(sample)
             whole = PackedResponse(bytes(4 * tokens), bytes(4 * tokens), (VersionSpan(ledger.iteration, tokens),))
             ledger.finish(sample.index, ledger.assign(sample.index, "w"), "w", whole, "stop", "")
-        for decision in oversampling.decide(ledger, "Counts"):
+        for decision in oversampling.decide(ledger, "Counts").cuts:
             self.records.append(Record(cut=Cut(groups=decision.groups)))
             ledger.cut(decision.groups)
         for sample in ledger.uncut_samples:

@@ -34,9 +34,9 @@ def test_nothing_is_cut_off_before_enough_prompts_are_finished_whole() -> None:
     ledger = begun()
     finished(ledger, 0, 2, 4, 6, 7)
     assert ledger.finished_groups() == [3]
-    assert oversampling.decide(ledger, "Clock") == []
+    assert oversampling.decide(ledger, "Clock").cuts == ()
     finished(ledger, 3)
-    (decision,) = oversampling.decide(ledger, "Clock")
+    (decision,) = oversampling.decide(ledger, "Clock").cuts
     assert decision.groups == (0, 2)
 
 
@@ -44,7 +44,7 @@ def test_of_more_than_enough_the_first_are_kept_and_one_with_a_failed_sample_las
     ledger = begun()
     ledger.give_up(0)
     finished(ledger, *range(1, 8))
-    (decision,) = oversampling.decide(ledger, "Clock")
+    (decision,) = oversampling.decide(ledger, "Clock").cuts
     assert decision.groups == (0, 3)
 
 
@@ -53,7 +53,7 @@ def test_what_is_cut_off_is_leased_to_nobody_scored_by_nobody_and_not_waited_for
     lease = ledger.assign(0, "w")
     finished(ledger, 2, 3, 4, 6, 7)
     scoring = ledger.assign_scores(4, ["reward"], "scorer")
-    (decision,) = oversampling.decide(ledger, "Clock")
+    (decision,) = oversampling.decide(ledger, "Clock").cuts
     ((index, released),) = ledger.cut(decision.groups)
     assert (index, released.worker, released.attempt) == (0, "w", lease)
     assert ledger.queued(8) == []
@@ -77,7 +77,7 @@ def test_a_batch_waits_for_the_cut_although_every_sample_is_scored() -> None:
     for index in range(8):
         ledger.score(index, ledger.assign_scores(index, ["reward"], "s"), "s", "reward", b"\0\0\0\0")
     assert not ledger.all_scored
-    ledger.cut(oversampling.decide(ledger, "Clock")[0].groups)
+    ledger.cut(oversampling.decide(ledger, "Clock").cuts[0].groups)
     assert ledger.all_scored
 
 
@@ -96,7 +96,7 @@ def test_a_replay_gives_the_ranks_the_same_batch_byte_for_byte(tmp_path: Path) -
     live = Ledger(0, 6, context.tasks, 1, spare=2)
     for record in records:
         apply_record(live, record)
-    records.append(Record(cut=Cut(groups=oversampling.decide(live, "Clock")[0].groups)))
+    records.append(Record(cut=Cut(groups=oversampling.decide(live, "Clock").cuts[0].groups)))
     apply_record(live, records[-1])
     for index in (0, 2, 3, 4):
         for task in context.tasks:
@@ -116,5 +116,5 @@ def test_a_replay_gives_the_ranks_the_same_batch_byte_for_byte(tmp_path: Path) -
 def test_a_job_that_oversamples_nothing_cuts_off_nothing() -> None:
     ledger = begun(spare=0)
     finished(ledger, *range(8))
-    assert oversampling.decide(ledger, "Clock") == []
+    assert oversampling.decide(ledger, "Clock").cuts == ()
     assert ledger.count(SampleState.CUT) == 0

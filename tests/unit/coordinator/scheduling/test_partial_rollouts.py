@@ -48,7 +48,7 @@ def go_on(ledger: Ledger, index: int, tokens: int, *, ends: bool) -> None:
 
 
 def cut(ledger: Ledger) -> tuple[int, ...]:
-    (decision,) = oversampling.decide(ledger, "Clock")
+    (decision,) = oversampling.decide(ledger, "Clock").cuts
     ledger.cut(decision.groups)
     return decision.groups
 

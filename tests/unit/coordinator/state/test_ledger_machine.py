@@ -294,16 +294,16 @@ class OversampledLedgerMachine(LedgerMachine):
 
     spare: ClassVar = GROUP_SIZE
 
-    @precondition(lambda self: bool(oversampling.decide(self.ledger, "Clock")))
+    @precondition(lambda self: bool(oversampling.decide(self.ledger, "Clock").cuts))
     @rule()
     def cut(self) -> None:
-        (decision,) = oversampling.decide(self.ledger, "Clock")
+        (decision,) = oversampling.decide(self.ledger, "Clock").cuts
         before = {sample.index: (sample.decoding, sample.arriving) for sample in self.ledger.samples}
         released = self.ledger.cut(decision.groups)
         cut = {sample.index for sample in self.ledger.samples} - {sample.index for sample in self.ledger.uncut_samples}
         assert len(cut) == self.spare
         assert released == [(index, lease) for index in sorted(cut) for lease in before[index] if lease is not None]
-        assert not oversampling.decide(self.ledger, "Clock")
+        assert not oversampling.decide(self.ledger, "Clock").cuts
         with pytest.raises(ValueError, match="the batch needs it"):
             self.ledger.cut([0])
         self.journal.append(("cut", decision.groups))
