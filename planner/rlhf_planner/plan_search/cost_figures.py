@@ -43,6 +43,10 @@ class CostFigure:
     source: FigureSource = FigureSource.ASSUMED
 
 
+NOTHING: Final = CostFigure(0.0, FigureSource.MEASURED)
+"""A figure that adds nothing to a prediction and does not weaken it."""
+
+
 @dataclass(frozen=True)
 class LinkCosts:
     """Costs of a link between two devices."""

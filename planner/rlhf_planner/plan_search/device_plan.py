@@ -70,41 +70,41 @@ class DevicePlan:
     def sizes(self, spec: RLHFJobSpec) -> JobSizes:
         """Return this plan's sizes for a job's manifest."""
         ranks = 0 if self.placement == "Colocated" else training_gpus(spec)
-        gpus = generation_gpus(spec, self.engine_tensor)
         return JobSizes(
             placement=self.placement,
-            generation=GenerationSizes(
-                replicas=self.generation_workers, max_batch_size=self.max_batch_size, gpus_per_replica=gpus,
-                parallelism=spec.generation.parallelism.model_copy(update={"tensor": self.engine_tensor}),
-            ),
+            generation=self._generation(spec),
             inference=InferenceSizes(replicas=self.inference_workers),
-            training=TrainingSizes(
-                parallelism=self.parallelism, micro_batch_size=self.micro_batch_size, gpus_per_replica=ranks,
-                activation_checkpointing=self.activation_checkpointing, critic_overlap=self.critic_overlap,
-            ),
-        )  # fmt: skip
+            training=self._training(ranks),
+        )
 
     def applied(self, spec: RLHFJobSpec) -> RLHFJobSpec:
         """Return the spec with this plan, unchecked."""
-        gpus = generation_gpus(spec, self.engine_tensor)
-        colocated = self.placement == "Colocated"
-        ranks = gpus if colocated else training_gpus(spec)
-        parallel = spec.generation.parallelism.model_copy(update={"tensor": self.engine_tensor})
-        generation = {
-            "replicas": self.generation_workers, "max_batch_size": self.max_batch_size, "parallelism": parallel,
-            "gpus_per_replica": gpus,
-        }  # fmt: skip
-        training = {
-            "parallelism": self.parallelism, "micro_batch_size": self.micro_batch_size, "gpus_per_replica": ranks,
-            "activation_checkpointing": self.activation_checkpointing, "critic_overlap": self.critic_overlap,
-        }  # fmt: skip
+        generation = self._generation(spec)
+        ranks = generation.gpus_per_replica if self.placement == "Colocated" else training_gpus(spec)
         return spec.model_copy(
             update={
                 "placement": self.placement,
-                "generation": spec.generation.model_copy(update=generation),
+                "generation": spec.generation.model_copy(update=dict(generation)),
                 "inference": spec.inference.model_copy(update={"replicas": self.inference_workers}),
-                "training": spec.training.model_copy(update=training),
+                "training": spec.training.model_copy(update=dict(self._training(ranks))),
             }
+        )
+
+    def _generation(self, spec: RLHFJobSpec) -> GenerationSizes:
+        return GenerationSizes(
+            replicas=self.generation_workers,
+            max_batch_size=self.max_batch_size,
+            parallelism=spec.generation.parallelism.model_copy(update={"tensor": self.engine_tensor}),
+            gpus_per_replica=generation_gpus(spec, self.engine_tensor),
+        )
+
+    def _training(self, gpus: int) -> TrainingSizes:
+        return TrainingSizes(
+            parallelism=self.parallelism,
+            micro_batch_size=self.micro_batch_size,
+            activation_checkpointing=self.activation_checkpointing,
+            critic_overlap=self.critic_overlap,
+            gpus_per_replica=gpus,
         )
 
 

@@ -18,7 +18,7 @@ from rlhf_planner import critic_overlap, rollout_overlap
 from rlhf_planner.critic_overlap import OverlapTimes
 from rlhf_planner.device_memory import Estimate
 from rlhf_planner.plan_search.context_switch import switch_seconds
-from rlhf_planner.plan_search.cost_figures import CostFigure, FigureSource, PlanCosts, weakest
+from rlhf_planner.plan_search.cost_figures import NOTHING, CostFigure, FigureSource, PlanCosts, weakest
 from rlhf_planner.plan_search.device_plan import CriticOverlap, DevicePlan, Placement
 from rlhf_planner.plan_search.phase_memory import Phase
 from rlhf_planner.plan_search.publishing import Readers, publish_seconds
@@ -94,9 +94,7 @@ class HalvesCombiner:
     ) -> tuple[float, CostFigure, CostFigure]:
         """Return (seconds of an iteration, of publishing, of moves)."""
         publish = self._publish(placement, rollout, training)
-        moves = CostFigure(0.0, FigureSource.MEASURED)
-        if placement == "Colocated":
-            moves = self.moves(training)
+        moves = self.moves(training) if placement == "Colocated" else NOTHING
         train, work = training.times.total, rollout.forecast
         if self.workload.spec.rollout.overlap_training == "Enabled":
             both = rollout_overlap.RolloutTimes(work.seconds, train, publish.value)

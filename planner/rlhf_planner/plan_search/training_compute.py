@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from rlhf_planner.plan_search.cost_figures import CostFigure, FigureSource, LayerProfile, ModelPart, PlanCosts
+from rlhf_planner.plan_search.cost_figures import NOTHING, CostFigure, LayerProfile, ModelPart, PlanCosts
 from rlhf_planner.plan_search.workload import MicroBatchSize, ModelFacts
 
 PASSES = 3
@@ -58,7 +58,7 @@ def ends_seconds(
     rooftop = operations / (tensor * context * costs.flops.value) * costs.compute.value
     embedding = _profiled(costs, model, ModelPart.EMBEDDING, batch.tokens / context, 1)
     head = _profiled(costs, model, ModelPart.HEAD, batch.responses / context, tensor)
-    return embedding or CostFigure(0.0, FigureSource.MEASURED), head or CostFigure(rooftop, costs.compute_source)
+    return embedding or NOTHING, head or CostFigure(rooftop, costs.compute_source)
 
 
 def _profiled(costs: PlanCosts, model: ModelFacts, part: ModelPart, tokens: float, tensor: int) -> CostFigure | None:

@@ -27,7 +27,7 @@ from rlhf_planner.plan_search.communication import (
     all_to_all_seconds,
     transfer_seconds,
 )
-from rlhf_planner.plan_search.cost_figures import CostFigure, FigureSource, LinkCosts, PlanCosts, weakest
+from rlhf_planner.plan_search.cost_figures import NOTHING, FigureSource, LinkCosts, PlanCosts, weakest
 from rlhf_planner.plan_search.training_compute import ends_seconds, layer_seconds
 from rlhf_planner.plan_search.workload import MicroBatchSize, ModelFacts, Workload
 from rlhf_planner.transformer_shape import stage_layers
@@ -45,8 +45,6 @@ SHARD_GATHERS: Final = 3
 
 AFTER_SCHEDULE: Final = ("gradient sums", "gathered weights", "optimizer", "moments from the host")
 """Purposes whose seconds follow the schedule of a mini-batch."""
-NOTHING: Final = CostFigure(0.0, FigureSource.MEASURED)
-"""A figure that adds nothing to a prediction and does not weaken it."""
 
 
 @dataclass(frozen=True)
@@ -168,10 +166,9 @@ def _mini_batch(
     parts |= {"stage transfers": micro_batches * edge, "first micro-batch": stages * start.value}
     parts |= {name: micro_batches * rows[slowest] * seconds for name, seconds in by_layer.items()}
     parts |= _end_of_mini_batch(workload, costs, settings, model, role)
-    figures = [layer, embedding, head, constant, start, costs.optimizer_seconds or NOTHING]
-    if costs.optimizer_seconds is None:
-        figures.append(CostFigure(0.0, costs.compute_source))
-    sources = [figure.source for figure in figures] + [link.source for link in links]
+    sources = [figure.source for figure in (layer, embedding, head, constant, start)]
+    sources.append(costs.compute_source if costs.optimizer_seconds is None else costs.optimizer_seconds.source)
+    sources += [link.source for link in links]
     sources += [edge_link.source] if stages > 1 else []
     sources += [costs.link(settings.span(parallelism.ranks)).source] if "gradient sums" in parts else []
     return {name: seconds for name, seconds in parts.items() if seconds > 0}, weakest(sources)

@@ -107,5 +107,5 @@ def test_a_dead_endpoint_and_none_give_the_same_job(traced: tuple[Ended, list[Co
     assert dead.summary["phase"] == "Complete"
     log = dead.read("logs/coordinator.log")
     assert log.count("spans are lost until") + log.count("did not take all spans in time") >= 1
-    assert log.count("spans are lost until") <= 1, "it is said once"
+    assert log.count("spans are lost until") <= 1, "the log has one such line"
     assert "tracker-lost" not in dead.read("events.jsonl")

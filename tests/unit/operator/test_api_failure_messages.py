@@ -55,7 +55,7 @@ async def test_what_ends_a_reconcile_before_its_status_is_told_as_well(server: F
         before = len(writes(server))
         with pytest.raises(UnavailableError):
             await operator.reconcile()
-        assert len(writes(server)) == before, "it is said once"
+        assert len(writes(server)) == before, "the same failure writes no second status"
         server.failures.clear()
         await operator.settle()
         assert "does not do what the operator asks" not in operator.condition("Running")["message"]
