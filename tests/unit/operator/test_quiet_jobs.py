@@ -1,7 +1,8 @@
 """A running job without events costs no read of the API server and no reconcile."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -114,19 +115,31 @@ class AnsweringCoordinator(PartialCoordinator):
         return pb.ResizeReply()
 
 
-async def test_answers_that_say_the_same_are_no_news(
-    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(coordinator_client, "READ_EVERY_SECONDS", 0.01)
+@asynccontextmanager
+async def answering(
+    certificates: Certificates, changed: list[str]
+) -> AsyncIterator[tuple[AnsweringCoordinator, Coordinators]]:
+    """Yield a served coordinator and its reader, which notes the jobs with news in `changed`."""
     served, server = AnsweringCoordinator(), grpc.aio.server()
     add_CoordinatorServicer_to_server(served, server)
     keys = [(certificates.key, certificates.certificate)]
     credentials = grpc.ssl_server_credentials(keys, certificates.authority, require_client_auth=True)
     port = server.add_secure_port("127.0.0.1:0", credentials)
     await server.start()
-    changed: list[str] = []
     coordinators = Coordinators(changed.append, port)
     try:
+        yield served, coordinators
+    finally:
+        await coordinators.close()
+        await server.stop(None)
+
+
+async def test_answers_that_say_the_same_are_no_news(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_client, "READ_EVERY_SECONDS", 0.01)
+    changed: list[str] = []
+    async with answering(certificates, changed) as (served, coordinators):
         coordinators.refresh(KEY, "127.0.0.1", certificates)
         await until(lambda: served.asked >= 5)
         assert changed == [KEY]
@@ -145,29 +158,19 @@ async def test_answers_that_say_the_same_are_no_news(
         resized, _ = coordinators.latest(KEY)
         assert resized is not None
         assert resized.replicas["generation"] == 5
-    finally:
-        await coordinators.close()
-        await server.stop(None)
 
 
 async def test_each_reading_has_the_run_of_the_coordinator_that_answered(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator_client, "READ_EVERY_SECONDS", 60.0)
-    served, server = AnsweringCoordinator(), grpc.aio.server()
-    add_CoordinatorServicer_to_server(served, server)
-    keys = [(certificates.key, certificates.certificate)]
-    credentials = grpc.ssl_server_credentials(keys, certificates.authority, require_client_auth=True)
-    port = server.add_secure_port("127.0.0.1:0", credentials)
-    await server.start()
     changed: list[str] = []
-    coordinators = Coordinators(changed.append, port)
+    async with answering(certificates, changed) as (_, coordinators):
 
-    def last_run() -> str:
-        reading, _ = coordinators.latest(KEY)
-        return reading.run_id if reading is not None else ""
+        def last_run() -> str:
+            reading, _ = coordinators.latest(KEY)
+            return reading.run_id if reading is not None else ""
 
-    try:
         coordinators.refresh(KEY, "127.0.0.1", certificates, "uid-1/")
         await until(lambda: changed == [KEY])
         assert last_run() == "uid-1/"
@@ -177,9 +180,6 @@ async def test_each_reading_has_the_run_of_the_coordinator_that_answered(
         assert last_run() == "uid-1/ended"
         coordinators.refresh(KEY, "127.0.0.2", certificates, "uid-2/")
         assert last_run() == "uid-1/ended", "the last answer stays until the new coordinator answers"
-    finally:
-        await coordinators.close()
-        await server.stop(None)
 
 
 async def test_a_coordinator_that_does_not_answer_is_not_dialled_between_attempts(
