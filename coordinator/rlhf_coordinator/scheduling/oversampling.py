@@ -36,7 +36,7 @@ class PromptLength:
 
 @dataclass(frozen=True, slots=True)
 class CutChoice:
-    """What is cut off now, and what the choice waits for."""
+    """The groups to cut off now, or what the choice waits for."""
 
     cuts: tuple[CutGroups, ...] = ()
     """The cut of an iteration; empty while the choice is open, or when nothing is left to cut off."""

@@ -42,8 +42,7 @@ from rlhf_workers.training.hardware_figures import (
 )
 from rlhf_workers.training.optimizers.adamw import AdamW, adamw_of
 from rlhf_workers.training.optimizers.optimizer import StageOptimizer
-from rlhf_workers.training.schedule.executor import execute
-from rlhf_workers.training.schedule.step_timing import NoCommunicator, made_up_batch, stage_row
+from rlhf_workers.training.schedule.step_timing import made_up_batch, run_stage, stage_row
 from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 from rlhf_workers.training.stages.stage_work import StageWork
 from rlhf_workers.training.trainer import Trainer
@@ -242,13 +241,8 @@ class _TimedPasses:
     def __call__(self, count: int) -> float:
         """Return the mean seconds of so many passes in a row."""
         with shared_casts(self.trainer.device, self.trainer.compute):
-            timed = [
-                step
-                for _ in range(count)
-                for step in execute(self.row, self.work, NoCommunicator(), 0, self.trainer.device_timers)
-                if step.action.peer is None
-            ]
-        return sum(step.end_ns - step.start_ns for step in timed) / count / 1e9
+            passes = [run_stage(self.trainer, self.work, self.row) for _ in range(count)]
+        return sum(seconds for each in passes for seconds in each.values()) / count
 
 
 def sample_counts(trainer: Trainer, batch: TrainingBatch) -> list[int]:

@@ -120,14 +120,14 @@ def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
             stages = len(pipeline.stage_ranks)
             measured = pb.StageTime(model=pipeline.model, stage=stage)
             measured.activation_bytes = activation_bytes(trainer, work, index, stage)
-            _run_stage(trainer, work, stage_row(index, stage, stages, "I", "W"))
+            run_stage(trainer, work, stage_row(index, stage, stages, "I", "W"))
             times: dict[str, list[float]] = {"F": [], "B": [], "I": [], "W": []}
             begun = time.monotonic()
             while len(times["B"]) < REPEATS and (
                 not times["B"] or slowest_seconds(time.monotonic() - begun, trainer, pipeline.model) < STAGE_SECONDS
             ):
                 for backward in (("B",), ("I", "W")):
-                    for kind, seconds in _run_stage(trainer, work, stage_row(index, stage, stages, *backward)).items():
+                    for kind, seconds in run_stage(trainer, work, stage_row(index, stage, stages, *backward)).items():
                         times[kind].append(seconds)
                 yield
             measured.forward, measured.backward = min(times["F"]), min(times["B"])
@@ -159,9 +159,9 @@ def activation_bytes(trainer: Trainer, work: Mapping[int, StageWork], index: int
         shared_casts(trainer.device, trainer.compute),
         torch.autograd.graph.saved_tensors_hooks(counter.pack, counter.unpack),
     ):
-        _run_stage(trainer, work, row)
+        run_stage(trainer, work, row)
         counter.total = 0
-        _run_stage(trainer, work, row)
+        run_stage(trainer, work, row)
     return counter.total
 
 
@@ -177,7 +177,7 @@ def stage_row(pipeline: int, stage: int, stages: int, *backward: Kind) -> list[A
     ]
 
 
-def _run_stage(trainer: Trainer, work: Mapping[int, StageWork], row: Sequence[Action]) -> dict[str, float]:
+def run_stage(trainer: Trainer, work: Mapping[int, StageWork], row: Sequence[Action]) -> dict[str, float]:
     """Run a row with synthetic input from other ranks; return kind of computation -> seconds."""
     measured = execute(row, work, NoCommunicator(), 0, trainer.device_timers)
     return {step.action.kind: (step.end_ns - step.start_ns) / 1e9 for step in measured if step.action.peer is None}
