@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 from tests.support.workers.engine_driving import MakeEngine, finish, requests
 from tests.support.workers.scripted_drafts import ScriptedSpeculator
@@ -31,6 +32,7 @@ def deviation(square: float, freedom: int) -> float:
     return float(((square / freedom) ** (1 / 3) - (1 - spread)) / np.sqrt(spread))
 
 
+@pytest.mark.full
 def test_a_million_drafted_draws_have_the_policys_distribution() -> None:
     random = np.random.default_rng(0)
     table = torch.from_numpy(random.normal(0, 1, (WORDS, WORDS)).astype(np.float32))
