@@ -1,9 +1,8 @@
 """The trainer's interface of an algorithm, with defaults that most algorithms share.
 
 Rule: fields come from the whole batch and token weights from the whole mini-batch. Both are the same on every rank, so
-ranks agree without communication. An algorithm's memory between iterations is in `state`, which checkpoints keep: a
-replay from a checkpoint gives the same bits. An algorithm must never draw random numbers, read a clock, or communicate
-with other ranks.
+ranks agree without communication. An algorithm's memory between iterations is in `state`, which checkpoints keep. An
+algorithm must never draw random numbers, read a clock, or communicate with other ranks.
 """
 
 from collections.abc import Mapping
