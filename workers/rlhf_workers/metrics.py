@@ -48,7 +48,7 @@ class MeasuredWorker:
 
 
 class WorkerCollector(Collector):
-    """Series of one worker, labelled with its name and group."""
+    """Series of one worker and of its engine."""
 
     def __init__(self, measured: MeasuredWorker) -> None:
         self._measured = measured

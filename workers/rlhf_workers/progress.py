@@ -33,7 +33,7 @@ class WorkStage:
 
 
 _stages: list[WorkStage] = []
-"""Stages, outermost first. One thread executes commands."""
+"""Present stages, outermost first."""
 
 
 @contextmanager

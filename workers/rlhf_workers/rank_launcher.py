@@ -6,8 +6,8 @@ and restarts none. When a process ends:
 - A rank ends with an error or is killed: the other ranks of the pod are useless, as the group restarts together.
   They get LEAVE_SECONDS to end, and are killed then. The launcher exits with the exit code of the rank that was the
   cause (128 + signal). Its last line names that rank and, unless a signal ended it, its last log line.
-- A rank ends with success: the others get LET_GO_SECONDS to end too, unless the pod is asked to end. Then they are
-  killed, and the launcher exits with ExitCode.RESTART.
+- A rank ends with success: unless the pod is asked to end, the others get LET_GO_SECONDS to end too. After that they
+  are killed, and the launcher exits with ExitCode.RESTART.
 - The launcher gets SIGTERM: it forwards the signal to every rank and exits after the last one.
 - The launcher is killed: the kernel kills its ranks.
 

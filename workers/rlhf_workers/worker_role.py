@@ -75,7 +75,7 @@ class WorkerRole(Protocol):
         """Do one bounded step, such as decoding or scoring a batch; return False if there was no work."""
 
     def give_back(self) -> list[pb.SampleProgress]:
-        """Drop every unfinished sample and return it with all its tokens, after a session broke."""
+        """Drop every unfinished sample, and return those in decoding with all their tokens."""
 
     def versions(self) -> Mapping[str, int]:
         """Return the weight version of each model, by model role; NO_VERSION after an interrupted update."""
@@ -87,7 +87,7 @@ class WorkerRole(Protocol):
         """Leave device memory while no sample is active; later work loads what it needs. On a CPU weights stay."""
 
     def close(self) -> None:
-        """Free devices and sockets; called once, at a clean exit or before a new role of this kind is built."""
+        """Free devices and sockets; called once, when the compute thread ends or before a new role of this kind."""
 
 
 @runtime_checkable

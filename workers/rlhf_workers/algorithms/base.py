@@ -33,7 +33,7 @@ class AlgorithmContext:
     max_response_tokens: int
     """Maximum response tokens, `rollout.maxResponseTokens`."""
     temperature: float
-    """Temperature of generation; log-probabilities are those of logits divided by it."""
+    """Temperature of generation; log-probabilities are those of logits divided by it, or by 1 if it is 0."""
     device: torch.device
     """Device of the loss computation. Batches are on the CPU."""
     parameters: Mapping[str, Any] = field(default_factory=dict)

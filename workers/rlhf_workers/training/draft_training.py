@@ -204,7 +204,7 @@ class DraftTraining(TrainingHook):
         }
 
     def published(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (Hugging Face parameter name, tensor in its compute type) if this rank publishes the policy's last
+        """Yield (Hugging Face parameter name, tensor in the compute type) if this rank publishes the policy's last
         stage, so that both come from the same ranks."""
         if self.optimizer is not None and self._publishes:
             for name in self.optimizer.owned:

@@ -64,7 +64,7 @@ class Trainer:
         old_log_probabilities: OldLogProbabilities | None,
     ) -> None:
         """`draft`, which is one of `hooks`, is saved and published with the models. `old_log_probabilities` is None if
-        losses use the engine's. Raises WorkError if the mini-batch does not divide."""
+        losses use the engine's. Raises WorkError if the mini-batch does not divide, or if a plug-in cannot be used."""
         self.spec, self.layout, self.stages, self.optimizers = spec, layout, stages, optimizers
         self.communicator, self.device, self.compute, self._span = communicator, device, compute, span
         self.device_timers, self.hooks, self.draft, self._old_logprobs = (

@@ -73,8 +73,8 @@ def borrow(
 ) -> BorrowedWeights:
     """Borrow the weights in a peer's memory. `seconds`: time for the peer to copy its stage there.
 
-    Raises LoanRefusedError when its memory cannot be mapped or does not match its manifest, and WeightsRefusedError
-    when the peer cannot serve the version.
+    Raises LoanRefusedError when the peer gives no loan, or its memory cannot be mapped or does not match its manifest,
+    and WeightsRefusedError when the peer cannot serve the version.
     """
     place = pb.MemoryPlace()
     for sharing in sharings:

@@ -40,7 +40,7 @@ class TensorFolder:
     """
 
     def __init__(self, files: Sequence[Path], field: str) -> None:
-        """Raises WorkError ModelCorrupt with `field` and the file when a file is damaged."""
+        """Raises WorkError ModelCorrupt with `field` and the file when a file is missing or damaged."""
         self.field = field
         self._files: dict[str, Path] = {}
         self._opened: dict[Path, Any] = {}

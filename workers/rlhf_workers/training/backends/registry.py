@@ -48,7 +48,7 @@ class TrainingBackend(Protocol):
 
     @property
     def steps(self) -> int:
-        """Number of optimizer steps in the weights."""
+        """Number of optimizer steps so far; while critics train behind the policy, theirs."""
 
     @property
     def transport(self) -> TransportKind:

@@ -36,7 +36,7 @@ FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "gemma2", *NAMES)
 
 
 class ModelStage(PipelineStage):
-    """Parameter names are Hugging Face's, except for a value head."""
+    """Parameter names are Hugging Face's, except for a value head and adapters."""
 
     def __init__(self, skeleton: Any, layers: range, stages_after: int, head: Head) -> None:
         """Take the needed modules from `skeleton` (on the meta device); they have no memory yet."""

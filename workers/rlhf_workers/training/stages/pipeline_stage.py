@@ -206,7 +206,7 @@ class PipelineStage(nn.Module, ABC):
         )[None, None]
 
     def _window(self, kind: str) -> int | None:
-        """Return the number of keys that a query of an attention kind sees, including its own; None: all before it."""
+        """Return the most keys that a query of an attention kind sees, including its own; None: all up to its own."""
         window: int | None = self.config.sliding_window if kind == "sliding_attention" else None
         return window
 
