@@ -78,7 +78,7 @@ def device_is_lost(error: Exception) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Return `file.py:12 in function: ValueError: text`, with the innermost frame's line."""
+    """Return `file.py:12 in function: ValueError: text`, with the innermost frame's line; one line of a longer text."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}: " if frames else ""
     lines = escaped("".join(traceback.format_exception_only(error))).strip().splitlines()

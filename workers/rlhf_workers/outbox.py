@@ -174,7 +174,7 @@ class SessionOutbox:
     def fence(self) -> None:
         """Drop the messages of a broken session, except the answer of the oldest command whose answer was not sent.
 
-        Refuse new messages until `reopen`.
+        Drop new messages other than that answer and alarms until `reopen`.
         """
         with self._lock:
             self._fenced = True

@@ -32,7 +32,7 @@ class ChunkKeys:
     """The keys to which a chunk of queries attends."""
 
     keys: slice
-    """Range in its sample, from the first key that any of its queries sees to its end."""
+    """Range in the sample, from the first key that any query of the chunk sees to the end of the chunk."""
     mask: torch.Tensor
     """Mask of these keys: bool or added to scores, or the fused kernel's own."""
 
