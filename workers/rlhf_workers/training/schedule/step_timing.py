@@ -97,9 +97,8 @@ def _wave(shape: Sequence[int]) -> torch.Tensor:
 def _room(trainer: Trainer) -> int:
     if trainer.device.type != "cuda":
         return 0
-    sharers = device_sharers(
-        trainer.device
-    )  # of all groups; 1 if it was not set, then the ranks' own count is used
+    # Of all groups; 1 if it was not set, then the ranks' own count is used.
+    sharers = device_sharers(trainer.device)
     beside = 1 if sharers > 1 else trainer.communicator.transport.sharers
     return int(ROOM_SHARE * free_memory(trainer.device)) // beside
 
