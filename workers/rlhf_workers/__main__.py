@@ -33,11 +33,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(ExitCode.OK))
     # Set before torch is loaded: it sizes its thread pools once.
     os.environ["OMP_NUM_THREADS"] = str(settings.threads)
-    # Set before gRPC is loaded: it reports every connection that a restarted peer closed, in its own format.
+    # Set before gRPC is loaded, to silence its reports of closed connections.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
     try:
-        # Open the endpoint before torch is loaded: the kubelet probes it from now on.
+        # Open the endpoint before torch is loaded: probes may come from now on.
         endpoint = open_endpoint(settings.metrics)
         with uncollected():
             import torch

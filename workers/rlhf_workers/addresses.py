@@ -1,7 +1,4 @@
-"""Opens the HTTP endpoint of a worker and explains why an address cannot be bound.
-
-Imports nothing that is slow to load.
-"""
+"""Opens the HTTP endpoint of a worker and explains why an address cannot be bound."""
 
 import errno
 import os
@@ -13,13 +10,13 @@ from rlhf_workers.settings import SettingsError, split_address
 
 
 class AddressInUseError(OSError):
-    """Another process already listens at this address."""
+    """The address is, or was a moment ago, in use by another process."""
 
 
 def open_endpoint(address: str) -> Endpoint | None:
     """Return the HTTP endpoint at host:port; None for an empty address.
 
-    Raises AddressInUseError or SettingsError when the address cannot be bound.
+    Raises AddressInUseError or SettingsError when the address cannot be bound, SettingsError also when it is malformed.
     """
     if not address:
         return None

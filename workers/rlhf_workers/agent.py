@@ -2,7 +2,7 @@
 
 The asyncio loop (main thread) owns the session, the compute thread owns the roles. They meet in the outbox and in
 `Compute`. The agent obeys Exit at once, even if the compute thread is busy. At SIGTERM the worker reports that it is
-leaving and ends; a training rank stays while the coordinator may need it and its grace period lasts. When a session
+leaving and ends; a training rank stays until its session ends or its grace period nearly does. When a session
 breaks, the worker returns its samples and registers again; a running Train continues. Must never call the Kubernetes
 API.
 """
@@ -49,21 +49,21 @@ from rlhf_workers.worker_role import KeepsWeights
 log = logging.getLogger(__name__)
 
 BACKOFF_SECONDS: Final = (0.1, 1.0)
-"""Shortest and longest pause in seconds between two dials."""
+"""Shortest and longest pause in seconds between two dials, if the versions match."""
 REPEAT_LOG_SECONDS: Final = 10.0
-"""Seconds between two log lines of a worker that waits for the coordinator."""
+"""Minimum seconds between two log lines of a worker that waits for the coordinator."""
 INCOMPATIBLE_SECONDS: Final = 10.0
 """Seconds between two dials when the versions do not match: someone has to change an image."""
 GIVE_BACK_SECONDS: Final = 1.0
 """Seconds to wait for the samples of a reset; a longer command continues across sessions."""
 CLOSE_SECONDS: Final = 10.0
-"""Seconds that roles get to free devices and sockets at SIGTERM; the kubelet's default grace period is 30 s."""
+"""Seconds that the compute thread gets to end and close its roles at SIGTERM."""
 RESERVE_SECONDS: Final = 20.0
 """Seconds of its grace period that a staying rank reserves for shutdown; closing takes up to half of them."""
 LEAVING_SECONDS: Final = 0.2
-"""Seconds for the leaving heartbeat to be sent, so that the coordinator blames no sample for the exit."""
+"""Seconds for the leaving heartbeat to be sent."""
 LONG_SECONDS: Final = 10.0
-"""Seconds after which running work is logged with its stack when Exit arrives: it may be the reason for the Exit."""
+"""Seconds after which running work is logged with its stack when Exit arrives."""
 ALARM_SECONDS: Final = 1.0
 """Seconds for the last report of a failed worker to be sent."""
 
@@ -93,9 +93,9 @@ class Agent:
         self._held = _nothing_held()
 
     async def run(self) -> ExitCode:
-        """Serve until SIGTERM (OK) or until no coordinator welcomes the worker in time (FAILED).
+        """Serve until SIGTERM or SIGINT (OK) or until no coordinator welcomes the worker in time (FAILED).
 
-        Exit commands and fatal failures end the process. Raises errors of the start-up.
+        Exit commands and fatal failures end the process.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop.set)
@@ -145,10 +145,10 @@ class Agent:
         )
 
     async def _until_free(self) -> None:
-        """Wait for SIGTERM; a rank also waits for its coordinator to release it or disconnect, until its grace nearly
+        """Wait for SIGTERM or SIGINT; a training rank then also waits for its session to end, until its grace nearly
         ends.
 
-        Draining a node stops the coordinator at the same time, and it needs the ranks for its checkpoint.
+        A coordinator that stops at the same time may need the ranks for its checkpoint.
         """
         await self._stop.wait()
         self._leaving = True

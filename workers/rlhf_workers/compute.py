@@ -1,8 +1,8 @@
 """The compute thread of a worker: holds the roles, executes commands in order, and steps the roles.
 
-Generation steps first, because other workers wait for its samples; scoring steps when generation has no work. Other
-threads submit work, read the frozen `WorkerSnapshot`, or ask for the samples (`reset`); some read a role (`roles`,
-`weight_provider`). This module must never touch gRPC and writes nothing to disk.
+Generation steps first; another role steps when those before it have no work. Other threads submit work, read the frozen
+`WorkerSnapshot`, or ask for the samples (`reset`); some read a role (`roles`, `weight_provider`). This module must
+never touch gRPC and writes nothing to disk.
 """
 
 import logging
@@ -41,10 +41,10 @@ from rlhf_workers.worker_role import (
 log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 0.005
-"""Seconds between two idle steps while samples or commands are unfinished: results arrive from other threads."""
+"""Maximum seconds from a step without work to the next while samples or commands are unfinished."""
 
 MAX_HINTS: Final = 64
-"""Sibling hints that may wait for the running command to end; at most 32 KiB each."""
+"""Maximum sibling hints in the queue."""
 
 T = TypeVar("T")
 Build = Callable[[RLHFJob, pb.Command, torch.device, Path | None], WorkerRole]
@@ -52,13 +52,13 @@ Build = Callable[[RLHFJob, pb.Command, torch.device, Path | None], WorkerRole]
 
 @dataclass(frozen=True)
 class WorkerSnapshot:
-    """State of the worker after the last finished command or step."""
+    """State of the worker after a command or step, as of the last time it was observed."""
 
     roles: tuple[str, ...] = ()
     versions: Mapping[str, int] = field(default_factory=dict)
-    """Weight version that it decodes and scores with, by model."""
+    """Weight version that it decodes and scores with, by model; without models whose update was interrupted."""
     trained_version: int = 0
-    """Weight version of the training rank."""
+    """Weight version of the training rank; 0 without that role."""
     group_epoch: int = 0
     active: int = 0
     learns_siblings: bool = False
@@ -105,7 +105,7 @@ class Compute:
     ) -> None:
         """`on_fatal` is called from the compute thread when the process must end.
 
-        That is so when a role fails outside a command or loses its device.
+        That is so when a step fails while no command runs, or when a command or a step loses the device.
         """
         self.snapshot = WorkerSnapshot()
         self.weight_provider: WeightProvider | None = None
@@ -124,13 +124,13 @@ class Compute:
         self._busy = 0.0
         self._since: float | None = None
         self.stepping: RunningStep | None = None
-        """The role step that runs now, with its start time."""
+        """The role step that runs now, with its start time; None when none runs."""
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
     # ------------------------------------------------------------ for other threads
 
     def start(self, job: RLHFJob) -> None:
-        """Start the thread; the job must be known."""
+        """Start the thread for a job."""
         self._job = job
         self._thread.start()
 
@@ -168,7 +168,7 @@ class Compute:
         return answer
 
     def reset(self) -> "Future[list[pb.SampleProgress]]":
-        """Drop queued commands and return every active sample with its tokens, as soon as the thread is free."""
+        """Drop the queue; the future gives the samples that the roles return, as soon as the thread is free."""
         reset = _Reset(Future())
         with self._changed:
             forgotten, self._queue = self._queue, deque([reset])
@@ -196,7 +196,7 @@ class Compute:
         return time.monotonic() - since if since is not None else 0.0
 
     def stack(self) -> list[str]:
-        """Return the innermost frames of the compute thread, the innermost last; empty after its end."""
+        """Return the innermost frames of the compute thread, the innermost last; empty when it does not run."""
         return stack_of(self._thread.ident)
 
     def roles(self) -> list[WorkerRole]:
@@ -233,7 +233,7 @@ class Compute:
             role.close()
 
     def _next(self, worked: bool) -> _Item | None:
-        """Return the next item of the queue; None to step the roles."""
+        """Return the next item of the queue; None to step the roles, or when closing with an empty queue."""
         with self._changed:
             while not self._queue and not self._closing:
                 if worked:

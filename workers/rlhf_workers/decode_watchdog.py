@@ -1,10 +1,9 @@
 """Detects a decode step that hangs, from another thread, and reports it so that the worker ends.
 
-A step decodes a few tokens of each sample, or one chunk of a long prompt. If it takes minutes, a kernel, an executor
-peer or a lock probably never answers. The compute thread is inside the step and cannot report it.
+If a decode step takes minutes, a kernel, an executor peer or a lock probably never answers. The compute thread is
+inside the step and cannot report it.
 
-Rule: only generation steps are checked. Commands have their own limit (spec.runPolicy.startTimeoutSeconds), and no
-limit fits every training step. A limit of 0 must never end a worker.
+Rule: only generation steps are checked. A limit of 0 must never end a worker.
 """
 
 import sys
@@ -17,9 +16,9 @@ from rlhf_common.names import ExitCode, Group
 
 LIMIT_FIELD: Final = "spec.runPolicy.hangTimeoutSeconds"
 LOOK_SECONDS: Final = 1.0
-"""Seconds between two checks; limits are seconds to minutes."""
+"""Seconds between two checks."""
 FRAMES_SHOWN: Final = 12
-"""Innermost frames of the stack that are logged."""
+"""Maximum innermost frames of the stack that are returned."""
 
 RunningStep = tuple[str, float]
 """(role, start of its step in seconds of the monotonic clock)."""
@@ -38,13 +37,13 @@ def hung_step(step: RunningStep | None, limit: float, now: float, stack: Callabl
 
 
 def stack_of(thread: int | None) -> list[str]:
-    """Return the innermost frames of a thread, innermost last; empty when the thread has ended."""
+    """Return the innermost frames of a thread, innermost last; empty when the thread does not run."""
     frame = sys._current_frames().get(thread or 0)
     return traceback.format_stack(frame)[-FRAMES_SHOWN:] if frame is not None else []
 
 
 def innermost(stack: list[str]) -> str:
-    """Return `it is at engine.py:12 in step: <its line>` for a stack."""
+    """Return `it is at File "engine.py", line 12, in step <its line>` for a stack; other words for an empty one."""
     if not stack:
         return "its thread is gone"
     return "it is at " + " ".join(stack[-1].split())

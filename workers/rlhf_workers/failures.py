@@ -1,7 +1,7 @@
 """Converts exceptions of a role into `pb.Failure`.
 
-Rule: a WorkError brings its own message, a lack of memory gets a field to change, and any other exception gets the line
-that raised it.
+Rule: a WorkError brings its own failure, a lack of memory gets the field to change in MEMORY_FIELDS, and any other
+exception gets the line that raised it.
 """
 
 import traceback
@@ -65,7 +65,7 @@ def failure_of(error: Exception, work: str) -> pb.Failure:
 def is_out_of_memory(error: Exception) -> bool:
     """Return True if a device or the host ran out of memory.
 
-    The text is checked too: vLLM's executors pass on errors of other processes as text.
+    The text of a RuntimeError is checked too, for errors that another process passed on as text.
     """
     return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in MEMORY_TEXTS)
@@ -78,7 +78,7 @@ def device_is_lost(error: Exception) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Return `file.py:12 in function: ValueError: text`, with the innermost frame's line."""
+    """Return `file.py:12 in function: ValueError: text`, with the innermost frame's line; one line of a longer text."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}: " if frames else ""
     lines = escaped("".join(traceback.format_exception_only(error))).strip().splitlines()

@@ -50,7 +50,7 @@ PRELOADED: Final = (
 )
 """Modules imported before the first fork; a worker imports others itself."""
 LINES_AT_ONCE: Final = 1 << 16
-"""Bytes per read."""
+"""Maximum bytes per read."""
 
 
 class ForkServer:
@@ -174,7 +174,7 @@ def main(server: type[ForkServer] = ForkServer, modules: Sequence[str] = PRELOAD
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for inherited in (requests, replies):
         os.set_inheritable(inherited, False)
-    # A worker also sets this before it imports these libraries.
+    # As `__main__` does in a worker that is not forked.
     os.environ["OMP_NUM_THREADS"] = os.environ.get(Env.THREADS, "1")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     preload(modules)

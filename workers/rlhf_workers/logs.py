@@ -44,7 +44,7 @@ class WorkerLogFields:
 
 
 def iteration_of(command: pb.Command) -> int | None:
-    """Return the iteration of a command; None if it has none."""
+    """Return the iteration of a Generate, Score or Train command; None for others and for commands without samples."""
     match command.WhichOneof("command"):
         case "generate":
             return next((each.key.iteration for each in command.generate.samples), None)

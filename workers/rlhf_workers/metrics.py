@@ -1,4 +1,4 @@
-"""Prometheus endpoint of one worker: the heartbeat's values, its engine's totals, and the engine's own metrics.
+"""Prometheus endpoint of one worker: its own values, its engine's totals, and the engine's own metrics.
 
 Rule: values are read at the scrape. Names, labels and help of our metrics come from the catalogue
 (`rlhf_common.metrics`). An engine's own families are served unchanged beside ours, at most MAX_ENGINE_SERIES series,
@@ -48,7 +48,7 @@ class MeasuredWorker:
 
 
 class WorkerCollector(Collector):
-    """Series of one worker, labelled with its name and group."""
+    """Series of one worker and of its engine."""
 
     def __init__(self, measured: MeasuredWorker) -> None:
         self._measured = measured
@@ -101,7 +101,7 @@ class WorkerCollector(Collector):
 
 
 def bounded(families: Iterable[Family]) -> Iterator[Family]:
-    """Yield an engine's families up to the limit."""
+    """Yield an engine's families up to the limit, without those that begin with OUR_PREFIXES."""
     room = MAX_ENGINE_SERIES
     for each in families:
         room -= len(each.samples)

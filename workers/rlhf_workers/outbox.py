@@ -1,12 +1,11 @@
 """Queue of the messages that roles report, until the session's writer sends them.
 
-Rule: a message belongs to the session it was created in. When a session breaks, `fence` drops unsent messages and
-refuses new ones until the compute thread has returned its samples and calls `reopen`. The answer of one running
-command (a Train, a load) survives; the coordinator learns of it as `WorkerState.command_id`.
+Rule: a message belongs to the session it was created in. When a session breaks, `fence` drops unsent messages. Later
+ones are dropped until the compute thread has returned its samples and calls `reopen`. The answer of one running
+command (a Train, a load) survives.
 
 Answers and heartbeats wake the writer at once, other messages of a command or step after `GATHER_SECONDS` or at its
-end. Thread-safe; a role never waits for the network. Must never resend a sent message: the next Register reports the
-worker's state.
+end. Thread-safe; a role never waits for the network. Must never resend a sent message.
 """
 
 import logging
@@ -24,20 +23,17 @@ log = logging.getLogger(__name__)
 BATCH_MESSAGES: Final = 512
 """Maximum messages sent at once."""
 BATCH_BYTES: Final = 4 * 1024 * 1024
-"""Bytes sent at once, if more than one message is sent; far below the message limit of the stream."""
+"""Maximum bytes sent at once, if more than one message is sent."""
 
 GATHER_SECONDS: Final = 0.02
-"""Seconds that a message waits for others of the same step, checked at the next one.
-
-Each waking takes the interpreter from the compute thread, and each batch is work for the coordinator.
-"""
+"""Seconds that a message waits for others of the same command or step, checked at the next message."""
 
 
 class SessionOutbox:
-    """Messages of the current session, in order of creation (`worker_role.Outbox`)."""
+    """Unsent messages, in order of creation (`worker_role.Outbox`)."""
 
     def __init__(self, worker: str, wake: Callable[[], None], now: Callable[[], float] = time.monotonic) -> None:
-        """`wake` is called from any thread when a new message waits; `now` returns seconds."""
+        """`wake` is called from any thread when messages should be sent; `now` returns seconds."""
         self._worker = worker
         self._wake = wake
         self._lock = threading.Lock()
@@ -75,7 +71,7 @@ class SessionOutbox:
         self._put(pb.WorkerMessage(prefix=message))
 
     def done(self, message: pb.CommandDone) -> None:
-        """Answer a command; drop a second answer, or one for an earlier session."""
+        """Answer a command; drop an answer for which no command waits. Store the result of a successful Train."""
         with self._lock:
             if message.WhichOneof("result") == "train" and not message.HasField("failure"):
                 self._last_train = message.train
@@ -88,7 +84,7 @@ class SessionOutbox:
         self._wake()
 
     def heartbeat(self, message: pb.Heartbeat) -> None:
-        """Send a heartbeat now, before the next one is due."""
+        """Queue a heartbeat and wake the writer, before the next one is due."""
         self._put(pb.WorkerMessage(heartbeat=message), at_once=True)
 
     def span(self, name: str, start_ns: int, end_ns: int, iteration: int, **attributes: str) -> None:
@@ -176,7 +172,10 @@ class SessionOutbox:
                     self._names.pop(message.done.command_id, None)
 
     def fence(self) -> None:
-        """Drop the messages of a broken session, except the oldest command whose answer was not sent."""
+        """Drop the messages of a broken session, except the answer of the oldest command whose answer was not sent.
+
+        Drop new messages other than that answer and alarms until `reopen`.
+        """
         with self._lock:
             self._fenced = True
             unanswered = next(iter(self._running), None)
@@ -193,7 +192,7 @@ class SessionOutbox:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens counted since the process started."""
+        """The tokens counted since the process started."""
         with self._lock:
             return self._tokens
 
@@ -204,7 +203,7 @@ class SessionOutbox:
 
     @property
     def last_train(self) -> pb.TrainResult | None:
-        """Return the result of the last successful Train of this process."""
+        """Return the result of the last successful Train of this process; None before the first."""
         with self._lock:
             return self._last_train
 

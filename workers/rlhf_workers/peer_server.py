@@ -48,7 +48,10 @@ async def start_server(
     weight_source: WeightSourceService,
     kv_sink: control_pb2_grpc.KvSinkServicer | None = None,
 ) -> PeerServer:
-    """Bind the address and start; raise AddressInUseError or SettingsError if it cannot be bound."""
+    """Bind the address and start; raise AddressInUseError or SettingsError if it cannot be bound.
+
+    Unusable certificates are a SettingsError too.
+    """
     try:
         credentials = None if certificates is None else server_credentials(certificates)
     except ValueError as error:
@@ -87,7 +90,7 @@ def add_weight_source(weight_source: WeightSourceService, server: grpc.aio.Serve
 
 
 def free_port(host: str) -> int:
-    """Return a port that is free now, for a TCPStore that rank 0 opens soon after.
+    """Return a port that is free now, for a TCPStore that this worker may open later.
 
     Raises OSError when `host`, the name that other ranks use for this one, cannot be resolved.
     """

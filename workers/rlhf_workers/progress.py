@@ -1,8 +1,7 @@
 """Describes for people what a worker does during a command that takes minutes, such as loading weights.
 
 The code that does such work enters `stage` and reports its progress with `WorkStage.reached`. Heartbeats carry the
-text, and the coordinator shows it to people. Rule: no decision reads the text, and its length is bounded. Any thread
-may read it. An inner stage hides the outer one.
+text of the innermost stage. Rule: the length of the text is bounded. Any thread may read it.
 """
 
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from contextlib import contextmanager
 from typing import Final
 
 MAX_CHARACTERS: Final = 160
-"""Maximum length of the text; a status has room for one sentence."""
+"""Maximum length of the text."""
 
 
 class WorkStage:
@@ -20,11 +19,11 @@ class WorkStage:
         self._description, self._reached = description, ""
 
     def reached(self, done: float, whole: float) -> None:
-        """Set the progress as a share of the whole."""
+        """Set the progress as a share of the whole; show none if the whole is not above 0."""
         self._reached = f" {100 * min(1.0, done / whole):.0f}%" if whole > 0 else ""
 
     def says(self, description: str) -> None:
-        """Set the description of the current work."""
+        """Set the description of the current work, and clear its progress."""
         self._description, self._reached = description, ""
 
     @property
@@ -34,7 +33,7 @@ class WorkStage:
 
 
 _stages: list[WorkStage] = []
-"""Stages, outermost first. One thread executes commands."""
+"""Present stages, outermost first."""
 
 
 @contextmanager
@@ -49,6 +48,6 @@ def stage(description: str) -> Iterator[WorkStage]:
 
 
 def present_stage() -> str:
-    """Return the description of the current work; empty if there is none."""
+    """Return the text of the innermost stage; empty if there is none."""
     stages = list(_stages)
     return stages[-1].text if stages else ""

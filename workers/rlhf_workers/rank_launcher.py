@@ -4,16 +4,15 @@ A rank is `python -m rlhf_workers` with the same environment as in a pod of its 
 and restarts none. When a process ends:
 
 - A rank ends with an error or is killed: the other ranks of the pod are useless, as the group restarts together.
-  They get LEAVE_SECONDS to end as their coordinator tells them, and are killed then. The launcher exits with the exit
-  code of the rank that was the cause (128 + signal). Its last line, the pod's termination message, names that rank
-  and its last log line. The container starts again, its ranks register, and the group continues from its last step.
-- A rank ends with success: the coordinator released it. If its job is complete, or the pod is asked to end, the other
-  ranks end too. Otherwise they get LET_GO_SECONDS, and then the pod asks to be restarted.
+  They get LEAVE_SECONDS to end, and are killed then. The launcher exits with the exit code of the rank that was the
+  cause (128 + signal). Its last line names that rank and, unless a signal ended it, its last log line.
+- A rank ends with success: unless the pod is asked to end, the others get LET_GO_SECONDS to end too. After that they
+  are killed, and the launcher exits with ExitCode.RESTART.
 - The launcher gets SIGTERM: it forwards the signal to every rank and exits after the last one.
 - The launcher is killed: the kernel kills its ranks.
 
-Rule: it imports no torch, and reaps its ranks and the orphans that it inherits. It forwards whole lines of the ranks'
-output, so lines of up to CHUNK bytes do not mix. It forks the ranks before a second thread exists.
+Rule: it imports no torch, and reaps its ranks and the orphans that it inherits. It forwards whole lines of a rank's
+output while no more than CHUNK bytes of it wait. It forks the ranks before a second thread exists.
 """
 
 import contextlib
@@ -37,17 +36,17 @@ log = logging.getLogger("rlhf_workers")
 
 COMMAND: Final = ("-m", "rlhf_workers")
 LEAVE_SECONDS: Final = 5.0
-"""Seconds that ranks get after one was lost: the coordinator ends them, and they send a last report."""
+"""Seconds that ranks get to end after one was lost."""
 LET_GO_SECONDS: Final = 60.0
-"""Seconds that ranks get after one was released alone."""
+"""Seconds that ranks get to end after the first one ended, if the launcher is not asked to stop."""
 LOOK_SECONDS: Final = 1.0
 HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 PR_SET_PDEATHSIG: Final = 1
 """Option of prctl(2)."""
 CHUNK: Final = 1 << 16
-"""Bytes per read, and of the longest line that is certainly forwarded whole."""
+"""Maximum bytes per read; if more bytes wait, they are forwarded even without the end of their last line."""
 WORDS_KEPT: Final = 2000
-"""Characters stored of a rank's last line."""
+"""Maximum characters stored of a rank's last line, from its end."""
 
 
 class LaunchedRank:
@@ -63,7 +62,7 @@ class LaunchedRank:
         self._pending = b""
 
     def pass_on(self) -> bool:
-        """Forward whole lines of its output; return False at the end of the output."""
+        """Forward lines of its output, see CHUNK; return False at the end of the output."""
         try:
             more = os.read(self.output, CHUNK)
         except BlockingIOError:
@@ -80,7 +79,7 @@ class LaunchedRank:
 
 
 def words_of(line: bytes) -> str:
-    """Return the text of a log line: the message of a JSON line, any other line unchanged."""
+    """Return the end of the text of a log line: of the message of a JSON line, or of any other line itself."""
     text = line.decode(errors="replace")
     with contextlib.suppress(ValueError, KeyError, TypeError):
         text = str(json.loads(text)["message"])

@@ -1,6 +1,6 @@
 """Converts samples to protobuf messages and back.
 
-Rule: conversion only; it makes no decision and has no state. A malformed field of a sample to score is refused by name.
+Rule: conversion only; it has no state. A malformed array or finish reason of a sample to score is refused by name.
 """
 
 from collections.abc import Iterable
@@ -86,7 +86,7 @@ def resumed_request(request: SampleRequest, progress: pb.SampleProgress) -> Samp
 
 
 def progress_message(response: ResponsePart | SampleRequest) -> pb.SampleProgress:
-    """Return the tokens of a response from its offset, or all tokens of a request."""
+    """Return the tokens of a response from its offset, or all response tokens of a request."""
     return pb.SampleProgress(
         key=key_message(response.key),
         offset=response.offset if isinstance(response, ResponsePart) else 0,

@@ -40,7 +40,7 @@ class CoordinatorSession:
         wake: asyncio.Event,
         heartbeat: Callable[[], pb.Heartbeat],
     ) -> None:
-        """`wake` is set whenever the outbox has a new message."""
+        """`wake` is set when messages of the outbox should be sent."""
         self._stub = CoordinatorStub(channel)
         self._outbox = outbox
         self._wake = wake

@@ -27,9 +27,9 @@ class WorkerSettings:
     listen: str
     """Address of its gRPC server, host:port; port 0 takes a free one."""
     advertise: str
-    """Address under which peers reach it, host:port; empty or port 0: as bound."""
+    """Address under which peers reach it, host:port; empty: `listen`; port 0: the bound port."""
     rendezvous: str
-    """Host under which training peers reach it."""
+    """Host under which training peers reach it; empty: that of `advertise` or `listen`."""
     certificates: Path | None
     metrics: str
     """Address of the Prometheus endpoint, host:port; empty for none."""

@@ -3,8 +3,8 @@
 Rule: the compute thread executes the commands and steps of every role, so a role needs no locks for them. Other threads
 read roles, for example for metrics and for peers. A role reports to the coordinator through the Outbox, never through a
 stream. A worker may have several roles, such as generation and inference. The compute thread steps generation first,
-the others when generation had no work. When a session breaks, the worker calls `give_back`, drops the Outbox except the
-CommandDone of a running command, and registers again; the coordinator then sends commands anew.
+the others when those before them had no work. When a session breaks, the worker drops the Outbox except the CommandDone
+of a running command, calls `give_back`, and registers again.
 
 Abilities of some roles are separate Protocols, found by isinstance. Model roles (actor, critic, ...) are unrelated.
 """
@@ -75,19 +75,19 @@ class WorkerRole(Protocol):
         """Do one bounded step, such as decoding or scoring a batch; return False if there was no work."""
 
     def give_back(self) -> list[pb.SampleProgress]:
-        """Drop every unfinished sample and return it with all its tokens, after a session broke."""
+        """Drop every unfinished sample, and return those in decoding with all their tokens."""
 
     def versions(self) -> Mapping[str, int]:
         """Return the weight version of each model, by model role; NO_VERSION after an interrupted update."""
 
     def active(self) -> int:
-        """Return the number of samples in decoding, or of scores not yet reported, for the heartbeat."""
+        """Return the number of samples in decoding, or of scores not yet reported, for the heartbeat; 0 in training."""
 
     def offload(self) -> None:
         """Leave device memory while no sample is active; later work loads what it needs. On a CPU weights stay."""
 
     def close(self) -> None:
-        """Free devices and sockets; called once, at a clean exit or before a new role of this kind is built."""
+        """Free devices and sockets; called once, when the compute thread ends or before a new role of this kind."""
 
 
 @runtime_checkable
@@ -125,7 +125,7 @@ class DraftsBySiblings(Protocol):
         """Whether `learn` has an effect: drafting is on and uses siblings."""
 
     def learn(self, message: pb.SiblingTokens) -> None:
-        """Take a hint; an invalid one is counted and raises nothing."""
+        """Take a hint; an invalid one raises nothing."""
 
 
 @runtime_checkable

@@ -1,9 +1,8 @@
 """The trainer's interface of an algorithm, with defaults that most algorithms share.
 
 Rule: fields come from the whole batch and token weights from the whole mini-batch. Both are the same on every rank, so
-ranks agree without communication. An algorithm's memory between iterations is in `state`, which checkpoints keep: a
-replay from a checkpoint gives the same bits. An algorithm must never draw random numbers, read a clock, or communicate
-with other ranks.
+ranks agree without communication. An algorithm's memory between iterations is in `state`, which checkpoints keep. An
+algorithm must never draw random numbers, read a clock, or communicate with other ranks.
 """
 
 from collections.abc import Mapping
@@ -34,7 +33,7 @@ class AlgorithmContext:
     max_response_tokens: int
     """Maximum response tokens, `rollout.maxResponseTokens`."""
     temperature: float
-    """Temperature of generation; log-probabilities are those of logits divided by it."""
+    """Temperature of generation; log-probabilities are those of logits divided by it, or by 1 if it is 0."""
     device: torch.device
     """Device of the loss computation. Batches are on the CPU."""
     parameters: Mapping[str, Any] = field(default_factory=dict)

@@ -39,7 +39,7 @@ class ClippedPolicyGradient(Algorithm, Generic[Fields]):
         return batch.old
 
     def corrected(self, losses: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
-        """Return the policy losses of n tokens with mismatch weights between trainer and engine."""
+        """Return the policy losses of n tokens times their mismatch weights; unchanged if correction is Disabled."""
         fields = self.fields.mismatch_correction
         if fields.mode == "Disabled":
             return losses

@@ -1,7 +1,7 @@
 """DAPO: group relative advantages of shaped rewards, a decoupled clip range, the loss by default a mean over tokens.
 
-If refillRounds is above 0, the coordinator has already dropped and replaced prompts, by rewards without the penalty
-(`rlhf_coordinator.state.batch_refill`); the batch here is the result.
+If refillRounds is above 0, the coordinator drops and replaces prompts before, by rewards without the penalty
+(`rlhf_coordinator.state.batch_refill`).
 """
 
 import torch

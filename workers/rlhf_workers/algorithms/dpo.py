@@ -1,4 +1,4 @@
-"""Direct preference optimisation on pairs of a file. See `rlhf_api.algorithms.dpo` for its fields."""
+"""Direct preference optimisation on pairs. See `rlhf_api.algorithms.dpo` for its fields."""
 
 from typing import cast
 
@@ -21,8 +21,8 @@ class DirectPreferenceOptimization(Algorithm):
         return with_preference(batch, self.first_is_better(batch))
 
     def first_is_better(self, batch: TrainingBatch) -> torch.Tensor:
-        """Return whether the first response of each pair is the better one, bool [B / 2]; always true for pairs from a
-        file."""
+        """Return whether the first response of each pair is the better one, bool [B / 2]; always true unless
+        overridden."""
         return torch.ones(len(batch.prompts) // 2, dtype=torch.bool)
 
     def token_weights(self, batch: TrainingBatch, rows: list[int]) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Group relative policy optimisation: a response is compared with the other responses to its prompt."""
+"""Group relative policy optimisation: a response is compared with the mean of the responses to its prompt."""
 
 from rlhf_api.algorithms.grpo import GRPO
 from rlhf_workers.algorithms.clipped_policy import ClippedPolicyGradient

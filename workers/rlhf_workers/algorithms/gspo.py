@@ -1,6 +1,6 @@
 """Group sequence policy optimisation: GRPO's advantages, and ratios that are geometric means over a response.
 
-Source: Zheng et al., "Group Sequence Policy Optimization" (2025), eq. 5 to 7, and eq. 13 for the token form.
+Source: Zheng et al., "Group Sequence Policy Optimization" (2025).
 """
 
 from typing import Final, cast
@@ -14,7 +14,7 @@ from rlhf_workers.losses.ppo import LOG_RATIO_LIMIT, PolicyLoss, clipped_surroga
 from rlhf_workers.training.batches.training_batch import MicroBatch
 
 TOKEN_LOG_RATIO_LIMIT: Final = 10.0
-"""Upper limit in nats of the token form's log-ratio, beyond which the gradient is 0 (as in verl)."""
+"""Upper limit in nats of the token form's log-ratio, beyond which the gradient is 0."""
 
 
 class GroupSequencePolicyOptimization(GroupRelativePolicyOptimization):

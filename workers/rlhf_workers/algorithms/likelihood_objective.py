@@ -1,6 +1,6 @@
 """The objective of a policy on responses that it did not sample: their likelihood, without a ratio.
 
-Rule: as in `objectives`. There are no statistics about the author of the responses, who is unknown.
+Rule: as in `objectives`. There are no statistics of ratios.
 """
 
 import torch

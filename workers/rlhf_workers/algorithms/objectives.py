@@ -74,7 +74,7 @@ class Statistics:
         return copied
 
     def add(self, sums: Mapping[str, torch.Tensor | float], maxima: Mapping[str, torch.Tensor]) -> None:
-        """Add the sums and maxima of a micro-batch; missing names count as zero."""
+        """Add the sums and maxima of a micro-batch; missing names change nothing."""
         for place, name in enumerate(self.names):
             self.sums[place] += sums.get(name, 0.0)
         for place, name in enumerate(self.maximum_names):
@@ -100,8 +100,8 @@ class Objective(Protocol):
     statistics: Statistics
     """Contains at least the sum `loss`."""
     first_pass: bool
-    """Set before an iteration's first step, if the ranks have not recomputed log-probabilities. A policy's pass then
-    compares its own with the engine's; later a mismatch cannot be distinguished from learning."""
+    """Whether the next step is an iteration's first and the ranks have not recomputed log-probabilities. A policy's
+    pass then compares its own with the engine's; later a mismatch cannot be distinguished from learning."""
 
     def loss(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
         """Return the weighted loss of a micro-batch, scalar, from the last stage's normed states [b, L, hidden], or

@@ -3,7 +3,7 @@
 The class runs in the training rank's own process, because it computes on the rank's tensors. Rule: an `Exception` or
 `SystemExit` of the class, or a result that fails a check, becomes a WorkError that names the file or module and the
 method, with the exit code of user code; a WorkError of the class passes unchanged. Training uses a result only after
-its check. A class that overrides `objectives` is refused, because the results of an objective cannot be checked.
+its check. A class that overrides `objectives` is refused.
 """
 
 import importlib
@@ -31,9 +31,9 @@ FIELD: Final = "spec.algorithm.plugin"
 MODULE_NAME: Final = "rlhf_plugin_algorithm"
 """Module name of an imported file."""
 MAX_STATE_BYTES: Final = 1024 * 1024
-"""Maximum bytes of its state as JSON: values between iterations. Weights are already in the checkpoint."""
+"""Maximum bytes of its state as JSON."""
 MAX_METRICS: Final = 64
-"""Maximum metrics that each of its methods may add per iteration."""
+"""Maximum metrics from one call of one of its methods."""
 MAX_NAME: Final = 100
 """Maximum characters of a metric's name."""
 MAX_MESSAGE: Final = 2000
@@ -42,7 +42,7 @@ Result = TypeVar("Result")
 
 
 class PluginAlgorithm(Algorithm):
-    """The user's algorithm with checks; the trainer treats it like any other."""
+    """The user's algorithm with checks."""
 
     def __init__(self, context: AlgorithmContext) -> None:
         fields = cast(AlgorithmPlugin, context.fields)
@@ -79,7 +79,7 @@ class PluginAlgorithm(Algorithm):
     def shaped_rewards(self, batch: TrainingBatch) -> torch.Tensor:
         rewards = self._call("shaped_rewards", lambda: self._user.shaped_rewards(batch))
         if isinstance(rewards, torch.Tensor) and rewards.shape == batch.valid.shape:
-            rewards = rewards.masked_fill(~batch.valid, 0.0)  # those of abstained samples are not read
+            rewards = rewards.masked_fill(~batch.valid, 0.0)  # those of abstained samples need not be finite
         self._check("shaped_rewards", "the result", rewards, batch.rewards.shape)
         return rewards
 

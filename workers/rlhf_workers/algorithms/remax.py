@@ -1,7 +1,7 @@
 """ReMax: the return of each token, minus the reward of the prompt's greedy response.
 
 Source: Li et al., "ReMax: A Simple, Effective, and Efficient Reinforcement Learning Method for Aligning Large Language
-Models" (2023), section 4.
+Models" (2023).
 """
 
 from rlhf_api.algorithms.remax import ReMax

@@ -13,7 +13,8 @@ from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 
 class RewardModelTraining(Algorithm):
-    """-log s(R_c - R_l - margin) + c (R_c + R_l)^2, mean over pairs; the first response of a pair is the better one."""
+    """-log s(R_c - R_l - margin) + c (R_c + R_l)^2, mean over pairs, s the logistic function; the first response of a
+    pair is the better one."""
 
     prepared = (PREFERENCE,)
 

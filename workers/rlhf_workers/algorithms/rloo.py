@@ -1,6 +1,6 @@
 """REINFORCE leave-one-out: a response is compared with the mean of the other responses to its prompt.
 
-Source: Ahmadian et al., "Back to Basics: Revisiting REINFORCE-Style Optimization" (2024); the sequence form is TRL's.
+Source: Ahmadian et al., "Back to Basics: Revisiting REINFORCE-Style Optimization" (2024).
 """
 
 import torch

@@ -2,10 +2,9 @@
 
 Rewards and costs have a critic and generalised advantages each, A_R and A_C; the policy trains on (A_R - lambda A_C) /
 (1 + lambda). The KL term is subtracted from rewards and added to costs, so its weight is `klCoefficient` for every
-lambda. Lambda = e^nu moves once per iteration, before advantages are computed, by the mean cost of the last responses:
-nu and those costs are in the algorithm's state. Lambda does not change while only critics train, since no policy reacts
-to it.
-Source: Dai et al., "Safe RLHF: Safe Reinforcement Learning from Human Feedback" (2023), arXiv 2310.12773, appendix B.
+lambda. Lambda = e^nu moves once per iteration, before advantages are combined, by the mean cost of the last responses:
+nu and those costs are in the algorithm's state. Lambda does not change while only critics train.
+Source: Dai et al., "Safe RLHF: Safe Reinforcement Learning from Human Feedback" (2023), arXiv 2310.12773.
 """
 
 import math
@@ -43,7 +42,7 @@ class SafeReinforcementLearning(ClippedPolicyGradient[SafeRLHF]):
 
     @property
     def window_mean(self) -> float | None:
-        """Mean cost of the last responses; None before the first."""
+        """Mean cost of the last `cost_window` responses with a cost; None before the first."""
         return math.fsum(self._costs) / len(self._costs) if self._costs else None
 
     def prepare(self, batch: TrainingBatch) -> TrainingBatch:
@@ -99,7 +98,8 @@ class SafeReinforcementLearning(ClippedPolicyGradient[SafeRLHF]):
         return super()._objective(role, kind)
 
     def _move_multiplier(self, costs: list[float]) -> None:
-        """Add the costs of an iteration's responses; the multiplier does not change before the first."""
+        """Add the costs of an iteration's responses, and move the multiplier if there are costs and the policy
+        trains."""
         fields = self.fields
         self._costs.extend(costs)
         if (mean := self.window_mean) is not None and not self.policy_held:

@@ -1,11 +1,8 @@
 """Turns on a worker's device, when a training rank shares it with roles that decode and score.
 
-Rule: the models of the two sides are not on the device at the same time. A command of one side first puts the roles of
-the other to sleep, so the bound holds for any order of commands; roles of the same side share the device. A sleeping
-role that takes new weights gets them while the rank that trained them is still on the device, which converts and copies
-them faster than the host. Memory lent for this is freed after its last reader; without room the weights go through host
-memory. The coordinator does not count on a sample that is still held when training begins, so it is dropped. The
-compute thread calls this.
+Rule: a command of one side first puts the roles of the other to sleep; roles of the same side share the device. The
+commands in NEED_NO_DEVICE put no role to sleep, nor does a load of weights into a role that can load while it sleeps.
+The samples of a role that is put to sleep are dropped. The compute thread calls this.
 """
 
 import logging
@@ -20,7 +17,7 @@ from rlhf_workers.worker_role import LoadsWhileOffloaded, Outbox, WorkerRole
 log = logging.getLogger(__name__)
 
 NEED_NO_DEVICE: Final = frozenset({"save_checkpoint", "withdraw", "offload"})
-"""Commands that a sleeping role also executes: the data that they read may be in host memory."""
+"""Commands that a sleeping role also executes, so no other role needs to sleep for them."""
 
 
 class DeviceArbiter:
@@ -40,7 +37,7 @@ class DeviceArbiter:
         """Whether training has the turn; None: no side has had it yet."""
 
     def begin(self, role: str, command: str, outbox: Outbox) -> None:
-        """Put the other side to sleep before a command of `role`."""
+        """Put the other side to sleep before a command of `role`, if the command needs the device."""
         training = role == Group.TRAINING
         if training == self._training or command in NEED_NO_DEVICE:
             return

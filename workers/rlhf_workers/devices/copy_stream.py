@@ -30,7 +30,7 @@ class CopyStream(Protocol):
         """Make later copies start after the current work of the computing stream."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Queue `target.copy_(source)`; types may differ, and are converted on the device."""
+        """Queue `target.copy_(source)`; types may differ."""
 
     def mark(self) -> CopyMark:
         """Return the point after all copies queued so far."""

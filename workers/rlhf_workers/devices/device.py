@@ -1,7 +1,7 @@
 """The worker's device: opening it, its name, its memory, and the process's share of free memory.
 
-Rule: it only reads counters and sets how kernels are chosen; it must never change a device's state. Processes that
-share a device each count on their part of the free memory, or all would plan with the same bytes.
+Rule: it reads counters and sets how kernels are chosen. Processes that share a device each count on their part of the
+free memory, or all would plan with the same bytes.
 """
 
 import os
@@ -39,8 +39,8 @@ def open_device(name: str, sharers: int = 1) -> torch.device:
 
 
 def compute_deterministically(device: torch.device) -> None:
-    """Make this process choose kernels with the same bits in every run, and warn of kernels without such a variant. A
-    CPU needs nothing."""
+    """Make this process choose GPU kernels with the same bits in every run, and warn of kernels without such a variant.
+    For a CPU, do nothing."""
     if device.type == "cuda":
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -84,7 +84,7 @@ def device_name(device: torch.device) -> str:
 
 @cache
 def device_memory(device: torch.device) -> int:
-    """Return the total bytes of device memory."""
+    """Return the total bytes of a GPU's memory; on a CPU those of the machine."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return PAGE_BYTES * os.sysconf("SC_PHYS_PAGES")

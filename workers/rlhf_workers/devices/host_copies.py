@@ -46,7 +46,7 @@ class CopyToHost:
                 self._event.record(torch.cuda.current_stream(tensor.device))
 
     def wait(self) -> npt.NDArray[Any]:
-        """Return the values once they are complete: the tensor's own memory on a CPU, or `into` if it was given."""
+        """Return the values once they are complete: the tensor's own memory on a CPU, else `into` if it was given."""
         if self._event is not None:
             self._event.synchronize()
         array: npt.NDArray[Any] = self._host.numpy()
@@ -54,7 +54,7 @@ class CopyToHost:
 
 
 class Stopwatch:
-    """Device time of the work launched between `start` and `stop`; only reading it waits."""
+    """Device time of the work launched between `start` and `stop`, host time on a CPU; only reading it waits."""
 
     def __init__(self, device: torch.device) -> None:
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None

@@ -1,9 +1,7 @@
 """Requests sums from the CPU's matrix library whose order does not depend on a row's memory address.
 
-Rule: only where its default depends on the address, which is MKL on processors without AVX-512, and only for a
-deterministic job. Call it before the process's first matrix product, when MKL reads the variable; a user's value is not
-changed. This must never be the only safeguard: `Tiles` still tries every shape, and libraries other than MKL ignore the
-variable.
+Rule: only on processors without AVX-512, and only for a deterministic job. Call it before the process's first matrix
+product, when MKL reads the variable; a user's value is not changed. Libraries other than MKL ignore the variable.
 """
 
 import os
@@ -13,10 +11,9 @@ import torch
 
 VARIABLE: Final = "MKL_CBWR"
 VALUE: Final = "AVX2,STRICT"
-"""MKL's fastest code path with the same bits at any alignment, on processors without AVX-512."""
+"""MKL's code path for AVX2, with the same bits at any alignment."""
 INDEPENDENT: Final = ("AVX512",)
-"""Instruction sets whose default kernels gave the same bits at every address that is a multiple of 16 bytes, as rows of
-models are (docs/determinism.md). A product with one column, such as a value head's, differs at other addresses."""
+"""Prefixes of torch's names of the instruction sets for which the variable is not set."""
 
 
 def ask_for_reproducible_sums() -> None:

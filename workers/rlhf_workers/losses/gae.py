@@ -61,7 +61,7 @@ def discounted_returns(rewards: torch.Tensor, mask: torch.Tensor, gamma: float) 
 def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return `values` shifted and scaled to mean 0 and (population) variance 1 over `mask`, float32; zero elsewhere.
 
-    Equal values, or a single one, become 0.
+    Equal values, or a single one, become 0. VARIANCE_FLOOR makes the variance slightly smaller than 1.
     """
     chosen = values.double()[mask]
     if chosen.numel() == 0:

@@ -1,4 +1,4 @@
-"""Group-relative advantages: a response is compared with the other responses to its prompt.
+"""Group-relative advantages: a response is compared with the responses to its prompt.
 
 Owns the advantage of a sample within its group. An abstained sample is in no mean and in no standard deviation.
 Source: Shao et al., "DeepSeekMath" (2024), section 4.1; without the deviation: Liu et al., "Understanding R1-Zero-Like

@@ -3,7 +3,7 @@
 The problem max E[R] subject to E[C] <= d has the Lagrangian E[R] - lambda (E[C] - d), lambda >= 0. The multiplier is
 stored as nu = log lambda, so that no step makes it negative; d(lambda (E[C] - d))/dnu = lambda (E[C] - d) is its
 gradient. Rule: no cost, however large, gives an infinite, NaN or zero multiplier.
-Source: Dai et al., "Safe RLHF: Safe Reinforcement Learning from Human Feedback" (2023), equations 9, 10 and 31.
+Source: Dai et al., "Safe RLHF: Safe Reinforcement Learning from Human Feedback" (2023).
 """
 
 import math
@@ -12,12 +12,11 @@ from typing import Final
 import torch
 
 MIN_LOG_MULTIPLIER: Final = -30.0
-"""Lower bound of nu: a multiplier of 1e-13 has hardly any weight against rewards, and can rise again when costs exceed
-their limit."""
+"""Lower bound of nu: a multiplier of about 1e-13."""
 
 
 def combined_advantages(rewards: torch.Tensor, costs: torch.Tensor, multiplier: float) -> torch.Tensor:
-    """Return (A_R - lambda A_C) / (1 + lambda), in the shape of both; the division keeps the size of steps."""
+    """Return (A_R - lambda A_C) / (1 + lambda), in the shape of both."""
     return (rewards - multiplier * costs) / (1.0 + multiplier)
 
 

@@ -1,8 +1,7 @@
 """Log-probabilities of chosen tokens and entropies from logits, with backward, without a whole float32 copy.
 
 Memory: the only arrays of [n, V] are the head's logits and their gradient in the same type; float32 arrays are computed
-in chunks of rows, of about `CHUNK_BYTES` each. PyTorch's own log_softmax would hold two to three float32 arrays of
-[n, V], which exhaust memory first with large vocabularies.
+in chunks of rows, see `row_chunks`.
 
 A token with probability 0 (logit -inf, or too small for float32) adds 0 to the entropy and its gradient: 0 log 0 = 0.
 """
@@ -13,7 +12,7 @@ from typing import Any, Final
 import torch
 
 CHUNK_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of one float32 array over a chunk of rows: large enough to keep a device busy, small beside a model."""
+"""Maximum bytes of one float32 array over a chunk of several rows."""
 
 
 def selected_log_probabilities(

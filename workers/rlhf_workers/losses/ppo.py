@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 import torch
 
 LOG_RATIO_LIMIT: Final = 20.0
-"""Limit in nats. exp overflows float32 at 88.7, and a ratio above e^20 carries no more information (as in verl and
-OpenRLHF)."""
+"""Limit in nats; exp overflows float32 at 88.7."""
 
 
 class PolicyLoss(NamedTuple):

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @cache
 def driver_of(device: torch.device) -> CudaDriver | None:
-    """Return the CUDA driver of a GPU; None if there is none."""
+    """Return the CUDA driver of a GPU; None for a CPU, and if the driver cannot be loaded."""
     if device.type != "cuda":
         return None
     try:
@@ -40,10 +40,7 @@ def lent_by(device: torch.device) -> tuple[MemorySharing, ...]:
 
 
 def private_memory(size: int, device: torch.device) -> MappedMemory:
-    """Return host memory of this process, pinned for `device` where possible; the log reports otherwise.
-
-    Its size is exact; torch's pinned allocator would round up to a power of two.
-    """
+    """Return `size` bytes of host memory of this process, at least 1, pinned for a GPU where possible."""
     return MappedMemory(PRIVATE, max(size, 1), driver_of(device), writable=True)
 
 

@@ -2,7 +2,7 @@
 
 They use the driver and not the runtime: libcuda.so.1 has one name on every GPU machine, and a failed driver call
 leaves no error for the next kernel launch. Rule: calls on a device run in its primary context, which torch also uses.
-A failed call is a CudaDriverError with the driver's name for it.
+A failed call is a CudaDriverError with the driver's name for it, or its number.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ HANDLE_BYTES: Final = 64
 GRANULE: Final = 2 * 1024 * 1024
 """Allocation unit in bytes. Smaller allocations share a block, and an exported handle would expose its neighbours."""
 MOST_PINNED_AT_ONCE: Final = 64 * 2**30
-"""Maximum bytes of one registration; drivers refuse very large ones."""
+"""Maximum bytes of one registration."""
 OUT_OF_MEMORY: Final = "CUDA_ERROR_OUT_OF_MEMORY"
 _LAZY_PEER_ACCESS: Final = 1
 _PORTABLE: Final = 1
@@ -25,7 +25,7 @@ _READ_ONLY: Final = 8
 
 
 class CudaDriverError(OSError):
-    """A driver call failed; `name` is CUDA_ERROR_..."""
+    """A driver call failed or was refused; `name` is CUDA_ERROR_... or another text."""
 
     def __init__(self, call: str, name: str) -> None:
         super().__init__(f"{call}: {name}")

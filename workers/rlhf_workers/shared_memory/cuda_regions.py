@@ -2,9 +2,8 @@
 
 Rule: an allocation contains one region and nothing else (whole blocks of the driver), so its handle exposes nothing
 else. A borrower opens handles of its own GPU only, checks the size of the allocation, and waits for the device before
-it closes it. The lender frees memory when its borrowers have finished or ended, and announces it after its copies are
-complete. Processes in different containers may be unable to open each other's handles (they need one IPC namespace);
-that is refused, like a GPU without free memory.
+it closes it. Processes in different containers may be unable to open each other's handles (they need one IPC
+namespace); that is refused, like a GPU without free memory.
 """
 
 import os

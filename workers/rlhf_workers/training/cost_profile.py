@@ -1,13 +1,13 @@
-"""Measures the costs of training on this rank, once, before its first step: for `rlhf plan`.
+"""Measures the costs of training on this rank, for `rlhf plan`.
 
 A rank times the layers, the embedding, and the head with the loss of each of its models, forward and backward, at some
 numbers of samples of the job's shapes, and an optimizer step. `hardware_figures` measures the device and the link. The
 answer is a document of costs with the figures that this rank has.
 
 Rule: as for `step_timing`, measurements never change state that training reads: gradients are zeroed again, the
-optimizer steps copies, and no random number is drawn. A measurement that fails is a warning, and its figures are left
-out. All ranks take part in every communication, even after a failed measurement. A rank that is lost ends its group, as
-in training.
+optimizer steps copies, and no random number is drawn. A measurement that fails is a warning, and its figures and later
+ones of this rank, except those of the link, are left out. All ranks take part in every communication, even after a
+failed measurement.
 """
 
 import logging
@@ -50,17 +50,17 @@ from rlhf_workers.training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 IN_A_ROW: Final = 3
-"""Micro-batches of a run. The shortest of single ones would be shorter than they are in training."""
+"""Micro-batches of a run, unless they are slow."""
 STEPPED: Final = 2**24
-"""Most parameters of a stage that are copied and stepped; larger stages are slower in proportion."""
+"""Maximum parameters of a stage that are copied and stepped."""
 PAUSE_SECONDS: Final = 0.05
-"""Seconds of waiting before a first micro-batch, in which other processes use the caches, as before a mini-batch."""
+"""Seconds of waiting before a first micro-batch."""
 
 Steps = Generator[None, None, CostDocument]
 
 
 def profile_costs(trainer: Trainer) -> Steps:
-    """Measure for about two seconds, a bounded part per step of the iterator, and return the figures of this rank.
+    """Measure a bounded part per step of the iterator, and return the figures of this rank.
 
     All ranks must call it at the same time. A group whose stages communicate within a layer times none of them.
     """
@@ -107,7 +107,7 @@ def _local_figures(trainer: Trainer) -> Iterator[tuple[str, Any]]:
 def _step_seconds(trainer: Trainer) -> float | None:
     """Return the seconds of an optimizer step for each parameter: norm, scaling, AdamW and zeroing, on copies.
 
-    None for a rank that steps no parameter, because others have all moments.
+    None for a rank that steps no parameter.
     """
     seconds, count = 0.0, 0
     for optimizer in trainer.optimizers.values():
@@ -234,7 +234,7 @@ class _TimedPasses:
     row: Sequence[Action]
 
     def usual_seconds(self) -> float:
-        """Return the seconds of the shortest passes; a slow one runs twice, the first time to warm up."""
+        """Return the mean seconds of a pass in the shortest run, after one pass to warm up."""
         count = IN_A_ROW if self(1) * IN_A_ROW < PART_SECONDS else 1
         return shortest(partial(self, count), warm=True)
 
@@ -246,8 +246,8 @@ class _TimedPasses:
 
 
 def sample_counts(trainer: Trainer, batch: TrainingBatch) -> list[int]:
-    """Return rising numbers of samples to time: fractions of the job's micro-batch, and twice as many on a CPU, which
-    has the memory.
+    """Return rising numbers of samples to time: a quarter, half and all of the job's micro-batch, on a CPU also twice
+    that. Each is at least one unit of samples, and at most those of `batch`.
     """
     asked, most = trainer.spec.training.micro_batch_size, len(batch.prompts)
     unit = trainer.spec.algorithm.fields.samples_per_unit

@@ -2,16 +2,13 @@
 
 Each rank with the policy's last stage holds a whole draft model. Its loss is the cross entropy of its logits to the
 policy's, at the positions before every trained response token, as a mean over these tokens of the mini-batch. The
-policy's final states are recorded while the schedule table runs. The draft model's passes follow, while a last stage
-would wait for the backward of earlier stages, and before the policy's step, because states and head must be of one
-version.
+policy's final states are recorded while the schedule table runs. The draft model's passes follow, before the policy's
+step, because states and head must be of one version.
 
 Rule: it never changes the training of the policy or the critic. It reads the policy's states detached; it has its own
 gradients, moments and steps, uses no random number, and the sum of its gradients, over the ranks that hold it, follows
-all of the policy's for that mini-batch. So weights have the same bits without it. If its gradient is not finite, only
-the draft model's step is skipped, on every rank, since all hold the same sum; the job continues. A mini-batch that the
-policy skips is also skipped here. A process that dies here dies as in the policy's training: the group replays from its
-checkpoint and gets the same draft model, bit by bit.
+all of the policy's for that mini-batch. If its gradient is not finite, only the draft model's step is skipped, on every
+rank that holds it, since all hold the same sum. A mini-batch that the policy skips is also skipped here.
 """
 
 import logging
@@ -148,13 +145,14 @@ class DraftTraining(TrainingHook):
         self._statistics.add(sums, {})
 
     def forget(self) -> None:
-        """Drop the gradients of a mini-batch that the policy skips."""
+        """Drop the gradients and statistics of a mini-batch that the policy skips."""
         if self.optimizer is not None:
             self.optimizer.gradients.zero_()
             self._statistics, self._pending = self._before, []
 
     def step(self) -> None:
-        """Sum the gradients over the ranks and take an optimizer step; skip it if they are not finite."""
+        """Sum the gradients over the ranks that hold the draft model and take an optimizer step, unless they are not
+        finite."""
         with measured(self._span, "train/draft-step"):
             if self.optimizer is not None:
                 self._step(self.optimizer)
@@ -206,7 +204,7 @@ class DraftTraining(TrainingHook):
         }
 
     def published(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (Hugging Face parameter name, tensor in its compute type) if this rank publishes the policy's last
+        """Yield (Hugging Face parameter name, tensor in the compute type) if this rank publishes the policy's last
         stage, so that both come from the same ranks."""
         if self.optimizer is not None and self._publishes:
             for name in self.optimizer.owned:

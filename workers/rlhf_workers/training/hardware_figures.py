@@ -19,17 +19,18 @@ from rlhf_workers.training.communication.transport import BOOT_ID
 from rlhf_workers.training.trainer import Trainer
 
 REPEATS: Final = 4
-"""Timed runs of each operation."""
+"""Maximum timed runs of each operation."""
 PART_SECONDS: Final = 0.2
-"""Seconds for a run's operation above which it is timed once, and not with more samples."""
+"""Limit in seconds: another run starts only if all together should take less, and more samples are timed only while a
+run takes less."""
 SUMMED_BYTES: Final = {"cpu": (4 * 2**10, 2**20), "cuda": (64 * 2**10, 64 * 2**20)}
-"""Device -> sizes of the timed sums: one that latency bounds, and one that bandwidth bounds."""
+"""Device -> bytes of the timed sums, a small and a large one."""
 PRODUCT_ROWS: Final = {"cpu": 512, "cuda": 4096}
 """Device -> rows and columns of the multiplied matrices."""
 COPIED_BYTES: Final = {"cpu": 2**25, "cuda": 2**28}
 """Device -> bytes of the copy in device memory."""
 LEAST_SECONDS: Final = 1e-9
-"""Shortest time of a document, for a part that is not slower than the stage's constant."""
+"""Shortest time in seconds in a document."""
 Figures = dict[str, Any]
 
 
@@ -80,8 +81,8 @@ def copied_bytes_per_second(device: torch.device) -> float:
 
 
 def link_figures(trainer: Trainer) -> Figures:
-    """Return the link between the ranks from sums of two sizes, `between` if they are on several hosts; empty for one
-    rank.
+    """Return the link between the ranks from sums of two sizes, as `between` if they are on several hosts, else as
+    `inside`; empty for one rank.
     """
     layout, device = trainer.layout, trainer.device
     ranks = tuple(range(layout.world))

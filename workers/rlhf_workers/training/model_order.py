@@ -23,7 +23,7 @@ class TrainsModels(Protocol):
     def train_models(
         self, iteration: int, batch: TrainingBatch, objectives: Objectives, norms: Norms, left_out: set[int]
     ) -> Generator[None, None, int]:
-        """Train some models on every mini-batch; return the number of mini-batches without a sample to train on."""
+        """Train some models on every mini-batch; return the number of mini-batches without a token to train on."""
 
 
 def train_policy_first(

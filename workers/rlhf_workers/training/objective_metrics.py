@@ -43,7 +43,8 @@ def objective_metrics(
 
 
 def say_mismatch(policy: str, metrics: Mapping[str, float]) -> None:
-    """Log a warning if the log-probabilities of generation and training differ by more than MISMATCH_WARNING."""
+    """Log a warning if the log-probabilities of generation and training differ on average by more than
+    MISMATCH_WARNING."""
     mismatch = f"{policy}/mismatch"
     if metrics.get(mismatch, 0.0) > MISMATCH_WARNING:
         log.warning(

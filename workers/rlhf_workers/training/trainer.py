@@ -1,9 +1,8 @@
 """One training iteration on one rank: advantages, epochs, and mini-batches, which run a schedule table.
 
-Rule: results depend only on the manifest, the batch, the iteration, the table and the state in checkpoints, so a replay
-gives the same weights. Pipelines, replicas and micro-batches change a gradient only by rounding, because every token's
-weight in the loss comes from the whole mini-batch. All ranks base every decision on the same numbers. A process that
-dies here loses only this rank's memory: the group restarts from its last checkpoint and replays journaled batches.
+Rule: results depend only on the arguments of `train`, the manifest, the table and the state in checkpoints. Pipelines,
+replicas and micro-batches change a gradient only by rounding, because every token's weight in the loss comes from the
+whole mini-batch. All ranks base every decision on the same numbers.
 """
 
 import logging
@@ -65,7 +64,7 @@ class Trainer:
         old_log_probabilities: OldLogProbabilities | None,
     ) -> None:
         """`draft`, which is one of `hooks`, is saved and published with the models. `old_log_probabilities` is None if
-        losses use the engine's. Raises WorkError if the mini-batch does not divide."""
+        losses use the engine's. Raises WorkError if the mini-batch does not divide, or if a plug-in cannot be used."""
         self.spec, self.layout, self.stages, self.optimizers = spec, layout, stages, optimizers
         self.communicator, self.device, self.compute, self._span = communicator, device, compute, span
         self.device_timers, self.hooks, self.draft, self._old_logprobs = (
@@ -84,12 +83,13 @@ class Trainer:
         """Whether the current iteration trains only critics."""
         self._context = context_group(layout, communicator)
         self.step_seconds: list[float] = []
-        """Seconds of each mini-batch of the last iteration with a token to train on, from its first action on this rank
-        to its last."""
+        """Seconds in this rank's row of the table for each mini-batch of the last iteration with a token to train
+        on."""
         self.bubble_seconds = 0.0
         """Seconds of the last iteration's mini-batches without computation."""
         self.sample_advantages: list[float] = []
-        """Mean advantage over each sample's tokens in the last iteration, NaN without tokens; empty: no advantages."""
+        """Mean advantage over each sample's trained tokens in the last iteration, NaN without any; empty: no
+        advantages."""
         self.sample_rewards: list[float] = []
         """Shaped reward of each sample of the last iteration, NaN for a sample that is not valid."""
         self.critics_behind = False
@@ -157,7 +157,7 @@ class Trainer:
     def train_models(
         self, iteration: int, batch: TrainingBatch, objectives: Objectives, norms: Norms, left_out: set[int]
     ) -> Generator[None, None, int]:
-        """Train some models on every mini-batch; return the number of mini-batches without a sample to train on.
+        """Train some models on every mini-batch; return the number of mini-batches without a token to train on.
 
         `left_out`: mini-batches whose step was skipped, so a later pass skips it too; updated in place.
         """

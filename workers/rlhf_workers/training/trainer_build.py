@@ -38,7 +38,7 @@ def new_trainer(
 ) -> Trainer:
     """Return the trainer of `stages`, which are those of `layout.local_stages`; `draft`: None trains no draft model.
 
-    Raises WorkError if the mini-batch does not divide.
+    Raises WorkError if the mini-batch does not divide, or if a plug-in cannot be used.
     """
     offload = spec.training.parallelism.offload_optimizer
     shares = {key: moment_shares(layout, *key, spec.training.parallelism) for key in stages}

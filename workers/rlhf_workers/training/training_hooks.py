@@ -18,7 +18,7 @@ class TrainingHook:
         """Start an iteration, also after a failed one."""
 
     def add_mini_batch(self, plan: MicroBatchPlan, lengths: Sequence[int]) -> None:
-        """Count a split mini-batch; if the policy comes first, the second pass is not counted."""
+        """Count a split mini-batch. If the policy comes first, the pass of the critics does not call this."""
 
     def policy_note(self) -> Note | None:
         """Return the function that receives the states of the policy's last stage, if there is one."""

@@ -23,7 +23,8 @@ class TrainingProgress:
     """State besides weights, moments and the algorithm's own; saved in trainer.json."""
 
     steps: int
-    """Optimizer steps so far; the position in the learning-rate schedule."""
+    """Optimizer steps so far, without skipped ones; the position in the learning-rate schedule. While critics train
+    behind the policy, it counts their steps."""
     horizon: Horizon
     non_finite: NonFiniteSteps = field(default_factory=NonFiniteSteps)
     held_steps: int = 0

@@ -2,8 +2,7 @@
 
 Rule: a Train runs at most one mini-batch per `step`, so the worker can answer between them. A Train of the policy only
 leaves the iteration half done: until a Train of the critics continues it, the rank serves no critic of the new version.
-If a peer is lost during a step, this process exits at once with code 75 and sends no message; the coordinator sees the
-session break. The whole group must restart, and no state of this process is worth saving. Must never answer a Train
+If a peer is lost during a step, this process exits at once with code 75 and sends no message. Must never answer a Train
 with weights that it does not hold.
 """
 
@@ -39,7 +38,7 @@ from rlhf_workers.worker_role import Outbox
 log = logging.getLogger(__name__)
 
 FIRST_GROUP: Final = 1
-"""Epoch of the group that measures costs. A group that replaces it after a loss only trains."""
+"""Epoch of the group that measures costs; a later group does not."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class TrainingRole:
         self._half_done: Generator[None, None, Any] | None = None
         """The training whose critics are pending."""
         self._paused = self._resumed = 0.0
-        """When it was paused and resumed, in seconds of the monotonic clock; 0: never."""
+        """When the last training was paused and resumed, in seconds of the monotonic clock; 0: never."""
         self._last: pb.TrainResult | None = None
         self._kept: KeptWeights | None = None
         self._offloaded = False
@@ -158,7 +157,7 @@ class TrainingRole:
 
     def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the parameters of a model that this rank publishes; never those of a training in progress. Raises
-        WorkError WrongVersion if this rank does not have the version."""
+        WorkError WrongVersion at the first one of a version that this rank does not have."""
         published = self._kept
         if published is not None and published.version == version:
             yield from published.tensors.get(model, ())
@@ -260,7 +259,7 @@ class TrainingRole:
         return {"train/profile_seconds": time.monotonic() - begun}
 
     def _observe_steps(self, iteration: int, outbox: Outbox) -> None:
-        """Report the duration of every mini-batch; all ranks step together, so the first one reports for all."""
+        """Report the duration of every mini-batch, on the first rank."""
         if self._rank:
             return
         end_ns = time.time_ns()

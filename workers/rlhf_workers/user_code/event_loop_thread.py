@@ -1,6 +1,6 @@
 """A thread with an event loop that awaits calls of users' code while the compute thread works.
 
-Rule: the compute thread submits coroutines and blocks on them only at start and close.
+Rule: other threads submit coroutines; only `close` blocks.
 """
 
 import asyncio

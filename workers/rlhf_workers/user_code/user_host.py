@@ -115,7 +115,8 @@ def load_name(file: str, module: str, name: str) -> Any:
 
 
 def describe(error: BaseException, file: str) -> str:
-    """Return `reward.py:12 in score: ValueError: text`, with the innermost line of the user's code."""
+    """Return `reward.py:12 in score: ValueError: text`, with the innermost line of the user's folder, or else of a
+    library; without a place if there is none."""
     text = traceback.format_exception_only(error)[-1].strip()
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}: {text}"

@@ -22,7 +22,7 @@ from rlhf_workers.user_code.user_host import HIDE
 LINE_BYTES: Final = 1024 * 1024
 """Longest reply in bytes; a longer one ends the child."""
 PASSED_ON: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
-"""Environment variables that the child inherits: enough for Python and its libraries, without credentials."""
+"""Environment variables that the child inherits."""
 
 
 class ChildGoneError(Exception):

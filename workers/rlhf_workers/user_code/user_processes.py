@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from rlhf_workers.user_code.user_process import ChildGoneError, UserCode, UserCodeError, UserProcess
 
 CHILDREN: Final = min(8, os.cpu_count() or 1)
-"""Maximum processes of synchronous code; they compete with the worker's models for cores."""
+"""Maximum processes of synchronous code."""
 GROW_SECONDS: Final = 0.25
 """Seconds that a call waits for an idle child before another starts."""
 CALLS: Final = 64
@@ -53,7 +53,7 @@ class UserProcesses:
     async def run(self, work: Work[T], seconds: float | None = None) -> T:
         """Return the result of `work`, which may take `seconds` (None: the manifest's time-out) once it has a child.
 
-        Raises UserCodeError if it fails.
+        Raises UserCodeError if it fails, and WorkError if a new child cannot load the code.
         """
         seconds = self._timeout if seconds is None else seconds
         while True:

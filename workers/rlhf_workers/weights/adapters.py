@@ -1,9 +1,8 @@
 """Merges adapters into whole weights on the worker that uses them, from the folder's weights and A and B.
 
-Rule: `merged` is also the function of the training ranks, so the weights equal those that `publish: Merged` would
-send from a device of this kind. Every adapted matrix has both factors with matching shapes, or WorkError. Each version
-reads the folder's tensors anew through the page cache, so no second copy of the frozen weights stays in memory. Must
-never change the engine's weights: it only creates tensors.
+Rule: `lora_linear.merged` is also the function with which training ranks merge. Every adapted matrix has both factors
+with matching shapes, or WorkError. Each version reads the folder's tensors anew. Must never change the engine's
+weights: it only creates tensors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,10 +28,10 @@ from rlhf_workers.weights.fetching import FetchedWeights
 from rlhf_workers.weights.folder import read_file, read_folder
 
 BACKBONE: Final = "model."
-"""Prefix of a model's layers, embeddings and norms in every trainable family."""
+"""Prefix of a model's layers, embeddings and norms."""
 LM_HEAD: Final = "lm_head."
 MADE_ANEW: Final = ".rotary_emb.inv_freq"
-"""Suffix of buffers that old folders contain and no model loads."""
+"""Suffix of buffers in a folder that are left out."""
 
 
 class WeightFetcher(Protocol):

@@ -22,7 +22,7 @@ FETCH: Final = f"/{pb.DESCRIPTOR.services_by_name['WeightSource'].full_name}/Fet
 
 @dataclass(frozen=True)
 class ReceivedChunk:
-    """Content of a message; `data` is part of the message's own memory."""
+    """Content of a message; `data` is part of the message's own memory, unless protobuf decoded it."""
 
     name: str
     offset: int

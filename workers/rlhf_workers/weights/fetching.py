@@ -1,8 +1,8 @@
 """Fetches the weights of one model version: from borrowed memory of peers, streams, or a Hugging Face folder.
 
-Rule: all or nothing. `fetch_weights` yields every tensor, or raises WorkError with the source's name. Tensors of
-peers are checked against their announced checksums. If memory cannot be borrowed, the weights are streamed. Waits end:
-a silent peer is cut off and tried again a few times. Must never read pickled files.
+Rule: all or nothing. `fetch_weights` yields every tensor, or raises WorkError. Tensors of peers are checked against
+their announced checksums. If memory cannot be borrowed, the weights are streamed. Waits end: a silent peer is cut off
+and tried again a few times. Must never read pickled files.
 """
 
 import logging
@@ -36,7 +36,7 @@ class FetchPolicy:
     backoff_seconds: float = 0.5
     """Pause before the second attempt; doubles each time."""
     describe_seconds: float = 120.0
-    """Time-out of Describe and of a loan; the peer computes checksums of its whole stage meanwhile."""
+    """Time-out of Describe and of a loan."""
     idle_seconds: float = 30.0
     """Longest time without a chunk of a stream."""
 
@@ -88,8 +88,9 @@ def fetch_weights(
 ) -> Iterator[FetchedWeights]:
     """Fetch the weights of `model` at `version` from all sources at once, borrowed through `sharings` or streamed.
 
-    Raises WorkError before it yields: WeightsUnavailable (peer gone, silent, or at another version), WeightsCorrupt
-    (checksum, order or size), WeightsConflict (two sources have one parameter), or the reason of a FolderError.
+    Raises WorkError before it yields: WeightsUnavailable (no source, no parameter, or a peer that is gone, silent or at
+    another version), WeightsCorrupt (checksum, order or size), WeightsConflict (two sources have one parameter), or the
+    errors of `read_folder`.
     """
     if not sources:
         raise WorkError("WeightsUnavailable", f"{model} version {version}: no source was given", retryable=True)

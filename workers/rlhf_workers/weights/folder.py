@@ -1,6 +1,6 @@
 """Reads weights from a Hugging Face folder: all files that `weight_files` lists, or none.
 
-Rule: reads safetensors only (never a file with code in it), and names folder and file in every error.
+Rule: reads safetensors only (never a file with code in it), and names the folder in every error.
 """
 
 from pathlib import Path

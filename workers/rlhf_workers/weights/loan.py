@@ -1,9 +1,9 @@
 """Borrows one peer's weights: maps its memory, checks the tensors there, and returns the memory after the read.
 
-Rule: a failure is a LoanRefusedError before the caller gets a tensor, and the weights are then streamed.
-WeightsRefusedError means that the peer cannot serve the version. Every tensor is checked by name, type, shape, place
-and checksum. The peer writes nothing there until `close`. If the peer's process ends, host memory stays readable, but
-`confirm` rejects reads of its device memory.
+Rule: memory that cannot be used is a LoanRefusedError before the caller gets a tensor. WeightsRefusedError means that
+the peer cannot serve the version. Every tensor is checked by name, type, shape, place and checksum. The peer writes
+nothing there until `close`. If the peer's process ends, host memory stays readable, but `confirm` rejects reads of its
+device memory.
 """
 
 import queue
@@ -73,8 +73,8 @@ def borrow(
 ) -> BorrowedWeights:
     """Borrow the weights in a peer's memory. `seconds`: time for the peer to copy its stage there.
 
-    Raises LoanRefusedError when its memory cannot be mapped or does not match its manifest, and WeightsRefusedError
-    when the peer cannot serve the version.
+    Raises LoanRefusedError when the peer gives no loan, or its memory cannot be mapped or does not match its manifest,
+    and WeightsRefusedError when the peer cannot serve the version.
     """
     place = pb.MemoryPlace()
     for sharing in sharings:

@@ -35,7 +35,7 @@ REQUEST_SECONDS: Final = 30.0
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return the tensor's own memory as bytes, without a copy if it is contiguous; valid as long as the tensor."""
+    """Return the bytes of a CPU tensor: its own memory if it is contiguous, else a copy."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return flat.numpy().data.cast("B") if flat.numel() else memoryview(b"")
 
@@ -49,7 +49,7 @@ class _Described:
 class WeightSourceService:
     """Methods of the WeightSource service; `Fetch` yields messages as encoded bytes.
 
-    Every call asks for the worker's current training role.
+    Every call asks for the worker's current weight provider.
     """
 
     def __init__(self, provider: Callable[[], WeightProvider | None], copies: WeightCopies | None = None) -> None:

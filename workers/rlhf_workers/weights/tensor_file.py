@@ -2,8 +2,7 @@
 
 A read loads the requested tensors only. A write streams to `<name>.tmp`, hashes, syncs, and renames. A process that
 dies during a write leaves only the temporary name, in a folder that is itself temporary until the coordinator renames
-it. The writer is our own (the format is a JSON header and raw bytes) because the library's writer neither hashes nor
-syncs, and reports no OSError for a full disk.
+it. The writer is our own: the format is a JSON header and raw bytes.
 """
 
 import errno
@@ -31,7 +30,7 @@ TYPE_FIELD: Final = "spec.checkpoints.dtype"
 MASTERS: Final = "masters"
 """Folder of a checkpoint with float32 weights of models whose own folder has another type."""
 CHUNK_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of a tensor that are converted and copied to the host at once."""
+"""Maximum bytes of a tensor that are converted and copied to the host at once."""
 
 
 class TensorFolder:
@@ -41,7 +40,7 @@ class TensorFolder:
     """
 
     def __init__(self, files: Sequence[Path], field: str) -> None:
-        """Raises WorkError ModelCorrupt with `field` and the file when a file is damaged."""
+        """Raises WorkError ModelCorrupt with `field` and the file when a file is missing or damaged."""
         self.field = field
         self._files: dict[str, Path] = {}
         self._opened: dict[Path, Any] = {}
@@ -96,7 +95,7 @@ def checkpoint_tensors(checkpoint: Path, model: str, field: str) -> TensorFolder
 def write_weights(
     folder: Path, model: str, part: str, weights: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> list[pb.CheckpointFile]:
-    """Write the weights of a stage in `dtype`, and also unrounded if `dtype` rounds them.
+    """Write the weights of a stage in `dtype`, and also in their own type if `dtype` is not float32.
 
     `part` names the stage and its share. Raises WorkError as `write_tensors` does.
     """
@@ -111,7 +110,7 @@ def write_tensors(
 ) -> pb.CheckpointFile:
     """Write `folder/name` completely or not at all, in `dtype` or in the tensors' own types, from any device.
 
-    Raises WorkError StorageFull, StorageDenied, or StorageFailed for a value that `dtype` cannot hold.
+    Raises WorkError StorageFull, StorageDenied, or StorageFailed for a value beyond float16.
     """
     header, offset = {}, 0
     for key, tensor in tensors.items():
@@ -136,7 +135,8 @@ def write_tensors(
 def write_file(
     folder: Path, name: str, parts: Iterator[bytes | memoryview], model: str = "", parameters: Sequence[str] = ()
 ) -> pb.CheckpointFile:
-    """Write `folder/name` from parts: temporary name, fsync, rename, fsync of the folder."""
+    """Write `folder/name` from parts: temporary name, fsync, rename, fsync of the folder. Raises WorkError StorageFull
+    or StorageDenied."""
     path = folder / name
     temporary = path.with_name(path.name + ".tmp")
     digest, size = hashlib.sha256(), 0

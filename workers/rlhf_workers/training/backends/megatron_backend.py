@@ -1,10 +1,9 @@
 """The backend `megatron`: stages whose layers are chunks of Megatron-core's GPTModel, run by this project's schedule
 tables.
 
-Everything else is shared with the backend `torch`: schedule tables, transfers, sums over replicas, optimizer,
-checkpoints. So a mini-batch's gradients equal that backend's except for rounding, and each backend resumes the other's
-checkpoints. Megatron's own pipeline schedules, data parallelism and optimizer are not used, and none of its global
-state is set: a rank holds chunks of several models, in opposite directions of the pipeline.
+Shared with the backend `torch` are schedule tables, transfers, sums over replicas, optimizer and checkpoints.
+Megatron's own pipeline schedules, data parallelism and optimizer are not used, and this code sets none of its global
+state.
 """
 
 from importlib.util import find_spec
@@ -57,7 +56,8 @@ def load_stage(
     device: torch.device,
     trunk: adapters.Trunk,
 ) -> PipelineStage:
-    """Return one stage from the checkpoint, or from the manifest's folder without a checkpoint."""
+    """Return one stage from the checkpoint, or from the manifest's folder without a checkpoint. Raises WorkError
+    BackendUnavailable if its model trains adapters."""
     from rlhf_workers.training.megatron.megatron_stage import build_megatron_stage  # not in every image
 
     role = ModelRole(model)

@@ -2,7 +2,7 @@
 
 A backend is one rank's part of a training group: stages, optimizers, the group's communication, its files of a
 checkpoint. Rule: importing this module loads no backend. To add one, write a module with `build_backend` and add a line
-to `BACKENDS`. `rlhf_api.rules.unavailable` lists what this version lacks; a test compares the two.
+to `BACKENDS`.
 """
 
 from collections.abc import Generator, Iterator, Mapping
@@ -48,7 +48,7 @@ class TrainingBackend(Protocol):
 
     @property
     def steps(self) -> int:
-        """Number of optimizer steps in the weights."""
+        """Number of optimizer steps so far; while critics train behind the policy, theirs."""
 
     @property
     def transport(self) -> TransportKind:
@@ -56,12 +56,12 @@ class TrainingBackend(Protocol):
 
     @property
     def step_seconds(self) -> list[float]:
-        """Seconds of each mini-batch of the last iteration with a token to train on, from its first action on this rank
-        to its last."""
+        """Seconds in this rank's row of the table for each mini-batch of the last iteration with a token to train
+        on."""
 
     @property
     def sample_advantages(self) -> list[float]:
-        """Advantage of each sample of the last iteration, mean over its tokens, NaN without tokens; empty: no
+        """Advantage of each sample of the last iteration, mean over its trained tokens, NaN without any; empty: no
         advantages."""
 
     @property
@@ -86,10 +86,12 @@ class TrainingBackend(Protocol):
         """
 
     def measure(self, command: pb.Measure) -> Generator[None, None, pb.MeasureResult]:
-        """Measure stages, transfers or schedules, a bounded part per step of the iterator, without side effects."""
+        """Measure stages, transfers or schedules, a bounded part per step of the iterator; change no weight and no
+        moment."""
 
     def profile_costs(self) -> Generator[None, None, CostDocument]:
-        """Measure costs for the plan search, a bounded part per step of the iterator, without side effects."""
+        """Measure costs for the plan search, a bounded part per step of the iterator; change no weight and no
+        moment."""
 
     def use_table(self, table: ScheduleTable) -> None:
         """Use another table from the next mini-batch on. Raises ValueError if it has other pipelines."""
@@ -102,7 +104,7 @@ class TrainingBackend(Protocol):
         """Yield (Hugging Face parameter name, tensor) for the weights that this rank publishes, in the compute type;
         adapters that are published alone are float32.
 
-        Other threads call this; a tensor is read when the iterator reaches it.
+        Other threads may call this; a tensor is read when the iterator reaches it.
         """
 
     def offload(self) -> None:

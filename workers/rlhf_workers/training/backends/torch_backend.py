@@ -268,7 +268,7 @@ def load_sharded_stage(
 
 
 def require_shards(job: RLHFJob, layout: RankLayout, transport: GroupTransport) -> None:
-    """Raise WorkError if a group cannot hold models in parts for reasons beyond the manifest."""
+    """Raise WorkError if this group cannot hold models in parts: its backend, ranks or devices do not fit."""
     shard = job.spec.training.parallelism.shard
     why = ""
     if job.spec.training.backend != "torch" or layout.block_size != 1 or layout.world != shard:

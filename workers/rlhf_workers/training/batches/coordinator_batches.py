@@ -1,7 +1,7 @@
 """Fetches an iteration's scored batch from the coordinator.
 
-Rule: while the coordinator is unreachable (restarting), retry after a pause up to a time-out whose error names it. A
-negative answer is raised at once. A retry fetches the whole batch again.
+Rule: while the coordinator is unreachable, retry after a pause up to a time-out whose error names it. Other failures
+are raised at once. A retry fetches the whole batch again.
 """
 
 import time
@@ -18,11 +18,11 @@ from rlhf_workers.failures import WorkError
 RETRY_SECONDS: Final = 0.25
 """Seconds between two tries."""
 AWAY: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN})
-"""Statuses of a broken connection, as opposed to an answer."""
+"""Statuses that count as a broken connection."""
 
 
 class CoordinatorBatches:
-    """Batches over a blocking channel; each try opens another, because a process outlives its first certificate."""
+    """Batches over a blocking channel; each try opens another one."""
 
     def __init__(self, address: str, worker: str, certificates: Path | None, timeout: float) -> None:
         self._address, self._worker, self._certificates, self._timeout = address, worker, certificates, timeout

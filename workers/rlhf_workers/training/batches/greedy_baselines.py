@@ -1,10 +1,7 @@
 """Removes greedy responses from the batch before training: their rewards become the baselines of the others.
 
 Rule: pure; runs after reward shaping, which treats both kinds alike. A greedy response without a reward is not a
-baseline of zero: the other responses to its prompt are masked out, as if they had abstained. The remaining batch has
-the manifest's size.
-Before this step a greedy response is an ordinary sample of its prompt's group: journaled, moved, failed, cut off and
-judged with the group, and shaped with the statistics of the same batch.
+baseline of zero: the other responses to its prompt are masked out, as if they had abstained.
 """
 
 import torch

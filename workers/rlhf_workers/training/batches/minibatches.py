@@ -1,9 +1,9 @@
 """The order of samples in an epoch, its mini-batches, and their split over replicas and micro-batches.
 
 Rule: the result depends on the manifest, the layout, the iteration, the epoch and the lengths, so every rank computes
-it independently, and a replay after a fault gives the same micro-batches. Samples of similar length share a micro-batch
-(least padding). Replicas get equal numbers of micro-batches with near-equal padded tokens. Source: RLHFuse (arXiv
-2409.13221), balancing by length.
+it independently, and a replay after a fault gives the same micro-batches. Samples of similar length share a
+micro-batch. Replicas get equal numbers of micro-batches, the largest first, each to the replica with the fewest padded
+tokens so far. Source: RLHFuse (arXiv 2409.13221), balancing by length.
 """
 
 from collections.abc import Sequence

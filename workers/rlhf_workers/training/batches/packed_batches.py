@@ -1,7 +1,7 @@
-"""Assigns samples to packed micro-batches with nearly equal token counts, without splitting a sample.
+"""Assigns samples to packed micro-batches, each to the one with the fewest tokens so far, without splitting a sample.
 
 Owns the split of a mini-batch with `spec.training.packing`. Rule: it depends only on the arguments, so every rank
-computes it independently, and a replay gives the same micro-batches. Rows are not padded to the longest sample, so long
+computes it independently, and a replay gives the same micro-batches. Samples are not padded to the longest one, so long
 and short samples share a micro-batch. Samples that belong together stay together, and no micro-batch is empty.
 """
 

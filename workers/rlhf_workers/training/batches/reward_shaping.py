@@ -66,7 +66,7 @@ def normalized_sum(parts: Mapping[str, torch.Tensor], combination: Combination, 
 
 def normalized(values: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
     """Return values [B] with mean 0 and standard deviation 1 over the samples in `there`, bool [B]; about 0 there if
-    they are equal."""
+    they are equal. Without samples in `there`, return them unchanged."""
     own = values[there]
     if not len(own):
         return values

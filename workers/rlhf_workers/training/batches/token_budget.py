@@ -1,9 +1,9 @@
 """Micro-batches with a limit of padded tokens: their number in a mini-batch, and the samples of each.
 
-Owns the split for `spec.training.microBatchTokens`. Rule: it depends only on the arguments, so every rank computes it
-independently, and a replay gives the same micro-batches. If the split of `minibatches` is within the limit, it is used
-unchanged. Otherwise samples are sorted by length and cut into consecutive runs, few long or many short samples, with
-little padding. Must never separate samples that stay together, nor leave a micro-batch empty.
+Owns the split for `spec.training.microBatchTokens`; packed micro-batches are those of `packed_batches`. Rule: it
+depends only on the arguments, so every rank computes it independently, and a replay gives the same micro-batches. If
+the split of `minibatches` is within the limit, it is used unchanged. Otherwise samples are sorted by length and cut
+into consecutive runs. Must never separate samples that stay together, nor leave a micro-batch empty.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,10 +32,10 @@ class MicroBatchPlan:
     splits: Mapping[str, Split]
     """Model role -> micro-batches of all its replicas."""
     packed: bool = False
-    """Whether micro-batches are packed, without padding."""
+    """Whether micro-batches are packed, without padding to the longest sample."""
 
     def tokens(self, cell: Sequence[int], lengths: Sequence[int]) -> int:
-        """Return the computed tokens of one of its micro-batches."""
+        """Return the tokens of one of its micro-batches, with padding."""
         chunks = CHUNKS_A_RANK * self.layout.context if self.layout.context > 1 else 1
         sizes = [padded(lengths[sample], chunks) for sample in cell]
         return sum(sizes) if self.packed else len(sizes) * max(sizes)

@@ -45,19 +45,19 @@ class TrainingBatch:
     response_lengths: torch.Tensor
     """int64 [B]."""
     mask: torch.Tensor
-    """bool [B, T]: trained response tokens; all false for an abstained sample."""
+    """bool [B, T]: trained response tokens; all false for a sample that is not `valid`."""
     groups: torch.Tensor
     """int64 [B]: prompt group number, the same for samples of one prompt."""
     rewards: torch.Tensor
-    """float32 [B]; 0 and not `valid` for abstentions."""
+    """float32 [B]; 0 for a sample that is not `valid`."""
     valid: torch.Tensor
-    """bool [B]: false for abstained samples."""
+    """bool [B]: false for samples that abstained or are filtered out."""
     finished: torch.Tensor
-    """bool [B]: true if the response ended by a stop, false if it was cut at a limit or is missing."""
+    """bool [B]: false if the response was cut at its length limit or is missing, else true."""
     fields: dict[str, torch.Tensor]
     """Name -> float32 [B, T]."""
     judged: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Name -> float32 [B], unshaped, for every field with one number per response."""
+    """Name -> float32 [B], unshaped, for every needed field with one number per response."""
     parts: dict[str, torch.Tensor] = field(default_factory=dict)
     """Name of one of several rewards -> float32 [B], NaN for abstentions; empty with a single reward."""
     baselines: torch.Tensor | None = None
@@ -125,7 +125,7 @@ class MicroBatch:
     cut: ContextCut | None = None
     """This rank's positions of the rows; None: all."""
     own: OwnPlaces | None = None
-    """The entries of `positions` on this rank."""
+    """The entries of `positions` on this rank; None: all."""
 
     def to(self, device: torch.device) -> "MicroBatch":
         """Return it on another device; for a GPU with copies for which the host does not wait."""
@@ -181,14 +181,14 @@ def batch_from(
     holes: bool = False,
     version: int | None = None,
 ) -> TrainingBatch:
-    """Return a batch of `size` samples in sample order. Every sample that did not abstain has the `needed` fields and a
-    response.
+    """Return a batch of `size` samples in sample order. A sample that did not abstain needs a response and the fields
+    in `needed`.
 
     `parts`: name of one of several rewards -> its field, which a sample has unless it abstained. `holes`: responses
     contain tokens of an environment, identified by their log-probability; they are outside `mask`. `version`: version
     of the trained weights, if samples are carried between iterations and tokens may be older.
 
-    Raises WorkError BatchIncomplete.
+    Raises WorkError BatchIncomplete, and ValueError for an array whose bytes do not match its shape.
     """
     ordered = sorted(samples, key=lambda sample: sample.sample)
     if [sample.sample for sample in ordered] != list(range(size)):

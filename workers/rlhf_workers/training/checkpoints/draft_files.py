@@ -1,8 +1,7 @@
 """The draft model on disk: read from its folder or a checkpoint, checked against the policy, written into checkpoints.
 
-In a checkpoint it has the files `draft/model-stage-00000.safetensors`, from which the coordinator builds a Hugging Face
-folder as for other models, `masters/draft-stage-00000.safetensors` if the former is not float32, and
-`optimizer/draft-stage-00000.safetensors` with its moments and its own step count.
+In a checkpoint it has the files `draft/model-stage-00000.safetensors`, `masters/draft-stage-00000.safetensors` if the
+former is not float32, and `optimizer/draft-stage-00000.safetensors` with its moments and its own step count.
 
 Rule: a model that cannot draft for the policy is rejected before training with an explanation. With a checkpoint
 without a draft model, from before its training, it starts from the manifest's folder; otherwise it resumes bit by bit.
@@ -38,11 +37,10 @@ from rlhf_workers.weights.tensor_file import (
 )
 
 LARGEST_SHARE: Final = 0.5
-"""Largest share of the policy's parameters. A draft token that costs half a pass of the policy breaks even if every
-second one is accepted, and a rank needs memory for the draft model in addition to its stage."""
+"""Largest share of the policy's parameters."""
 PADDING: Final = 512
-"""Limit of the difference between the rows of logits, because families pad equal vocabularies by size (Qwen2.5: 151,936
-and 152,064). Generation workers, which load both tokenizers, check that they are the same."""
+"""Difference between the rows of logits from which on a draft model is refused. Models of one family may pad the same
+vocabulary to different sizes (Qwen2.5: 151,936 and 152,064)."""
 DRAFT_STAGE: Final = "00000"
 """Number of its only stage in file names."""
 MOMENTS: Final = f"optimizer/{DRAFT_MODEL}-stage-{DRAFT_STAGE}.safetensors"

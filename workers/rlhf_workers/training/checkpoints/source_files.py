@@ -1,10 +1,8 @@
 """The files beside a model's weights: the rank that writes its first stage writes them into every checkpoint.
 
-A model with a hub id exists only in the caches of the workers that loaded it: the coordinator builds a whole folder
-from the ranks' files and downloads nothing. Rule: files are read once, when the rank is built, and stay in memory,
-because the next pod may have another cache and the source checkpoint may be pruned. For a model in a folder only
-config.json is read here, since the coordinator sees the same folder. The written configuration matches the files beside
-it: their type if all weights are trained, and the head of a critic or a reward model.
+Rule: files are read once, when the rank is built, and stay in memory. For a model in a folder of this machine only
+config.json is read. The written configuration matches the files beside it: their type if all weights are trained, and
+the head of a critic or a reward model.
 """
 
 import json
@@ -36,8 +34,11 @@ SourceFiles = Mapping[str, Mapping[str, bytes]]
 
 
 def read_source_files(job: RLHFJob, layout: RankLayout, checkpoint_folder: str) -> SourceFiles:
-    """Return the files of hub models whose first stage this rank writes, and the configuration of any such model except
-    a policy with adapters, from the checkpoint if the rank starts from one."""
+    """Return the files of the models whose first stage this rank writes, and of a trained draft model that it writes.
+
+    For a model that is no folder here they include all companion files. config.json is left out for a policy with
+    adapters in a folder. They come from the checkpoint if the rank starts from one.
+    """
     files: dict[str, dict[str, bytes]] = {}
     for model, stage in layout.local_stages:
         role = ModelRole(model)
@@ -63,8 +64,8 @@ def saved_type(spec: RLHFJobSpec, path: str, folder: Path) -> torch.dtype:
 
 
 def _type_name(spec: RLHFJobSpec, path: str, folder: Path) -> str:
-    """Return the type in config.json, or else that of the first tensor; float32 for other types. The manifest's folder
-    decides if it exists here, because a checkpoint may have been saved as Float32."""
+    """Return float32 if spec.checkpoints.dtype says so, else the type in config.json, or else that of the first tensor;
+    float32 for other types. The manifest's folder decides if it exists here."""
     if spec.checkpoints is not None and spec.checkpoints.dtype == "Float32":
         return "float32"
     folder = Path(path) if Path(path).is_dir() else folder
@@ -103,7 +104,7 @@ def _of_draft_model(job: RLHFJob, layout: RankLayout, checkpoint_folder: str) ->
 
 
 def write_source_files(folder: Path, files: SourceFiles) -> list[pb.CheckpointFile]:
-    """Write the files into a checkpoint's folder. Raises WorkError StorageFull, StorageDenied."""
+    """Write the files into a checkpoint's folder and return them. Raises WorkError StorageFull, StorageDenied."""
     return [
         write_file(folder, f"{model}/{name}", iter([content]))
         for model, listed in files.items()

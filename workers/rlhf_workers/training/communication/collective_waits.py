@@ -1,8 +1,6 @@
 """Text about the current wait of this process for other ranks of its training group.
 
-Heartbeats carry the text. Ranks wait for each other, so when one hangs, all of them stop: the rank that waits for no
-other is the hanging one. Rule: threads that run collectives write it and any thread reads it; no decision of a worker
-depends on it.
+Heartbeats carry the text. Rule: threads that run collectives write it and any thread may read it.
 """
 
 from collections.abc import Iterator
@@ -10,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 
 LONGEST: Final = 200
-"""Maximum characters of the text: a reduction names all its ranks, and the coordinator rejects long texts."""
+"""Maximum characters of the text."""
 _present = ""
 
 

@@ -1,14 +1,9 @@
 """Transfers and collective operations between training ranks over torch.distributed.
 
 `Communicator` is the interface; `TorchCommunicator` is gloo on CPU and NCCL on CUDA, and `host_transport` is for groups
-with GPUs that NCCL cannot connect. Sends and receives do not block; the data determine shapes, so none are sent. The
-other operations block (on CUDA: the stream), and every rank must call them in the same order. If a peer is gone, a call
-raises PeerLostError. If a peer hangs, the coordinator ends it, or the call raises PeerLostError after the group's
-time-out.
-
-NCCL runs all transfers of a rank one after the other, each until its peer participates, on one communicator that
-connects when the group is created. Rows of a schedule table come from one total order of transfers, which prevents
-deadlocks; a test runs every kind of table with these semantics.
+with GPUs that NCCL cannot connect. Sends and receives do not block; both sides know the shapes, so none are sent. The
+other operations block (on CUDA: the stream), and every rank must call them in the same order. An error of
+torch.distributed, such as that of a lost peer, becomes a PeerLostError.
 """
 
 from collections.abc import Iterator, Sequence

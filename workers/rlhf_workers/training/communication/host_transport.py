@@ -6,11 +6,9 @@ the copy is complete. A thread takes a receive from gloo; it is copied to the de
 that needs it. So neither the compute stream nor the thread that launches work waits for a send or receive before it is
 needed. The other operations block.
 
-Rule: a pair of ranks has one thread per direction, so the k-th send matches the k-th receive. The transfer's closure
-holds memory that a copy still reads or writes. A receive buffer is written only after the work that was launched before
-the receive was posted, because the allocator may have reused memory of that work. Sums are gloo's, so they have the
-same bits as on CPUs. Without a device a copy between CPUs replaces the device copy, so the tests run everything except
-the streams.
+Rule: a pair of ranks has one thread per direction, so the k-th send matches the k-th receive. A receive buffer is
+written only after the work that was launched before the receive was posted, because the allocator may have reused
+memory of that work. Sums are gloo's. Without a device a copy between CPUs replaces the device copy.
 """
 
 import queue
@@ -162,7 +160,7 @@ class HostCommunicator:
     def _reduce(
         tensor: torch.Tensor, ranks: tuple[int, ...], reduce: Callable[[torch.Tensor, tuple[int, ...]], None]
     ) -> None:
-        """Copy the whole tensor, or gloo would split the array elsewhere and sum in another order."""
+        """Reduce a copy of the whole tensor in host memory, and copy the result back."""
         if len(ranks) > 1:
             host = tensor.to("cpu", copy=True)
             reduce(host, ranks)

@@ -1,7 +1,7 @@
 """Forms a group of ranks: they meet at rank 0's TCPStore, each describes its device, and torch.distributed starts.
 
-Rule: a wait for arrivals ends with a message that names the missing ranks. When a rank of a group is lost, all ranks
-restart and meet again under a higher group epoch, so they cannot meet ranks of an old group.
+Rule: a wait for arrivals ends with a message that names the missing ranks. Keys contain the group epoch, so ranks of
+groups with different epochs do not meet.
 """
 
 import ipaddress
@@ -24,17 +24,17 @@ from rlhf_workers.training.communication.transport import GroupTransport, choose
 log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 0.02
-"""Seconds between two checks for arrived ranks; a check is one small message."""
+"""Seconds between two checks for arrived ranks."""
 SILENCE: Final = timedelta(minutes=30)
-"""Maximum wait of a transfer or sum for a peer that is alive but slow; the end of a peer's process breaks it
-earlier."""
+"""Time-out of the group's transfers and sums."""
 
 
 def join_group(
     command: pb.BecomeTraining, device: torch.device, timeout: float, clock: Callable[[], float] = time.monotonic
 ) -> GroupTransport:
-    """Initialise the default process group and return its transport: NCCL if every rank has its own GPU, otherwise
-    gloo. Raises WorkError RendezvousTimeout, AddressInUse, BadCommand.
+    """Initialise the default process group and return its transport (`choose_transport`).
+
+    Raises WorkError RendezvousTimeout, AddressInUse, BadCommand.
 
     `timeout` in seconds covers the arrival of all ranks.
     """
@@ -73,7 +73,7 @@ def leave_group() -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return (host, port) of host:port, IPv6 hosts in brackets."""
+    """Return (host, port) of host:port, the brackets of an IPv6 host removed. Raises WorkError BadCommand."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise WorkError("BadCommand", f"becomeTraining.rendezvous: {address!r} is not host:port")

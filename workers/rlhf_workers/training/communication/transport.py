@@ -5,7 +5,7 @@ devices are compared by UUID and by PCI address on one host, never by index. CUD
 slices of one GPU have different UUIDs but the same PCI address, which NCCL compares.
 
 Rule: all ranks use the same statements in the same order, so they reach the same decision without more messages. A
-statement comes over the network: it is bounded and checked, and an unreadable one counts as a device of its own.
+statement comes over the network: it is bounded and checked, and a rank with an unreadable one does not count.
 """
 
 import json
@@ -21,7 +21,7 @@ TransportKind = Literal["gloo", "nccl", "host"]
 TRANSPORTS: Final[tuple[TransportKind, ...]] = get_args(TransportKind)
 """Transports in the order of their number in the metric `training/transport`."""
 STATEMENT_BYTES: Final = 4096
-"""Maximum bytes of a rank's statement, far more than a real one."""
+"""Maximum bytes of a rank's statement."""
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 """File whose content is equal in all containers of one host and differs between hosts."""
 
@@ -48,7 +48,7 @@ class GroupTransport:
 
     kind: TransportKind
     sharers: int = 1
-    """Number of ranks on this rank's device, including itself."""
+    """Number of ranks on this rank's GPU, including itself; 1 without a GPU."""
     reason: str = ""
     """Why tensors go through host memory; empty if they do not."""
 
@@ -66,7 +66,7 @@ def describe(device: torch.device) -> RankDevice:
 
 
 def read_statement(statement: bytes) -> RankDevice | None:
-    """Return the device in a rank's statement; None if it is unreadable, such as that of an older version."""
+    """Return the device in a rank's statement; None if it is unreadable or too long."""
     if len(statement) > STATEMENT_BYTES:
         return None
     try:

@@ -8,8 +8,7 @@ In an expert group rows go to the rank of their expert and return through the gr
 after the return.
 
 Rule: the experts of a layer are two tensors, as in transformers, so that weights and moments have the same names and
-layout in both backends. Each Megatron expert computes with views of them, unbound once per forward. Functions of
-Megatron that need a GPU (its router moves weights there) or compile at first use are not called.
+layout in both backends. Each Megatron expert computes with views of them, unbound once per forward.
 """
 
 import warnings

@@ -5,10 +5,8 @@ state. To Megatron each chunk is a whole GPTModel of its layers, with or without
 pipeline is in the schedule tables. A chunk knows size and place in its tensor group, with which Megatron splits heads,
 feed-forward layers and vocabulary. Sums use `TensorGroup`, the interface for such communication.
 
-Megatron's own linear layers compute the gradients of input and weight in one step, so a split backward would compute
-both twice, including sums over the tensor group, and they do not support mixed precision on a CPU. Its own attention
-needs GPUs. Plain PyTorch functions replace them between the same two sums. With one rank per tensor group there are no
-sums. Fusions that compile at first use are off.
+Plain PyTorch functions replace Megatron's own linear layers and attention, between the same two sums. With one rank per
+tensor group there are no sums.
 """
 
 import logging
@@ -21,7 +19,7 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore, ProcessGroup
 from torch.nn import functional
 
-# Before the import, because Megatron warns at import about missing GPU libraries, on every CPU.
+# Megatron may warn at import, for example about missing GPU libraries.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from megatron.core.models.gpt import GPTModel
@@ -69,8 +67,7 @@ class PlainRowLinear(RowParallelLinear):  # type: ignore[misc]
 
     tensor: TensorGroup
     widens: bool
-    """Whether outputs are float32 for any type of product. Megatron rounds the residual to the type of the added
-    output, and a router chooses other experts for a token with a rounded residual."""
+    """Whether outputs are float32 for any type of product."""
 
     def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Return [s, b, out] for [s, b, in / ranks], of which a rank may get only its positions, and None as the bias
@@ -84,7 +81,7 @@ class CausalAttention(nn.Module):
     """Attention of right-padded sequences, explicit or with PyTorch's fused kernels."""
 
     def __init__(self, config: Any, kernel: Attention, **_: Any) -> None:
-        """`kernel`: eager is explicit attention, for deterministic jobs. Megatron passes more arguments, without effect
+        """`kernel`: names that end in eager mean explicit attention. Megatron passes more arguments, without effect
         here."""
         super().__init__()
         self._eager = kernel.endswith("eager")
@@ -139,8 +136,7 @@ def build_chunk(
     which states whether the layer has experts.
 
     `first` adds the embedding, `last` norm and output layer; `shared`: the output layer uses the embedding's weight.
-    With several `tensor` ranks torch.distributed must be initialised: before that Megatron treats every group as one
-    rank.
+    With several `tensor` ranks torch.distributed must be initialised.
     """
     alone = ProcessGroup(HashStore(), 0, 1)  # a group of one rank, which never communicates
     names = ("cp", "pp", "embd", "pos_embd", "dp", "dp_cp", "ep", "expt_tp", "expt_dp", "tp_ep", "tp_dp_cp")

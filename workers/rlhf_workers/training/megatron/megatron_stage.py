@@ -40,9 +40,9 @@ from rlhf_workers.weights.expert_files import NAMES, as_parameters
 from rlhf_workers.weights.tensor_file import TensorFolder
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", *NAMES)
-"""`model_type`s for which tests compare chunks with the whole model."""
+"""`model_type`s that this backend accepts."""
 ROTATIONS: Final = ("default", "linear", "llama3")
-"""Kinds of rotary embedding whose frequencies depend only on the configuration, without other scaling."""
+"""Kinds of rotary embedding that this backend accepts."""
 CHUNK: Final = "chunk."
 """Prefix of a chunk's own parameter names."""
 OF_HEADS: Final = ("q_layernorm.weight", "k_layernorm.weight")
@@ -77,7 +77,7 @@ class MegatronStage(PipelineStage):
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """See PipelineStage. Each rank of a tensor group embeds the tokens of its rows. The padding row has no
-        gradient, as in transformers: it may be zero, and a norm would make a huge gradient of it."""
+        gradient, as in transformers."""
         weight, padding_id = self.chunk.embedding.word_embeddings.weight, self.config.pad_token_id
         padding: int | None = None if padding_id is None else padding_id % self.config.vocab_size  # -1 is the last row
         if self.tensor.size == 1:
@@ -175,8 +175,8 @@ class MegatronStage(PipelineStage):
         return conversion is None or all(self.part_of(part) is None for part in conversion.names)
 
     def keep_whole(self, tensors: TensorFolder) -> None:
-        """Keep this rank's share of the whole tensors for readers, as in the files; tensors missing from the files, as
-        this rank holds them."""
+        """Keep this rank's share of the whole tensors for readers: as in the files, or as this rank holds them if every
+        rank has them whole."""
         owned = {name: value for name, value in self.named_parameters() if name not in self.duplicates}
         found = {part: own for name, value in owned.items() for part, own in self.in_folder(name, value.detach())}
         sizes = {name: self._shapes[name].numel() if name in self._shapes else found[name].numel() for name in found}

@@ -4,8 +4,8 @@ Offloaded moments come to the device in pieces, are stepped there by the same ke
 device has none of them; within a step it has at most two pieces: one is stepped while another leaves and the next takes
 its place. Rule: weights and moments have the same bits either way. The kernel works element by element. On a CPU it
 takes UNIT elements at a time from a tensor's start, and rounds the rest at the end differently, so a piece ends within
-a parameter only at a multiple of UNIT. It does not communicate with other ranks. A step that fails half-way, or a
-process that dies, leaves moments of two steps: the group restarts from its checkpoint.
+a parameter only at a multiple of UNIT. It does not communicate with other ranks. A step with offloaded moments that
+fails half-way leaves moments of two steps.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +22,7 @@ from rlhf_workers.weights.offload import DeviceOffload, OffloadMemory
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 UNIT: Final = 16
-"""float32 elements per cache line, the unit in which PyTorch's fused CPU kernel divides a tensor."""
+"""float32 elements per cache line of 64 bytes."""
 
 
 class AdamW(Protocol):
@@ -42,7 +42,7 @@ class AdamW(Protocol):
         step count."""
 
     def on_device(self) -> Iterator[torch.Tensor]:
-        """Yield the moments on the device; none before the first step or `take`."""
+        """Yield the moments on the device, if they are stored there; none before the first step or `take`."""
 
 
 class DeviceAdamW:
@@ -106,7 +106,7 @@ class _Piece:
 
 
 class HostAdamW:
-    """Implements `AdamW` with moments in host memory, pinned if the device is a GPU."""
+    """Implements `AdamW` with moments in host memory, from `OffloadMemory`."""
 
     def __init__(
         self,

@@ -2,8 +2,8 @@
 
 Rule: the decision depends on sums over all ranks, so every pipeline stage and replica makes the same one, and a replay
 repeats it; the counts are part of a checkpoint. A skipped step does not change weights, moments or the position in the
-learning-rate schedule of any model that trains in it. The loss is checked, too: a NaN log-probability gives a NaN loss
-with gradient 0, because clipping has no gradient for it.
+learning-rate schedule of any model that trains in it. The loss is checked, too: a NaN log-probability may give a NaN
+loss with a finite gradient.
 """
 
 import math

@@ -24,8 +24,7 @@ from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 from rlhf_workers.weights.tensor_file import TensorFolder
 
 NORM_CHUNK: Final = 16 * 1024 * 1024
-"""Gradients per norm computation on a GPU. PyTorch first copies them as float64, which at once would need twice the
-gradients' memory. A CPU uses one sum."""
+"""Gradients per norm computation on a GPU. A CPU uses one sum."""
 
 
 @dataclass(frozen=True)

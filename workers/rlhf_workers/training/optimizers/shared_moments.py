@@ -4,7 +4,7 @@ A copy keeps moments for, and steps, only its share of the parameters, and then 
 hold whole weights and whole sums of gradients as usual (ZeRO stage 1, Rajbhandari et al. 2020, section 5.1). Shares are
 whole parameters, as in PyTorch's ZeroRedundancyOptimizer, so the same kernel steps every parameter in the same shape
 and gives the same bits as without sharing. Rule: shares depend on names and sizes, so every copy computes them
-independently. If a copy dies, the group restarts from its checkpoint, as for any rank.
+independently.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class MomentShares:
 
     @property
     def part(self) -> str:
-        """Return the suffix of this copy's file of moments."""
+        """The suffix of this copy's file of moments; empty without shares."""
         return PART.format(self.number) if len(self.holders) > 1 else ""
 
     def steppers(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, int]:

@@ -30,7 +30,7 @@ class PartGroup(Protocol):
 
 
 class TensorOptimizer(StageOptimizer):
-    """Its `parameters` are this rank's parts."""
+    """Its `parameters` are this rank's parts, and those that every rank of the group has whole."""
 
     _ending = "-tensor-{:05d}"
     """Suffix of a rank's files."""

@@ -32,7 +32,7 @@ class ChunkKeys:
     """The keys to which a chunk of queries attends."""
 
     keys: slice
-    """Range in its sample, from the first key that any of its queries sees to its end."""
+    """Range in the sample, from the first key that any query of the chunk sees to the end of the chunk."""
     mask: torch.Tensor
     """Mask of these keys: bool or added to scores, or the fused kernel's own."""
 
@@ -56,8 +56,8 @@ class ChunkMasks:
 
     @classmethod
     def for_cut(cls, cut: ContextCut, window: int | None, eager: bool, hidden: torch.Tensor) -> "ChunkMasks":
-        """Return the masks for one window. `window`: keys that a query sees, including its own; None: all before it. A
-        mask that is added to scores has the type of `hidden`."""
+        """Return the masks for one window. `window`: most keys that a query sees, including its own; None: all up to
+        its own. A mask that is added to scores has the type of `hidden`."""
         chunks = cut.own_chunks
         by_chunk: dict[SampleChunk, ChunkKeys] = {}
         for chunk in chunks:

@@ -77,7 +77,7 @@ class SharedExperts(PipelineStage):
 
 
 class ExpertStage(SharedExperts, ModelStage):
-    """A stage of transformers' layers, whose parameters have the folder's names."""
+    """A stage of transformers' layers with some of their experts."""
 
     def part_of(self, name: str, rank: int | None = None) -> TensorPart | None:
         """See PipelineStage; of the expert group."""

@@ -143,8 +143,7 @@ class RankLayout:
 
     def with_microbatches(self, counts: Mapping[str, int]) -> "RankLayout":
         """Return the same place with these numbers of micro-batches per replica for each named model; itself if they
-        are equal. Raises ValueError if they differ and the table is not serial: a fused table was solved for its
-        numbers."""
+        are equal. Raises ValueError if they differ and the table is not serial."""
         if all(self.microbatches(model) == count for model, count in counts.items()):
             return self
         if self.table.method != SERIAL:

@@ -100,7 +100,7 @@ class _OfInput(torch.autograd.Function):
 
 
 class _OfWeight(torch.autograd.Function):
-    """The layer as a function of its weight and bias; its result is an empty tensor whose gradient is the output's."""
+    """The layer as a function of its weight and bias; its result is a zero whose gradient is the output's."""
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, bias: torch.Tensor | None, layer: _LinearUse) -> torch.Tensor:

@@ -29,8 +29,7 @@ class HostTimers:
     """Timers of a device that works while the caller waits, such as a CPU."""
 
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
-        """`clock` gives ns since the epoch, which timelines need, or this thread's CPU time, which other processes
-        barely affect."""
+        """`clock` returns nanoseconds, by default since the epoch."""
         self.mark = clock
 
     def read(self, marks: Sequence[Any]) -> list[int]:

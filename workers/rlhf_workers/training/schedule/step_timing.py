@@ -3,9 +3,8 @@
 Measurements use synthetic micro-batches of the job's shapes (half of the longest prompt and response), through the same
 executor as training. Rule: they never change state that training reads. Weights and moments are only read, gradients
 are zeroed again, losses go into separate objectives, and no random number is drawn (synthetic values are a fixed wave).
-So a job that measures trains the same bits as one that does not. All ranks must measure at the same time: mini-batches
-need all of them, and stages that share a machine slow each other down as in training. A rank that dies here ends its
-group, as in training.
+All ranks must measure at the same time: mini-batches need all of them, and stages that share a machine slow each other
+down as in training.
 """
 
 import math
@@ -32,7 +31,7 @@ from rlhf_workers.training.stages.stage_work import StageWork
 from rlhf_workers.training.trainer import Trainer
 
 REPEATS: Final = 5
-"""Maximum timed runs of a stage. The shortest counts, because other load on the machine only adds time."""
+"""Maximum timed runs of a stage, of which the shortest counts."""
 STAGE_SECONDS: Final = 1.0
 """Seconds after which a slow stage is not repeated; it is timed at least once."""
 TRANSFERS: Final = 8
@@ -98,9 +97,8 @@ def _wave(shape: Sequence[int]) -> torch.Tensor:
 def _room(trainer: Trainer) -> int:
     if trainer.device.type != "cuda":
         return 0
-    sharers = device_sharers(
-        trainer.device
-    )  # of all groups; in a cluster only ranks report with which ranks they share a GPU
+    # Of all groups; 1 if it was not set, then the ranks' own count is used.
+    sharers = device_sharers(trainer.device)
     beside = 1 if sharers > 1 else trainer.communicator.transport.sharers
     return int(ROOM_SHARE * free_memory(trainer.device)) // beside
 

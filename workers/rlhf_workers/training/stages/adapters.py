@@ -1,6 +1,6 @@
 """Low-rank adapters of a pipeline stage: their insertion, initial values, and publication.
 
-A checkpoint of a model is a PEFT folder, which contains a critic's whole value head. Rule: the initial A depends only
+A checkpoint of a model is a PEFT folder, which contains the whole head of a critic. Rule: the initial A depends only
 on the job's seed, the model's role and the parameter's name and shape, never on the rank that holds the stage. Merging
 rounds once, to the type in which weights are published. With a shared trunk, frozen weights of models from one folder
 are one tensor on a rank, which must never be changed.
@@ -86,7 +86,7 @@ def share(stage: PipelineStage, folder: str, trunk: Trunk) -> None:
 
 
 def load(stage: PipelineStage, folder: Path, settings: Lora, field: str) -> None:
-    """Load the adapters, and the value head, from the PEFT folder that `field` names. Raises WorkError if they do not
+    """Load the adapters, and a trained head, from the PEFT folder that `field` names. Raises WorkError if they do not
     match the manifest."""
     peft_folder.check(folder, settings, field)
     tensors = TensorFolder([folder / ADAPTER_WEIGHTS], field)
@@ -108,8 +108,7 @@ def merged_parameters(stage: PipelineStage, compute: torch.dtype) -> Iterator[tu
 
 
 def published_alone(stage: PipelineStage, compute: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, tensor) of the trained parameters: A and B in float32, so that merging gives the same weights
-    everywhere, and a value head in `compute`."""
+    """Yield (name, tensor) of the trained parameters: A and B in float32, and a head in `compute`."""
     for name, parameter in stage.named_parameters():
         if parameter.requires_grad:
             yield name, parameter.detach() if name.endswith((A_SUFFIX, B_SUFFIX)) else parameter.detach().to(compute)

@@ -32,11 +32,11 @@ from rlhf_workers.weights.expert_files import NAMES, as_parameters
 from rlhf_workers.weights.tensor_file import TensorFolder
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "gemma2", *NAMES)
-"""`model_type`s for which tests compare stages with the whole model."""
+"""`model_type`s that training accepts."""
 
 
 class ModelStage(PipelineStage):
-    """Parameter names are Hugging Face's, except for a value head."""
+    """Parameter names are Hugging Face's, except for a value head and adapters."""
 
     def __init__(self, skeleton: Any, layers: range, stages_after: int, head: Head) -> None:
         """Take the needed modules from `skeleton` (on the meta device); they have no memory yet."""
@@ -101,7 +101,8 @@ class ModelStage(PipelineStage):
 
 
 def read_config(folder: Path, field: str, stages: int) -> Any:
-    """Return the model's configuration, after a check that it can be cut into `stages`."""
+    """Return the model's configuration. Raises WorkError ModelCorrupt if it does not load, and ModelUnsupported if it
+    cannot be cut into `stages`."""
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:

@@ -76,7 +76,7 @@ class PipelineStage(nn.Module, ABC):
         self._geometries: dict[int, tuple[Any, dict[str, torch.Tensor | None]]] = {}
 
     def _put_on_head(self) -> None:
-        """Add a value or score head, as the last of the parameters, whose order sums preserve."""
+        """Add a value or score head to a last stage, as the last of its parameters."""
         if self.is_last and self.head == "value":
             self.value_head = nn.Linear(self.config.hidden_size, 1, bias=False, device="meta")
         elif self.is_last and self.head == "score":
@@ -206,7 +206,7 @@ class PipelineStage(nn.Module, ABC):
         )[None, None]
 
     def _window(self, kind: str) -> int | None:
-        """Return the number of keys that a query of an attention kind sees, including its own; None: all before it."""
+        """Return the most keys that a query of an attention kind sees, including its own; None: all up to its own."""
         window: int | None = self.config.sliding_window if kind == "sliding_attention" else None
         return window
 
@@ -215,8 +215,7 @@ class PipelineStage(nn.Module, ABC):
         return {kind: self._window(kind) for kind in set(self._sliding())}
 
     def _needs_mask(self, device: torch.device) -> bool:
-        """Return whether the fused kernel needs a mask. On a GPU no kernel takes float32 and fewer key heads than query
-        heads, so attention would compute all scores. With a mask transformers repeats the keys, for which a kernel
-        exists."""
+        """Return whether the fused kernel gets a mask even if its own causal mask is enough: on a GPU without autocast,
+        for a model with fewer key heads than query heads."""
         heads, keys = self.config.num_attention_heads, self.config.num_key_value_heads
         return device.type == "cuda" and heads != keys and not torch.is_autocast_enabled(device.type)

@@ -55,7 +55,7 @@ class StageCopies(TrainingHook):
         self._optimizers, self.copies = optimizers, list[StageCopy]()
         moved: set[int] = set()
         for key, stage in stages.items():
-            if optimizers[key].part:  # parts do not move: rules reject ranks that share a device
+            if optimizers[key].part:  # parts do not move
                 continue
             self.copies.append(StageCopy(stage, optimizers[key], device, frozenset(moved)))
             moved |= {id(part) for part in stage.parameters()}
