@@ -107,7 +107,8 @@ class ModelDrafter:
             self._free.sort(reverse=True)  # low rows first, so that used rows are mostly adjacent
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> int:
-        """Replace all weights or none; return bytes. Tokens are fed again. Raises WorkError WeightsMismatch."""
+        """Replace all weights; return bytes. Tokens are fed again. Raises WorkError WeightsMismatch before any
+        change."""
         replaced = replace_weights(self._model, tensors, subject="draft model")
         for row in self._rows.values():
             row.fed = np.empty(0, np.int32)

@@ -36,7 +36,7 @@ def obstacle(device: torch.device) -> str:
 
 
 def require_batch_invariance(device: torch.device) -> None:
-    """Select vLLM's batch-invariant kernels for this process; WorkError NotReproducible if there are none.
+    """Select vLLM's batch-invariant kernels for this process; WorkError NotReproducible if that is impossible.
 
     Must be called before vLLM is imported.
     """

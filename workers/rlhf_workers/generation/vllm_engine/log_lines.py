@@ -13,7 +13,7 @@ from typing import Final
 from rlhf_workers.progress import WorkStage, stage
 
 LINES_PER_MINUTE: Final = 120
-"""Maximum lines per minute; a warning in every step would fill a disk."""
+"""Maximum lines per minute."""
 MAX_CHARACTERS: Final = 2000
 """Maximum characters of a line."""
 _MINUTE: Final = 60.0
@@ -28,7 +28,7 @@ class BoundedLines(logging.Filter):
         self._since, self._lines = clock(), 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is written; shorten it."""
+        """Return whether the record is written; shorten a long line of vLLM."""
         if record.name.partition(".")[0] != "vllm":
             return True
         now = self._clock()
