@@ -196,7 +196,7 @@ class Engine(Protocol):
     """Weight version; `worker_role.NO_VERSION` after an interrupted update, until a complete version is loaded."""
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
-        """Take all requests, or raise EngineError that names the first invalid one and take none."""
+        """Take all requests, or raise EngineError that names an invalid one and take none."""
 
     def step(self) -> StepReport:
         """Admit queued samples and decode one or several tokens of each admitted sample that is not paused.
@@ -213,7 +213,7 @@ class Engine(Protocol):
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
         """Replace all weights; return bytes. Samples continue, and later tokens carry `version`.
 
-        Invalid tensors raise WorkError and change nothing. An update interrupted half-way raises an error and leaves
+        Invalid tensors raise WorkError and change no weight. An update interrupted half-way raises an error and leaves
         NO_VERSION.
         """
 

@@ -1,8 +1,8 @@
 """Summarizes thousands of engine steps as a few spans of the timeline and observations for the cost model.
 
 Rule: one span covers steps of one iteration, and ends after half a second unless it is flushed before. It is named
-after its most costly work. Its observation gives the prefill time, the samples per step and the keys per sample. If
-known tokens were prefilled or replayed, another observation gives the cost of rebuilding caches. A step that captured a
+after its most costly work. Its observation gives the prefill time, the samples per step and the keys per sample.
+Another observation gives the cost of rebuilding caches from known tokens, if that was measured. A step that captured a
 graph is a separate span without an observation. Must never read a clock.
 """
 

@@ -55,7 +55,7 @@ class WeightUpdates:
     def __init__(self, engine: Engine, certificates: Path | None, weight_fetcher: WeightFetcher) -> None:
         self._engine, self._certificates, self._weight_fetcher = engine, certificates, weight_fetcher
         self.draft_versions: dict[str, int] = {}
-        """Version of the draft model, by its name, once one came with the policy."""
+        """Version of the draft model that was loaded last, by its name; empty before."""
 
     @contextmanager
     def fetched(self, command: pb.LoadWeights) -> Iterator[WeightUpdate]:

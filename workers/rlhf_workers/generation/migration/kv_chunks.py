@@ -35,7 +35,7 @@ class KvRefusedError(Exception):
 
 
 def chunks(piece: KvSlice) -> Iterator[pb.KvPart]:
-    """Yield the messages for part of a cache, in position order for each layer, once it is ready."""
+    """Yield the messages for part of a cache once it is ready: by layer, keys before values, in order of positions."""
     piece.ready()
     for layer, states in enumerate(piece.layers):
         for kind, part in enumerate(states):

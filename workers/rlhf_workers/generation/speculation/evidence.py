@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 MAX_SAMPLES: Final = 8192
-"""Maximum samples whose drafted tokens are stored; the oldest entry is dropped."""
+"""Maximum samples whose drafted tokens are stored; the least recently updated one is dropped."""
 
 
 COUNTED_AT_ONCE: Final = 64
@@ -54,7 +54,7 @@ class Evidence:
         """Passes and the sums of the other fields of `MeanPass`, by class."""
         self._message = pb.SpeculationObservation()
         self._outcomes: list[Outcomes] = []
-        """Outcomes that are not counted yet; counting many is as fast as counting one."""
+        """Outcomes that are not counted yet."""
         self._rested = [0, 0, 0.0]
         """Steps without drafts and learning, their samples and seconds."""
 

@@ -55,9 +55,9 @@ class SiblingHints:
         self._groups: set[PromptGroup] = set()
         self._iteration = -1
         self.learned = 0
-        """Tokens given to drafters."""
+        """Number of tokens given to drafters."""
         self.refused = 0
-        """Invalid deltas."""
+        """Number of invalid deltas."""
 
     def take(self, message: pb.SiblingTokens) -> None:
         """Take a message; ignore one of an earlier iteration."""

@@ -162,7 +162,7 @@ class SinglePool:
             yield DecodePass(self._samples.pool, 0, len(rows.pool), length, slots[rows.pool], rows)
 
     def reach(self, position: Slots) -> Slots:
-        """See KvPools; the pool grows up to the longest sample."""
+        """See KvPools; the pool can grow up to the longest sequence."""
         return np.full_like(position, self._largest)
 
     def row(self, slot: int) -> tuple[KvPool, int]:

@@ -1,4 +1,4 @@
-"""vLLM's executor processes on a worker with several GPUs: detects ended ones, and ends them with the worker.
+"""vLLM's executor processes on a worker that has several: detects ended ones, and ends them with the worker.
 
 Each process is set to die with the thread that started it, even while it waits in a collective. Each also removes the
 names of its group's shared memory, which must be open in all of them. Rule: with one process, the worker itself, there

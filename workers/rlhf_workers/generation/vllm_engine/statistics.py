@@ -46,7 +46,7 @@ class VllmStatistics:
         self._requests[name] = RequestStateStats(arrival_time=time())
 
     def dropped(self, names: Iterable[str]) -> None:
-        """Remove aborted requests."""
+        """Remove requests that the core has dropped."""
         for name in names:
             self._requests.pop(name, None)
 
