@@ -21,7 +21,7 @@ REASONS: Final = ("Fixed", "Unmeasured", "Faster", "Slower", "Probe")
 
 @dataclass
 class SpeculationTotals:
-    """Counts over all steps."""
+    """Counts over all reported steps."""
 
     drafters: tuple[str, ...]
     drafted: Ints

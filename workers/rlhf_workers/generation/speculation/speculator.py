@@ -131,7 +131,7 @@ class Speculator:
         self._drawn: dict[SampleKey, list[TokenArray]] = {}
         """Tokens not yet passed to drafters."""
         self._fed = 0
-        """Steps since drafters got tokens."""
+        """Reported steps since all drawn tokens were passed to drafters."""
         self._proposed: dict[SampleKey, tuple[int, int]] = {}
         """(drafter, match) of this step's drafts."""
         self._rivals = DraftComparison()

@@ -82,7 +82,7 @@ class StaticDecoder:
     def __init__(
         self, forward: StaticForward, parameters: SamplingParameters, most_rows: int, capture: Capture
     ) -> None:
-        """`most_rows` samples are decoded at once."""
+        """At most `most_rows` samples are decoded at once."""
         self.figures = GraphFigures()
         self._reported = GraphFigures()
         self._forward = forward

@@ -33,7 +33,7 @@ class VllmStatistics:
 
     def __init__(self, config: VllmConfig) -> None:
         self.load = EngineLoad(0, 0, 0.0, 0, 0, 0)
-        """Load after the last step."""
+        """Load after the last counted step; zeros before."""
         self.registry: Collector = OwnMetrics()
         """See ServesMetrics."""
         self._logger: Any = PrometheusStatLogger(config)
