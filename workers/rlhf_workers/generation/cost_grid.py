@@ -1,7 +1,6 @@
 """Chooses the points at which the cost of decoding and prefilling is measured: batches, contexts and prompts.
 
-Rule: pure functions of an engine's limits. Points come in order of value, as the measurement may run out of time. The
-first ones, the corners of the grid, show how a cost grows.
+Rule: pure functions. The most important points come first, as the measurement may run out of time.
 """
 
 from collections.abc import Callable
@@ -10,9 +9,9 @@ from typing import Final
 from rlhf_workers.generation.engine import EngineLimits
 
 CORNERS: Final = 4
-"""Decode points measured regardless of time: two batches at two contexts."""
+"""Number of first decode points measured regardless of time: usually two batches at two contexts."""
 PREFILL_CORNERS: Final = 2
-"""Prefill points measured regardless of time: two lengths, which separate setup from tokens."""
+"""Number of first prefill points measured regardless of time; usually they have two lengths."""
 PREFILL_PROMPTS: Final = (1, 4)
 MANY_PROMPTS: Final = 16
 
@@ -26,9 +25,9 @@ def decode_points(
 ) -> list[tuple[int, int]]:
     """Return (batch, context) points.
 
-    First come batch 1 and the largest batch, at half the longest sequence and at a sixteenth, as large batches are
-    short; then the powers of two between them at these contexts; then all of them at full length and at a quarter. A
-    point takes `steps` steps. Inner batches must be `whole`; `placed` adjusts a context.
+    First come batch 1 and the largest batch, at half the longest sequence and at a sixteenth; then the powers of two
+    between them at these contexts; then all of them at full length and at a quarter. Contexts are shortened by `steps`
+    + 1 tokens. Inner batches must be `whole`; `placed` adjusts a context.
     """
     largest = limits.max_batch_size
     batches = sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)})
@@ -43,10 +42,9 @@ def decode_points(
 
 
 def prefill_points(limits: EngineLimits, *, replays: bool) -> list[tuple[int, int]]:
-    """Return (prompts, tokens) points of prefills.
+    """Return (prompts, tokens of each) points of prefills.
 
-    An engine that `replays` known tokens prefills prompts, another one whole samples. Points of the greatest length
-    come last.
+    With `replays`, the longest point is a prompt, otherwise a whole sample.
     """
     longest = limits.max_prompt_tokens - 1
     if not replays:

@@ -1,10 +1,9 @@
 """Interface between the generation role and the engine that decodes.
 
-An engine implements `Engine` and, for more abilities, some of the Protocols below; `engine_registry` finds it. Rule:
-it takes and returns plain data, not protobuf messages. One thread drives an engine; `step` is bounded. Up to rounding,
-a sample's tokens depend on its prompt, its random key, the weights and the sampling parameters, and not on other
-samples, the worker, or interruptions. An engine must never lose a sample: until it is in `StepReport.finished`,
-`withdraw` returns it with every token.
+An engine implements `Engine` and, for more abilities, some of the Protocols below; `engine_registry` finds it. Rule: it
+takes and returns plain data, not protobuf messages. One thread drives an engine; `step` is bounded. Up to rounding, a
+sample's tokens depend on its request, the weights and the sampling parameters, and not on other samples, the worker, or
+interruptions. An engine must never lose a sample: it reports it as finished, or `withdraw` returns it with every token.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -43,15 +42,15 @@ class SamplingParameters:
     temperature: float = 1.0
     """Divisor of the logits; 0 is greedy, with log-probabilities at temperature 1."""
     top_p: float = 1.0
-    """Probability of the smallest set of most probable tokens to draw from; 1 allows all."""
+    """Least total probability of the most probable tokens to draw from; 1 allows all."""
     top_k: int = 0
     """Number of most probable tokens to draw from; 0 allows all."""
     stop: tuple[str, ...] = ()
     """Strings that end a response and stay in it."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end a response and stay in it, beside the tokenizer's end-of-sequence token."""
+    """Tokens that end a response and stay in it, beside those of the tokenizer and the model."""
     by_request: bool = False
-    """Whether requests choose how their tokens are drawn; otherwise all are drawn alike."""
+    """Whether requests may choose how their tokens are drawn; otherwise all are drawn alike."""
     evaluation_temperature: float = 0.0
     """Temperature of evaluation requests that draw at random; 0: there are none."""
 
@@ -76,7 +75,7 @@ class SamplingParameters:
 
 
 class Prefill(NamedTuple):
-    """One prefill pass over samples that start or resume here."""
+    """The prefill of a batch of samples."""
 
     samples: int
     tokens: int
@@ -94,13 +93,13 @@ class StepReport:
     decoded: int = 0
     """Sampled tokens."""
     prefilled: int = 0
-    """Prompt tokens and replayed response tokens run through the model."""
+    """Known tokens that were prefilled or replayed; a prompt that samples share counts once per sample."""
     prefill_ns: int = 0
     """Nanoseconds of prefill."""
     prefills: list[Prefill] = field(default_factory=list)
-    """Prefill passes of the step."""
+    """Prefills of the step."""
     reused: int = 0
-    """Tokens of samples that continued with the cache of their last turn."""
+    """Tokens in the caches of samples that continued with the cache of their last turn."""
     replayed: int = 0
     """Rows of decode passes that decoded a known token again."""
     replayed_samples: int = 0
@@ -108,13 +107,13 @@ class StepReport:
     rows: int = 0
     """Samples in decode passes."""
     keys: int = 0
-    """Keys read by all rows of its passes together, including drafted tokens."""
+    """Keys that all rows of its passes read, added up; an engine may count padding."""
     began: list[SampleKey] = field(default_factory=list)
     """Samples that got their first new token since their submission; empty if the engine does not know."""
     pass_rows: int = 0
     """Rows of its decode passes without padding: one per sample, and more for drafted or replayed tokens."""
     positions: int = 0
-    """Cache positions of all decoded samples together."""
+    """Cache positions of all samples in decode passes, added up."""
     drafted: int = 0
     """Drafted tokens that were verified."""
     accepted: int = 0
@@ -122,11 +121,11 @@ class StepReport:
     draft_ns: int = 0
     """Nanoseconds of drafting."""
     verify_ns: int = 0
-    """Nanoseconds of passes that decoded several positions of a sample."""
+    """Nanoseconds of the passes, if one decoded several positions of a sample; else 0."""
     passes: int = 0
     """Decode passes."""
     graph_passes: int = 0
-    """Decode passes replayed from a graph."""
+    """Decode passes replayed from a capture."""
     fused_passes: int = 0
     """Decode passes run by fused kernels."""
     capture_ns: int = 0
@@ -148,7 +147,7 @@ class EngineCosts:
     decode: tuple[PassCost, ...]
     """Costs of a step; tokens are those in each sample's cache."""
     prefill: tuple[PassCost, ...]
-    """Costs of prefill; tokens are those of each prompt."""
+    """Costs of prefill; tokens are those prefilled of each sample."""
     kv_bytes_per_token: int
     kv_room_bytes: int
     """Bytes for caches; 0: not limited by the device."""
@@ -178,8 +177,8 @@ class EngineError(Exception):
     """A request that an engine cannot take, or an operation that it cannot do.
 
     `field` is the manifest path that a user can change, if any. With a `key`, the cause is this one sample, which the
-    engine still owns: after its withdrawal all others continue. Without a `key`, a raising `step` makes the engine
-    unusable, and its worker ends.
+    engine still owns: after its withdrawal all others continue. Without a `key`, an error of `step` concerns the whole
+    engine.
     """
 
     def __init__(self, reason: str, message: str, field: str = "", key: SampleKey | None = None) -> None:
@@ -197,16 +196,16 @@ class Engine(Protocol):
     """Weight version; `worker_role.NO_VERSION` after an interrupted update, until a complete version is loaded."""
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
-        """Take all requests, or raise EngineError that names the first invalid one and take none."""
+        """Take all requests, or raise EngineError that names an invalid one and take none."""
 
     def step(self) -> StepReport:
-        """Admit queued samples and decode one token of each admitted sample (or several, when it speculates).
+        """Admit queued samples and decode one or several tokens of each admitted sample that is not paused.
 
-        An EngineError with a key concerns that sample; any other exception ends the engine.
+        An EngineError with a key concerns that sample; any other exception concerns the whole engine.
         """
 
     def progress(self) -> list[ResponsePart]:
-        """Return the tokens of unfinished samples that no earlier `progress` returned."""
+        """Return parts of unfinished samples, with all tokens drawn since the last `progress`."""
 
     def withdraw(self, keys: Sequence[SampleKey] | None = None) -> list[ResponsePart]:
         """Drop these samples (None: all) and return their tokens; unknown and finished ones are ignored."""
@@ -214,13 +213,13 @@ class Engine(Protocol):
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
         """Replace all weights; return bytes. Samples continue, and later tokens carry `version`.
 
-        Invalid tensors raise WorkError and change nothing. An update interrupted half-way raises an error and leaves
+        Invalid tensors raise WorkError and change no weight. An update interrupted half-way raises an error and leaves
         NO_VERSION.
         """
 
     @property
     def in_flight(self) -> int:
-        """Number of samples submitted, and neither reported as finished nor withdrawn."""
+        """Number of samples that came here, and are neither reported as finished nor withdrawn."""
 
 
 # ------------------------------------------------------------ optional abilities of an engine, found by isinstance
@@ -228,18 +227,18 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Sleeps(Protocol):
-    """An engine that can free its device; others use its memory between iterations too."""
+    """An engine that can free device memory."""
 
     def sleep(self) -> None:
-        """Free KV memory and the device's weights; samples must have been withdrawn."""
+        """Free KV memory and, on a GPU, that of the weights; samples must have been withdrawn."""
 
     def wake(self) -> None:
-        """Undo `sleep`, if the engine sleeps."""
+        """Make the engine ready to decode, if it sleeps."""
 
 
 @runtime_checkable
 class TakesWeightsWhileOffloaded(Sleeps, Protocol):
-    """An engine whose `load_weights` works on the device or, while offloaded, in host memory."""
+    """An engine whose `load_weights` may work in host memory while its weights are offloaded."""
 
     takes_weights_while_offloaded: bool
 
@@ -260,11 +259,11 @@ class KeepsTurns(Protocol):
 
 @runtime_checkable
 class ServesMetrics(Protocol):
-    """An engine with its own metrics, such as vLLM; the worker's endpoint serves them too."""
+    """An engine with its own metrics, such as vLLM."""
 
     @property
     def registry(self) -> Collector:
-        """Collector of its Prometheus metrics; read by another thread."""
+        """Collector of its Prometheus metrics; another thread may read it."""
 
 
 @runtime_checkable
@@ -278,17 +277,17 @@ class ReportsLoad(Protocol):
 
 @runtime_checkable
 class MeasuresCosts(Protocol):
-    """An engine that can measure its costs; without it, inter-stage fusion stays Disabled."""
+    """An engine that can measure its costs."""
 
     def measure(self) -> Generator[None, None, EngineCosts]:
-        """Time artificial work, one bounded part per step of the iterator; engine and samples stay unchanged."""
+        """Time artificial work, one bounded part per step of the iterator; samples stay unchanged."""
 
 
 class KvMoves(Protocol):
     """Moves samples with their KV caches between two steps."""
 
     layout: str
-    """Fingerprint of everything that two engines must share so that one can read the other's caches."""
+    """Fingerprint that two engines must share so that one can read the other's caches of the same weights."""
     shapes: tuple[KvShape, ...]
     """Shape of each layer, in order."""
 
@@ -306,7 +305,7 @@ class KvMoves(Protocol):
         """Return a copy of part of the cache; `stop` is at most `cached`."""
 
     def pause(self, key: SampleKey, paused: bool) -> None:
-        """Pause or resume a sample; a paused one is not decoded and keeps its slot."""
+        """Pause or resume a sample; a paused one gets no token and keeps its place."""
 
     def reserve(self) -> bool:
         """Reserve a slot for a sample that arrives; return False if none is free. Never displaces a sample."""
@@ -315,12 +314,12 @@ class KvMoves(Protocol):
         """Release a reserved slot."""
 
     def admit(self, request: SampleRequest, cache: KvSlice | None) -> None:
-        """Take a sample into a reserved slot (released on EngineError); without a cache, compute it here."""
+        """Take a sample into a reserved slot (released on EngineError); without a cache, it is computed here."""
 
 
 @runtime_checkable
 class MovesKvCaches(Protocol):
-    """An engine whose samples can move with their caches; otherwise they move by their tokens."""
+    """An engine whose samples can move with their caches."""
 
     @property
     def moves(self) -> KvMoves | None:
@@ -328,5 +327,5 @@ class MovesKvCaches(Protocol):
 
 
 def kv_moves_of(engine: Engine) -> KvMoves | None:
-    """Return the mover of an engine's caches; None if samples move by their tokens."""
+    """Return the mover of an engine's caches; None if it has none."""
     return engine.moves if isinstance(engine, MovesKvCaches) else None

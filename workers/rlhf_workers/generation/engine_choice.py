@@ -1,9 +1,7 @@
-"""Chooses the engine for `engine: Auto`: torch or vLLM, with the reason.
+"""Chooses the engine: the one that the manifest names or, for `engine: Auto`, torch or vLLM, with the reason.
 
 Rule: the choice depends on the manifest, the worker's device and image, and the model's folder, so equal workers choose
-alike. With mixed images the choices may differ, and samples are still right: both engines draw a token from the
-sample's key, and samples move between them by their tokens. A manifest without a split model or arguments of an engine
-gets vLLM on GPUs only; on CPU, and for bitwise reproducible results, it gets torch.
+alike.
 """
 
 from collections.abc import Callable, Collection
@@ -34,7 +32,7 @@ class EngineChoice:
 
     @property
     def words(self) -> str:
-        """Engine and reason, as the job's status shows them."""
+        """Engine and message, for people."""
         return f"{self.engine}: {self.message}"
 
 

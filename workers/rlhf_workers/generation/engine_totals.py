@@ -15,15 +15,15 @@ from rlhf_workers.generation.engine_choice import EngineChoice
 from rlhf_workers.generation.speculation.speculation_totals import SpeculationTotals
 
 WORDS_MAX: Final = 256
-"""Maximum characters of a name in a heartbeat."""
+"""Maximum characters of `engine_in_words`."""
 
 
 @dataclass
 class EngineTotals:
-    """Counts over all steps."""
+    """Counts over all steps and sleeps."""
 
     steps: int = 0
-    """Steps that decoded."""
+    """Steps with decode passes."""
     rows: int = 0
     """Samples in these steps, added up."""
     decoded: int = 0
@@ -33,7 +33,7 @@ class EngineTotals:
     prefill_ns: int = 0
     passes: int = 0
     graph_passes: int = 0
-    """Passes replayed from a graph."""
+    """Passes replayed from a capture."""
     fused_passes: int = 0
     """Passes run by fused kernels."""
     capture_ns: int = 0
@@ -42,7 +42,7 @@ class EngineTotals:
     freed: int = 0
     """Bytes freed by sleeps, measured on the device or in the process."""
     load: EngineLoad | None = None
-    """Load after the last step; None if the engine does not report it."""
+    """Load after the last step; None before it, or if the engine does not report it."""
 
     def slept(self, freed: int) -> None:
         """Add a sleep that freed so many bytes; ignore one that freed none."""
@@ -73,11 +73,11 @@ class QueueTimes:
     _waited: dict[SampleKey, float] = field(default_factory=dict)
 
     def begin_iteration(self) -> None:
-        """Forget the samples of the previous iteration."""
+        """Forget all samples."""
         self._new, self._taken, self._waited = [], {}, {}
 
     def submitted(self, keys: Iterable[SampleKey]) -> None:
-        """Record samples given to the engine; its next step is their first."""
+        """Record samples given to the engine; the next `step_begins` starts their times."""
         self._new += keys
 
     def step_begins(self, now_ns: int) -> None:
@@ -93,7 +93,8 @@ class QueueTimes:
                 self._waited[key] = max(1, now_ns - taken) / 1e9
 
     def of_finished(self, key: SampleKey) -> float:
-        """Return the seconds that a finished sample waited; 0 if unknown, such as for one that came with its cache."""
+        """Remove and return the seconds that a finished sample waited; 0 if unknown, as for one that came with its
+        cache."""
         self._taken.pop(key, None)
         return self._waited.pop(key, 0.0)
 
@@ -105,7 +106,7 @@ class MeasuresEngine(Protocol):
     engine_totals: EngineTotals
     """Totals of its steps."""
     engine_choice: EngineChoice | None
-    """The engine and the reason; None if there was no choice."""
+    """The engine and the reason; None if they are not known."""
 
     @property
     def engine_registry(self) -> Collector | None:
@@ -113,10 +114,10 @@ class MeasuresEngine(Protocol):
 
     @property
     def speculation_totals(self) -> SpeculationTotals | None:
-        """Totals of its drafts; None if it decodes token by token."""
+        """Totals of its drafts; None without a speculator."""
 
 
 def engine_in_words(roles: Iterable[object]) -> str:
-    """Return the engine of the role that has one, with the reason; empty if none has."""
+    """Return the engine of the first role that has one, with the message; empty if none has."""
     choices = (role.engine_choice for role in roles if isinstance(role, MeasuresEngine))
     return next((choice.words[:WORDS_MAX] for choice in choices if choice is not None), "")

@@ -1,9 +1,9 @@
 """The generation role of a worker: takes commands, drives an engine, and reports progress and finished samples.
 
 Rule: it converts between protobuf messages and `engine.Engine`, and makes no decision about decoding. Tokens are
-reported after the first step that ends PROGRESS_NS after the last report; a finished sample is reported at once. Must
-never answer a command twice, nor report a sample that was withdrawn or returned. If the process dies, the coordinator
-continues from the reported tokens.
+reported after the first step that ends at least PROGRESS_NS after the last report; finished samples after their step.
+Must never answer a command twice, nor report a sample that was withdrawn or returned. If the process dies, the
+coordinator continues from the reported tokens.
 """
 
 import logging
@@ -55,7 +55,7 @@ from rlhf_workers.worker_role import NO_VERSION, Outbox
 log = logging.getLogger(__name__)
 
 PROGRESS_NS: Final = 250_000_000
-"""Least nanoseconds between progress messages of a sample; a lost worker costs the work since the last one."""
+"""Least nanoseconds between two reports of the engine's progress."""
 ACTOR: Final = GENERATE.model
 ACTOR_FIELD: Final = f"{ACTOR.manifest_path}.path"
 EXIT_CODES: Final = {"PromptLength": ExitCode.BAD_DATA, "TokenOutsideVocabulary": ExitCode.BAD_DATA} | dict.fromkeys(
@@ -84,8 +84,8 @@ class GenerationRole:
     ) -> None:
         """`ends`: ids that are not text at the end of a response; None for the tokenizer's.
 
-        `in_use` returns the device bytes in use; the difference after sleep is reported. `drafting` connects the
-        engine's speculator with the job; None if it has none.
+        `in_use` returns the bytes in use; totals count what a sleep freed. `drafting` connects the engine's speculator
+        with the job; None if it has none.
         """
         self._engine = engine
         self.engine_choice = choice
@@ -109,7 +109,7 @@ class GenerationRole:
         self._offloaded = False
 
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
-        """See WorkerRole; Migrate and Measure are answered later, all other commands before this returns."""
+        """See WorkerRole; Migrate and Measure are answered later."""
         done = pb.CommandDone(command_id=command.id)
         try:
             match command.WhichOneof("command"):
@@ -137,7 +137,8 @@ class GenerationRole:
         outbox.done(done)
 
     def step(self, outbox: Outbox) -> bool:
-        """See WorkerRole: advance migrations, run one engine step, and send the messages that are due."""
+        """See WorkerRole: advance migrations, then run a part of a measurement or an engine step, and send what is
+        due."""
         moved = self._migrations.step()
         if self._measuring is not None:
             done = next(self._measuring)
@@ -172,7 +173,7 @@ class GenerationRole:
             self._progress_ns = end_ns
             for response in self._engine.progress():
                 outbox.progress(progress_message(response))
-        if not (report.decoded or report.prefilled or report.finished):  # all its samples are leaving
+        if not (report.decoded or report.prefilled or report.finished):  # its samples are paused or wait
             return moved
         self._activity.add(report, self._iteration, start_ns, end_ns, outbox)
         self._drafting.report(self._iteration, end_ns, outbox)
@@ -220,7 +221,7 @@ class GenerationRole:
         return self._offloaded and takes
 
     def offload(self) -> None:
-        """See WorkerRole: move weights to host memory and free the KV cache."""
+        """See WorkerRole: let the engine sleep, if it can."""
         self._sleep()
         self._offloaded = True
 
@@ -302,7 +303,7 @@ class GenerationRole:
         yield pb.CommandDone(command_id=command.id, measure=result)
 
     def _fail_sample(self, key: SampleKey, failure: pb.Failure, outbox: Outbox) -> None:
-        """Drop one sample, so that the others continue."""
+        """Drop one sample and report its failure, so that the others continue."""
         self._migrations.stop([key], "decoding it failed")
         self.receiver.fence([key])
         message = pb.FailedSample(key=key_message(key), failure=failure)
@@ -321,7 +322,8 @@ class GenerationRole:
 
 
 def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates: Path | None) -> GenerationRole:
-    """Load the policy and its engine; WorkError when folder, engine arguments or sizes do not fit."""
+    """Return the role with the job's engine; load the command's weights unless they are those of the manifest's
+    folder."""
     path = job.spec.models.actor.path
     tokenizer = load_tokenizer(path, ACTOR_FIELD)
     weight_fetcher = AdapterWeights(job.spec, partial(fetch_weights, sharings=borrowed_by(job.spec, device)))

@@ -1,9 +1,8 @@
 """Copies slices of KV caches between a device and host memory, beside decoding.
 
-Out: the slice is gathered into one block of device memory in the order of decoding, so that the pool may change at
-once. The block goes to pinned memory in one copy; its reader waits for it on another thread. In: a whole cache is
-uploaded in one copy, and later decoding waits for it on the device. Rule: the compute thread queues copies without
-waiting for them. On a CPU slices are copied directly.
+Out: the slice is gathered into one block of device memory, and the block goes to pinned memory in one copy, for which
+its reader waits. In: a cache in one block of memory is uploaded in one copy, and later decoding waits for it on the
+device. Rule: the compute thread queues copies without waiting for them. On a CPU slices are copied out at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ Layers = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
 
 def pinned_bytes(size: int) -> torch.Tensor:
-    """Return uint8 [size] of torch's pinned memory; its allocator reuses memory after pending copies."""
+    """Return uint8 [size] of pinned memory."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
@@ -73,7 +72,7 @@ class KvStaging:
 
 
 def _ends(parts: Sequence[torch.Tensor]) -> list[int]:
-    """Return the start of each part, and the bytes of all parts."""
+    """Return the start of each part, and then the bytes of all parts; both are aligned."""
     ends = [0]
     for part in parts:
         ends.append(-(-(ends[-1] + part.numel() * part.element_size()) // ALIGNMENT) * ALIGNMENT)

@@ -1,6 +1,6 @@
-"""Checks of requests and job sizes that are common to all engines.
+"""Checks of requests and job sizes that engines share.
 
-Rule: pure functions of the request and the engine's limits.
+Rule: pure functions.
 """
 
 from rlhf_common.model_files.model_limits import CONTEXT_FIELD, context_problem
@@ -16,7 +16,7 @@ def sample_name(key: SampleKey) -> str:
 
 
 def check_request(request: SampleRequest, limits: EngineLimits, vocabulary: int) -> None:
-    """Raise EngineError when an engine of these limits cannot serve the request.
+    """Raise EngineError for lengths beyond the limits, foreign tokens, or fields that do not match the known tokens.
 
     `vocabulary` is the width of the logits.
     """

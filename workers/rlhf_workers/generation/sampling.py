@@ -1,9 +1,8 @@
 """Draws tokens: one uniform per response position selects a token by the inverse cumulative distribution.
 
 Rule: the uniform of (random key, position) is word `position` of the Philox4x64 stream with that key (Salmon et al.,
-SC'11), so a token depends on the sample, not on batch, order, worker or restarts. Tokens are ordered by id in the
-distribution: float noise in the logits changes a token only when the uniform falls within that noise of a boundary.
-Must never keep a generator's state between calls.
+SC'11), so it depends on the sample, not on batch, order, worker or restarts. Tokens are ordered by id in the
+distribution. Must never keep a generator's state between calls.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from rlhf_workers.generation.engine import SamplingParameters
 WORDS_PER_BLOCK: Final = 4
 """64-bit words that one Philox4x64 counter yields."""
 PART: Final = 1024
-"""Tokens per part; a GPU sums along a row with one block of threads, so a vocabulary is summed in parts."""
+"""Tokens per part of a vocabulary, which a GPU sums in parts."""
 MANTISSA: Final = 2.0**-53
 """Spacing of the uniforms: the top 53 bits of a word."""
 
@@ -116,7 +115,7 @@ def _draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 
 def _draw_by_parts(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Draw as `_draw` does, first the part of the vocabulary, then within it: short sums that run in parallel."""
+    """Draw by the rule of `_draw`: first the part of the vocabulary, then the token within it."""
     size = weights.shape[-1]
     parts = torch.nn.functional.pad(weights, (0, -size % PART)).view(len(weights), -1, PART)
     ends = parts.sum(dim=-1).cumsum(dim=-1)

@@ -1,10 +1,9 @@
 """Summarizes thousands of engine steps as a few spans of the timeline and observations for the cost model.
 
-Rule: one span covers at least half a second of steps of one iteration, unless work ends or the iteration changes
-before; it is named after its most costly work. Its observation gives the prefill time, the samples per step and the
-keys per sample, which the planner needs for the cost of a step. If samples arrived by their tokens, another observation
-gives the cost of rebuilding their caches. A step that captured a graph is a separate span without an observation, as
-its cost does not recur. Must never read a clock.
+Rule: one span covers steps of one iteration, and ends after half a second unless it is flushed before. It is named
+after its most costly work. Its observation gives the prefill time, the samples per step and the keys per sample.
+Another observation gives the cost of rebuilding caches from known tokens, if that was measured. A step that captured a
+graph is a separate span without an observation. Must never read a clock.
 """
 
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from rlhf_workers.generation.speculation.evidence import DraftedTokens
 from rlhf_workers.worker_role import Outbox
 
 SPAN_NS: Final = 500_000_000
-"""Nanoseconds of the shortest span within work."""
+"""Nanoseconds after which a span ends."""
 SAMPLES_SHOWN: Final = 12
 """Maximum samples of one span whose drafts are shown."""
 
@@ -44,7 +43,7 @@ class _Rebuilding:
             self.rows += sum(prefill.samples for prefill in report.prefills)
             self.tokens += sum(prefill.tokens for prefill in report.prefills)
         if report.replayed:
-            # Per sample: a plan counts tokens.
+            # Known tokens per sample count as passes.
             passes = max(1, round(report.replayed / max(1, report.replayed_samples)))
             self.ns += step_ns - report.prefill_ns
             self.passes += passes
@@ -141,7 +140,7 @@ class _Window:
         self.rebuilding.add(report, step_ns)
 
     def draft_attributes(self) -> dict[str, str]:
-        """Return the drafted tokens of all samples and of finished ones; empty without drafts."""
+        """Return the drafted tokens of all samples and of some finished ones; empty without drafts."""
         if not self.drafted:
             return {}
         attributes = {"drafted": str(self.drafted), "accepted": str(self.accepted)}
@@ -200,7 +199,7 @@ class Activity:
             self.flush(outbox)
 
     def flush(self, outbox: Outbox) -> None:
-        """End the window: the engine is idle, or other work begins."""
+        """End and report the window, if there is one."""
         window, self._window = self._window, None
         if window is None:
             return
@@ -225,5 +224,5 @@ class Activity:
 
 
 def _keys_of_samples(report: StepReport) -> int:
-    """Return the keys read by one row per sample, on average: the cost of a pass depends on rows and keys."""
+    """Return the keys that one row per sample reads, estimated from the mean over all rows."""
     return report.keys * report.rows // max(1, report.rows, report.pass_rows)

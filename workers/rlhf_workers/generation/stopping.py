@@ -1,8 +1,7 @@
-"""Decides where a response ends: at a stop token, or at a stop string that its newest token completes.
+"""Decides where a response ends: at a stop token, a stop string that its newest token completes, or its limit.
 
-Rule: the answer depends on the response's tokens. A step decodes text only if the newest token can complete a stop
-string; a table over the vocabulary shows that in advance. Must never look at more than a window of newest tokens, so
-that the cost of a step does not grow with the response.
+Rule: a table over the vocabulary shows which tokens may complete a stop string, so that a step need decode text only
+after these. Must never decode more than a window of newest tokens.
 """
 
 from collections.abc import Sequence

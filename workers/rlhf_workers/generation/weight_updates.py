@@ -1,9 +1,8 @@
 """Loads new weights into a generation worker: the policy's, and those of a draft model trained with it.
 
-Rule: both or neither. Loading starts after all tensors of both have arrived with the right checksums. If one of them
-does not arrive (a lost peer, a missing version, a damaged tensor), the previous pair stays and the coordinator asks
-again. An interrupted copy leaves the worker without a version: it decodes nothing until it gets both again. An engine
-without a trainable drafter gets the policy's weights only. If the process dies, the next one gets both.
+Rule: loading starts after the weights of both were fetched. If a fetch fails, the previous weights stay. If loading
+fails after the policy's weights were replaced, the engine has no version. An engine without a drafter that takes
+weights gets the policy's weights only.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,19 +23,19 @@ from rlhf_workers.worker_role import NO_VERSION
 
 @runtime_checkable
 class TakesDraftWeights(Protocol):
-    """A speculator that drafts with a model, or an engine that drafts by itself (its `vllm_draft_model`)."""
+    """A speculator, or the draft model of an engine that drafts by itself (`vllm_draft_model`)."""
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> int: ...
 
 
 @dataclass(frozen=True)
 class WeightUpdate:
-    """Weights of one version that have arrived and are not yet loaded."""
+    """Fetched weights of one version."""
 
     version: int
     policy: FetchedWeights
     draft: FetchedWeights | None
-    """Weights of the draft model, if one comes with the policy and the engine drafts with it."""
+    """Weights of the draft model; None if none comes with the policy, or the engine has no drafter that takes it."""
 
     @property
     def ways(self) -> str:
@@ -56,11 +55,11 @@ class WeightUpdates:
     def __init__(self, engine: Engine, certificates: Path | None, weight_fetcher: WeightFetcher) -> None:
         self._engine, self._certificates, self._weight_fetcher = engine, certificates, weight_fetcher
         self.draft_versions: dict[str, int] = {}
-        """Version of the draft model, by its name, once one came with the policy."""
+        """Version of the draft model that was loaded last, by its name; empty before."""
 
     @contextmanager
     def fetched(self, command: pb.LoadWeights) -> Iterator[WeightUpdate]:
-        """Yield the weights that a command names, while the context is open. Raises as `fetch_weights`."""
+        """Yield the weights that a command names and the engine takes. Raises as the fetcher does."""
         with ExitStack() as stack:
 
             def fetched(model: str) -> FetchedWeights:
@@ -74,7 +73,7 @@ class WeightUpdates:
     def load(self, command: pb.LoadWeights, update: WeightUpdate, before: Callable[[], None]) -> int:
         """Replace the weights of policy and draft model; return bytes.
 
-        `before` is called before the first copy. An error leaves the engine unchanged, or without a version.
+        `before` is called first. An error leaves the engine unchanged, or without a version.
         """
         before()
         size = self._engine.load_weights(update.policy.tensors, update.version)
@@ -96,7 +95,7 @@ class WeightUpdates:
 
     @property
     def _drafts(self) -> TakesDraftWeights | None:
-        """The drafter with weights: the engine itself, or its speculator."""
+        """The engine's own draft model, or its speculator if that takes weights; None if neither."""
         own = getattr(self._engine, "vllm_draft_model", None)
         speculator = self._engine.speculator if isinstance(self._engine, Speculates) else None
         takes = speculator if speculator is not None and speculator.takes_weights else None

@@ -1,7 +1,7 @@
 """Chooses the waiting samples that share a forward pass.
 
-Rule: pure. The oldest waiting sample is in the batch, so none starves. The others are nearest to it in length, as long
-as padding is small: one long response would make short ones as expensive as itself.
+Rule: the oldest waiting sample is in the batch, so none starves. The others are nearest to it in length, as long as
+padding is small.
 """
 
 from collections import deque
@@ -11,13 +11,14 @@ from rlhf_common.samples import ScoringSample
 from rlhf_workers.inference.model_scorer import PAD
 
 PADDING_SHARE: Final = 0.25
-"""Maximum padding as a share of the samples' tokens."""
+"""Maximum padding as a share of the samples' tokens, each rounded up to PAD."""
 FREE_PADDING: Final = 256
-"""Tokens of padding that a batch may have regardless of the share: another pass reads all weights once more."""
+"""Tokens of padding that a batch may have regardless of the share."""
 
 
 def next_batch(waiting: deque[ScoringSample], batch_tokens: int) -> list[ScoringSample]:
-    """Remove the next batch from `waiting`: at most `batch_tokens` tokens with padding, at least one sample.
+    """Remove the next batch from `waiting` and return it: at most `batch_tokens` tokens with padding, but at least one
+    sample.
 
     `batch_tokens` 0 takes the oldest alone.
     """

@@ -1,9 +1,8 @@
 """Runs a model over the next tokens of several samples, on top of their stored keys and values.
 
 Rule: a key is stored at its token's position, so one mask rule serves every pass. In a pass without others, a sample's
-result depends on its tokens, the start of the pass and its width, and on nothing else. A sample computed block by
-block therefore has the same bits whenever its blocks are computed. Samples change only after a whole pass succeeded.
-Must never depend on the cache's own idea of length.
+result does not depend on other samples. Samples change only after a whole pass succeeded. Must never depend on the
+cache's own idea of length.
 """
 
 import logging
@@ -23,7 +22,7 @@ log = logging.getLogger(__name__)
 TRIAL_CHUNKS: Final = (5, 1, 10)
 """Tokens of the passes that try out a model."""
 TOLERANCE: Final = 2e-2
-"""Relative difference from one whole pass that bfloat16 rounding may cause."""
+"""Relative difference from one whole pass that is allowed."""
 
 Layer = tuple[torch.Tensor, torch.Tensor]
 
@@ -39,7 +38,7 @@ class ComputedTokens:
 
     @property
     def bytes(self) -> int:
-        """Device memory in bytes."""
+        """Bytes of the keys and values."""
         return sum(part.numel() * part.element_size() for layer in self.layers for part in layer)
 
 
@@ -127,7 +126,8 @@ class ChunkForward:
 
     @torch.inference_mode()
     def agrees(self) -> bool:
-        """Return whether chunks and one pass agree within TOLERANCE; some models ignore our masks."""
+        """Return whether chunks and one pass agree within TOLERANCE; also False for unknown layers, or if the model
+        fails."""
         if self._masks.unknown:
             return False
         size = sum(TRIAL_CHUNKS)

@@ -1,4 +1,4 @@
-"""Scores chunks of unfinished samples while no finished sample waits, so that a finished one needs only its rest.
+"""Scores chunks of unfinished samples ahead, so that a finished one needs only its rest.
 
 Rule: nothing here is a result. A prefix is used only for the tokens and weights it was computed with. If it is dropped
 or lost, the sample's scores are the same, up to rounding in a job that is not deterministic. One pass is one bounded
@@ -27,11 +27,11 @@ SPAN: Final = "score-prefix/{task}"
 ROWS: Final = 16
 """Maximum samples per pass; joining their keys and values costs memory."""
 CPU_BYTES: Final = 1 << 30
-"""Budget in bytes on a CPU; at most a sixteenth of the machine's memory, which is shared."""
+"""Budget in bytes on a CPU, or a sixteenth of the machine's memory if that is less."""
 PASS_TOKENS: Final = 512
-"""Maximum tokens per pass; a sample that finishes meanwhile waits for it."""
+"""Maximum tokens of a pass that samples share."""
 GPU_SHARE: Final = 0.25
-"""Share of the memory that is free beside the models; the rest serves activations and whole passes."""
+"""Share of the free memory that prefixes may take; the rest serves activations and whole passes."""
 
 
 def prefix_budget(device: torch.device) -> int:
@@ -52,7 +52,8 @@ class IncrementalScoring:
         self._asked: dict[int, pb.PrefixSample] = {}
 
     def ask(self, message: pb.PrefixSample) -> None:
-        """Queue an unfinished sample with its new tokens; WorkError if a token is outside a model's vocabulary."""
+        """Queue an unfinished sample with its tokens, unless it is of an earlier iteration; WorkError for invalid
+        tokens."""
         prompt, response = tokens_of(message, "prompt"), tokens_of(message, "response")
         tokens = np.concatenate([prompt, response])
         for task in self._able(message):
@@ -62,7 +63,7 @@ class IncrementalScoring:
             self._asked[message.key.sample] = message
 
     def step(self, outbox: Outbox) -> bool:
-        """Run one pass of one task over one or several samples; return False if none is queued."""
+        """Answer queued samples with nothing left until a pass of one task can run; return whether one ran."""
         for sample, message in list(self._asked.items()):
             task = next((task for task in self._able(message) if self._left(sample, task)), None)
             if task is not None:
@@ -72,7 +73,7 @@ class IncrementalScoring:
         return False
 
     def take(self, task: str, sample: ScoringSample) -> PartialScore | None:
-        """Remove and return the prefix of a finished sample under a task."""
+        """Remove and return the prefix of a finished sample under a task; None if there is none."""
         if not self._store.enter(sample.key.iteration):
             return None
         self._asked.pop(sample.key.sample, None)
@@ -83,7 +84,7 @@ class IncrementalScoring:
         self._store.drop_task(task)
 
     def clear(self) -> None:
-        """Drop everything: the session broke, or the memory is needed."""
+        """Drop everything."""
         self._asked.clear()
         self._store.clear()
 

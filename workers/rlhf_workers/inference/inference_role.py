@@ -1,9 +1,8 @@
-"""The inference role: scores samples with the models and rewards of its tasks, while other workers decode.
+"""The inference role: scores samples with the models and rewards of its tasks.
 
 Rule: every (sample, task) of a successful Score command gets one ScoredSample (a result, abstained, or a failure),
-unless the session breaks. Models run on the compute thread, one batch per step; reward calls run concurrently. A model
-whose update was interrupted scores nothing until a complete version is loaded. Nothing here must survive: another
-worker scores again what a lost worker had not scored.
+unless `give_back` drops it. Models run on the compute thread, one batch per step; reward calls run concurrently. A
+model whose update was interrupted scores nothing until a complete version is loaded.
 """
 
 import logging
@@ -54,7 +53,7 @@ class _Task:
     model: str
     scorer: Scorer
     weights: OffloadableWeights | None
-    """Weights that move; None if none do."""
+    """Weights that move between host and device; None if none do."""
     of_group: bool = False
     """Whether its unit is a prompt group: all samples of a command are judged together."""
     waiting: deque[ScoringSample] = field(default_factory=deque)
@@ -147,7 +146,7 @@ class InferenceRole:
         outbox.done(pb.CommandDone(command_id=command.id))
 
     def load(self, weights: pb.LoadWeights, outbox: Outbox | None) -> pb.LoadResult:
-        """Fetch a version of a trained model and replace its weights.
+        """Fetch a version of a trained model and replace its weights; do nothing if version 0 is wanted and is here.
 
         An error before the first copy leaves the earlier version; a later one leaves NO_VERSION.
         """
@@ -179,9 +178,10 @@ class InferenceRole:
         return pb.LoadResult(version=weights.version, bytes=size, seconds=seconds, copy_seconds=ended - came)
 
     def step(self, outbox: Outbox) -> bool:
-        """Report finished rewards, and score one batch of the task with the most samples.
+        """Report finished rewards, and run a part of a measurement or score one batch of the task with most waiting
+        samples.
 
-        Without such work, advance the comparisons of a group, or score a chunk of unfinished samples. The samples of a
+        Without either, advance the comparisons of a group, or score a chunk of unfinished samples. The samples of a
         model with NO_VERSION wait for its weights.
         """
         worked = self.report(outbox)
@@ -240,7 +240,7 @@ class InferenceRole:
 
     @property
     def loads_while_offloaded(self) -> bool:
-        """Whether all models are in host memory; see LoadsWhileOffloaded."""
+        """Whether it has models and all are in host memory; see LoadsWhileOffloaded."""
         offloadable = [task.weights for task in self._tasks.values() if task.weights is not None]
         return bool(offloadable) and all(weights.offloaded for weights in offloadable)
 
@@ -274,7 +274,7 @@ class InferenceRole:
     def _measure(self, command: pb.Command) -> Iterator[pb.CommandDone | None]:
         """Yield None during the measurement, then the answer.
 
-        Models that were offloaded are offloaded again, unless samples wait.
+        If a model was offloaded, all are offloaded afterwards, unless scores are pending.
         """
         offloaded = any(task.weights is not None and task.weights.offloaded for task in self._tasks.values())
         onload_seconds = self._onload()

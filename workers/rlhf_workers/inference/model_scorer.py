@@ -26,11 +26,11 @@ from rlhf_workers.losses.log_probabilities import selected_log_probabilities
 from rlhf_workers.models.loading import Attention, ValueModel
 
 PAD: Final = 16
-"""Padding unit in tokens; rows below a tile of 16 may take other kernels, whose last bits differ."""
+"""Padding unit in tokens."""
 HEAD_BYTES: Final = 256 * 1024 * 1024
-"""Maximum bytes of float32 logits at once, but at least PAD positions."""
+"""Maximum bytes of float32 logits of one part of a batch's positions, which has at least PAD."""
 HEAD_TOLERANCE: Final = 2e-2
-"""Relative difference that bfloat16 rounding may cause when the head is applied to selected positions."""
+"""Relative difference that is allowed between the model's logits and those of its backbone and head."""
 
 
 class ModelScorer(Protocol):

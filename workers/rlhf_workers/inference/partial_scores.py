@@ -1,8 +1,7 @@
 """Partial scores of unfinished samples of the current iteration, per task, within a budget of bytes.
 
-Rule: memory pressure costs time, not results: dropped prefixes are computed again. The sample whose last tokens came
-first is dropped first, with all its tasks. Samples of one iteration are stored, as the next one has other responses
-and weights.
+Rule: only samples of one iteration are stored. `make_room` drops those beyond the budget: the sample whose last tokens
+came first goes first, with all its tasks.
 """
 
 from collections import OrderedDict
@@ -20,9 +19,9 @@ class PartialScore(ComputedTokens):
     """A sample's scores so far under one task; grows with every chunk."""
 
     tokens: TokenArray = field(default_factory=lambda: np.empty(0, np.int32))
-    """Prompt and response tokens behind the numbers: one more than `positions`, or none."""
+    """Prompt and response tokens behind the numbers: one more than `positions` without padding, or none."""
     prompt: int = 0
-    """Number of prompt tokens among them."""
+    """Number of the sample's prompt tokens."""
     scores: list[torch.Tensor] = field(default_factory=list)
     """Numbers of the response tokens so far, in order; float32 [n] each."""
 
@@ -83,7 +82,8 @@ class PartialScoreStore:
         return self._samples.get(sample)
 
     def take(self, sample: int, task: str, prompt: int, tokens: TokenArray) -> PartialScore | None:
-        """Remove and return the prefix of a finished sample under a task; None if there is none."""
+        """Remove and return the prefix of a finished sample under a task; None if there is none, or it has other
+        tokens."""
         growing = self._samples.get(sample)
         prefix = growing.prefixes.pop(task, None) if growing is not None else None
         if growing is not None and not growing.prefixes:
@@ -119,7 +119,7 @@ class PartialScoreStore:
         self._dropped.clear()
 
     def reported(self) -> list[int]:
-        """Return the samples dropped since the last call."""
+        """Return the samples dropped since the last call, or since `clear`."""
         dropped, self._dropped = self._dropped, []
         return dropped
 

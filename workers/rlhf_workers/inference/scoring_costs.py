@@ -48,7 +48,7 @@ def measure(
 
 
 def _grid(longest: int, batch_tokens: int) -> list[tuple[int, int]]:
-    """Return (samples, tokens of each); the first two separate the cost of a pass from that of a token."""
+    """Return (samples, tokens of each), the most important points first."""
     half, quarter, short = max(longest // 2, 2), max(longest // 4, 2), max(longest // 16, 2)
     grid = [(1, short), (1, half), (1, max(longest, 2)), (1, quarter)]
     if batch_tokens:

@@ -2,8 +2,8 @@
 
 A number is read at the position before its token: position q scores token q + 1, for q from prompt - 1 on. Rule: with
 `blocks` a sample is computed alone in the blocks [0, 64), [64, 128), ... of its positions, the last one padded on the
-right, and the head is applied to whole blocks. Its bits then depend on its tokens only. Without `blocks`, chunks have
-any length and samples share passes; the numbers agree within rounding.
+right, and the head is applied to whole blocks. Its bits then do not depend on other samples. Without `blocks`, chunks
+have up to LONGEST_CHUNK tokens and samples may share passes.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from rlhf_workers.inference.chunk_forward import ChunkForward
 from rlhf_workers.inference.partial_scores import PartialScore
 
 LONGEST_CHUNK: Final = 512
-"""Maximum tokens of one sample per pass; longer passes make masks and steps long."""
+"""Maximum tokens of one sample per pass without blocks."""
 
 Read = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(model outputs [n, ...], next tokens int64 [n]) -> float32 [n]."""

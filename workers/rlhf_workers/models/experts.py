@@ -2,8 +2,8 @@
 
 A mixture of experts sends every row (token) to a few of the layer's feed-forward maps, weighted by a router. The number
 of rows per expert depends on all rows of a pass, and kernels may sum in another order for another number. Rule: in
-`TILED` an expert multiplies tiles of exactly 16 rows, the last one padded with zeros, so that a row's bits depend only
-on the row. Between the products, values are added and multiplied element by element, in the order of the row's own
+`TILED` an expert multiplies tiles of exactly 16 rows, the last one padded with zeros, so that shapes do not depend on
+the pass. Between the products, values are added and multiplied element by element, in the order of the row's own
 choices. `WHOLE` multiplies all rows of an expert at once: its shapes depend on the whole pass. Both are differentiable.
 `TILED` must never let a row's result depend on the other rows of its expert. Must never be used for models of another
 family, whose experts compute differently.
@@ -18,10 +18,9 @@ from transformers.integrations.moe import ExpertsInterface
 TILED: Final = "tiled"
 """Name of the tiled form, for reproducible results."""
 WHOLE: Final = "whole"
-"""Name of the whole form, for passes that always repeat with the same rows, as in training."""
+"""Name of the whole form."""
 EXPERT_ROWS: Final = 16
-"""Rows of a tile, as in the smallest decode pass of the deterministic mode: a size at which a row's bits were found to
-depend on neither its place nor its neighbours."""
+"""Rows of a tile, as in the smallest decode pass of the deterministic mode."""
 FAMILIES: Final = ("mixtral", "qwen3_moe")
 """`model_type`s whose experts are gate, up and down without biases, as computed here."""
 EXPERT_FIELDS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -39,7 +38,7 @@ A module of experts in parts has it as `spread`."""
 TellCounts = Callable[[Sequence[int]], None]
 """Receives the number of rows per expert of a layer in a forward; a module of experts may have it as `tell_counts`."""
 EXPERTS: Final = ".mlp.experts"
-"""Suffix of the names of modules of experts, in stages of either backend."""
+"""Suffix of the names of modules of experts."""
 
 
 def layers_of_experts(stage: torch.nn.Module) -> Iterator[torch.nn.Module]:

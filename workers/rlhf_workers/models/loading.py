@@ -57,7 +57,7 @@ class ValueModel(nn.Module):
     """A causal language model's backbone with a scalar head; the backbone's parameter names equal those of the folder.
 
     The backbone has its own Hugging Face prefix (usually `model`), the head is `value_head` (Linear hidden -> 1, no
-    bias), so `named_parameters` are the names that training publishes.
+    bias).
     """
 
     def __init__(self, backbone: transformers.PreTrainedModel, prefix: str) -> None:
@@ -85,7 +85,8 @@ class ValueModel(nn.Module):
 
 
 def model_folder(path: str, field: str) -> Path:
-    """Return the local folder of a model: `path` itself, or the snapshot of a hub id (no pickled weights)."""
+    """Return the local folder of a model: `path` itself, or the snapshot of a hub id; WorkError ModelMissing if
+    neither."""
     folder = Path(path)
     if folder.is_dir():
         return folder

@@ -1,7 +1,7 @@
 """A frozen linear map with a low-rank adapter, and the insertion of such maps into a model.
 
-W x becomes W x + s B (A x). Rule: parameters have PEFT's names after its prefix, and every merge is W + s B A, summed
-in float32. Must never change a frozen weight.
+W x becomes W x + s B (A x). Rule: parameters have PEFT's names after its prefix, and a merge is W + s B A, added in
+float32. Must never change a frozen weight.
 """
 
 import torch
@@ -14,7 +14,7 @@ class LoraLinear(nn.Module):
     """A frozen linear map with its adapter; `weight` and `bias` keep the names of the original map."""
 
     def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
-        """`base` provides its parameters; A and B are float32 without values yet."""
+        """`base` provides its parameters; A and B are float32, with torch's initial values."""
         super().__init__()
         self.weight, self.bias, self.scale = base.weight, base.bias, scale
         device, kind = base.weight.device, torch.float32
@@ -33,12 +33,12 @@ class LoraLinear(nn.Module):
 
 
 def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return `weight` [out, in] + `scale` x `b` [out, rank] `a` [rank, in] in float32."""
+    """Return `weight` [out, in] + `scale` x `b` [out, rank] `a` [rank, in], added in float32."""
     return weight.float() + (b @ a) * scale
 
 
 def adapt(layers: nn.Module, settings: Lora) -> None:
-    """Add an adapter without values to every linear map in `layers` that the settings name."""
+    """Add an adapter, with torch's initial values, to every linear map in `layers` that the settings name."""
     targets = frozenset(settings.target_modules)
     for parent in list(layers.modules()):
         for name, child in list(parent.named_children()):

@@ -1,7 +1,6 @@
-"""The number type of matrix products of a job: the same for generation, scoring and training.
+"""The number type of matrix products of a job.
 
-Rule: it depends only on the manifest, never on the device of a role. Otherwise two roles could compute the same
-log-probability in two types, and the ratio and the KL term would subtract values of different precision.
+Rule: `compute_dtype` depends only on the manifest, never on the device of a role.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -34,12 +33,12 @@ def casting(device: torch.device, compute: torch.dtype) -> AbstractContextManage
 
 
 def compute_dtype(spec: RLHFJobSpec) -> torch.dtype:
-    """Return the type in `spec.training.precision`, for every role of the job."""
+    """Return torch's type for `spec.compute_type`."""
     return DTYPES[spec.compute_type]
 
 
 def as_multiplied(tensor: torch.Tensor) -> torch.Tensor:
-    """Return it in the type of its next product, so that it has fewer bytes on the way to another rank."""
+    """Return it in the type of products under autocast; unchanged without autocast."""
     kind = tensor.device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return tensor

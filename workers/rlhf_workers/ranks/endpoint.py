@@ -1,8 +1,8 @@
 """One endpoint for all ranks of a pod: alive while every rank is, with the metrics of all of them.
 
 Rule: each request queries the ranks' own endpoints; nothing is cached. If a rank does not answer, the pod is unhealthy
-and the scrape fails with the rank's name: training would stop if a hung rank stayed unnoticed. Series are never summed:
-one without its worker's name gets the label `worker`.
+and the scrape fails with the rank's name. Series are never summed: one without its worker's name gets the label
+`worker`.
 """
 
 import http.client
@@ -33,7 +33,7 @@ Ask = Callable[[str, str], tuple[int, str]]
 
 
 def ask_rank(address: str, path: str) -> tuple[int, str]:
-    """Query the endpoint of a rank."""
+    """Return the HTTP status and the text that the endpoint of a rank answers."""
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=ANSWER_SECONDS)
     try:
@@ -72,8 +72,8 @@ def ailment_of(ranks: Mapping[str, str], ask: Ask = ask_rank) -> Callable[[], st
 
 
 def metrics_of_ranks(ranks: Mapping[str, str], ask: Ask = ask_rank) -> Application:
-    """Return the application that serves the metrics of all ranks as one page; for a job without metrics it answers
-    like its ranks."""
+    """Return the application that serves the metrics of all ranks as one page; it answers 404 if the first unhealthy
+    rank does, and 503 for another problem of it."""
 
     def serve(_: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         try:

@@ -1,9 +1,9 @@
 """Renders chat messages of an environment with the policy's chat template, after a turn that the policy ended.
 
-Rule: pure. The result depends on the messages and on the token that ended the turn, never on the turn's text, so a
-repeated call gets the same tokens. The template renders an artificial conversation, and the answer is its output after
-the turn: the end of the turn without the policy's own token, the messages, and the start of the next turn. Must never
-guess: a template that does not show a turn unchanged is refused.
+Rule: the result does not depend on the turn's text, apart from the token that ended it. The template renders an
+artificial conversation, and the answer is its output after the turn: the end of the turn without the policy's own
+token, the messages, and the start of the next turn. Must never guess: a template that does not show a turn unchanged is
+refused.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,8 @@
 """Calls an environment for many samples at once, while the compute thread decodes others.
 
-Rule: the compute thread submits and collects without waiting. Every submitted turn returns exactly once, as steps or
-as a failure, unless it was forgotten. A failure concerns its sample: it is never an answer and never a reward.
+Rule: the compute thread submits and collects without waiting. A call returns once, as steps or as a failure, unless it
+was forgotten or its sample was submitted again. A failure concerns its sample: it is never an answer and never a
+reward.
 """
 
 import json
@@ -41,7 +42,7 @@ class EnvironmentOutcome:
 
 
 class EnvironmentCalls:
-    """Runs an environment's processes on a separate thread."""
+    """Calls an environment's processes from a separate thread."""
 
     def __init__(self, environment: Environment, threads: int, settings: CodeSettings = NO_SETTINGS) -> None:
         """`settings`: variables of its processes."""
@@ -67,12 +68,12 @@ class EnvironmentCalls:
             raise
 
     def submit(self, key: SampleKey, record: str, turns: Sequence[str]) -> None:
-        """Get answers for all turns of a sample."""
+        """Begin a call with all turns of a sample; `collect` returns its outcome."""
         self._calls += 1
         self._running[key] = self._calls, self._thread.run(self._answer(self._calls, key, record, list(turns)))
 
     def collect(self) -> list[EnvironmentOutcome]:
-        """Return the outcomes since the last call, in order of arrival."""
+        """Return the outcomes since the last call, in order of arrival, without those of forgotten calls."""
         outcomes = []
         while not self._outcomes.empty():
             number, outcome = self._outcomes.get()
@@ -82,7 +83,7 @@ class EnvironmentCalls:
         return outcomes
 
     def forget(self, key: SampleKey) -> None:
-        """Cancel the call of a sample."""
+        """Cancel the call of a sample, if there is one."""
         number_and_future = self._running.pop(key, None)
         if number_and_future is not None:
             number_and_future[1].cancel()

@@ -55,7 +55,7 @@ class DecodesTurns(Engine, Sleeps, MeasuresCosts, Speculates, KeepsTurns, Protoc
 
 @runtime_checkable
 class HasEnvironment(Protocol):
-    """An engine with child processes, which end with it."""
+    """An engine with child processes."""
 
     def close(self) -> None:
         """End the processes; samples must have been withdrawn."""
@@ -113,7 +113,7 @@ class EnvironmentEngine:
         self._requests |= {request.key: request for request in requests}
 
     def step(self) -> StepReport:
-        """See Engine; resume the samples with answers, and submit the turns that ended."""
+        """See Engine; continue or finish the samples with answers, and send ended turns to the environment."""
         for outcome in self._calls.collect():
             try:
                 self._answered(outcome)

@@ -1,9 +1,9 @@
-"""Child process of a user's environment: `python -m ...environment_host --file F --name N`.
+"""Child process of a user's environment: `python -m ...environment_host --file F --name N` (or `--module M`).
 
 Request: {"id", "episode", "record", "turns": [text]}. Reply: {"id", "steps": [{"message", "messages", "done", "reward",
 "metrics"}]}, a step for each turn, or {"id", "reason", "message"}. An environment is a function of its record and the
-turns: a child that has not seen an episode's earlier turns takes them again. Rule: no third-party package, as in all
-modules of the child (`user_code.user_host`). Must never answer for an environment.
+turns: a child that has not seen an episode's earlier turns takes them again. Rule: the child's own modules import no
+third-party package (`user_code.user_host`). Must never answer for an environment.
 """
 
 import inspect
@@ -28,7 +28,7 @@ StepReply = dict[str, Any]
 
 
 class StepError(Exception):
-    """The return value of `step` is invalid."""
+    """An invalid return value of `step`, or a turn after the environment was done."""
 
 
 class OpenEpisode:
@@ -49,11 +49,12 @@ class Episodes:
 
     @property
     def is_async(self) -> bool:
-        """Whether steps are awaited, so that several episodes run at once."""
+        """Whether `step` is a coroutine function, so that several episodes run at once."""
         return inspect.iscoroutinefunction(getattr(self._environment, "step", None))
 
     async def taken(self, request: Mapping[str, Any]) -> list[StepReply]:
-        """Return the steps of all turns of an episode; known steps are not repeated."""
+        """Return the steps of all turns of an episode; those of an unfinished episode that is remembered are not
+        repeated."""
         name, turns = request["episode"], request["turns"]
         episode = self._episodes.pop(name, None)  # one that raises or hangs starts again
         if episode is None or episode.turns != turns[: len(episode.turns)]:

@@ -1,7 +1,7 @@
 """Splits a response into turns and answers, and builds its continuation after an answer.
 
-Rule: pure. The log-probability of a token (`NOT_SAMPLED`) is the only mark of who wrote it. So a response reads the
-same after a move, from the journal, or after its return. Answers separate turns and are never empty.
+Rule: pure. The log-probability of a token (`NOT_SAMPLED`) is the only mark of who wrote it. An answer that a turn
+follows is not empty.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class AnsweredTurn:
     """An environment's step after one turn."""
 
     message: str
-    """Answer text; empty if the episode is done, or the answer is in `messages`."""
+    """Answer text; it may be empty if the episode is done, or if the answer is in `messages`."""
     done: bool
     reward: float | None
     """Reward of this turn; None without one."""

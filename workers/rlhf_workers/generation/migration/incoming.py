@@ -1,10 +1,9 @@
 """Takes samples that arrive with their KV caches: the destination's side, on the compute thread.
 
-Rule: an offer is accepted only if the cache can be read here (same layout, same weight version) and a slot is free;
-samples here are never displaced. A sample is fenced by (iteration, sample, attempt): one that was withdrawn or offered
-here with the same or a higher attempt is refused at the offer. A withdrawal ends an arrival. The report of an admitted
-sample, with all its tokens, is in the outbox before the source gets its receipt. Must never reserve a slot for an
-arrival that ended.
+Rule: an offer is accepted only if the cache can be read here (same layout, same weight version) and the engine reserves
+a slot. A sample is fenced by (iteration, sample, attempt): one that was withdrawn or accepted here with the same or a
+higher attempt is refused at the offer, until `begin_iteration` drops the fence. A withdrawal ends an arrival. The
+report of an admitted sample, with all its tokens, is in the outbox before the source gets its receipt.
 """
 
 import time
@@ -90,7 +89,7 @@ class IncomingMigrations:
         )
 
     def drop(self, key: SampleKey) -> None:
-        """Release the slot of an arrival that ended without a hand-over."""
+        """Release the slot of an arrival that ended before it was admitted, if it has one."""
         moves = kv_moves_of(self._engine)
         if self._offered.pop(key, None) is not None and moves is not None:
             moves.release()
@@ -102,7 +101,7 @@ class IncomingMigrations:
             self.drop(key)
 
     def begin_iteration(self, iteration: int) -> None:
-        """Drop the fences of iterations before the last."""
+        """Drop the fences of iterations before `iteration` - 1."""
         self._fenced = {key: attempt for key, attempt in self._fenced.items() if key[0] >= iteration - 1}
 
     def clear(self) -> None:

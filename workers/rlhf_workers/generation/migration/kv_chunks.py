@@ -1,7 +1,7 @@
 """Cuts KV caches into chunks with checksums for transfer, and joins them again in host memory.
 
 Rule: bytes travel as in the cache. An arrival takes only chunks that continue it, with the model's shapes and the
-announced checksum, and is returned only when complete. Its memory is limited. Must never guess a missing byte.
+announced checksum, and is returned only when complete. Must never guess a missing byte.
 """
 
 import logging
@@ -27,7 +27,7 @@ WIRE: Final[dict[torch.dtype, tuple[str, torch.dtype]]] = {
 ALIGNMENT: Final = 256
 """Alignment of each layer's keys and values in an arrival's memory, in bytes."""
 GROWTH_TOKENS: Final = 64
-"""Capacity in positions beyond the tokens known at the offer, as a sample grows while it is sent."""
+"""Initial capacity in positions beyond those expected, as a sample may grow while it is sent."""
 
 
 class KvRefusedError(Exception):
@@ -35,7 +35,7 @@ class KvRefusedError(Exception):
 
 
 def chunks(piece: KvSlice) -> Iterator[pb.KvPart]:
-    """Yield the messages for part of a cache, in position order for each layer, once it is ready."""
+    """Yield the messages for part of a cache once it is ready: by layer, keys before values, in order of positions."""
     piece.ready()
     for layer, states in enumerate(piece.layers):
         for kind, part in enumerate(states):
@@ -69,6 +69,7 @@ class IncomingCache:
         """`expected` positions are expected at first, `longest` at most; `pinned` if a device will copy it.
 
         `allow` is asked for the bytes of keys and values before they are allocated; a negative number returns bytes.
+        KvRefusedError if it returns False.
         """
         self._pinned = pinned
         self._shapes = shapes
@@ -80,11 +81,11 @@ class IncomingCache:
         self._memory: torch.Tensor | None = None
         self._parts: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.received = 0
-        """Data bytes received so far."""
+        """Data bytes taken so far."""
         self._grow(min(expected + GROWTH_TOKENS, longest))
 
     def take(self, chunk: pb.KvChunk) -> None:
-        """Add a chunk; KvRefusedError if it does not fit or is damaged."""
+        """Add a chunk; KvRefusedError if it does not fit, is damaged, or there is no memory for it."""
         where = f"{'values' if chunk.values else 'keys'} of layer {chunk.layer} from position {chunk.position}"
         if not 0 <= chunk.layer < len(self._shapes):
             raise KvRefusedError(f"{where}: the model has {len(self._shapes)} layers")
@@ -114,7 +115,8 @@ class IncomingCache:
         self.received += len(data)
 
     def whole(self, positions: int) -> KvSlice | None:
-        """Return the cache of exactly `positions` positions (None for 0); KvRefusedError if a part is missing."""
+        """Return the cache of exactly `positions` positions (None for 0); KvRefusedError if a layer has another
+        number."""
         for layer, filled in enumerate(self._filled):
             if filled != [positions, positions]:
                 raise KvRefusedError(f"{positions} positions were handed over, layer {layer} has {min(filled)}")
@@ -124,7 +126,7 @@ class IncomingCache:
         return KvSlice(0, positions, layers, memory=self._memory)
 
     def close(self) -> None:
-        """Release all memory."""
+        """Release the memory, and return its bytes to `allow`."""
         self._parts, self._memory = [], None
         self._allow(-self._capacity * self._bytes_per_token)
         self._capacity = 0
@@ -155,7 +157,7 @@ class IncomingCache:
 
 
 def host_memory(size: int, *, pinned: bool) -> torch.Tensor:
-    """Return uint8 [size] of host memory; if pinning fails, it is unpinned and copies to a device block."""
+    """Return uint8 [size] of host memory; unpinned if pinning fails."""
     if pinned:
         try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)

@@ -1,9 +1,8 @@
 """KvSink service: receives samples with their KV caches from other workers, for the compute thread.
 
 Rule: an offer is answered before cache bytes arrive. The cache is joined here, in bounded memory, and given to the
-compute thread complete. The receipt says accepted only when the sample is admitted there; a call that ends before that
-leaves nothing behind. The service is open only while the worker has a session with its coordinator, as it must report
-what it takes. Must never call a role from the event loop.
+compute thread complete. The receipt says accepted only when the sample is admitted there; a call that ends before drops
+its reservation. Samples are refused unless the service is open. Must never call a role from the event loop.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS: Final = 30.0
 """Seconds allowed between two messages of a source."""
 COMPUTE_SECONDS: Final = 10.0
-"""Seconds to wait for the compute thread, which may be scoring a batch."""
+"""Seconds in which the compute thread must begin the work that it is given."""
 MEMORY_SHARE: Final = 8
 """Divisor of the memory for the maximum that arriving caches may take."""
 CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
@@ -41,7 +40,8 @@ Receive = Callable[[Callable[[KvReceiver, Outbox], T]], "Future[T]"]
 
 
 def most_arriving_bytes() -> int:
-    """Return the memory for arriving caches: a share of the machine's, or of the container's limit."""
+    """Return the bytes for arriving caches: a share of the machine's memory or, if smaller, of the container's
+    limit."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = CONTAINER_LIMIT.read_text().strip()
@@ -54,7 +54,8 @@ class KvSinkService(KvSinkServicer):
     """Serves one worker's generation role."""
 
     def __init__(self, receive: "Receive[Any]", most_bytes: int, *, pinned: bool = False) -> None:
-        """`receive` runs work on the compute thread (`Compute.receive`); `pinned`: the worker decodes on a device."""
+        """`receive` runs work on the compute thread (`Compute.receive`); `pinned`: caches are joined in pinned
+        memory."""
         self._pinned = pinned
         self._receive = receive
         self._most_bytes = most_bytes
@@ -63,7 +64,7 @@ class KvSinkService(KvSinkServicer):
         self._running: set[asyncio.Future[pb.KvReceipt]] = set()
 
     def open(self) -> None:
-        """Accept samples: the worker has a session."""
+        """Accept samples from now on."""
         self._closed = ""
 
     def close(self, why: str) -> None:
@@ -139,7 +140,7 @@ class KvSinkService(KvSinkServicer):
         """Run `work` on the compute thread and return its result.
 
         Raises TimeoutError if it does not start in time; once started it is waited for. `late` gets the result of work
-        that was running when this call was cancelled.
+        that could not be stopped when this call was cancelled.
         """
         answer: Future[T] = self._receive(work)
         waiting = asyncio.wrap_future(answer)

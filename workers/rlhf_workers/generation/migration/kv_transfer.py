@@ -2,8 +2,7 @@
 
 Rule: the chunks follow only after the destination accepted the offer. The outcome is set once. Only a positive receipt
 means moved. A refusal, a broken call, a time-out or `cancel` mean not moved, even if the destination took the sample
-and its receipt was lost. gRPC's thread builds chunks while the compute thread decodes. If this process dies, the
-destination sees the call break, and the coordinator settles a sample that it had already accepted.
+and its receipt was lost. gRPC's thread builds chunks while the compute thread decodes.
 """
 
 import queue
@@ -32,7 +31,7 @@ class TransferOutcome:
     why: str
     """Reason if it was not moved."""
     at: float
-    """Time of the end, time.monotonic()."""
+    """Time of the end, time.monotonic(); 0 if no transfer began."""
 
 
 class KvTransfer:
@@ -68,7 +67,7 @@ class KvTransfer:
         self._pieces.put(piece)
 
     def hand_over(self, message: pb.KvHandOver) -> None:
-        """Send the last message; from now on the receipt decides who owns the sample."""
+        """Send the last message, after the slices."""
         self._pieces.put(message)
 
     def cancel(self, why: str) -> bool:

@@ -1,10 +1,9 @@
 """Moves samples with their KV caches away from this worker: the source's side of Migrate, between engine steps.
 
-A sample is decoded while its cache is sent in slices. When little is left, or after a few rounds, it pauses between
-two steps, the rest and all its tokens are sent, and the receipt decides. Rule: this worker owns the sample until the
-receipt says moved, and then drops it before anything else happens with it. In every other case it decodes the sample
-further. A paused sample is never decoded before its transfer has ended. A command is answered once, when all its
-samples are settled. If this process dies, the ledger has its samples.
+A sample is decoded while its cache is sent in slices. When little is left, or after a few rounds, it pauses between two
+steps, the rest and all its tokens are sent, and the receipt decides. Rule: this worker owns the sample until the
+receipt says moved, and then drops it. In every other case a paused sample is resumed, once its transfer has ended. A
+command is answered once, when all its samples are settled.
 """
 
 import logging
@@ -34,13 +33,13 @@ PIECE_BYTES: Final = 16 * 1024 * 1024
 BACKLOG: Final = 2
 """Maximum slices of a sample in memory that are not sent yet."""
 LAST_TOKENS: Final = 16
-"""Remaining positions at which a sample pauses."""
+"""Maximum remaining positions at which a sample pauses."""
 ROUNDS: Final = 4
-"""Maximum rounds of catching up before a sample pauses; decoding may be faster than the link."""
+"""Maximum rounds of sending before a sample pauses; decoding may be faster than the link."""
 DEFAULT_SECONDS: Final = 60.0
 """Time-out in seconds of a command without one."""
 RECEIPT_SECONDS: Final = 10.0
-"""Seconds that a paused sample waits for its receipt."""
+"""Seconds from the pause within which the receipt must come."""
 
 
 @dataclass
@@ -56,7 +55,7 @@ class _Move:
     paused: float = 0.0
     """Time when it paused; 0 if it did not."""
     stopped: float = 0.0
-    """Seconds that exports took on the compute thread, without decoding."""
+    """Seconds that exports took on the compute thread."""
     handed_over: pb.SampleProgress | None = None
     result: pb.MigratedSample | None = None
 
@@ -77,7 +76,7 @@ class _Command:
 
 
 class OutgoingMigrations:
-    """All Migrate commands of a worker."""
+    """The unanswered Migrate commands of a worker."""
 
     def __init__(self, engine: Engine, certificates: Path | None, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self._engine = engine
@@ -119,7 +118,7 @@ class OutgoingMigrations:
         return worked
 
     def stop(self, keys: Iterable[SampleKey] | None, why: str) -> None:
-        """End the transfers of these samples (None: all) as not moved, unless a receipt came.
+        """End the transfers of these samples (None: all) as not moved, unless they ended before.
 
         Answers the commands that this settles.
         """
@@ -197,7 +196,7 @@ class OutgoingMigrations:
         return True
 
     def _stop(self, command: _Command, move: _Move, why: str) -> None:
-        """End a move now; an earlier receipt counts."""
+        """End a move now; an earlier outcome counts."""
         if move.transfer is not None and not move.transfer.cancel(why):
             outcome = move.transfer.outcome
             assert outcome is not None

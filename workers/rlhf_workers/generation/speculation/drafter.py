@@ -114,4 +114,5 @@ class TakesWeights(Protocol):
     """A drafter with its own weights, which may be trained with the policy's."""
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> int:
-        """Replace all weights or none; return bytes. Raises WorkError WeightsMismatch."""
+        """Replace all weights; return bytes. Raises WorkError WeightsMismatch, before any change, if they do not
+        match."""

@@ -1,9 +1,7 @@
 """Collects the outcomes of drafts since the last report, and the drafted tokens of each sample.
 
-Rule: counts have fixed sizes; `take` returns them as a message and starts again. The coordinator adds up the counts of
-all workers, stores them with the job, and sends them to workers that start
-(`rlhf_planner.speculation.learned_drafts`). The drafted tokens of a sample are stored until they are read, for at most
-MAX_SAMPLES samples.
+Rule: `take` returns the counts as a message and starts again. The drafted tokens of a sample are stored until they are
+read, for at most MAX_SAMPLES samples.
 """
 
 from collections.abc import Sequence
@@ -22,11 +20,11 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 MAX_SAMPLES: Final = 8192
-"""Maximum samples; a limit is needed because counts of withdrawn samples are not read."""
+"""Maximum samples whose drafted tokens are stored; the least recently updated one is dropped."""
 
 
 COUNTED_AT_ONCE: Final = 64
-"""Steps whose outcomes are counted together."""
+"""Maximum steps whose outcomes are counted together."""
 
 
 class DraftedTokens(NamedTuple):
@@ -56,7 +54,7 @@ class Evidence:
         """Passes and the sums of the other fields of `MeanPass`, by class."""
         self._message = pb.SpeculationObservation()
         self._outcomes: list[Outcomes] = []
-        """Outcomes that are not counted yet; counting many is as fast as counting one."""
+        """Outcomes that are not counted yet."""
         self._rested = [0, 0, 0.0]
         """Steps without drafts and learning, their samples and seconds."""
 
@@ -132,5 +130,5 @@ class Evidence:
         self._samples[key] = DraftedTokens(before.drafted + drafted, before.accepted + accepted)
 
     def of_finished(self, key: SampleKey) -> DraftedTokens:
-        """Remove and return the drafted tokens of a finished sample."""
+        """Remove and return the drafted tokens of a finished sample; zeros if none are stored."""
         return self._samples.pop(key, NO_DRAFTS)

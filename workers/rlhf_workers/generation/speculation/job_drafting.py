@@ -1,7 +1,7 @@
 """Connects a speculator with the job: passes on sibling hints and reports the outcomes of its steps.
 
 Rule: the role calls this, the engine drives the speculator; without a speculator a JobDrafting does nothing. Reports
-are numbers, sent every REPORT_NS at most during decoding, and when it ends. Must never fail decoding.
+are numbers, sent at most every REPORT_NS during decoding, and when it ends. Must never fail decoding.
 """
 
 import logging
@@ -20,7 +20,7 @@ from rlhf_workers.worker_role import Outbox
 log = logging.getLogger(__name__)
 
 REPORT_NS: Final = 2_000_000_000
-"""Nanoseconds between two reports; a lost worker loses what it learned since the last one."""
+"""Least nanoseconds between two reports during decoding."""
 NO_LIMITS: Final = SiblingLimits(0, 0)
 
 
@@ -56,26 +56,26 @@ class JobDrafting:
             self._hints.take(message)
 
     def begin_iteration(self, iteration: int) -> None:
-        """Drop the prompts of earlier iterations."""
+        """Drop what hints taught about prompts of earlier iterations."""
         if self._hints is not None:
             self._hints.begin_iteration(iteration)
 
     def begin_session(self) -> None:
-        """Drop all hints: they are sent again."""
+        """Drop what hints taught."""
         if self._hints is not None:
             self._hints.clear()
 
     def policy_changed(self) -> None:
-        """Reduce the weight of learned tokens: the policy has new weights."""
+        """Reduce the weight of what was learned: the policy has new weights."""
         if self._speculator is not None:
             self._speculator.policy_changed()
 
     def of_finished(self, key: SampleKey) -> DraftedTokens:
-        """Return the drafted tokens of a finished sample."""
+        """Remove and return the drafted tokens of a finished sample; zeros without a speculator."""
         return NO_DRAFTS if self._speculator is None else self._speculator.evidence.of_finished(key)
 
     def report(self, iteration: int, now_ns: int, outbox: Outbox, *, idle: bool = False) -> None:
-        """Report the outcomes of an iteration's steps, when a report is due or decoding has ended."""
+        """Report the outcomes since the last report, if one is due or decoding has ended."""
         if self._speculator is None or (not idle and 0 <= now_ns - self._reported_ns < REPORT_NS):
             return
         message = self._speculator.evidence.take()

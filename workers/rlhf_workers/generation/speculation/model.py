@@ -5,7 +5,7 @@ about the distribution it draws the same token (a coupling). A model that agrees
 most probable token. The drafter chooses between the two from tokens on which they differed. Samples share a pass, each
 at its own position, except those with many missing tokens. Rejected positions are fed again: a row extends as far as it
 agrees with the text. A sample gets no guess without a row, without space for its text, or with a token that the draft
-model lacks (policies often have more logits than their tokenizer has tokens).
+model lacks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from rlhf_workers.models.loading import load_causal_lm, load_tokenizer, replace_
 from rlhf_workers.models.precision import compute_dtype
 
 WIDE: Final = 2 * MAX_DRAFT
-"""Missing tokens above which a sample gets a separate pass, so that others need no padding."""
+"""Missing tokens above which a sample gets a separate pass."""
 FADE: Final = 0.98
 """Decay of the count of right guesses per distinguishing token: about the last fifty matter."""
 NOTHING: Final = Draft(np.empty(0, np.int32), 0)
@@ -87,7 +87,8 @@ class ModelDrafter:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most probable token is guessed, because it was right more often than the drawn one."""
+        """Whether the most probable token is guessed: at temperature 0, or if it was right more often than the drawn
+        one."""
         return self._sampling.temperature == 0 or self._right[1] > self._right[0]
 
     def begin(self, request: SampleRequest) -> None:
@@ -103,10 +104,11 @@ class ModelDrafter:
         row = self._rows.pop(key, None)
         if row is not None:
             self._free.append(row.number)
-            self._free.sort(reverse=True)  # low rows first, so that used rows are adjacent
+            self._free.sort(reverse=True)  # low rows first, so that used rows are mostly adjacent
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> int:
-        """Replace all weights or none; return bytes. Tokens are fed again. Raises WorkError WeightsMismatch."""
+        """Replace all weights; return bytes. Tokens are fed again. Raises WorkError WeightsMismatch before any
+        change."""
         replaced = replace_weights(self._model, tensors, subject="draft model")
         for row in self._rows.values():
             row.fed = np.empty(0, np.int32)
@@ -114,7 +116,7 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Return the model's next tokens; `match` is the class of the first token's probability."""
+        """Return the model's next tokens, or none; `match` is the class of the first token's probability."""
         drafts = [NOTHING] * len(requests)
         asked = [
             (place, request, self._rows[request.key], min(request.longest, self._longest_text - len(request.tokens)))

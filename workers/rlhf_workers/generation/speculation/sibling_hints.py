@@ -1,8 +1,8 @@
 """Checks the coordinator's hints and passes them to the drafters: tokens of siblings and of earlier epochs.
 
-Rule: hints are not trusted, as they come from other machines. A hint of an earlier iteration is ignored; one of an
-impossible group or sample, or without a valid list of tokens, is ignored and counted. Drafters check the tokens. Must
-never fail decoding.
+Rule: hints are not trusted, as they come from other machines. A hint of an earlier iteration is ignored; a part of one
+with an impossible group, iteration or sample, or without a valid list of tokens, is ignored and counted. Drafters check
+the tokens. Must never fail decoding.
 """
 
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ class SiblingLimits:
     """Limits of a valid hint."""
 
     groups: int
-    """Prompt groups of an iteration."""
+    """Maximum prompt groups of an iteration."""
     batch: int
-    """Samples of an iteration, including replacements and oversampled ones."""
+    """Maximum samples of an iteration, including replacements and oversampled ones."""
 
     @classmethod
     def from_spec(cls, spec: RLHFJobSpec) -> "SiblingLimits":
@@ -55,9 +55,9 @@ class SiblingHints:
         self._groups: set[PromptGroup] = set()
         self._iteration = -1
         self.learned = 0
-        """Tokens given to drafters."""
+        """Number of tokens given to drafters."""
         self.refused = 0
-        """Invalid deltas."""
+        """Number of invalid deltas."""
 
     def take(self, message: pb.SiblingTokens) -> None:
         """Take a message; ignore one of an earlier iteration."""
@@ -78,13 +78,13 @@ class SiblingHints:
             self._learner.learn(group, source, delta.offset, tokens, delta.weight)
 
     def begin_iteration(self, iteration: int) -> None:
-        """Drop the groups of earlier iterations."""
+        """Drop all groups if a later iteration begins."""
         if iteration > self._iteration:
             self.clear()
             self._iteration = iteration
 
     def clear(self) -> None:
-        """Drop all groups: in a new session everything is sent again."""
+        """Drop all groups."""
         for group in tuple(self._groups):
             self._forget(group)
 

@@ -1,8 +1,8 @@
 """Drafts from responses of siblings, here and on other workers, and from earlier responses to the prompt.
 
-There is one suffix index per prompt group. Samples decoded here extend it themselves, all others through `learn`.
-Rule: tokens from other machines are bounded and checked, and ignored ones are counted. A group is dropped when it is
-forgotten, or when a later iteration began and none of its samples is decoded here. At MAX_BYTES groups without such
+There is one suffix index per prompt group. Samples decoded here extend it themselves, all others through `learn`. Rule:
+tokens from other machines are checked, and those out of bounds or without room are counted. A group is dropped when it
+is forgotten, or when a later iteration began and none of its samples is decoded here. At MAX_BYTES groups without such
 samples are dropped. Samples of a dropped group continue without this drafter's guesses.
 """
 
@@ -30,10 +30,10 @@ from rlhf_workers.generation.speculation.suffix_index import (
 from rlhf_workers.generation.speculation.vocabulary import policy_vocabulary
 
 MAX_BYTES: Final = 256 * 2**20
-"""Bytes of all groups on one worker; responses of 64 samples of 4096 tokens fit."""
+"""Maximum estimated bytes of all groups; responses of 64 samples of 4096 tokens fit."""
 BYTES_PER_GROUP: Final = 4000
 AGEING: Final = 0.5
-"""Relative weight of tokens that older policy weights drew."""
+"""Factor of the weight of stored tokens at a change of the policy's weights."""
 LENGTHS: Final = (2, 5, 15)
 """Bounds of the classes of match length, in tokens."""
 SHARES: Final = (0.45, 0.6, 0.8)
@@ -69,11 +69,11 @@ class SiblingsDrafter:
         self._groups: dict[PromptGroup, _Group] = {}
         """Groups, least recently begun or learned first."""
         self._live: dict[SampleSource, tuple[SampleKey, Text]] = {}
-        """Samples that are decoded here, each with its lease and text."""
+        """Samples that are decoded here and extend their text, each with its key and text."""
         self.held_bytes = 0
         """Estimated bytes of all groups, from above; about `max_bytes` at most."""
         self.refused_tokens = 0
-        """Learned tokens since the start that were out of bounds or did not fit."""
+        """Tokens given to `learn` that were out of bounds or did not fit."""
 
     @property
     def held_groups(self) -> int:
@@ -83,7 +83,7 @@ class SiblingsDrafter:
     # ------------------------------------------------------------ samples that are decoded here
 
     def begin(self, request: SampleRequest) -> None:
-        """Register a sample with its known tokens; some may have come from other workers before."""
+        """Register a sample with its known tokens, if its group fits; some may have come from other workers before."""
         key = request.key
         source = SampleSource(key.iteration, key.sample)
         self._leave(source)
@@ -101,7 +101,7 @@ class SiblingsDrafter:
         self.extend(key, tokens[len(text) :])
 
     def extend(self, key: SampleKey, tokens: TokenArray) -> None:
-        """Add tokens to the index of the sample's group."""
+        """Add tokens to the index of the sample's group, if they fit; otherwise extend its text no more."""
         source = SampleSource(key.iteration, key.sample)
         holder, text = self._live.get(source, (None, None))
         group = self._groups.get(PromptGroup.for_sample(key, self._samples_per_prompt))
@@ -119,7 +119,8 @@ class SiblingsDrafter:
             self._leave(source)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Return the continuation of most siblings; `match` is the class of its length and of their agreement."""
+        """Return the continuation for which the group's texts vote; `match` is the class of the match's length and of
+        their agreement."""
         return [self._draft(request) for request in requests]
 
     def _draft(self, request: DraftRequest) -> Draft:

@@ -1,4 +1,4 @@
-"""Totals of speculation since a worker's engine was built, for Prometheus.
+"""Totals of a speculator since it was built, for Prometheus.
 
 Rule: the thread that drives the engine writes, a scrape reads; counts rise, in arrays of fixed size.
 """
@@ -21,7 +21,7 @@ REASONS: Final = ("Fixed", "Unmeasured", "Faster", "Slower", "Probe")
 
 @dataclass
 class SpeculationTotals:
-    """Counts over all steps."""
+    """Counts over all reported steps."""
 
     drafters: tuple[str, ...]
     drafted: Ints

@@ -1,12 +1,11 @@
 """Lets an engine decode several tokens per step: feeds and asks drafters, and limits drafts with the controller.
 
-Rule: an engine calls `wants` before every step. If it returns False, the step is plain and drafters are not asked.
-Otherwise `propose` returns a draft (often empty) for each request. After each typical step the engine reports the
-outcome with `verified`. Learning must be cheap relative to a step of a small model. After
-drafts were faster for a while, one step of LEARN_STEPS is learned from. Where drafts are slower the speculator rests:
-for a growing number of steps it neither asks nor learns, until the batch shrinks or the policy changes. Totals count
-every reported step. Tokens are passed to drafters together: when drafts are requested, after FEED_STEPS steps, or when
-a sample ends.
+Rule: an engine calls `wants` before a step that may draft. If it returns False, the step is plain and drafters are not
+asked. Otherwise `propose` returns a draft (often empty) for each request. After each typical step the engine reports
+the outcome with `verified`. After drafts were faster for a while, one step of LEARN_STEPS is learned from. Where drafts
+are slower the speculator rests: for a number of steps it neither asks nor learns, unless the batch shrinks or the
+policy changes. Totals count every reported step. Tokens are passed to drafters together: when drafts are requested,
+after FEED_STEPS steps, or when a sample ends.
 
 This module cannot change a token. Not thread-safe; scrapes read totals.
 """
@@ -40,24 +39,24 @@ Ints = npt.NDArray[np.int64]
 Mode = Literal["Auto", "Fixed"]
 
 FEED_STEPS: Final = 32
-"""Maximum steps before drafters get new tokens."""
+"""Maximum reported steps before drafters get new tokens."""
 PLAN_STEPS: Final = 16
-"""Steps for which a plan is valid while the batch size is similar."""
+"""Maximum further steps for which a plan is valid, while the batch size is similar."""
 ABOUT: Final = 8
-"""Inverse of the relative difference below which batch sizes are similar."""
+"""Inverse of the relative difference up to which batch sizes are similar."""
 FIRST_REST: Final = 16
 """Steps of the first rest."""
 LONGEST_REST: Final = 128
-"""Maximum steps of a rest; after longer ones, drafts that improved would be found too late."""
+"""Maximum steps of a rest, unless steps are short."""
 LONGEST_SHORT_REST: Final = 1024
 """Maximum steps of a rest if LONGEST_REST steps take less than REST_SECONDS."""
 REST_SECONDS: Final = 0.5
 SETTLED: Final = 64
-"""Consecutive steps with drafts after which costs and acceptance are known."""
+"""Consecutive steps with faster drafts after which only some steps are learned from."""
 LEARN_STEPS: Final = 4
 """Number of such steps per step that is learned from."""
 SHRUNK: Final = 0.75
-"""Share of the batch below which a rest ends: drafts pay when few samples run."""
+"""Share of the batch at its beginning at or below which a rest ends."""
 NOTHING: Final[TokenArray] = np.empty(0, np.int32)
 NO_PLAN: Final = Plan((), 0, 0, "Unmeasured", 0.0)
 
@@ -88,7 +87,7 @@ class Speculates(Protocol):
 
     @property
     def speculator(self) -> "Speculator | None":
-        """The engine's speculator; None if it decodes token by token."""
+        """The engine's speculator; None without one."""
 
 
 class Speculator:
@@ -126,13 +125,13 @@ class Speculator:
         self._faster = 0
         """Consecutive steps in which drafts were expected to be faster, including probes."""
         self._unlearned, self._unlearned_seconds = 0, 0.0
-        """Steps without learning since the last learned one, and their seconds."""
+        """Steps without learning that were not passed to the controller yet, and their seconds."""
         self._judged: list[Outcomes] = []
-        """Outcomes of drafts in these steps, learned with the next one, as acceptance may fall at any time."""
+        """Outcomes of drafts that are not learned yet; they are learned with the next step that is."""
         self._drawn: dict[SampleKey, list[TokenArray]] = {}
         """Tokens not yet passed to drafters."""
         self._fed = 0
-        """Steps since drafters got tokens."""
+        """Reported steps since all drawn tokens were passed to drafters."""
         self._proposed: dict[SampleKey, tuple[int, int]] = {}
         """(drafter, match) of this step's drafts."""
         self._rivals = DraftComparison()
@@ -159,7 +158,7 @@ class Speculator:
     # ------------------------------------------------------------ a step
 
     def wants(self, rows: int, keys: int) -> bool:
-        """Return whether to draft for a step over `rows` samples that reads `keys` keys in total."""
+        """Return whether to ask drafters in a step over `rows` samples that reads `keys` keys in total."""
         self._proposed.clear()
         self._rows = rows
         if self._rest.left:
@@ -185,7 +184,7 @@ class Speculator:
         """
         plan = self._plan
         result = [NOTHING] * len(requests)
-        # A probe asks for few samples, different ones each time.
+        # A probe asks for few samples, from a place that moves with the steps.
         first = self.totals.steps % max(1, len(requests)) if plan.requests < len(requests) else 0
         asked = [(first + at) % len(requests) for at in range(min(plan.requests, len(requests)))]
         if not asked or not plan.drafters:
@@ -217,7 +216,7 @@ class Speculator:
     def verified(
         self, outcomes: Sequence[Verified], pass_rows: int, keys: int, draft_seconds: float, pass_seconds: float
     ) -> None:
-        """Learn from a step that decoded `pass_rows` rows, including drafted ones.
+        """Count a step that decoded `pass_rows` rows, including drafted ones, and learn from it if that is due.
 
         `keys` as in `wants`; `draft_seconds`: time of `wants` and `propose`; `pass_seconds`: time of the passes
         without prefill. The caller omits exceptional steps, such as those that capture a graph.
@@ -271,7 +270,7 @@ class Speculator:
         return any(isinstance(drafter, TakesWeights) for drafter in self._drafters)
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> int:
-        """Load new weights of the draft model, which came with the policy's; return bytes. See `TakesWeights`."""
+        """Load new weights into the drafters that take them; return bytes. See `TakesWeights`."""
         return sum(drafter.load_weights(tensors) for drafter in self._drafters if isinstance(drafter, TakesWeights))
 
     @property
@@ -280,7 +279,7 @@ class Speculator:
         return any(isinstance(drafter, LearnsSiblings) for drafter in self._drafters)
 
     def begin_with(self, learned: LearnedDrafts) -> None:
-        """Start from what other workers of the job learned."""
+        """Start from the statistics of the job's drafts."""
         names = [drafter.name for drafter in self._drafters]
         self.controller = learned.given_to(self.controller, names)
 
@@ -311,7 +310,7 @@ class Speculator:
     # ------------------------------------------------------------ parts
 
     def _begin_rest(self) -> None:
-        """Start a rest after a step in which drafts are slower."""
+        """Start a rest after a step for which drafts were slower; otherwise reset its length if they were faster."""
         if self.mode == "Fixed" or self._plan.probes or self._plan.reason == "Unmeasured":
             return
         if self._plan.reason == "Faster":
@@ -369,7 +368,8 @@ def _joined(outcomes: Sequence[Outcomes]) -> Outcomes:
 
 
 def _offer(drafter: int, drafts: Sequence[Draft], requests: Sequence[DraftRequest]) -> Offered:
-    """Return a drafter's drafts after checking their number and bounds."""
+    """Return the matches and lengths of a drafter's drafts, cut to their bounds; ValueError for a wrong number of
+    drafts."""
     if len(drafts) != len(requests):
         raise ValueError(f"a drafter made {len(drafts)} drafts for {len(requests)} requests")
     lengths = [min(len(draft.tokens), request.longest) for draft, request in zip(drafts, requests, strict=True)]

@@ -16,14 +16,11 @@ LONGEST_MATCH: Final = 32
 ORDERS: Final = (16, 8, 4, 2, 1)
 """Context lengths in tokens, longest first."""
 LOOKED_AT: Final = 48
-"""Positions searched per chain; a chain of short contexts is as long as the texts."""
+"""Maximum positions searched per chain."""
 VOTERS: Final = 16
 """Maximum positions that vote: the latest of the longest matches."""
 FOUND_AT_ONCE: Final = 256
-"""Maximum tokens indexed per query; the rest waits for later queries.
-
-A step has one query per sample. Probes query few samples, for which full indexing would be wasted.
-"""
+"""Maximum tokens indexed per query; the rest waits for later queries."""
 START: Final = array("i", [-1] * LONGEST_MATCH)
 """Filler before a text, in place of the prompt that all texts of an index share; no token is negative."""
 SOMEWHERE: Final = array("i", [-2] * LONGEST_MATCH)
@@ -34,7 +31,7 @@ BYTES_PER_TOKEN: Final = 700
 _SHIFT: Final = 32
 _OFFSET: Final = (1 << _SHIFT) - 1
 _REACH: Final = tuple(2 * order - 1 if order < ORDERS[0] else LONGEST_MATCH for order in ORDERS)
-"""Longest match to search for in each order; a longer one would be found in the order before."""
+"""Longest match to search for in each order; longer ones belong to the order before."""
 
 
 class Text:
@@ -51,7 +48,7 @@ class Text:
         self.weight_before = weight
         self.aged_to = 0
         self.earlier: tuple[array[int], ...] = tuple(array("q") for _ in ORDERS)
-        """Previous position with an equal context, for each order; -1 for none."""
+        """Previous position with a context of the same hash, for each order; -1 for none."""
 
     def __len__(self) -> int:
         """Return the number of its tokens."""
@@ -90,7 +87,7 @@ class SuffixIndex:
         self._behind[text.number] = text
 
     def age(self, factor: float) -> None:
-        """Multiply the weight of all stored tokens by a factor; later tokens have full weight."""
+        """Reduce the weight of all stored tokens; later tokens have the full weight of their text."""
         for text in self._texts:
             text.weight_before *= factor
             text.aged_to = len(text.written)

@@ -1,9 +1,9 @@
 """Admits samples from the queue: prefills their prefixes, and gives each a slot and a cache row.
 
-Rule: a step prefills about as many tokens as fit into one pass, so it stays short; samples of one prompt share its
-prefill. In deterministic mode known tokens are not prefilled, and prompts share a pass only if that was proven exact.
-A sample with a cached turn needs no prefill; one whose prefill failed returns to the queue. Must never take a reserved
-slot.
+Rule: a step begins no further batch after PREFILL_TOKENS tokens; samples of a batch with equal prefixes share a
+prefill. In deterministic mode response tokens are not prefilled, and prompts share a pass only if that was proven
+exact. A sample with a cached turn needs no prefill; one whose prefill failed returns to the queue. Must never take a
+reserved slot.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,11 @@ from rlhf_workers.generation.torch_engine.forward import CausalForward
 from rlhf_workers.generation.torch_engine.tiles import Tiles
 
 PREFILL_TOKENS: Final = 4096
-"""Padded tokens per prefill pass, and roughly per step; a single longer prompt has a pass of its own."""
+"""Maximum padded tokens of a batch of samples; a longer one is a batch of its own. A step begins no batch after as
+many."""
 
 ADMIT_SHARE: Final = 8
-"""Inverse share of slots that must be free before a crowded engine admits; at most that share stays idle."""
+"""Inverse share of slots that must be free before a crowded engine admits."""
 
 
 class Admission:
@@ -38,8 +39,7 @@ class Admission:
     def admit(self, state: EngineState, report: StepReport) -> None:
         """Prefill queued samples while slots and this step's prefill tokens last.
 
-        Waits until an eighth of the slots (or as many as are queued) is free, as a pass for few prompts costs more per
-        prompt.
+        Does nothing until an eighth of the slots (or as many as are queued) is free.
         """
         if state.free < min(len(state.queue), -(-self._most // ADMIT_SHARE)):
             return

@@ -1,7 +1,7 @@
 """Rounds the shapes of passes up to a few sizes.
 
-Rule: pure functions that return the smallest sufficient bucket. In deterministic mode the bucket of a sample's keys
-affects its bits, so `bucket` must never change.
+Rule: pure functions. In deterministic mode the bucket of a sample's keys affects its bits, so `bucket` must never
+change.
 """
 
 from typing import Final
@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 TILE_ROWS: Final = 16
-"""Rows of a pool are a multiple of this, as matrix kernels work on tiles of rows."""
+"""Rows of a tile; rows of a pool are a multiple of this."""
 FIRST_CAPACITY: Final = 64
-"""Key length of the smallest pool; the next ones double."""
+"""Smallest bucket of keys; the next ones double, up to the longest sequence."""
 KEY_STEP: Final = 16
-"""Unit of key lengths, which keeps rows of keys aligned."""
+"""Unit of key lengths."""
 PARTS: Final = 4
-"""Key lengths of captured passes per doubling; above FIRST_CAPACITY at most a fifth of the keys read is padding."""
+"""Results of `length_bucket` per doubling; above FIRST_CAPACITY less than a fifth of one is padding."""
 
 
 def padded(length: int, step: int = KEY_STEP) -> int:

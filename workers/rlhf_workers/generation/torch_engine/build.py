@@ -31,7 +31,7 @@ MODES: Final[tuple[KernelMode, ...]] = ("Auto", "Enabled", "Disabled")
 
 
 def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> TorchEngine:
-    """Return the engine with the manifest's weights; WorkError when folder, arguments or sizes do not fit."""
+    """Return the engine with the manifest's weights; WorkError when folder, arguments, sizes or drafters do not fit."""
     chosen = _arguments(spec)
     attention: Attention = chosen["attention"]
     dtype: torch.dtype = getattr(torch, chosen["dtype"])
@@ -53,16 +53,12 @@ def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Tor
 
 
 def _for_gpus(mode: KernelMode, device: torch.device) -> KernelMode:
-    """Return the mode for a device: `Auto` applies to GPUs.
-
-    On a CPU, static shapes gain nothing without capture, and fused passes gained nothing with two threads
-    (docs/measurements/engines.md).
-    """
+    """Return the mode for a device: on a CPU, `Auto` is Disabled."""
     return mode if device.type == "cuda" or mode == "Enabled" else "Disabled"
 
 
 def _arguments(spec: RLHFJobSpec) -> dict[str, Any]:
-    """Return the checked `engineArgs` with defaults: fused attention, or eager attention in deterministic jobs.
+    """Return the checked `engineArgs` with defaults: sdpa attention, or eager attention in deterministic jobs.
 
     Raises WorkError for unknown arguments and invalid values, such as a dtype other than the job's. A coarser dtype is
     allowed if no ratio uses the engine's log-probabilities.

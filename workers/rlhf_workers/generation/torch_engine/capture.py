@@ -18,7 +18,7 @@ class Captured(NamedTuple):
 
     replay: Run
     bytes: int
-    """Device memory of the capture in bytes."""
+    """Growth of reserved device memory during the capture, in bytes."""
 
 
 class CaptureError(Exception):
@@ -32,11 +32,11 @@ class Capture(Protocol):
         """Return the captured function; CaptureError with the reason if that fails."""
 
     def clear(self) -> None:
-        """Release the memory of earlier captures, which are not replayed again."""
+        """Let go of the memory of earlier captures, which must not be replayed again."""
 
 
 class DirectCapture:
-    """Calls the function again: on a CPU a launch is the work itself."""
+    """Replays by calling the function."""
 
     def capture(self, function: Run) -> Captured:
         """See Capture."""
@@ -49,7 +49,7 @@ class DirectCapture:
 class CudaGraphCapture:
     """Records the launches as a CUDA graph.
 
-    All graphs share the memory of their intermediate results, as they replay one after the other.
+    Graphs since the last `clear` share the memory of their intermediate results, as they replay one after the other.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -2,7 +2,7 @@
 
 Rule: neighbouring rows share a call while the surplus keys that shorter rows read are estimated to cost less than
 another call. Query heads that share keys are queries of one call, so keys are not repeated. Values that all layers of a
-pass share are computed once. Results equal those of `TorchOps` up to rounding. Must never change anything but
+pass share are computed once. Results equal those of `TorchOps` up to rounding. Must never change an argument but
 `residual` and the pool.
 """
 
@@ -25,7 +25,7 @@ class CachedRow(NamedTuple):
     readers: int
     """Number of rows of the pass."""
     length: int
-    """Keys that the last of them sees."""
+    """Keys that the one with most keys sees."""
 
 
 class RowRun(NamedTuple):
@@ -141,7 +141,7 @@ class CpuOps:
     def _mask(self, run: RowRun, window: int, group: int, dtype: torch.dtype) -> torch.Tensor | None:
         """Return the mask added to the scores [rows, 1, queries, longest] of a run; None if every row sees all keys.
 
-        A pass row has `group` queries if there are several readers.
+        With several readers, the mask of a pass row is repeated for its `group` queries.
         """
         positions = self._positions[run.start : run.start + run.rows * run.readers]
         if int(positions.min()) + 1 == run.longest and (not window or window >= run.longest):

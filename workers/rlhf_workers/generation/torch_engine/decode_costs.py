@@ -1,9 +1,8 @@
 """Measures the cost of decoding here: steps over a grid of batch sizes and context lengths, and some prefills.
 
 It runs whole engine steps on artificial samples while the engine's own are put aside, so the cost includes the host.
-Rule: no sample or cache is left behind. Time is bounded: the grid is visited from its corners inward, and ends when the
-budget is spent. The corners are measured in any case: batch 1 and the largest batch at a long and at a short context,
-where their caches fit, and prefill at two lengths. A planner interpolates between the points.
+Rule: no sample or cache is left behind. Points are visited in the order of `cost_grid` until the budget is spent. The
+first ones are measured in any case, if their caches fit.
 """
 
 import time
@@ -24,17 +23,17 @@ from rlhf_workers.generation.torch_engine.kv_cache import PromptCache
 from rlhf_workers.models.kv_slices import KvShape
 
 BUDGET_SECONDS: Final = 0.8
-"""Compute seconds after which no further point is measured, except corners."""
+"""Seconds after which no further prefill point is measured, except corners; for decode points, three quarters of it."""
 STEPS: Final = 8
-"""Timed steps per point; the shortest counts, as other load can only add time."""
+"""Maximum timed steps per point; the shortest counts, as other load can only add time."""
 POINT_SECONDS: Final = 0.02
 """Seconds per point after which fewer steps are timed, but at least two."""
 POINT_BYTES: Final = 2**30
-"""Maximum KV bytes of one point on a CPU; on a GPU the free memory is the limit."""
+"""Maximum KV bytes of a point on a CPU, except the first; on a GPU the room for caches is the limit."""
 ROOM_SHARE: Final = 0.8
 """Share of the free device memory for KV caches; the rest is temporary memory of kernels."""
 NO_LIMIT: Final = 2**30
-"""Response tokens of an artificial sample, which never finishes."""
+"""Maximum response tokens of an artificial sample, which never finishes."""
 
 
 class MeasurableEngine(Protocol):
@@ -63,7 +62,7 @@ class MeasurableEngine(Protocol):
 
 
 def measure(engine: MeasurableEngine) -> Generator[None, None, EngineCosts]:
-    """Measure one point of the grid per step of the iterator; return the costs as its return value."""
+    """Measure one point per step of the iterator; return the costs as its return value."""
     room = kv_room(engine.device)
     if room:  # the engine's own caches count as free, too
         room += engine.kv_bytes()

@@ -1,8 +1,7 @@
-"""Triton kernels of a decode pass and their launches: each replaces several kernels of transformers.
+"""Triton kernels of a fused decode pass, and their launches.
 
-Rule: one token per row; sums are float32, and values are rounded where transformers rounds stored ones. Attention
-reads only the row's own keys up to its position, without padding, and splits them among programs, so that one row can
-use the whole device. Must never be imported without Triton: `forward_choice` decides.
+Rule: one token per row; sums are float32. Attention reads only the row's own keys up to its position, without padding,
+and splits them among programs. Must never be imported without Triton: `forward_choice` decides.
 """
 
 from typing import Any, Final
@@ -20,7 +19,7 @@ PROGRAMS: Final = 264
 MOST_SPLITS: Final = 32
 ACTIVATIONS_AT_ONCE: Final = 1024
 NO_WINDOW: Final = 2**30
-"""Window of a row without one, longer than any context; the window is a kernel constant, compiled per value."""
+"""Window of a row without one, longer than any context."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -274,5 +273,6 @@ class TritonOps:
 
 
 def splits_of(programs: int) -> int:
-    """Return the number of parts of a row's keys, a power of two; one program handles one part of one head of a row."""
+    """Return the number of parts of a row's keys, a power of two; one program handles one part of one key head of a
+    row."""
     return min(max(int(triton.next_power_of_2(-(-PROGRAMS // programs))), 1), MOST_SPLITS)

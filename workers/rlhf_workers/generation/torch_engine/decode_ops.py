@@ -1,7 +1,7 @@
 """Operations of a fused decode pass beside matrix products, in torch: the definition of the kernels.
 
-Rule: `decode_kernels` does the same in fewer launches on a GPU, `cpu_ops` in fewer calls on a CPU; tests compare both
-with these. All change `residual` and the pool in place and nothing else.
+Rule: `decode_kernels` and `cpu_ops` compute the same, up to rounding. Operations change `residual` and the pool in
+place, and no other argument.
 """
 
 from typing import NamedTuple, Protocol
@@ -40,7 +40,8 @@ class DecodeOps(Protocol):
         """Prepare what the layers of a pass share: pool `rows` at `positions`, rotated with `sin`; once per pass."""
 
     def add_norm(self, x: torch.Tensor | None, residual: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
-        """Add x [rows, size] to `residual` in place; return its root mean square norm times `gain` [size]."""
+        """Add x [rows, size] (None: nothing) to `residual` in place; return its root mean square norm times `gain`
+        [size]."""
 
     def rotate_and_store(self, qkv: torch.Tensor, turn: Rotation, place: CachePlace, heads: int) -> torch.Tensor:
         """Split [rows, (heads + 2 kv heads) * size], rotate queries and keys, and store keys and values.

@@ -1,7 +1,7 @@
 """Runs one decode pass over an array of inputs.
 
-Rule: a pass is launched without waiting, and its result is waited for once, so a step launches all its passes before
-the host stops. `PlainDecoder` runs a pass in its own shape. Must never know samples: rows and numbers only.
+Rule: a launch need not wait for the pass, so a step can launch all its passes before it waits for a result.
+`PlainDecoder` runs a pass in its own shape. Must never know samples: rows and numbers only.
 """
 
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ POSITIONS: Final = 1
 UNIFORMS: Final = 2
 ROWS: Final = 3
 INPUTS: Final = 4
-"""Rows of the input, int64 [INPUTS, width]; UNIFORMS are bits of float64.
+"""Number of rows of the input, int64 [INPUTS, width]; UNIFORMS are bits of float64.
 
 ROWS are pool rows, in passes with several rows of one sample.
 """
 REPLAY_ROWS: Final = 2 * TILE_ROWS
 """Approximate maximum of rows of known tokens per step."""
 OUTPUTS: Final = 2
-"""Rows of the output, int64 [OUTPUTS, width]: tokens, and log-probabilities as bits of float64."""
+"""Number of rows of the output, int64 [OUTPUTS, width]: tokens, and log-probabilities as bits of float64."""
 
 Inputs = npt.NDArray[np.int64]
 

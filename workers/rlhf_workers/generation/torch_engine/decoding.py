@@ -1,9 +1,9 @@
 """Runs decode steps over an engine's samples: feeds tokens, records drawn ones, and finishes responses.
 
-Rule: a step launches all its passes before it waits for one. A sample is fed its next token and, after it, known
-tokens (in a replay) or drafted ones: several positions in one pass, of which it keeps what single steps would have
-drawn, up to rounding. If deterministic mode cannot prove such passes, each sample has one row. A paused sample keeps
-nothing and is fed again. Must never record a token whose probability is not finite.
+Rule: a step launches all its passes before it waits for one. A sample is fed its next token and, after it, known tokens
+(in a replay) or drafted ones: several positions in one pass, of which it keeps what single steps would have drawn, up
+to rounding. If deterministic mode cannot prove such passes, each sample has one row. A paused sample keeps nothing and
+is fed again. Must never record a token whose log-probability is not finite.
 """
 
 import time
@@ -61,7 +61,8 @@ class Decoding:
         self._tiles = tiles
 
     def step(self, state: EngineState, version: int, report: StepReport) -> None:
-        """Decode one or several tokens of every sample in the table; whole responses go to `state.complete`."""
+        """Advance every sample in the table that is not paused by one or several tokens; whole responses go to
+        `state.complete`."""
         self.drafting.follow(state)
         counts, drafted = self._counts(state, report)
         started = time.perf_counter_ns()

@@ -2,8 +2,8 @@
 
 Rule: drafts are stored after a sample's sequence only, and cut at the sample's limit, its pool and the vocabulary. A
 sample that replays known tokens or is paused gets no draft. The speculator learns of samples from the table at the
-start and end of a step, so it misses none. It gets their tokens when drafts are wanted, when samples end, and every
-TELL_STEPS steps, so that a plain step costs little. Must never let a draft become a token: `verification` decides.
+start and end of a step. It gets their tokens when drafts are wanted, when samples end, and every TELL_STEPS steps. Must
+never let a draft become a token: `verification` decides.
 """
 
 import time
@@ -23,7 +23,7 @@ from rlhf_workers.generation.torch_engine.response_table import ResponseTable, S
 Flags = npt.NDArray[np.bool_]
 
 TELL_STEPS: Final = 32
-"""Maximum steps before drafters get new tokens, which other samples may use for drafts."""
+"""Maximum steps before the speculator gets new tokens."""
 
 
 class ProposesDrafts(Protocol):
@@ -103,7 +103,7 @@ class Drafting:
         return drafted
 
     def tell(self, state: EngineState, slots: Slots) -> None:
-        """Pass on the tokens drawn since the last call."""
+        """Pass on the tokens of these slots drawn since the last call."""
         if self.speculator is not None:
             for slot in map(int, slots):
                 tokens = state.table.untold(slot)
@@ -111,7 +111,8 @@ class Drafting:
                     self.speculator.extend(state.table.key(slot), tokens)
 
     def verified(self, outcomes: Sequence[Verified], report: StepReport, seconds: float) -> None:
-        """Report the outcomes of a step and its seconds, except for untypical steps with replays or captures."""
+        """Report the outcomes of a step and its seconds, except for steps without rows, and untypical ones with replays
+        or captures."""
         report.draft_ns = int(self._seconds * 1e9)
         if self.speculator is not None and report.rows and not (report.replayed or report.capture_ns):
             self.speculator.verified(outcomes, report.pass_rows, report.positions, self._seconds, seconds)

@@ -1,12 +1,9 @@
 """The torch engine: continuous batching for causal language models of transformers that take explicit masks.
 
-Rule: a prompt is prefilled without its last token; that token and every response token go through a decode pass, so
-`Decoding` does all sampling. Fast mode also prefills a resumed sample's tokens. Deterministic mode replays them
-through decode passes, and runs shapes proven alike (`Tiles`). A sample's bits then do not depend on batch, order,
-worker, drafts or interruptions. Known tokens are forced, not sampled again. Must never finish a sample twice or lose
+Rule: a prefill omits the last known token, which goes through a decode pass like drawn tokens, so `Decoding` does all
+sampling. Fast mode prefills a resumed sample's response, too. Deterministic mode replays it through decode passes, and
+runs shapes proven alike (`Tiles`). Known tokens are forced, not sampled again. Must never finish a sample twice or lose
 one.
-
-docs/determinism.md gives the cost of deterministic mode.
 """
 
 from collections import deque
@@ -70,7 +67,7 @@ class TorchEngine:
         `deterministic`.
 
         `static_shapes`: decode passes have few shapes, captured where possible. `fused_kernels`: kernels run several
-        steps of the model each. Neither works with `deterministic`, which needs the proven shapes and sums.
+        steps of the model each. Both are ignored with `deterministic`, which needs the proven shapes and sums.
         `speculator` drafts tokens.
         """
         self.version = version
@@ -253,7 +250,7 @@ class TorchEngine:
 
     @property
     def graphs(self) -> GraphFigures | None:
-        """Return statistics of captures; None if passes are not captured."""
+        """Return statistics of captures; None without static shapes."""
         return None if self._graphs is None else self._graphs.figures
 
     def _forget_turns(self) -> None:

@@ -1,8 +1,8 @@
 """Runs a transformers causal language model for the engine: prefills prompts and decodes rows of a pool.
 
 Rule: the engine decides the position of every token and what it may see. The model gets explicit position ids and
-prepared 4D masks (the dict form if layers differ), which transformers passes through unchanged. `verify` finds a model
-that ignores them when the engine is built. Must never depend on the cache's own idea of length.
+prepared 4D masks (the dict form if layers differ). `verify` refuses a model whose logits show that it ignores them.
+Must never depend on the cache's own idea of length.
 """
 
 import logging
@@ -30,9 +30,9 @@ from rlhf_workers.models.kv_slices import KvShape
 log = logging.getLogger(__name__)
 
 VERIFY_TOKENS: Final = 24
-"""Tokens of the sequence that `verify` compares; it need not exceed a window, as the masks are ours."""
+"""Tokens of the sequence that `verify` runs."""
 VERIFY_TOLERANCE: Final = {torch.float32: 2e-3, torch.float64: 2e-3}
-"""Largest difference of logits, relative to 1 + the largest logit; half-precision types use HALF_TOLERANCE."""
+"""Largest difference of logits, relative to 1 + the largest logit; other types use HALF_TOLERANCE."""
 HALF_TOLERANCE: Final = 0.1
 
 
@@ -57,7 +57,7 @@ class CausalForward:
         self._shares_keys = False
         """Whether rows of one sample can read its keys together."""
         self._group = 1
-        """Query heads per key head."""
+        """Query heads per key head; set when sharing is tried."""
         self.kv_shapes: tuple[KvShape, ...] = ()
         """Shapes of a token's cache entries, by layer; set by `verify`."""
 
@@ -153,10 +153,10 @@ class CausalForward:
 
     @torch.inference_mode()
     def verify(self, *, sharing: bool = False) -> None:
-        """Raise WorkError ModelUnsupported if prefill and decode give other logits than a full forward pass.
+        """Raise WorkError ModelUnsupported if prefill and decode fail, or give other logits than a full forward pass.
 
-        A difference within `tolerance` is allowed. `sharing`: also find out whether rows of one sample may read its
-        keys together, with another order of summation.
+        A difference within `tolerance` is allowed, and a full pass whose logits are not finite. `sharing`: also find
+        out whether rows of one sample may read its keys together, with another order of summation.
         """
         try:
             expected, cached = self._both_ways()
@@ -173,7 +173,8 @@ class CausalForward:
             self._shares_keys = self._try_sharing()
 
     def _try_sharing(self) -> bool:
-        """Return whether three samples with one, three and two rows get the logits of rows that read copies."""
+        """Return whether three samples with one, three and two rows get the logits of rows that read copies, within
+        `tolerance`."""
         self._group = self.model.config.get_text_config().num_attention_heads // self.kv_shapes[0].heads
         generator = np.random.Generator(np.random.Philox(key=1))
         ids = torch.from_numpy(generator.integers(0, self.vocabulary, (3, VERIFY_TOKENS))).to(self.device)
@@ -194,7 +195,8 @@ class CausalForward:
         return float((found - wanted).abs().max()) <= allowed
 
     def _both_ways(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits of the second half of a random sequence, from a full pass and from prefill and decode."""
+        """Return logits of the second half of a random sequence, from a full pass and from prefill and decode; set
+        `kv_shapes`."""
         generator = np.random.Generator(np.random.Philox(key=0))
         ids = torch.from_numpy(generator.integers(0, self.vocabulary, VERIFY_TOKENS)).to(self.device)
         half = VERIFY_TOKENS // 2

@@ -70,9 +70,9 @@ def ops_for(device: torch.device) -> DecodeOps:
 
 @torch.inference_mode()
 def pass_seconds(forward: StaticForward, parameters: SamplingParameters, capture: Capture) -> float:
-    """Return the seconds of a pass over few rows of a temporary pool, including sampling and both copies.
+    """Return the seconds of the fastest of TIMED passes over a temporary pool, including sampling and both copies.
 
-    On a GPU it has one row, as launches make the difference. On a CPU it has one tile, as products differ too.
+    On a CPU a pass has one tile of rows, elsewhere one row.
     """
     rows = TILE_ROWS if forward.device.type == "cpu" else 1
     decoder = StaticDecoder(forward, parameters, TILE_ROWS, capture)

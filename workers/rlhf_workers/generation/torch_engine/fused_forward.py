@@ -1,4 +1,4 @@
-"""Runs a decode pass of a Llama-like model in about ten kernels per layer, over the model's own weights.
+"""Runs a decode pass of a Llama-like model in few kernels per layer, over the model's own weights.
 
 Rule: only for known families whose projections are plain matrices, and whose logits agree with the model's own in a
 trial (`fused_forward_for`). Query, key and value projections are one matrix, and so are gate and up; on a
@@ -32,7 +32,7 @@ FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 FIXED_ROTATIONS: Final = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings that do not depend on the longest sequence of a batch."""
 SIZES: Final = (16, 32, 64, 128, 256)
-"""Head sizes that the kernels support."""
+"""Head sizes that the GPU's kernels support."""
 TRIAL_TOKENS: Final = 20
 """Tokens of each row of the trial, one per pass."""
 
@@ -43,7 +43,7 @@ class NotFusedError(Exception):
 
 @dataclass(frozen=True)
 class _Layer:
-    """Weights of a layer, each as one matrix, and its attention window."""
+    """Weights of a layer, some joined to one matrix, and its attention window."""
 
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
@@ -164,7 +164,8 @@ class FusedForward:
 
 
 def fused_forward_for(forward: CausalForward, ops: DecodeOps) -> FusedForward:
-    """Return verified fused passes of a model; NotFusedError with the reason if that fails."""
+    """Return verified fused passes of a model; NotFusedError with the reason if that fails, except for a lack of
+    memory."""
     fused = FusedForward(forward, ops)
     try:
         fused.verify(forward)

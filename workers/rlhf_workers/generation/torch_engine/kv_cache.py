@@ -1,9 +1,8 @@
 """KV memory of the torch engine: pools of rows with one position each, and the results of prefills.
 
 Rule: both are transformers `Cache`s whose `update` does what the engine has set up for this forward pass. A pool row
-belongs to one sample; keys beyond the sample's position are stale and every attention mask hides them. Storage is
-allocated zeroed at the first write of a layer (the model decides head counts and sizes) and grows up to the requested
-rows and capacity. Must never contain stale values that a mask could let through.
+belongs to one sample; keys beyond the sample's position are stale, and attention must not read them. Storage is
+allocated zeroed at the first use of a layer (the model decides head counts and sizes), and `resize` enlarges it.
 """
 
 from itertools import count
@@ -44,7 +43,7 @@ class KvPool(Cache):  # type: ignore[misc]
         self.rows = rows
         self.capacity = capacity
         self.serial = next(_SERIALS)
-        """Number that changes with the storage; owners of old addresses must drop them."""
+        """Number that changes when the pool grows; owners of old addresses must drop them."""
         self.storage: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._first = 0
         self._width = 0

@@ -1,9 +1,8 @@
 """Moves samples of the torch engine with their caches, out and in.
 
 Rule: a copy has the bits of the cache, for all layers and all positions (also those that a sliding window hides). An
-arriving sample is placed by its own position, like an undisturbed one. In deterministic mode its later tokens then have
-the same bits as without the move. It takes a reserved slot and never displaces another. Must never change a sample that
-it copies.
+arriving sample is placed by its own position, like an undisturbed one. It takes a reserved slot and never displaces
+another. Must never change a sample that it copies.
 """
 
 import hashlib
@@ -138,7 +137,7 @@ class TorchKvMoves:
 
 
 def _fingerprint(forward: CausalForward, shapes: Sequence[KvShape], limits: EngineLimits, deterministic: bool) -> str:
-    """Return a short hash of everything that must be equal, with bit-relevant settings in deterministic mode."""
+    """Return a short hash of facts that must be equal, with bit-relevant settings in deterministic mode."""
     config = forward.model.config.get_text_config()
     facts = {
         "format": FORMAT,

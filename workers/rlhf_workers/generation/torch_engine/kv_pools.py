@@ -1,9 +1,9 @@
 """Assigns samples to rows of KV pools, and divides the rows into passes of the model.
 
-Rule: a decode pass runs over the first rows of a pool, so samples are gathered there. `SinglePool` is the fast plan:
-all samples are in one pool that grows with the longest. `BucketedPools` is the deterministic plan: a sample's pool,
-and with it the key length of its pass, depends on its own position. The rows of a pass depend on the number of samples
-in the pool, so `Tiles` proves each number. Must never use an unproven number of rows in the deterministic plan.
+Rule: decode passes run over adjacent rows of a pool, so samples are gathered in its first rows. `SinglePool` is the
+fast plan: all samples are in one pool that grows with the longest. `BucketedPools` is the deterministic plan: a
+sample's pool, and with it the key length of its pass, depends on its own position. The rows of a pass depend on the
+number of samples in the pool, so `Tiles` proves each width beyond a tile.
 """
 
 from collections.abc import Iterator
@@ -64,7 +64,7 @@ class SlottedPool:
         self._device = device
 
     def take_rows(self, slots: Slots) -> torch.Tensor:
-        """Return free rows [n] for `slots`, after growing the pool if necessary."""
+        """Assign free rows [n] to `slots` and return them, after growing the pool if necessary."""
         short = len(slots) - int((self.slots == EMPTY).sum())
         if short > 0:
             more = min(max(2 * len(self.slots), padded(len(self.slots) + short, TILE_ROWS)), self._most_rows)
@@ -81,7 +81,7 @@ class SlottedPool:
             self._kept.rows, self._kept.capacity = self.pool.rows, self.pool.capacity
 
     def drop(self, slots: Slots) -> None:
-        """Free the rows of these slots, if they are here."""
+        """Free the rows of these slots, if they are here; an empty pool without `retained_size` frees its storage."""
         self.slots[np.isin(self.slots, slots)] = EMPTY
         if self._kept is None and (self.slots == EMPTY).all():
             self.pool = KvPool(TILE_ROWS, self._first_capacity)
@@ -123,7 +123,7 @@ class KvPools(Protocol):
         """Return the pool and row of a sample, valid until the next change of a pool."""
 
     def bytes(self) -> int:
-        """Return the bytes of the pools."""
+        """Return the bytes of the pools' storage."""
 
 
 class SinglePool:
@@ -162,7 +162,7 @@ class SinglePool:
             yield DecodePass(self._samples.pool, 0, len(rows.pool), length, slots[rows.pool], rows)
 
     def reach(self, position: Slots) -> Slots:
-        """See KvPools; the pool grows up to the longest sample."""
+        """See KvPools; the pool can grow up to the longest sequence."""
         return np.full_like(position, self._largest)
 
     def row(self, slot: int) -> tuple[KvPool, int]:
@@ -179,7 +179,7 @@ class SinglePool:
 
 
 class BucketedPools:
-    """A pool for every key length."""
+    """A pool for every key length in use."""
 
     def __init__(self, most_rows: int, largest: int, device: torch.device, tiles: Tiles) -> None:
         self._most_rows = most_rows

@@ -1,6 +1,6 @@
 """Table of the samples that an engine decodes: one slot per sample, with the data of a step as arrays.
 
-Rule: a slot keeps its number from admission to finish; a plain decode step works on whole arrays, apart from new
+Rule: a sample keeps its slot from admission to finish; a plain decode step works on whole arrays, apart from new
 uniforms and ends. Arrays start short and double, so memory follows the longest sample. A sample's sequence is its
 prompt, its response, and then its drafted tokens, which do not count until `advance_by` accepts them. Must never store
 a response token without its log-probability and weight version.
@@ -101,7 +101,8 @@ class ResponseTable:
         self._sequence[slot, end : end + len(tokens)] = tokens
 
     def uniform(self, slots: Slots, ahead: Slots | int = 0) -> npt.NDArray[np.float64]:
-        """Return uniforms float64 [n] for the response position that each slot decides next, or one `ahead`.
+        """Return uniforms float64 [n] for the response position that each slot decides next, or the one `ahead`
+        positions later.
 
         All uniforms requested for one slot at once lie within a block.
         """
@@ -189,13 +190,13 @@ class ResponseTable:
         )
 
     def untold(self, slot: int) -> npt.NDArray[np.int32]:
-        """Return the response tokens, int32 [n], drawn since the last call, copied."""
+        """Return the response tokens, int32 [n], drawn since the last call or the admission, copied."""
         tokens = self.tokens(slot)[self._followed[slot] :].copy()
         self._followed[slot] = self.length[slot]
         return tokens
 
     def unsent(self) -> list[ResponsePart]:
-        """Return the responses with new tokens since the last call, from the first new token on."""
+        """Return the responses with new tokens since the last call or the admission, from the first new token on."""
         parts = []
         for slot in np.flatnonzero(self.length > self._sent):
             if self.requests[slot] is not None:

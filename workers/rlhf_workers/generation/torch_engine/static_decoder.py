@@ -1,10 +1,9 @@
 """Runs decode passes in a few shapes over fixed memory, so that each shape can be captured once and replayed.
 
-A step of a small model is hundreds of kernels of a few microseconds, and launching them takes longer than running
-them. Rule: rows and keys are padded to buckets; padding rows use pool rows without a sample, or repeat the last row. A
-shape runs uncaptured at first and is captured when it recurs. Graphs contain addresses: of weights, which are replaced
-in place, of the pool, whose serial number changes with its storage, and of the buffers here. Call `drop_graphs` before
-moving weights. If capture fails, passes run uncaptured, and the log says so. Must never replay a graph over freed
+Rule: rows and keys are padded to buckets; padding rows use pool rows without a sample, or repeat the last row. A shape
+runs uncaptured at first and is captured when it recurs. Graphs contain addresses: of weights, which are replaced in
+place, of the pool, whose serial number changes with its storage, and of the buffers here. Call `drop_graphs` before
+moving weights. After a failed capture no other is tried, and the log says so. Must never replay a graph over freed
 memory.
 """
 
@@ -83,7 +82,7 @@ class StaticDecoder:
     def __init__(
         self, forward: StaticForward, parameters: SamplingParameters, most_rows: int, capture: Capture
     ) -> None:
-        """`most_rows` samples are decoded at once."""
+        """At most `most_rows` samples are decoded at once."""
         self.figures = GraphFigures()
         self._reported = GraphFigures()
         self._forward = forward
@@ -129,7 +128,7 @@ class StaticDecoder:
         return self.figures.replayed - reported.replayed, self.figures.capture_ns - reported.capture_ns
 
     def bytes(self) -> int:
-        """Return the device bytes of graphs and buffers."""
+        """Return the device bytes of the buffers, and of captures since the last `drop_graphs`."""
         return self._bytes + (0 if self._buffers is None else self._buffers.bytes())
 
     def _run(self, shape: GraphShape, run: DecodePass, buffers: "_Buffers") -> None:
@@ -169,9 +168,9 @@ class StaticDecoder:
 
 
 class _Buffers:
-    """Inputs and outputs of passes, on the device and pinned on the host.
+    """Inputs and outputs of passes, on the device and on the host, where a GPU's are pinned.
 
-    They are lines of one array, so that any width is contiguous.
+    Each is one flat array, so that any width is contiguous.
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:

@@ -2,9 +2,7 @@
 
 Rule: the reference is a pass over 16 rows with any neighbours, whose key length depends on the row's own position (for
 prompts: one prompt, padded by its own length). A wider pass is used after one run on random numbers, with this model,
-shape, device and thread count, gave the same bits; kernels choose their order of summation by shape, not by data. Must
-never trust an untried shape: matrix kernels change their order with the number of rows and keys, and elementwise
-kernels compute the end of an array with other instructions than its middle.
+shape, device and thread count, gave the same bits. Must never trust an untried width beyond the reference.
 """
 
 import logging
@@ -24,15 +22,15 @@ from rlhf_workers.generation.torch_engine.kv_cache import KvPool
 log = logging.getLogger(__name__)
 
 MAX_ROWS: Final = 256
-"""Maximum rows of one pass; wider ones take longer to try."""
+"""Maximum rows of one pass."""
 MAX_PROMPTS: Final = 16
 """Maximum prompts of one prefill."""
 ROUNDS: Final = 4
 """Trials of a tile."""
 LONG_RUN: Final = 12
-"""Rows of one sample in a trial with several."""
+"""Least rows of one of the samples in a trial with several, where they fit."""
 TRIAL_CAPACITY: Final = 64
-"""Key length of these tiles."""
+"""Key length in trials of a tile."""
 
 
 class Tiles:
@@ -48,9 +46,10 @@ class Tiles:
 
     @torch.inference_mode()
     def require(self) -> None:
-        """Raise WorkError NotReproducible unless trials show that a row's bits ignore its place and neighbours.
+        """Raise WorkError NotReproducible if a row's bits may depend on its place or neighbours.
 
-        The error is for CPUs. On other devices, which do not promise bitwise results, a warning is logged.
+        That is so for some experts, for types other than float32, and after a trial of a tile in which bits differ. On
+        devices other than a CPU, a warning is logged instead.
         """
         if self._forward.experts_see_others:
             why = (

@@ -1,9 +1,8 @@
 """Caches of samples that wait for their environment after a turn, so that they continue without recomputation.
 
-Rule: a cache is stored apart from the pools, so a waiting sample uses no slot and no row of a pass. It is a copy of
-the bits; in deterministic mode a sample that continues with it has the bits of a recomputed one. A cache is used once,
-and only for the tokens it was computed from. Must never outlive the weights that computed it, nor exceed one cache per
-slot: the oldest is dropped, and its sample is prefilled like any other.
+Rule: a cache is stored apart from the pools, so a waiting sample uses no slot and no row of a pass. It is a copy of the
+bits. A cache is used once, and only for the tokens it was computed from. New weights drop all caches. There is at most
+one cache per slot: the oldest is dropped, and its sample is prefilled like any other.
 """
 
 from typing import NamedTuple
@@ -34,8 +33,7 @@ class TurnCache:
     def __init__(self, most: int, *, replays: bool) -> None:
         """Store at most `most` caches.
 
-        `replays`: without its cache a sample decodes all its tokens again; otherwise they are prefilled, which is
-        faster.
+        `replays`: without its cache a sample decodes all its tokens again; otherwise they are prefilled.
         """
         self._most = most
         self._replays = replays
@@ -75,5 +73,5 @@ class TurnCache:
         self._kept.pop(key, None)
 
     def clear(self) -> None:
-        """Drop all caches: the weights change, or the device is needed."""
+        """Drop all caches."""
         self._kept.clear()

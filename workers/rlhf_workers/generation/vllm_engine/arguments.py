@@ -48,7 +48,7 @@ WORKER_EXTENSION: Final = "rlhf_workers.generation.vllm_engine.worker_extension.
 CPU_BLOCK: Final = 32
 """Tokens per cache block; vLLM's CPU kernels need multiples of it."""
 CPU_MEMORY_SHARE: Final = 0.5
-"""Share of the free memory; the rest serves arriving weights and the worker's other roles."""
+"""Share of the free memory that caches may take, or more if two longest sequences need it."""
 CPU_SPARE: Final = 1.25
 """Cache size on a CPU relative to a full batch of longest sequences; the surplus stores prefixes."""
 
@@ -61,7 +61,7 @@ def engine_arguments(
     limits: EngineLimits,
     tensor: int,
 ) -> dict[str, Any]:
-    """Return the arguments of vLLM's EngineArgs that do not depend on the device.
+    """Return the arguments of vLLM's EngineArgs that do not depend on the device; WorkError for a refused one.
 
     `field_types` are its fields with their types; None means that only vLLM can check the value.
     """
@@ -97,8 +97,8 @@ def cpu_defaults(
 ) -> dict[str, Any]:
     """Return a CPU's additional arguments; `token_bytes` are the keys and values of one token in all layers.
 
-    A CPU has no separate memory for caches, so they are as large as a full batch needs, and at most CPU_MEMORY_SHARE
-    of `available_bytes`, but large enough for two longest sequences; samples that do not fit wait.
+    Caches are CPU_SPARE times as large as a full batch needs, and at most CPU_MEMORY_SHARE of `available_bytes` or, if
+    that is more, two longest sequences. Users who set gpu_memory_utilization leave the size to vLLM.
     """
     defaults: dict[str, Any] = {"block_size": CPU_BLOCK, "enforce_eager": True}
     if "gpu_memory_utilization" in user_arguments:

@@ -17,7 +17,7 @@ from rlhf_workers.failures import WorkError
 FIELD: Final = "spec.deterministic"
 VARIABLE: Final = "VLLM_BATCH_INVARIANT"
 CAPABILITY: Final = (8, 0)
-"""Lowest compute capability for vLLM's batch-invariant kernels: Ampere."""
+"""Lowest compute capability on which this project uses vLLM's batch-invariant kernels: Ampere."""
 
 
 def obstacle(device: torch.device) -> str:
@@ -36,7 +36,7 @@ def obstacle(device: torch.device) -> str:
 
 
 def require_batch_invariance(device: torch.device) -> None:
-    """Select vLLM's batch-invariant kernels for this process; WorkError NotReproducible if there are none.
+    """Select vLLM's batch-invariant kernels for this process; WorkError NotReproducible if that is impossible.
 
     Must be called before vLLM is imported.
     """

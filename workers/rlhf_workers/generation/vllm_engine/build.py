@@ -1,7 +1,7 @@
 """Builds the vLLM engine of a job: arguments, the policy's folder, sampling and sizes.
 
-Rule: errors in the manifest are reported with the field, before vLLM's core starts unless only vLLM can find them.
-`build_engine` imports the modules that import vLLM, after the environment variables that vLLM reads are set.
+Rule: errors in the manifest are reported with the field. Importing this module does not import vLLM: `build_engine`
+imports the modules that do.
 """
 
 import logging
@@ -36,7 +36,7 @@ ACTOR_FIELD: Final = f"{GENERATE.model.manifest_path}.path"
 def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> "VllmEngine":
     """Return the engine with the manifest's weights.
 
-    Raises WorkError when folder, arguments or sizes do not fit, or when a deterministic job is impossible.
+    Raises WorkError when folder, arguments, sizes or drafters do not fit, or when a deterministic job is impossible.
     """
     if spec.deterministic:
         require_batch_invariance(device)

@@ -68,7 +68,7 @@ ARGUMENTS: Final[Mapping[str, Any]] = {
 
 
 def available_memory() -> int:
-    """Return the bytes of free memory of this machine or container."""
+    """Return the bytes of free memory that vLLM finds for this machine or container."""
     return int(get_memory_node_info().available_memory)
 
 
@@ -169,7 +169,7 @@ class VllmCore:
         self._sleeps = config.model_config.enable_sleep_mode and not current_platform.is_cpu()
         self._newest = CoreStep()
         self._updates = 0
-        """Number of weight updates so far; part of the hash of every stored prefix."""
+        """Number of the policy's weight updates so far; part of the default salt of prefix hashes."""
         self._record_schedules()
 
     def add(self, request: CoreRequest) -> None:
@@ -208,7 +208,7 @@ class VllmCore:
             self.statistics.dropped(names)
 
     def step(self) -> CoreStep:
-        """Schedule, run the model once, and draw."""
+        """Schedule, run the model once, and draw; do nothing if caches may move and all samples are paused."""
         self._newest = CoreStep()
         if self._caches is not None and not self._caches.moving():
             return self._newest
@@ -272,8 +272,7 @@ class VllmCore:
 
         The core must have no request.
 
-        Uses vLLM's level 1, which stores weights, buffers and draft weights in host memory. Level 2 discards weights
-        that must be sent again before the next token, and that is not guaranteed.
+        Uses vLLM's level 1, which stores the weights in host memory.
         """
         if self._sleeps:
             self._core.sleep(level=1, mode="abort")
@@ -282,7 +281,7 @@ class VllmCore:
             self._core.collective_rpc("rlhf_free_caches")
 
     def wake_weights(self) -> None:
-        """Move the weights back to the device, before the caches, so that new weights can be loaded without a peak."""
+        """Move the weights back to the device, if vLLM's sleep mode is on."""
         if self._sleeps:
             self._core.wake_up(tags=["weights"])
 
@@ -311,13 +310,14 @@ class VllmCore:
             self._counts = True
 
     def fitting(self, tokens: int) -> int:
-        """Return how many more requests of `tokens` tokens fit into the caches."""
+        """Return how many more requests of `tokens` tokens fit into the free blocks."""
         scheduler = self._core.scheduler
         free: int = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         return free // -(-tokens // int(scheduler.block_size))
 
     def add_cached(self, request: CoreRequest, cached: int) -> None:
-        """Add a request as if its first `cached` tokens were in the caches; its blocks' old content is read."""
+        """Add a request as if its first `cached` tokens were in the caches; MemoryError if no blocks are free for
+        them."""
         self.add(request)
         own = self._core.scheduler.requests[request.name]
         if self._core.scheduler.kv_cache_manager.allocate_slots(own, cached, delay_cache_blocks=True) is None:

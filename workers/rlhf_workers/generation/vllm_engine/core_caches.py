@@ -1,8 +1,7 @@
 """Reads the KV caches of an engine core: cached positions, copies of slices, and paused samples.
 
-Rule: it asks vLLM's scheduler between two steps, when everything counted as computed is computed. A paused sample
-keeps its place, its blocks and its tokens: the scheduler skips a running one, and the connector holds back a waiting
-one. Must never take blocks from a sample, or run a step.
+Rule: it is used between two steps. A paused sample is not scheduled: the scheduler skips a running one, and the
+connector holds back a waiting one. Must never take blocks from a sample, or run a step.
 """
 
 import sys

@@ -1,8 +1,7 @@
 """Gives drafts to vLLM's scheduler for its next step.
 
-vLLM itself drafts at the end of a step, in the model runner. Here drafts are set just before the step, beside the
-scheduler: no draft is made for a sample that ended, was withdrawn or paused meanwhile, and executor processes need no
-drafter. Rule: a draft is valid for one step. Must never offer more than `draft_budget` allows.
+Drafts are set just before the step, in the scheduler's requests, so executor processes need no drafter. Rule: a draft
+is valid for one step. `room` limits it.
 """
 
 from collections.abc import Mapping
@@ -49,9 +48,9 @@ class CoreDrafts:
         return padded_widths(widest, (compilation.cudagraph_capture_sizes or ()) if captures else ())
 
     def decoding(self) -> dict[str, int]:
-        """Return the tokens of each request that the next step decodes.
+        """Return the number of tokens of each request that the next step decodes.
 
-        Empty if the step also admits or prefills samples: these determine its duration, from which nothing is learned.
+        Empty if the step may also admit or prefill samples.
         """
         scheduler = self._scheduler
         moving = [request for request in scheduler.running if request.next_decode_eligible_step != NEVER]
@@ -80,7 +79,7 @@ class CoreDrafts:
         self._offered.append(request)
 
     def take_back(self) -> None:
-        """Remove the drafts that the last step did not use."""
+        """Remove what is left of the offered drafts."""
         for request in self._offered:
             request.spec_token_ids = []
         self._offered.clear()

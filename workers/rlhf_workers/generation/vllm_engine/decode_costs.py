@@ -2,9 +2,9 @@
 
 Artificial requests go through scheduler, model and sampler while the engine's own are put aside with their caches, so
 the cost is that of real work. A decode point takes blocks for its contexts and reads their old content, without a
-prefill. Rule: no request or used block is left behind, and no other request finds a prefix of these. Time is bounded:
-the grid is visited from its corners inward, one point per step of the iterator, and ends when the budget is spent, but
-not before the corners. A batch that does not fit beside the current caches is made smaller.
+prefill. Rule: no request or used block is left behind, and no other request finds a prefix of these. Points are visited
+in the order of `cost_grid`, one per step of the iterator, until the budget is spent, but not before the first ones are
+measured. A batch that does not fit beside the current caches is made smaller.
 """
 
 import time
@@ -20,7 +20,7 @@ from rlhf_workers.generation.engine import EngineCosts, EngineLimits, PassCost
 from rlhf_workers.generation.vllm_engine.core import CoreRequest, CoreStep
 
 BUDGET_SECONDS: Final = 1.2
-"""Compute seconds after which no further point is measured, except corners."""
+"""Seconds after which no further prefill point is measured, except corners; for decode points, three quarters of it."""
 STEPS: Final = 6
 """Maximum steps per point; the first is not timed, and the shortest counts, as other load can only add time."""
 POINT_SECONDS: Final = 0.05

@@ -26,8 +26,8 @@ def draft_budget(
 ) -> dict[str, int]:
     """Return the maximum drafted tokens for each sample, 0 or more.
 
-    `step_tokens`: tokens that a step may run beside its own. `free_blocks`: free cache blocks of `block_tokens`
-    positions, before the step allocates any.
+    `step_tokens`: tokens that a step may run beside one of each sample. `free_blocks`: free cache blocks of
+    `block_tokens` positions, before the step allocates any.
     """
     free = free_blocks - sum((sample.tokens - 1) % block_tokens == 0 for sample in samples)
     room: dict[str, int] = {}
@@ -46,7 +46,8 @@ def draft_budget(
 
 
 def padded_widths(widest: int, captured: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return int64 [widest + 1]: rows of a pass over 0, 1, 2 ... rows, padded to the next captured size."""
+    """Return int64 [widest + 1]: rows of a pass over 0, 1, 2 ... rows, padded to the next captured size if there is
+    one."""
     rows = np.arange(widest + 1, dtype=np.int64)
     if not captured:
         return rows

@@ -2,8 +2,7 @@
 
 Rule: every position of a draft is drawn by the sample's key, as without a draft. Tokens up to the first different one
 count, and that one counts as drawn. So drafts change how many tokens a pass yields, and a token at most by rounding. A
-pass without drafts runs as without verification, unless vLLM drafts by itself: vLLM is built without speculation, so it
-pads, reserves and captures nothing for it.
+pass without drafts runs as without verification, unless vLLM drafts by itself.
 """
 
 from typing import Any, Final
@@ -19,7 +18,7 @@ NOTHING: Final = -1
 NO_DRAFT: Final = -2
 """Filler of a draft; equals neither a drawn token nor NOTHING."""
 VERIFIES: Final = object()
-"""Replaces vLLM's speculation configuration; a runner's inputs check only that there is one."""
+"""Replaces vLLM's speculation configuration while a pass with drafts is prepared."""
 
 
 class KeyedVerifier:
@@ -52,7 +51,8 @@ class KeyedVerifier:
 
 
 def verify_drafts(runner: Any, sampler: KeyedSampler) -> None:
-    """Let passes of vLLM's model runner with drafts verify them; other passes stay unchanged."""
+    """Let passes of vLLM's model runner with drafts verify them; other passes stay unchanged, unless vLLM drafts by
+    itself."""
     runner.rejection_sampler = KeyedVerifier(sampler)
     if runner.speculative_config is not None:
         return  # vLLM drafts by itself, and every pass verifies

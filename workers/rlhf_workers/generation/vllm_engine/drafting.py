@@ -1,7 +1,7 @@
 """Requests drafts for samples of the vLLM engine before a step, and reports their outcomes after it.
 
 Rule: drafts affect how many tokens a step yields, and a token at most by rounding. A sample gets no draft if its
-response can use no further token, or if the next step does not decode it. Must never change a sample.
+response can use no token after the next one, or if the next step does not decode it. Must never change a sample.
 """
 
 from collections.abc import Mapping, Sequence
@@ -88,7 +88,8 @@ class EngineDrafts:
             self._outcomes.append(Verified(key, *judged(drafted, tokens.tolist())))
 
     def stepped(self, report: StepReport, seconds: float) -> None:
-        """Report a step and its pass seconds to the speculator, and add draft counts to `report`."""
+        """Add draft counts to `report`, and report the step and its pass seconds to the speculator if that was
+        asked."""
         outcomes, self._outcomes = self._outcomes, []
         report.drafted = sum(outcome.drafted for outcome in outcomes)
         report.accepted = sum(outcome.accepted for outcome in outcomes)

@@ -1,8 +1,7 @@
 """The vLLM engine: gives samples to vLLM's core, and records tokens with log-probabilities and weight versions.
 
-Rule: this engine has the record of a sample, and submits it to the core again when it must resume. A resumed sample's
-known tokens go to the core as part of its prompt and are never drawn again. Must never finish a sample twice or lose
-one.
+Rule: this engine has the record of a sample's tokens. Those that it came with go to the core as part of its prompt, and
+are not drawn again. Must never finish a sample twice or lose one.
 """
 
 import math
@@ -54,7 +53,7 @@ class VllmEngine:
         version: int = 0,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """`core` has the weights `version`. There are no drafts until `draft_by`.
+        """`core` has the weights `version`. There is no speculator until `draft_by`.
 
         `facts`: what two engines must share, beside shapes, for one to read the other's caches.
         """
@@ -73,15 +72,15 @@ class VllmEngine:
         self._speculator: Speculator | None = None
         self._drafting = EngineDrafts(core.drafts, None, self.vocabulary)
         self.vllm_draft_model: VllmDraftModel | None = None
-        """The draft model that vLLM itself drafts with, if configured; see `weight_updates.TakesDraftWeights`."""
+        """The draft model that vLLM itself drafts with, else None; see `weight_updates.TakesDraftWeights`."""
         self._complete: list[ResponsePart] = []
         """Finished responses that are not reported yet."""
         self._broken: dict[str, EngineError] = {}
-        """Samples that the core dropped before they finished."""
+        """Errors of samples that cannot continue, by name."""
         self.moves = moves_of(core.caches, self, limits, facts or {}, self._check, stop.complete_reason)
         """See MovesKvCaches."""
         self._torn = ""
-        """Reason why the weights are incomplete; empty if they are complete."""
+        """Reason why the last replacement of the policy's weights failed half-way; else empty."""
         self._report = StepReport()
         """Report of the next step, with what happened since the last one."""
 
@@ -144,10 +143,10 @@ class VllmEngine:
         return withdrawn + [self._drop(name).response() for name in names]
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
-        """See Engine; current samples keep the keys and values of their tokens, as in the torch engine.
+        """See Engine; current samples keep the keys and values of their tokens.
 
-        Raises WorkError WeightsMismatch if nothing has changed, WeightsTorn if the replacement failed half-way: then
-        no sample is taken or decoded until a complete version is loaded.
+        Raises WorkError WeightsMismatch for an invalid set, WeightsTorn if the replacement failed half-way: then no
+        sample is submitted or decoded until a complete version is loaded.
         """
         subject = f"actor version {version}"
         checked = self._weights.check(tensors, subject=subject)
@@ -173,7 +172,7 @@ class VllmEngine:
         self._drafting = EngineDrafts(self._core.drafts, speculator, self.vocabulary)
 
     def close(self) -> None:
-        """Release memory, executor processes and the process's group of ranks; the engine is unusable afterwards."""
+        """Shut the core down; the engine is unusable afterwards."""
         self._core.close()
 
     # ------------------------------------------------------------ abilities

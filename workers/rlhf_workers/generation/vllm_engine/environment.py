@@ -14,7 +14,7 @@ PROMISED: Final = {
     "VLLM_HOST_IP": "127.0.0.1",  # its processes belong to one pod, and their messages are not authenticated
 }
 BUILT_WITH: Final = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Networks of vLLM's process groups; groups of training ranks in this process span pods."""
+"""Network interfaces of vLLM's process groups, which do not leave the pod."""
 DEFAULTS: Final = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # keeps the worker's thread settings; sharing a core would be slow
     "VLLM_CONFIGURE_LOGGING": "0",  # its lines go to the worker's log
@@ -33,7 +33,7 @@ def prepare(environment: MutableMapping[str, str]) -> None:
 
 @contextmanager
 def within_the_pod(environment: MutableMapping[str, str]) -> Iterator[None]:
-    """Let process groups inside listen on the loopback; their executor processes inherit that."""
+    """Let process groups that are created inside use the loopback; executor processes started inside inherit that."""
     before = {name: environment.get(name) for name in BUILT_WITH}
     environment.update(BUILT_WITH)
     try:

@@ -1,9 +1,8 @@
-"""vLLM's executor processes on a worker with several GPUs: detects ended ones, and ends them with the worker.
+"""vLLM's executor processes on a worker that has several: detects ended ones, and ends them with the worker.
 
-vLLM ends them by closing a pipe, which a process that waits in a collective or a kernel does not notice. The names of
-the memory that its CPU kernels share are never removed. So each process is set to die with the thread that started it,
-and the names are removed once all have opened them. Rule: with one process, the worker itself, there is nothing to do.
-Must never touch shared memory of other engines: names contain the group's identity.
+Each process is set to die with the thread that started it, even while it waits in a collective. Each also removes the
+names of its group's shared memory, which must be open in all of them. Rule: with one process, the worker itself, there
+is nothing to do. Must never touch shared memory of other engines: names contain the group's identity.
 """
 
 import ctypes

@@ -1,7 +1,6 @@
 """Names, shapes and ties of a complete set of a model's weights, without the weights.
 
-Rule: transformers' model of the folder is the reference, as for every other role; vLLM's own names and packed tensors
-are not visible outside vLLM.
+Rule: transformers' model of the folder is the reference, not vLLM's own names and packed tensors.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +21,7 @@ from rlhf_workers.models.loading import generation_config, matched_weights
 from rlhf_workers.weights.expert_files import as_in_files
 
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
-"""Types in which weights are trained and published."""
+"""Types in which weights may come."""
 
 
 class ExpectedWeights:
@@ -39,7 +38,7 @@ class ExpectedWeights:
 
     @property
     def model_type(self) -> str:
-        """Return the architecture's name in config.json."""
+        """Return the `model_type` of the text part of the configuration."""
         return str(self._model.config.get_text_config().model_type)
 
     @property
@@ -59,8 +58,8 @@ class ExpectedWeights:
         require_context(context_length(self._model.config.get_text_config()), limits)
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, subject: str) -> "CheckedWeights":
-        """Return a complete set; WorkError that starts with `subject` for a missing, misshapen, foreign or integer
-        tensor.
+        """Return a complete set; WorkError that starts with `subject` for a missing, misshapen or foreign tensor, or
+        one of a type not in DTYPES.
         """
         pairs = matched_weights(self._model, tensors, subject=subject)
         sources = {id(target): source for target, source in pairs}

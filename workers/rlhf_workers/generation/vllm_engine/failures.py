@@ -1,6 +1,7 @@
 """Translates vLLM's errors for users: which field to change, and whether a restart may help.
 
-Rule: errors keep their text; the field and, if known, the remedy are added. Pure: an error in, a WorkError out.
+Rule: a message quotes a line of vLLM's error; the field and, if known, the remedy are added. Pure: an error in, a
+WorkError out.
 """
 
 from typing import Final
@@ -11,9 +12,9 @@ from rlhf_workers.failures import WorkError, describe, is_out_of_memory
 ACTOR_FIELD: Final = "spec.models.actor.path"
 ARGUMENTS: Final = "spec.generation.engineArgs"
 NO_ROOM: Final = ("larger than the available KV cache", "No available memory for the cache blocks")
-"""vLLM's messages when one longest sequence does not fit into its caches."""
+"""Parts of vLLM's messages when one longest sequence does not fit into its caches."""
 TAKEN: Final = ("is less than desired GPU memory utilization",)
-"""vLLM's messages when other processes use the device's memory."""
+"""Parts of vLLM's messages when other processes use the device's memory."""
 
 
 def build_failure(error: Exception, path: str, longest: int) -> WorkError:

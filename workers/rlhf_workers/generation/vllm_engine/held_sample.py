@@ -1,6 +1,6 @@
 """A sample that the engine decodes: its request and every token since.
 
-Rule: every token has its log-probability and weight version.
+Rule: every response token has its log-probability and weight version.
 """
 
 import numpy as np
@@ -56,7 +56,7 @@ class HeldSample:
         return self._known[max(self._prompt, self._end - count) : self._end].copy()
 
     def unsent(self) -> ResponsePart | None:
-        """Return the tokens that no earlier call returned."""
+        """Return the tokens drawn here that no earlier call returned; None if there are none."""
         if self.length == self._sent:
             return None
         part = self.response(self._sent)
@@ -64,7 +64,7 @@ class HeldSample:
         return part
 
     def response(self, offset: int = 0, reason: FinishReason = "") -> ResponsePart:
-        """Return the tokens from `offset` on."""
+        """Return the response tokens from `offset` on, copied."""
         return ResponsePart(
             self.request.key,
             offset,

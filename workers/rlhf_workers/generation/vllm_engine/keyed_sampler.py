@@ -41,7 +41,7 @@ class KeyedSampler:
         self._runner = runner
         self._parameters = parameters
         self._most_rows = int(runner.max_num_reqs)
-        """Maximum rows drawn at once; vLLM measured the memory for so many."""
+        """Maximum rows drawn at once."""
         self._uniforms_ahead = UniformTable()
 
     def __call__(self, logits: torch.Tensor, sampling_metadata: object) -> Any:
@@ -66,7 +66,8 @@ class KeyedSampler:
         return torch.cat([tokens for tokens, _ in drawn]), torch.cat([figures for _, figures in drawn])
 
     def _uniforms(self, counts: Sequence[int]) -> npt.NDArray[np.float64]:
-        """Return uniforms [sum of counts] of the positions that requests decide next; zeros for rows of a dummy run."""
+        """Return uniforms [sum of counts] of the positions that requests decide next; zeros for rows of a dummy run, or
+        if no token is drawn at random."""
         drawn = np.zeros(sum(counts), np.float64)
         if not self._parameters.random:
             return drawn

@@ -1,10 +1,9 @@
 """Copies a sample's keys and values out of the blocks of a paged cache, and into them.
 
-An attention backend packs a block for its kernels: on a CPU keys are transposed, in pairs where tiles multiply them.
-Rule: the layout is learned, never assumed. The backend's own writer stores a different number in every element of one
-block, and reading it back shows where each went; a backend whose elements cannot all be found has no slices. Writes to
-blocks use the backend's own writer. Must never write to a block that was not named, except the spare block used for
-learning, which is restored.
+An attention backend may pack a block in its own order. Rule: the layout is learned, never assumed. The backend's own
+writer stores a different number in every element of one block, and reading it back shows where each went; a backend
+whose elements cannot all be found has no slices. Writes to blocks use the backend's own writer. Must never write to a
+block that was not named, except the spare block used for learning, which is restored.
 """
 
 from collections.abc import Callable, Sequence

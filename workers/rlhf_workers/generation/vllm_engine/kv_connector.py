@@ -1,11 +1,10 @@
 """vLLM's connector for samples that arrive with caches: reports computed tokens, and writes their bytes into blocks.
 
-vLLM creates one beside its scheduler and one in every executor process (`KVTransferConfig` names module and class).
-The scheduler's connector stores an arrived cache in host memory until the sample gets blocks. It then reports the
-tokens that need no computing, and sends the bytes along with that step. The executors' connectors write them before
-the pass reads them. Rule: a cache is loaded once and completely, or the sample's tokens are computed. Tokens in the
-local prefix cache are not written again, as others read them. Nothing waits: a cache is here when its sample is. Must
-never store a cache whose sample is gone.
+vLLM creates one beside its scheduler and one in every executor process (`KVTransferConfig` names module and class). The
+scheduler's connector stores an arrived cache in host memory until the sample gets blocks. It then reports the tokens
+that need no computing, and sends the bytes along with that step. The executors' connectors write them before the pass
+reads them. Rule: a cache is loaded once and completely, or the sample's tokens are computed. Tokens in the local prefix
+cache are not written again, as others read them. Must never store a cache whose sample is gone.
 """
 
 from collections.abc import Sequence
@@ -74,7 +73,7 @@ class MovedCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         self._arrived: dict[str, ArrivedCache] = {}
         self._loads: list[CacheLoad] = []
         self.held_back: set[str] = set()
-        """Waiting requests that must not be scheduled: paused samples."""
+        """Requests of paused samples; a waiting one is not scheduled."""
 
     # ------------------------------------------------------------ for kv_moves
 
@@ -83,7 +82,7 @@ class MovedCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         self._arrived[request] = arrived
 
     def arrived(self, request: str) -> KvSlice | None:
-        """Return the cache of a request that waits for blocks."""
+        """Return the cache of a request that waits for blocks; None if none waits."""
         arrival = self._arrived.get(request)
         return None if arrival is None else arrival.cache
 

@@ -94,7 +94,7 @@ def paged_layers(context: Mapping[str, Any]) -> tuple[PagedLayer, ...]:
 
 
 def paged_layer(name: str, layer: Any) -> PagedLayer:
-    """Return one of vLLM's attention layers with its cache and writer."""
+    """Return one of vLLM's attention layers with its cache and writer; UnknownLayoutError if it has no writer."""
     impl, cache = layer.impl, layer.kv_cache
     if not isinstance(cache, torch.Tensor) or not hasattr(impl, "do_kv_cache_update"):
         raise UnknownLayoutError(f"{name}: {type(impl).__name__} has no writer of keys and values")

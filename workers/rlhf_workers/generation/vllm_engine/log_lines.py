@@ -1,7 +1,7 @@
 """Writes vLLM's log lines to the worker's log, bounded, and shows them as the worker's stage while the engine builds.
 
-Rule: vLLM configures no logging here; its loggers pass lines to the worker's handler. Warnings are written at any time,
-other lines while the engine is built. In a burst, surplus lines are dropped and counted.
+Rule: vLLM's loggers pass lines to the worker's handler. Warnings are written at any time, other lines while the engine
+is built. In a burst, surplus lines are dropped and counted.
 """
 
 import logging
@@ -13,7 +13,7 @@ from typing import Final
 from rlhf_workers.progress import WorkStage, stage
 
 LINES_PER_MINUTE: Final = 120
-"""Maximum lines per minute; a warning in every step would fill a disk."""
+"""Maximum lines per minute."""
 MAX_CHARACTERS: Final = 2000
 """Maximum characters of a line."""
 _MINUTE: Final = 60.0
@@ -28,7 +28,7 @@ class BoundedLines(logging.Filter):
         self._since, self._lines = clock(), 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is written; shorten it."""
+        """Return whether the record is written; shorten a long line of vLLM."""
         if record.name.partition(".")[0] != "vllm":
             return True
         now = self._clock()

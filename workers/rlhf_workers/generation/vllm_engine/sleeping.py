@@ -1,7 +1,7 @@
 """Tracks whether an engine's weights and caches are on its device, and brings them back in order.
 
-Rule: weights come before caches and leave with them, so new weights can be loaded while the caches are away, without a
-memory peak. A failed step is repeated from its state. Must never let a step run without weights or caches.
+Rule: weights come before caches and leave with them, so new weights can be loaded while the caches are away. The state
+changes after a call of the core succeeded, so a later call repeats what failed.
 """
 
 from typing import Protocol
@@ -28,7 +28,7 @@ class Sleeper:
         self._weights = self._caches = True
 
     def sleep(self) -> None:
-        """Free everything; do nothing if it is free."""
+        """Let the core sleep, after bringing back everything; do nothing if it sleeps."""
         if not (self._weights or self._caches):
             return
         self._wake()  # vLLM sleeps as a whole

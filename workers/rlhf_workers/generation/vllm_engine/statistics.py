@@ -1,8 +1,7 @@
 """Collects vLLM's own statistics, for its dashboards (`vllm:*`) and as the load in our metrics.
 
-vLLM's output processor, which is not used here, would pass its counts to its logger; this module does, with vLLM's
-classes. Rule: the thread that steps the core writes, a scrape reads; no decision depends on it. Must never store a
-request that the core has dropped.
+vLLM's output processor is not used here, so this module passes its counts to vLLM's logger, with vLLM's classes. Rule:
+the thread that steps the core writes, a scrape reads. Must never store a request that the core has dropped.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +33,7 @@ class VllmStatistics:
 
     def __init__(self, config: VllmConfig) -> None:
         self.load = EngineLoad(0, 0, 0.0, 0, 0, 0)
-        """Load after the last step."""
+        """Load after the last counted step; zeros before."""
         self.registry: Collector = OwnMetrics()
         """See ServesMetrics."""
         self._logger: Any = PrometheusStatLogger(config)
@@ -47,7 +46,7 @@ class VllmStatistics:
         self._requests[name] = RequestStateStats(arrival_time=time())
 
     def dropped(self, names: Iterable[str]) -> None:
-        """Remove aborted requests."""
+        """Remove requests that the core has dropped."""
         for name in names:
             self._requests.pop(name, None)
 

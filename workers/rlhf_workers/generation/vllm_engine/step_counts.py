@@ -1,7 +1,7 @@
 """Counts the tokens of a step of vLLM's core for the engine's report.
 
-Rule: a sample with one token, apart from its draft, is decoding; several are prefill, of its prompt or of tokens
-computed again after a preemption.
+Rule: a sample with one token, apart from its draft, is decoding; several are prefill, of its prompt or of other known
+tokens.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,7 @@
 """Estimates the prefill share of a step's time, as one pass of vLLM may prefill some samples and decode others.
 
 Rule: a step without prefill gives the cost of decoding; additional time of a mixed step is prefill. Before the first
-such step, all tokens share the time equally. The share of prefilled tokens is never zero, as costs are learned from
-it.
+such step, all tokens share the time equally. Prefill in a mixed step takes at least one nanosecond.
 """
 
 

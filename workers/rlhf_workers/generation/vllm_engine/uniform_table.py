@@ -1,6 +1,6 @@
 """Table of the uniforms of a batch's samples, drawn in blocks and looked up for all rows at once.
 
-Rule: a lookup returns `sampling.uniforms` of (random key, response position), independent of earlier lookups. A
+Rule: a lookup returns `sampling.uniforms` of (random key, response position), `marked` by the request's drawing. A
 request keeps its entry while it lives; a step with the same batch as the last one looks up no names. Must never give a
 request the entry of another live one.
 """
@@ -59,7 +59,7 @@ class UniformTable:
         """Return float64 [sum of counts]: uniforms of `counts` positions of each request, from its next one on.
 
         `lengths` int [n]: tokens of each request, prompt and response. `counts` int64 [n]: at most BLOCK.
-        `keyed_request` is called once for each request.
+        `keyed_request` is called for each request without an entry.
         """
         if self._names != names:
             self._rows = np.fromiter((self._place(name, keyed_request) for name in names), np.int64, len(names))
@@ -75,7 +75,7 @@ class UniformTable:
         return found
 
     def forget_others(self, names: Collection[str]) -> None:
-        """Free the entries of requests that ended, once there are many."""
+        """Free the entries of requests not in `names`, once there are many."""
         if len(self._places) > 2 * len(names) + BLOCK:
             for name in [name for name in self._places if name not in names]:
                 self._free.append(self._places.pop(name))

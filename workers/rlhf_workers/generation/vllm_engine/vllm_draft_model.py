@@ -1,8 +1,6 @@
 """Updates the weights of vLLM's draft model together with the policy.
 
-Rule: the complete set is checked against transformers' model of its folder before any weight is replaced. It is loaded
-layer by layer like the policy's. A partial update makes drafts worse, and is reported like the policy's. Without
-training the folder's weights stay.
+Rule: the complete set is checked against transformers' model of its folder before any weight is replaced.
 """
 
 from collections.abc import Iterable, Mapping

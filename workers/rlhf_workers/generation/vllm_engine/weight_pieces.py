@@ -1,8 +1,8 @@
 """Sends a version's weights from the worker to vLLM's executor processes, in chunks of mapped memory.
 
-Rule: no tensor is pickled. A chunk is a sealed memory file with names, types, shapes and places of its tensors, which
-the mapping process checks like a training rank's loan, but without checksums. It is written before its message is sent,
-and freed after the last read of its tensors; few exist at once, however large the model.
+Rule: no tensor is pickled. A chunk is memory that the worker lends; its message has names, types, shapes and places of
+the tensors, which the mapping process checks. It is written before its message is sent, and released when the next one
+is requested.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ from rlhf_workers.weights.manifest import ALIGNMENT, check, check_places, places
 from rlhf_workers.weights.tensor_types import NAMES
 
 PIECE_BYTES: Final = 1 << 28
-"""Bytes of a chunk, unless one tensor is larger: small beside a model, large beside the cost of a call."""
+"""Maximum bytes of a chunk, unless one tensor is larger; gaps for alignment are not counted."""
 
 Named = tuple[str, torch.Tensor]
 

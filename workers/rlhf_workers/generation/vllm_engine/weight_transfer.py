@@ -2,8 +2,7 @@
 
 Rule: vLLM's own loader splits, fuses and packs each layer again and copies it into the memory that decoding reads, so
 captured graphs stay valid. From `begin` to `finish` the model mixes two versions and must not run; `finish` raises if a
-parameter of an unquantized model was not loaded. A failure in between leaves a usable model without a version, which
-the next complete update repairs.
+parameter of an unquantized model was not loaded. The next complete update repairs what a failure in between leaves.
 
 This module renews two things that vLLM 0.32 does not renew on a CPU: the packed copy of a language modelling head tied
 to the embeddings, and packed experts (vLLM would copy unpacked weights into packed memory).

@@ -40,7 +40,7 @@ class WorkerExtension(KvExecutor):
         self.rlhf_update.begin()
 
     def rlhf_load_weights(self, named: Iterable[Named]) -> None:
-        """Load weights of this process."""
+        """Load weights that are in this process."""
         self.rlhf_update.load(named)
 
     def rlhf_load_piece(self, piece: bytes) -> None:

@@ -13,7 +13,7 @@ from rlhf_common.samples import ScoringSample
 from rlhf_workers.inference.rewards.reward_source import GroupRewardSource, Judgment, RewardError
 
 CALLS: Final = 2
-"""Maximum concurrent batches: one is computed while the next is in transit."""
+"""Maximum concurrent batches."""
 
 _Waiting = tuple[ScoringSample, asyncio.Future[Judgment]]
 

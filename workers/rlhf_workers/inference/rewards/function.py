@@ -1,6 +1,6 @@
 """Rewards from a user's Python function, run in child processes (`user_code.user_processes`).
 
-Rule: a call that exceeds its time-out is a failure of its sample, never a zero reward.
+Rule: a call that exceeds its time-out is a failure of its samples, never a zero reward.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ class FunctionReward(UserProcesses):
 def function_code(
     function: RewardFunction, threads: int, settings: CodeSettings = NO_SETTINGS, *, field: str
 ) -> UserCode:
-    """Return the code that a child runs for the function of this manifest field."""
+    """Return the code that a child runs for the function of this manifest field; WorkError for a ConfigMap."""
     return UserCode(
         "rlhf_workers.inference.rewards.function_host",
         "function",

@@ -1,9 +1,9 @@
-"""Child process of a user's reward function: `python -m ...function_host --file F --name N`.
+"""Child process of a user's reward function: `python -m ...function_host --file F --name N` (or `--module M`).
 
 Request: {"id", "many", "samples": [{"prompt", "response", "record", "finish_reason", "response_tokens"}]}. Reply:
 {"id", "rewards": [{"reward": number | null, "metrics": {name: number}}]} or {"id", "reason", "message"}. With `many`
-the function gets a list for each argument and returns a list. Rule: no third-party package, as in all modules of the
-child (`user_code.user_host`). Must never guess a reward.
+the function gets a list for each argument and returns a list. Rule: the child's own modules import no third-party
+package (`user_code.user_host`). Must never guess a reward.
 """
 
 import inspect

@@ -17,11 +17,11 @@ from rlhf_workers.inference.rewards.reward_source import RewardError
 from rlhf_workers.user_code.code_settings import CodeSettings
 
 REQUESTS: Final = 32
-"""Maximum concurrent requests; a server batches requests that arrive together."""
+"""Maximum concurrent requests."""
 SHOWN_CHARACTERS: Final = 200
-"""Characters of a wrong body in the message."""
+"""Maximum characters of a wrong answer in the message."""
 BODY_BYTES: Final = 1024 * 1024
-"""Maximum bytes of a body."""
+"""Maximum bytes of an answer's body."""
 
 
 class RefusedRequestError(RewardError):

@@ -1,7 +1,7 @@
 """Rewards from a language model that judges, at an endpoint or on inference workers.
 
-At an endpoint it uses OpenAI's completions format. Each response is rated, or every two responses to a prompt are
-compared in both orders, so that the judge's position bias cancels out.
+At an endpoint it uses OpenAI's format of chats or completions. Each response is rated, or every two responses to a
+prompt are compared in both orders.
 """
 
 import asyncio

@@ -76,7 +76,7 @@ def worth(judge: Judge, probabilities: Mapping[str, float]) -> float:
 def of_both_orders(as_first: float, as_second: float) -> float:
     """Return the probability that a response is better, from the answers with it in first and in second place.
 
-    The judge's position bias cancels out.
+    A preference for one place that is equal in both orders cancels out.
     """
     return (as_first + 1 - as_second) / 2
 
@@ -105,7 +105,7 @@ def written(judge: Judge, answer: str) -> float:
 def first_probabilities(choice: Mapping[str, Any]) -> dict[str, float]:
     """Return label -> probability for the first token of an OpenAI completion, chat or not.
 
-    Raises UnreadableAnswerError if the choice has no log-probabilities.
+    Raises UnreadableAnswerError if the choice has no log-probabilities, or in an unknown form.
     """
     logprobs = choice.get("logprobs")
     if not isinstance(logprobs, Mapping):

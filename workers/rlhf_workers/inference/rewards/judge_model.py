@@ -1,9 +1,8 @@
 """Judges responses with a causal language model on inference workers, from its next-token probabilities.
 
-It rates each response from -1 to 1, or compares every two responses to a prompt in both orders, so that the judge's
-position bias cancels out. The judge has its own tokenizer and, if it has one, its own chat template. Rule: each
-question is a separate pass, so answers do not depend on each other. Must never return a number when the judge gives
-the answers almost no probability.
+It rates each response from -1 to 1, or compares every two responses to a prompt in both orders. The judge has its own
+tokenizer and, if it has one, its own chat template. Rule: each question is a separate pass, so answers do not depend on
+each other. Must never return a number when the judge gives the answers almost no probability.
 """
 
 import logging
@@ -48,7 +47,7 @@ def load(
 ) -> "JudgeModelScorer | JudgeModelComparer":
     """Return the scorer of a judge's model, loaded on `home`; `field` is the judge's manifest field.
 
-    Raises WorkError when it cannot be loaded, or its tokenizer has no token for an answer.
+    Raises WorkError when it cannot be loaded, its tokenizer has no token for an answer, or its template is unusable.
     """
     assert judge.model is not None
     path = f"{field}.model.path"
@@ -84,7 +83,7 @@ class _JudgeModel:
             raise WorkError("ModelUnsupported", message, field=field, exit_code=ExitCode.BAD_MODEL)
 
     def _try_template(self) -> None:
-        """Raise WorkError for a template that omits the question, or that depends on the date."""
+        """Raise WorkError for a template that fails, omits the question, or depends on the date or on chance."""
         try:
             why = "" if PROBE in _rendered(self._tokenizer, PROBE) else "the chat template omits the question"
         except Exception as error:  # templates are user data and may raise anything

@@ -1,4 +1,4 @@
-"""Rewards from a sequence classification model with one output, read at the response's last token.
+"""Rewards from a sequence classification model with one output, read after the response.
 
 A reward model whose tokenizer, end-of-sequence token or chat template differs from the policy's reads the conversation
 as `model_text` renders it. Otherwise it gets the sampled tokens. The log says which. A model without a head called

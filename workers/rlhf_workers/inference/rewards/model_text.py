@@ -1,8 +1,8 @@
 """Renders conversations for a reward model with its own tokenizer and chat template.
 
-The reward model's chat template renders the prompt's messages with the response as the assistant's message, as in its
-training; the policy's template is not used. A plain-text prompt stays plain text: prompt, response, and the reward
-model's end-of-sequence token, where such models are read.
+The reward model's chat template renders the prompt's messages with the response as the assistant's message; the
+policy's template is not used. A plain-text prompt stays plain text: prompt, response, and the reward model's
+end-of-sequence token.
 """
 
 import json
@@ -33,7 +33,7 @@ class OwnTokenizer:
     def __init__(self, tokenizer: Any, spec: RLHFJobSpec, field: str) -> None:
         """`field` is the reward model's manifest field.
 
-        Raises WorkError if prompts need a template and it has none, or its template depends on the date.
+        Raises WorkError if prompts need a template and it has none, or its template depends on the date or on chance.
         """
         self._tokenizer, self._field = tokenizer, field
         self._trained, self._evaluated = _prompts(spec)
@@ -85,9 +85,9 @@ class OwnTokenizer:
         return ids if end is None or ids[-1] == end else [*ids, end]
 
     def _ends_turns(self) -> bool:
-        """Return whether the template writes an end-of-turn mark after the last response, as most do.
+        """Return whether the template writes an end-of-turn mark after the last response, or refuses the trial.
 
-        Raises WorkError for a template that depends on the date.
+        Raises WorkError for a template that depends on the date or on chance.
         """
         messages = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
         try:

@@ -1,6 +1,6 @@
 """Settings of rewards: headers in the form of a request, and removal of Secrets from texts.
 
-Rule: `redacted` removes the values of Secrets from a text before it is logged or reported.
+Rule: `redacted` removes the values of Secrets from a text.
 """
 
 import os
@@ -24,7 +24,7 @@ def reward_settings(entries: Sequence[CodeVariable | RewardHeader], field: str, 
 
 
 def header_values(settings: CodeSettings, field: str) -> dict[str, str]:
-    """Return the headers as a request takes them.
+    """Return the headers as a request takes them; WorkError for a value that no header can have.
 
     White space around a value, such as a file's last newline, is removed.
     """

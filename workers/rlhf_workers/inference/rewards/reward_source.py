@@ -15,7 +15,7 @@ from rlhf_common.samples import ScoringSample
 from rlhf_workers.user_code.user_process import UserCodeError
 
 RewardError: TypeAlias = UserCodeError
-"""One attempt to judge one or several samples failed, for any kind of source."""
+"""One attempt to judge one or several samples failed, for any kind of awaited source."""
 
 
 @dataclass(frozen=True)
