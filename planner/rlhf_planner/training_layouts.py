@@ -34,7 +34,7 @@ class TrainingLayout:
 
     parallelism: TrainingParallelism
     memory: Estimate
-    """Memory of the rank that needs the most."""
+    """Memory of a rank."""
     busy: float
     """Share of a mini-batch in which a rank computes, 0..1."""
 

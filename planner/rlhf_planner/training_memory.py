@@ -6,7 +6,7 @@ weights cast to half precision once per mini-batch; temporary tensors of the bac
 counted: the CUDA context and libraries (RUNTIME_BYTES, which PyTorch's own counters omit too), and memory that the
 allocator cannot use because of fragmentation (FRAGMENTED_SHARE of its memory).
 
-Rule: arithmetic only; a test compares this module with the trainer's real allocations, family by family.
+Rule: arithmetic only.
 """
 
 from dataclasses import dataclass

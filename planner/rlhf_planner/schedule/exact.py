@@ -3,8 +3,8 @@
 The model has one interval per step, no overlap on a device, first in first out, precedences along micro-batches, and
 activation as a cumulative resource. Times are integers: exact if the instance has a decimal grid, otherwise rounded up
 on a fine grid. With rounding an "infeasible" proves nothing and is reported as unknown. Effort is CP-SAT's
-deterministic time, so answers do not depend on the machine; `seconds` is only the wall-clock backstop. Without ortools
-no instance counts as small enough: the search uses list scheduling and annealing, and proves less.
+deterministic time; `seconds` and GRACE are the wall-clock backstop. Without ortools no instance counts as small enough:
+the search uses list scheduling and annealing, and proves less.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def next_time(arrays: InstanceArrays, makespan: float) -> float:
 class CpSatModel:
     """A CP-SAT model of one instance with makespan at most `horizon`.
 
-    `steps` are the start variables, [steps], in units of the grid.
+    `steps` are the start variables, [steps], in units of the grid; empty if no schedule is possible.
     """
 
     def __init__(self, arrays: InstanceArrays, horizon: float) -> None:
@@ -225,7 +225,7 @@ def decide(
 def minimise_makespan(
     arrays: InstanceArrays, low: float, incumbent: Timeline, cap: float | None, effort: float, seconds: float, seed: int
 ) -> SolverAnswer:
-    """Return the shortest schedule found under the cap, starting from `incumbent`.
+    """Return the shortest schedule found under the cap, at most as long as `incumbent`.
 
     The answer's bound is at least `low`.
     """

@@ -1,7 +1,7 @@
 """The independent checker: verifies that start times are a valid schedule of an instance, or names the broken rule.
 
 It states the rules a second time, from the instance and plain step records, and shares no code with the simulator or
-the search, so it finds their mistakes. Pure Python.
+the search. Pure Python.
 """
 
 from __future__ import annotations
