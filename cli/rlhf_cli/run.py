@@ -34,7 +34,7 @@ from rlhf_coordinator.reports.trackers.summary_json import FILE as SUMMARY
 from rlhf_coordinator.reports.trackers.summary_json import write_summary
 
 LIVE_HZ: Final = 4.0
-"""Refreshes of the live view per second; people cannot read more."""
+"""Refreshes of the live view per second."""
 PLAIN_SECONDS: Final = 0.5
 """Seconds between reads of the metrics for plain output."""
 QUIET_SECONDS: Final = 30.0

@@ -1,8 +1,7 @@
 """Condition types and reasons of an RLHFJob, which users use in scripts.
 
-Rule: a type is a state, never a verb. The first reconcile sets every type, to Unknown if nothing is known yet. If a
-condition is False because of a wait, its reason names the wait. The reason of `Running` is also the PHASE column of
-`kubectl get`, so it is the most informative word about the job in every status. This module has no logic.
+Rule: a type is a state, never a verb. If a condition is False because of a wait, its reason names the wait. The reason
+of `Running` is also the PHASE column of `kubectl get`, so it tells most about the job. This module has no logic.
 """
 
 from enum import StrEnum
@@ -65,7 +64,7 @@ class PlannedReason(StrEnum):
 
     PLANNED = "PlanMade"
     INVALID = "InvalidManifest"
-    """A rule that the API server cannot check is broken; the message names field, value and remedy."""
+    """A rule of the manifest is broken; the message names field, value and remedy."""
     REFUSED = "PodsRefused"
     """The API server rejects pods from the job's templates in a dry run; the message quotes it."""
     UNAVAILABLE = "NotAvailableInThisVersion"

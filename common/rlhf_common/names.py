@@ -41,8 +41,7 @@ RANK_RENDEZVOUS_PORT: Final = 7900
 """In a pod with several ranks: first rank's rendezvous port; later ranks use the following ports."""
 
 DRAFT_MODEL: Final = "draft"
-"""Name of a trained draft model in transfers and checkpoints, in place of a role. It is not a role of any algorithm:
-the results of training do not depend on it."""
+"""Name of a trained draft model in transfers and checkpoints, in place of a role. It is not a role of any algorithm."""
 DRAFT_MODEL_FIELD: Final = "spec.generation.speculation.draftModel.path"
 """Manifest path of the draft model."""
 
@@ -98,8 +97,7 @@ class Env(StrEnum):
     RENDEZVOUS = "RLHF_RENDEZVOUS"
     """Training ranks: host at which the other ranks reach this one."""
     RENDEZVOUS_PORT = "RLHF_RENDEZVOUS_PORT"
-    """Training ranks: port of this rank's rendezvous store. Unset: a free port, picked at the start, which is safe in a
-    pod without other processes."""
+    """Training ranks: port of this rank's rendezvous store. Unset: a free port, picked at the start."""
     RANKS = "RLHF_RANKS"
     """Launcher of a pod with several ranks: their number. RLHF_INDEX is then the pod's, and LISTEN, ADVERTISE, DEVICE,
     RENDEZVOUS_PORT and RANK_METRICS have one entry per rank, separated by commas."""
@@ -108,7 +106,7 @@ class Env(StrEnum):
     GROUP = "RLHF_GROUP"
     INDEX = "RLHF_INDEX"
     CERTIFICATES = "RLHF_CERTIFICATES"
-    """Folder with ca.crt, tls.crt, tls.key; unset means plain text (embedded tests only)."""
+    """Folder with ca.crt, tls.crt, tls.key; unset means plain text."""
     METRICS = "RLHF_METRICS"
     """host:port of the Prometheus endpoint; unset means none."""
     DEVICE = "RLHF_DEVICE"

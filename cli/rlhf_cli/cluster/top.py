@@ -1,8 +1,8 @@
 """`rlhf top`: the live view of `rlhf run`, for a job in a cluster.
 
 Rule: the numbers come from the coordinator's metrics page, read through the API server, where the user may read it.
-Otherwise they come from the job's status, which the operator refreshes every ten seconds and which has no numbers of
-single workers. `top` reads; pure functions build the statuses.
+Otherwise, and for a finished job, they come from the job's status, which has no numbers of single workers. `top` reads;
+pure functions build the statuses.
 """
 
 import asyncio

@@ -48,8 +48,9 @@ _COMPARED_BYTES: Final = 16 * 1024 * 1024
 
 
 def check_model_folder(folder: Path, *, head: bool) -> None:
-    """Raise FolderError if readers would read the folder's model differently. `head`: whether its language-model head
-    is used, which value and reward models leave out."""
+    """Raise FolderError for a damaged or incomplete folder, or if readers would read its model differently. `head`:
+    whether its language-model head is used, which value and reward models leave out.
+    """
     refuse_adapters(folder)
     config = read_model_config(folder)
     weights = read_weight_files(folder)

@@ -71,12 +71,12 @@ class SpanExport:
             self._changed.notify()
 
     def counts(self) -> dict[str, int]:
-        """Return outcome -> spans, since the process started."""
+        """Return outcome -> number of spans, since the export started."""
         with self._changed:
             return {outcome: self._counts[outcome] for outcome in OUTCOMES}
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Send the queued spans for a bounded time, and end the thread."""
+        """Send the queued spans for a bounded time, then stop the sender."""
         with self._changed:
             self._closing = True
             self._changed.notify()
