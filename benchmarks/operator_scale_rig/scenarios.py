@@ -25,7 +25,7 @@ Json = dict[str, Any]
 QUIET_SECONDS = 3.0
 """Seconds without a request except for the Lease, after which the operator counts as settled."""
 RAW_PODS = 1000
-"""Number of pods for the raw limit; it is a rate, so more pods add nothing."""
+"""Maximum number of pods for the raw limit in S2 and S3."""
 KILLS = 5
 WORKING_PODS = 5
 """Number of pods of each job of S8."""
@@ -39,9 +39,9 @@ class RigSettings:
     scale: float = 1.0
     """Factor for numbers of jobs and pods."""
     concurrency: int = 32
-    """Concurrent requests of the bare client; the operator's number by default."""
+    """Concurrent requests of the bare client."""
     idle_seconds: float = 330.0
-    """Seconds of S4's window: longer than the 300 s after which the operator compares its memory with the cluster."""
+    """Seconds of S4's window."""
     bare: bool = False
     """Whether only etcd and API server run. Otherwise controllers, scheduler and fake nodes share the cores."""
     operator: tuple[str, ...] = ()
