@@ -26,7 +26,7 @@ LABEL_POOL: Final = "rlhf.dev/migration-pool"
 ANNOTATION_TEMPLATE: Final = "rlhf.dev/template"
 """Annotation of a pod: hash of the user's template from which it was created."""
 FINALIZER: Final = "rlhf.dev/checkpoint"
-"""Finalizer of a job whose spec.checkpoints.onDeletion is Save; removed after the last checkpoint."""
+"""Finalizer of a job whose spec.checkpoints.onDeletion is Save; it delays the deletion for a last checkpoint."""
 
 COORDINATOR_PORT: Final = 7700
 """gRPC port of a job's coordinator inside its pod."""
@@ -133,7 +133,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     FAILED = 1
-    """The job failed; the last line has the reason."""
+    """The job or the command failed."""
     USAGE = 2
     """The command line, the environment or the manifest is wrong."""
     USER_CODE = 20
@@ -143,14 +143,14 @@ class ExitCode(IntEnum):
     BAD_DATA = 22
     """A prompt file is missing or has an invalid line."""
     STORAGE = 23
-    """A checkpoint or journal could not be written (disk full, permissions)."""
+    """A checkpoint, a journal or another file could not be written or read (disk full, permissions)."""
     ADDRESS_IN_USE = 24
     SAMPLE_FAILED = 25
     """No worker could decode a sample, and more samples failed than rollout.maxFailedSamples allows."""
     RESTART = 75
     """The process requests a restart (a peer of its training group was lost); it never counts towards backoffLimit."""
     INTERRUPTED = 130
-    """Stopped by Ctrl-C after a checkpoint."""
+    """Stopped by Ctrl-C or a signal."""
 
 
 def lease_name(operator_class: str) -> str:

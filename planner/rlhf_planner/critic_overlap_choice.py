@@ -177,8 +177,8 @@ class OverlapChoice:
 def choose(measured: MeasuredOverlap, last: SeenIteration | None, *, apart: bool, pending: bool) -> OverlapChoice:
     """Return the choice for the next iteration.
 
-    `last` is the newest completely observed iteration. `apart` is the last result. `pending` means that critics of the
-    previous iteration are not trained yet, so their training time is unknown.
+    `last` is the newest completely observed iteration. `apart` is the last result of the comparison. `pending` means
+    that critics of the previous iteration are not trained yet, so their training time is unknown.
     """
     if not measured.together:
         return OverlapChoice(False, "measure")

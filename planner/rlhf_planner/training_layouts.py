@@ -98,8 +98,9 @@ def first_that_fits(
 
 
 def layout_problem(spec: RLHFJobSpec, sizes: Sizes, device_bytes: int) -> str:
-    """Return why a job's training rank does not fit devices of this size, and which layout does; empty if it
-    may fit."""
+    """Return why a job's training rank does not fit devices of this size, and which layouts do, if any is known; empty
+    if it may fit.
+    """
     asked = layout_of(spec, sizes)
     if asked.memory.total <= device_bytes:
         return ""

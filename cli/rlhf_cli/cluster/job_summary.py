@@ -16,7 +16,7 @@ from rlhf_common.conditions import ConditionType, FinishedReason, RunningReason,
 OPERATOR_PATIENCE: Final = timedelta(seconds=20)
 """Time within which a running operator is expected to see a new job and to renew its Lease."""
 MAX_MESSAGE: Final = 400
-"""Longest part of the operator's message that is shown, in characters; the conditions show it in full."""
+"""Longest part of the operator's message that is shown, in characters."""
 _TRANSIENT_STATES: Final = frozenset({"Leaving", "Ended", "Starting"})
 """States that end by themselves."""
 _NEW_JOB: Final = "create a new job: with spec.checkpoints at the same path it goes on from there"

@@ -22,7 +22,7 @@ QUEUED: Final = 4096
 BATCH: Final = 512
 """Maximum spans per call."""
 CALL_SECONDS: Final = 10.0
-"""Seconds for one call with the library's retries, unless OTEL_EXPORTER_OTLP_TIMEOUT is set."""
+"""Expected seconds for one call with the library's retries, unless OTEL_EXPORTER_OTLP_TIMEOUT is set."""
 CLOSE_SECONDS: Final = 5.0
 """Seconds to send the rest when a process ends."""
 AFTER_FAILURE_SECONDS: Final = 1.0

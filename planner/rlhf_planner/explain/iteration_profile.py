@@ -120,7 +120,7 @@ class IterationProfile(RecordedFacts):
     iteration: Annotated[int, Field(ge=0, le=2**53)]
     """Number of the iteration, from 0."""
     total: Seconds
-    """Seconds of the iteration, without the time before the job's first lease."""
+    """Seconds of the iteration, without its phase Starting."""
     phases: Annotated[dict[Name, Seconds], Field(max_length=32)]
     """Phase -> seconds."""
     settings: JobSettings

@@ -103,7 +103,7 @@ class StageCosts:
         """Return costs fitted to measured times.
 
         `tasks` maps the name of a scoring task to its times. `others` are further fields of this class. Raises
-        ValueError naming the impossible value.
+        ValueError for an impossible value, or without decode times.
         """
         works = [PassFormula.fitted(times) for times in (tasks or {}).values()]
         score = PassFormula(
@@ -326,9 +326,7 @@ class StageCosts:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> StageCosts:
-        """Return the costs that `document` wrote. Raises ValueError for a missing or unknown field, or an impossible
-        value.
-        """
+        """Return the costs that `document` wrote. Raises ValueError, for example for a missing or unknown field."""
         names = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(document) - names)
         if unknown:

@@ -32,7 +32,7 @@ from rlhf_planner.inter_stage.prompt_effects import PromptEffects
 WINDOW: Final = 8
 """Maximum number of remembered iterations."""
 MAX_SAMPLES: Final = 16_384
-"""Samples that are remembered; larger iterations contribute every k-th sample."""
+"""Maximum number of samples that are remembered; larger iterations contribute every k-th sample."""
 BANDS: Final = 4
 """Maximum number of bands of prompt length."""
 MIN_IN_BAND: Final = 64

@@ -129,7 +129,9 @@ class CostDocument(_CostEntry):
 
     @classmethod
     def read(cls, text: str | bytes) -> CostDocument:
-        """Return the document of a JSON text. Raises CostDocumentError for the first invalid field."""
+        """Return the document of a JSON text. Raises CostDocumentError for invalid JSON, or for the first invalid
+        field.
+        """
         try:
             return cls.model_validate_json(text, by_alias=True, by_name=False)
         except ValidationError as error:

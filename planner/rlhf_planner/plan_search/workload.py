@@ -31,7 +31,7 @@ SAMPLES_DRAWN: Final = 512
 
 
 class UnplannableError(ValueError):
-    """A job for which no plan can be searched; the message says why, and what to do."""
+    """A job for which no plan can be searched, or none fits; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Workload:
 
     @cached_property
     def trained(self) -> tuple[ModelRole, ...]:
-        """Roles that are trained, the policy first."""
+        """Roles that are trained, in training order."""
         return graph_of(self.spec).trained
 
     @cached_property

@@ -140,7 +140,7 @@ def table_of(
 ) -> ScheduleTable:
     """Return the table of an answer in the form of `solution_json` for `instance`.
 
-    Raises TableError if it is invalid.
+    Raises TableError for an invalid table, and ValueError, for example, for an answer of another form.
     """
     devices = devices_from_json(answer)
     split = any(step.kind == "W" for row in devices for step in row)

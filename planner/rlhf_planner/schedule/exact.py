@@ -184,7 +184,7 @@ class CpSatModel:
         """Run CP-SAT and return its answer. The bound on the objective is in time units of the instance.
 
         `effort` is deterministic time and `seconds` the backstop by the clock. `dynamic` adds precedences between the
-        steps of a device during the search: some caps are met only with it, some only without.
+        steps of a device during the search.
         """
         if not self.possible:
             return SolverAnswer(None, float("inf"), infeasible=self.grid.exact)
@@ -225,7 +225,7 @@ def decide(
 def minimise_makespan(
     arrays: InstanceArrays, low: float, incumbent: Timeline, cap: float | None, effort: float, seconds: float, seed: int
 ) -> SolverAnswer:
-    """Return the shortest schedule found under the cap, at most as long as `incumbent`.
+    """Return the shortest schedule found under the cap, if any, at most as long as `incumbent`.
 
     The answer's bound is at least `low`.
     """

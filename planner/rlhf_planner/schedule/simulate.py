@@ -150,7 +150,8 @@ class Timeline:
 def simulate(arrays: InstanceArrays, orders: Ints) -> Timeline:
     """Return the simulated schedule of `orders`.
 
-    Raises DeadlockError if devices wait for one another or steps are missing, and ValueError if there are too many.
+    Raises DeadlockError if devices wait for one another or steps are missing, and ValueError if a device's list has an
+    operation too often.
     """
     start = np.zeros(arrays.steps)
     makespan, done = run_orders(orders, *kernel_arguments(arrays), start)
