@@ -196,7 +196,9 @@ class Rank:
         return {"seconds": time.perf_counter() - begun, "bytes": size}
 
     def memory(self) -> dict[str, int]:
-        """Return the memory in use between two steps, and the process's maximum so far."""
+        """Return the bytes of weights, gradients and moments, and the process's maximum so far beyond that at the
+        start.
+        """
         sizes: dict[int, int] = {}
         for key, optimizer in self.trainer.optimizers.items():
             whole = getattr(self.trainer.stages[key], "whole_tensors", {})

@@ -43,7 +43,9 @@ class RigSettings:
     idle_seconds: float = 330.0
     """Seconds of S4's window."""
     bare: bool = False
-    """Whether only etcd and API server run. Otherwise controllers, scheduler and fake nodes share the cores."""
+    """Whether only etcd and API server run in scenarios that can do without nodes. Otherwise controllers, scheduler and
+    fake nodes share the cores.
+    """
     operator: tuple[str, ...] = ()
     """Further arguments of the operator."""
 
@@ -97,7 +99,7 @@ class _Watch:
         self._spent = self._rig.spent().since(self._before)[1]
 
     async def run(self) -> Json:
-        """Wait until the pods run; return rates, and processor time by process."""
+        """Wait until the pods run; return rates, processor time by process, and the operator's memory."""
         await self._rig.until_running(NAMESPACE)
         running, used = time.perf_counter() - self._begun, self._rig.used()
         result: Json = {"pods": self._pods, "seconds": self._seconds, "running_seconds": running}

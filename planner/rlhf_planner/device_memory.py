@@ -56,9 +56,9 @@ class ModelSize:
     map_widths: Mapping[str, int] = field(default_factory=dict)
     """Hugging Face name of a linear map -> inputs plus outputs, over all layers."""
     layers: int = 0
-    """Number of layers; 0 if the folder does not state it."""
+    """Number of layers; 0 if unknown."""
     key_value_heads: int = 0
-    """Key-value heads per layer; 0 if the folder does not state it."""
+    """Key-value heads per layer; 0 if unknown."""
     experts: int = 0
     """Experts per layer that routes tokens; 0 without experts."""
     expert_parameters: int = 0

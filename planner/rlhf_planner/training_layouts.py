@@ -70,7 +70,7 @@ def layout_of(spec: RLHFJobSpec, sizes: Sizes) -> TrainingLayout:
 
 
 def layouts(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> list[TrainingLayout]:
-    """Return the layouts of so many ranks that the job may have, the fastest first.
+    """Return the layouts of so many ranks that the job may have, those with the highest utilization first.
 
     Ties go to the layout with less memory. Layouts with moments in host memory follow all others, in the same order.
     """

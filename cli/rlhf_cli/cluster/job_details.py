@@ -90,7 +90,7 @@ async def read_details(session: ClusterSession, name: str, now: datetime) -> Job
 
 
 def operator_age(leases: list[Json], now: datetime) -> timedelta | None:
-    """Return the time since the youngest Lease was renewed; None when there is no Lease."""
+    """Return the time since the youngest Lease was renewed; None when no Lease states a time."""
     renewals = [moment((lease.get("spec") or {}).get("renewTime")) for lease in leases]
     valid_renewals = [renewal for renewal in renewals if renewal is not None]
     return now - max(valid_renewals) if valid_renewals else None

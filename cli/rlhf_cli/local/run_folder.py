@@ -105,8 +105,8 @@ class RunFolder:
     """A run folder that belongs to this process until the process ends."""
 
     def __init__(self, paths: RunPaths, *, resume: bool) -> None:
-        """Create and lock the folder. Raises RunError when it cannot be made, is in use, contains a run, or lacks a run
-        to resume.
+        """Create and lock the folder, and kill the processes that an earlier run in it left. Raises RunError when it
+        cannot be made, is in use, contains a run, or lacks a run to resume.
         """
         self.paths, folder = paths, paths.run_dir
         if resume and not holds_run(folder) and not (folder / "checkpoints").is_dir():

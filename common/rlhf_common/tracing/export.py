@@ -37,7 +37,7 @@ class Sender(Protocol):
     """Sends spans; a small interface over the library's exporter."""
 
     def send(self, spans: Sequence[TraceSpan]) -> bool:
-        """Return whether the collector accepted them; may block for CALL_SECONDS."""
+        """Return whether the collector accepted them; may block for about CALL_SECONDS."""
 
     def stop(self) -> None:
         """Abort the call in progress; another thread calls this."""

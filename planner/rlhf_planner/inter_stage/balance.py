@@ -84,7 +84,7 @@ class _Load:
         return self.curve.tokens_per_second(len(self.samples))
 
     def movable(self, moved: Collection[int]) -> list[tuple[TailSample, float]]:
-        """Return the samples that have not moved yet, the longest first."""
+        """Return the samples that have not moved yet, those with the most expected remaining tokens first."""
         free = [pair for sample, pair in sorted(self.samples.items()) if sample not in moved]
         return sorted(free, key=lambda pair: -pair[1])
 
@@ -139,7 +139,7 @@ def _loads(
 
 
 def _best(source: _Load, destination: _Load, moved: Collection[int], question: _Question) -> Reallocation | None:
-    """Return the move of one or several samples that gains most of those tried, or None if all gain too little."""
+    """Return the move of one or several samples that gains most of those tried, or None if none gains enough."""
     before = source.finish()
     best, most = None, MIN_GAIN * before
     chosen: list[tuple[TailSample, float]] = []

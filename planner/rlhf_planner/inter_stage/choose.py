@@ -65,7 +65,7 @@ class FusionChoice:
     off_seconds: float
     """Simulated seconds of generation and inference without fusion."""
     curve: tuple[CurvePoint, ...]
-    """Best pool of every threshold that was tried, in order of threshold; threshold 0 is no fusion."""
+    """Best pool of every threshold that was tried on all draws, in order of threshold; threshold 0 is no fusion."""
     reason: str
     """Explanation in one sentence."""
 

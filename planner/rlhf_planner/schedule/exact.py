@@ -166,7 +166,7 @@ class CpSatModel:
             self.model.add_cumulative(intervals, demands, units.from_activation(cap))
 
     def makespan(self, low: float) -> Any:
-        """Return a variable for the makespan, at least `low`, and set it as the objective."""
+        """Return a variable for the makespan, at least `low` rounded down to the grid, and set it as the objective."""
         arrays = self.arrays
         variable = self.model.new_int_var(min(self.grid.down(low), self.horizon), self.horizon, "")
         for op in range(KINDS * arrays.stages):

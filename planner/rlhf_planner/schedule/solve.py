@@ -159,7 +159,9 @@ def _bisected(search: Search, fast: Timeline, share: float, reserve: float, seed
 
 
 def _fit_under_cap(search: Search, fast: Timeline) -> None:
-    """Find the least makespan at which annealing brings memory under the cap; small instances also exactly."""
+    """Search for short schedules under the cap by tuning and annealing; in small instances also by constraint
+    programming.
+    """
     arrays, options, cap = search.arrays, search.options, search.cap
     assert cap is not None
     if arrays.steps <= EXACT_STEPS // 4:
