@@ -26,8 +26,8 @@ DATA: Final = "run.json"
 
 
 def view_run(run_dir: Path | None, *, port: int | None, browser: bool, target: Path | None) -> int:
-    """Serve the page until Ctrl-C, or write it; return the exit code. Raises RunError for invalid options, and for
-    files that cannot be read or written.
+    """Serve the page until Ctrl-C, or write it; return the exit code. Raises RunError for invalid options, a folder
+    without a run, and files that cannot be read or written.
     """
     folder = run_dir or _newest_run()
     if not holds_run(folder):

@@ -62,7 +62,9 @@ def _files(folder: Path) -> Files:
 
 
 def server_credentials(folder: Path) -> grpc.ServerCredentials:
-    """Return the server's side of mutual TLS. New connections use changed files as soon as they can be read."""
+    """Return the server's side of mutual TLS. New connections use changed files once they can be read and
+    SETTLE_SECONDS are over.
+    """
     served = _read(folder)
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:

@@ -120,8 +120,9 @@ class Env(StrEnum):
     GRACE = "RLHF_GRACE"
     """Workers: seconds between SIGTERM and SIGKILL, during which a rank may stay; unset means that it exits at once."""
     AWAIT_WORKERS = "RLHF_AWAIT_WORKERS"
-    """Coordinator: 1 waits for absent workers forever, because the operator sees why their pods do not start. Unset:
-    the job fails if a needed worker is absent for spec.runPolicy.startTimeoutSeconds."""
+    """Coordinator: 1 waits for absent workers forever. Unset: the job fails if a needed worker is absent for
+    spec.runPolicy.startTimeoutSeconds.
+    """
     LOG_FORMAT = "RLHF_LOG_FORMAT"
     """json for one JSON object per line; otherwise plain lines."""
     TERMINATION_MESSAGE = "RLHF_TERMINATION_MESSAGE"

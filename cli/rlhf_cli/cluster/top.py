@@ -36,8 +36,8 @@ _NO_METRICS: Final = "the coordinator's metrics cannot be read ({why}), so this 
 
 
 async def top(session: ClusterSession, name: str, every: float, *, once: bool) -> int:
-    """Show the live view until Ctrl-C or the end of the job, refreshed after at least `every` seconds. Return the exit
-    code.
+    """Show the live view until Ctrl-C or the end of the job, refreshed after at least `every` seconds. With `once`, or
+    where no live view is possible, print it once. Return the exit code.
     """
     if once or not session.live:
         details = await read_details(session, name, now())

@@ -23,7 +23,7 @@ from rlhf_planner.inter_stage.fitted_costs import Floats, PassFormula
 from rlhf_planner.inter_stage.length_distribution import Ints
 
 MIN_GAIN: Final = 0.01
-"""Share of generation and inference time that must be gained; less is noise."""
+"""Share of generation and inference time that must be gained."""
 MAX_PASSES: Final = 16384
 """Approximate limit of prefix passes. Beyond it several blocks count as one, which bounds the time of a replay."""
 MAX_SAMPLES, MAX_WORKERS = 1024, 8

@@ -142,7 +142,8 @@ def _enough(count: Ints, pool: int, rows: int) -> int:
 def _destinations(
     unfinished: UnfinishedColumns, moving: Ints, stays: Sequence[int], rows: int, costs: StageCosts
 ) -> Ints:
-    """Return, for each moving row (longest first), the worker that is predicted to finish first with it.
+    """Return, for each moving row (longest first), the worker that is predicted to finish first with it, among those
+    with a free row.
 
     With `b` rows a token of each takes about alpha + beta * b seconds. So a worker finishes after alpha * (its longest
     remaining) + beta * (the sum of all remaining).

@@ -116,7 +116,7 @@ def one_f_one_b(arrays: InstanceArrays, pipeline: int) -> list[list[int]]:
 
 
 def serial(arrays: InstanceArrays) -> Timeline:
-    """Return the models one after another, each as 1F1B, with barriers between them, as in a system without fusion."""
+    """Return the schedule of the models one after another, each as 1F1B, with barriers between them."""
     return _with_barriers(arrays, one_f_one_b, "1F1B")
 
 
@@ -165,7 +165,7 @@ def back_to_back(arrays: InstanceArrays) -> Timeline:
 def one_at_a_time(arrays: InstanceArrays) -> Timeline:
     """Return the schedule that starts a micro-batch on a device once the previous one has left it.
 
-    It needs the least memory and is always valid.
+    It needs the least memory.
     """
     lists: list[list[int]] = [[] for _ in range(arrays.instance.devices)]
     for pipeline, pipe in enumerate(arrays.instance.pipelines):

@@ -168,7 +168,7 @@ def table_of_rows(
 
 
 def forecast(table: ScheduleTable, costs: Costs, transfers: Transfers) -> tuple[float, list[list[Step]]]:
-    """Return the seconds of one mini-batch with a table, and its steps per rank, from the exact event simulation."""
+    """Return the seconds of one mini-batch with a table, and its steps per rank, from an event simulation."""
     if widest(table.pipelines) > 1:
         computed = [[action for action in row if action.peer is None] for row in table.rows]
         orders: list[Order] = [[(_step_kind(a), a.pipeline, a.stage, a.microbatch) for a in row] for row in computed]

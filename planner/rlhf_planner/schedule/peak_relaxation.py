@@ -104,7 +104,9 @@ def attainable(arrays: InstanceArrays, bound: float, most: float) -> float:
 
 
 def _common_unit(arrays: InstanceArrays) -> float | None:
-    """Return the largest common divisor of all durations and transfers; None without a decimal grid."""
+    """Return the largest common divisor of all durations and transfers; None without a decimal grid, or if all are
+    zero.
+    """
     grid = time_grid(arrays)
     times = [int(time) for part in (arrays.duration, arrays.lag_before, arrays.lag_after) for time in grid.up(part)]
     return gcd(*times) / grid.scale if grid.exact and any(times) else None
