@@ -185,7 +185,7 @@ class _LocalRun:
         return code
 
     def _complete_summary(self, run_dir: Path, result: LocalRunResult, code: int) -> Mapping[str, Any]:
-        """Add the supervisor's own figures to the summary and return it; empty when the coordinator wrote none."""
+        """Add the supervisor's own figures to the summary, and return it; empty when no summary can be read."""
         try:
             summary = json.loads((run_dir / SUMMARY).read_text())
         except (OSError, json.JSONDecodeError):

@@ -213,8 +213,7 @@ def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
     """Return the memory of a stage of every trained model, and of a trained draft model.
 
     All parts of a model count as equal; the draft model counts whole. For a model trained with adapters, frozen weights
-    are
-    separate from trained ones; a shared trunk counts once.
+    are separate from trained ones; a shared trunk counts once.
     """
     settings, models = spec.training, graph_of(spec).trained
     half, shared = spec.compute_type == "BFloat16", False

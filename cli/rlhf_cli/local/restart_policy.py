@@ -1,9 +1,8 @@
 """Decides what follows the end of a process of a local run. Pure: it owns no process and no clock.
 
-Rule: a process that ends with an error is restarted, as a kubelet would restart it. runPolicy.backoffLimit limits the
-restarts of the whole job, and the count is never reset. Exit code RESTART is a request and is not counted. Some exit
-codes of the coordinator are verdicts about the job, which no restart can change. `job_supervisor` carries out the
-decisions.
+Rule: a process that ends with an error is restarted. runPolicy.backoffLimit limits the restarts of the whole job, and
+the count is never reset. Exit code RESTART is a request and is not counted. Some exit codes of the coordinator are
+verdicts about the job and end it. `job_supervisor` carries out the decisions.
 """
 
 import signal

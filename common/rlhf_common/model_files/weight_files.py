@@ -72,7 +72,9 @@ class WeightFiles:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return the weight files of a folder, sorted. Raises FolderError if readers could choose differently."""
+    """Return the weight files of a folder, sorted. Raises FolderError if files are missing, or readers could choose
+    differently.
+    """
     present = {file.name for file in folder.glob("*.safetensors")}
     if not (folder / INDEX).is_file():
         return (_single_file(folder, present),)

@@ -25,7 +25,7 @@ MIN_SECONDS: Final = 0.1
 CONTENDED_SHARE: Final = 0.5
 """Share of an interval with another worker's scoring from which the whole interval counts as contended."""
 MIN_RATIO, MAX_RATIO = 0.1, 10.0
-"""Limits of observed over forecast time, so that a single hung step cannot spoil every forecast."""
+"""Limits of observed over forecast time."""
 PROFILE_CONTEXTS: Final = (64.0, 1024.0)
 """Keys at which a profile's line is sampled."""
 

@@ -1,7 +1,6 @@
 """Builds the candidate schedule tables of a training job from measured times, and forecasts their time.
 
-Pure. The search itself
-is `solve`, or `row_scheduling` for models with different tensor sizes.
+Pure. The search itself is `solve`, or `row_scheduling` for models with different tensor sizes.
 """
 
 from __future__ import annotations

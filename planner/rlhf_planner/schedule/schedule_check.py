@@ -98,7 +98,7 @@ def _check_step(instance: Instance, device: int, step: Step, at: str) -> None:
 
 
 def _check_pipeline(index: int, pipe: InstancePipeline, steps: dict[tuple[int, int, int, str], Step]) -> None:
-    """Check that every step occurs once, after its inputs, and that micro-batches stay in order on every stage."""
+    """Check that every step is there, after its inputs, and that micro-batches stay in order on every stage."""
     last = len(pipe.stage_devices) - 1
 
     def need(stage: int, microbatch: int, *kinds: str) -> Step:

@@ -2,8 +2,8 @@
 
 Rule: stores counts of judged and of accepted tokens, never a ratio only. A cell with few counts resembles the rest of
 its match, a match the rest of its drafter. An unknown drafter is assumed to be right half of the time. Counts of a cell
-are never used twice. Counts are damped to a window, so old ones fade; `aged` reduces them. Pure
-and immutable: an observation returns a new value.
+are never used twice. Counts are damped to a window, so old ones fade; `aged` reduces them. Pure and immutable: an
+observation returns a new value.
 """
 
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ class Acceptance:
     def observed(self, drafters: Ints, matches: Ints, drafted: Ints, accepted: Ints) -> "Acceptance":
         """Return the counts with outcomes [n]: the first `accepted` of `drafted` tokens were right.
 
-        The next token was judged wrong; tokens after it were not judged.
+        The next drafted token, if any, was judged wrong; tokens after it were not judged.
         """
         if not len(drafters):
             return self

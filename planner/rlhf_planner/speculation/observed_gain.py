@@ -4,8 +4,7 @@ Rule: intervals of steps are grouped by samples per step, one group for each pow
 They are compared with plain steps over as many samples and keys, at the learned cost of plain steps. An interval counts
 as a whole: steps without possible drafts, and fruitless drafting, are part of the effect. Earlier values of a batch
 size have the same weight as new ones. Where nothing was verified the gain is zero. Short intervals are ignored unless
-their steps are slow
-(`observed_steps.tells`). Must never read a clock.
+their steps are slow (`observed_steps.tells`). Must never read a clock.
 """
 
 from __future__ import annotations
