@@ -77,7 +77,7 @@ class AdmittedReason(StrEnum):
     """Reasons of `Admitted`."""
 
     NO_QUEUE = "NoQueue"
-    """There is no queueing system, so the job is admitted at once."""
+    """The job uses no queueing system, so nothing holds it back."""
     ADMITTED = "QuotaReserved"
     WAITING = "WaitingForQuota"
     EVICTED = "Evicted"
