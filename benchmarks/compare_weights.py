@@ -76,7 +76,9 @@ def jobs(folder: Path) -> dict[str, tuple[Path, tuple[str, ...]]]:
 
 
 def run(checkout: Path, name: str, manifest: Path, settings: tuple[str, ...], run_dir: Path) -> Results:
-    """Run a job with a checkout; return digests of its last checkpoint's files, and the metrics of each iteration."""
+    """Run a job with a checkout; return digests of the safetensors files of its last checkpoint, and the metrics of
+    each iteration.
+    """
     module = next(module for file, module in COMMAND_LINES if (checkout / file).is_file())
     command = [str(checkout / ".venv" / "bin" / "python"), "-m", module, "run", str(manifest), "--plain"]
     command += ["--run-dir", str(run_dir), *(word for setting in settings for word in ("--set", setting))]

@@ -28,7 +28,7 @@ from rlhf_common.names import Group
 
 FLOOD = Pace(tick_seconds=0.05, tokens_per_tick=10_000, train_seconds=0.0, progress_seconds=1e9)
 PACED = Pace(tick_seconds=0.5, tokens_per_tick=16, train_seconds=1.0, progress_seconds=4.0)
-"""32 tokens per second and sample; progress at the interval that the coordinator sets for 256 workers."""
+"""32 tokens per second and sample; progress every four seconds."""
 
 
 async def measure(arguments: argparse.Namespace, pace: Pace, tokens: int, iterations: int) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def _replace(owner: type, name: str, by: Callable[..., Any]) -> None:
 
 
 def main() -> int:
-    """Return the exit code of the worker."""
+    """Run the worker at its pace; return its exit code."""
     from rlhf_workers.__main__ import main as run_worker
 
     pace_workers(StepPace(**json.loads(os.environ[PACE])))

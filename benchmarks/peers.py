@@ -198,7 +198,7 @@ def shortened(setting: PeerSetting, iterations: int | None) -> PeerSetting:
 
 
 def peer_python() -> Path:
-    """Return the interpreter of the peer's environment, which is created if missing. Needs uv."""
+    """Return the interpreter of the peer's environment; create it if missing, and install its packages. Needs uv."""
     uv = shutil.which("uv") or str(ROOT / ".uv" / "bin" / "uv")
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf-operator" / "peers"
     folder = base / f"trl-{PEER['trl']}"

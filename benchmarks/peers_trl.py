@@ -24,7 +24,7 @@ Score = Callable[[str, str, dict[str, Any]], float]
 
 
 def score_of(file: str) -> Score:
-    """Return the function `score` of a file, as named in a job's manifest."""
+    """Return the function `score` of a Python file."""
     found = importlib.util.spec_from_file_location("reward", file)
     assert found is not None
     assert found.loader is not None

@@ -9,8 +9,8 @@ measurement are drawn with other seeds than those of the search.
 
 Every plan of exactly N devices, in every layout and micro-batch that the search considers, is measured three times; the
 mean counts. Regret is the measured time of the chosen plan over the least measured time, minus 1. Kendall's tau
-compares predicted with measured times. Beside it: all colocated, half and half, the fastest option of each call (where
-ReaLHF's search starts), and the first layout of the search, for half of the devices.
+compares predicted with measured times. Beside it: all colocated, half and half, the fastest option of each call, and
+the first layout of the search, for half of the devices.
 Rule: tails stay where they are (interStage Disabled), since the simulation moves no samples.
 """
 

@@ -169,7 +169,7 @@ class Rank:
             self._gathered += (end_ns - start_ns) / 1e9
 
     def step(self, table: str) -> dict[str, float]:
-        """Take one training step with a table, as if it were the first one of the job."""
+        """Take one training step with a table, from the algorithm's first state; return its seconds."""
         self.trainer.use_table(ScheduleTable.model_validate_json(table))
         self.trainer.algorithm.restore(self._remembered)  # otherwise the KL coefficient changes
         self._gathered = 0.0
@@ -196,7 +196,9 @@ class Rank:
         return {"seconds": time.perf_counter() - begun, "bytes": size}
 
     def memory(self) -> dict[str, int]:
-        """Return the memory in use between two steps, and the process's maximum so far."""
+        """Return the bytes of weights, gradients and moments, and the process's maximum so far beyond that at the
+        start.
+        """
         sizes: dict[int, int] = {}
         for key, optimizer in self.trainer.optimizers.items():
             whole = getattr(self.trainer.stages[key], "whole_tensors", {})

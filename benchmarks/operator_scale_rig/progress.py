@@ -7,7 +7,7 @@ import sys
 import time
 
 EVERY_SECONDS = 10.0
-"""Seconds between two lines if the output is no terminal."""
+"""Minimum seconds between two lines before the last if the output is no terminal."""
 
 
 class Progress:

@@ -33,7 +33,7 @@ from rlhf_common import names
 
 Json = dict[str, Any]
 PODS_A_NODE = 150
-"""Fake nodes have room for 256 pods and 64 cores; every coordinator requests one core."""
+"""Number of pods for which one fake node is added."""
 LONGEST_SECONDS = 1800.0
 """Time-out of `until` and of the operator's start."""
 NAMESPACE = "scale"
@@ -196,7 +196,7 @@ class Rig:
         return processor_time.seconds(self.cluster, self.operator.pid if self.operator.runs() else None)
 
     def memory_mb(self, field: str = "VmRSS") -> float:
-        """Return the current memory of the operator, or its peak (VmHWM), in MB."""
+        """Return the current memory of the operator, or its peak (VmHWM), in MiB."""
         lines = Path(f"/proc/{self.operator.pid}/status").read_text().splitlines()
         return float(next(line.split()[1] for line in lines if line.startswith(field))) / 1024
 

@@ -25,7 +25,7 @@ Json = dict[str, Any]
 QUIET_SECONDS = 3.0
 """Seconds without a request except for the Lease, after which the operator counts as settled."""
 RAW_PODS = 1000
-"""Number of pods for the raw limit; it is a rate, so more pods add nothing."""
+"""Maximum number of pods for the raw limit in S2 and S3."""
 KILLS = 5
 WORKING_PODS = 5
 """Number of pods of each job of S8."""
@@ -39,11 +39,13 @@ class RigSettings:
     scale: float = 1.0
     """Factor for numbers of jobs and pods."""
     concurrency: int = 32
-    """Concurrent requests of the bare client; the operator's number by default."""
+    """Concurrent requests of the bare client."""
     idle_seconds: float = 330.0
-    """Seconds of S4's window: longer than the 300 s after which the operator compares its memory with the cluster."""
+    """Seconds of S4's window."""
     bare: bool = False
-    """Whether only etcd and API server run. Otherwise controllers, scheduler and fake nodes share the cores."""
+    """Whether only etcd and API server run in scenarios that can do without nodes. Otherwise controllers, scheduler and
+    fake nodes share the cores.
+    """
     operator: tuple[str, ...] = ()
     """Further arguments of the operator."""
 
@@ -97,7 +99,7 @@ class _Watch:
         self._spent = self._rig.spent().since(self._before)[1]
 
     async def run(self) -> Json:
-        """Wait until the pods run; return rates, and processor time by process."""
+        """Wait until the pods run; return rates, processor time by process, and the operator's memory."""
         await self._rig.until_running(NAMESPACE)
         running, used = time.perf_counter() - self._begun, self._rig.used()
         result: Json = {"pods": self._pods, "seconds": self._seconds, "running_seconds": running}

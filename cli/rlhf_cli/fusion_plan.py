@@ -78,7 +78,7 @@ def with_drafts(job: RLHFJob, costs: StageCosts, *, assumed: bool) -> tuple[Stag
 
 
 def forecasts(plan: FusionPlan) -> list[tuple[str, Forecast]]:
-    """Return (title, forecast) without and with fusion, for the same drawn batch, for a picture."""
+    """Return (title, forecast) without fusion and, if the choice fuses, with it, for the same drawn batch."""
     import numpy as np
 
     assert plan.choice is not None

@@ -1,6 +1,6 @@
 """Figures for `rlhf plan --devices` that the job's newest run has shown.
 
-Rule: a run folder is untrusted. An unreadable file teaches nothing and raises nothing.
+Rule: a run folder is untrusted. An unreadable file of costs or profiles teaches nothing and raises nothing.
 """
 
 import json

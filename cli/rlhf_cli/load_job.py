@@ -3,8 +3,8 @@
 Every document goes through one pass: parse, apply `--set`, check models and rules, add advice, resolve paths and
 defaults. The last step depends on the target: the pods for a cluster, the files for this machine. The result is a
 `LoadedJob`.
-Rule: weights are read only up to their headers. Prompts are read only in a check for this machine, with the policy's
-tokenizer. Nothing is written or started.
+Rule: weights are read only up to their headers, but for two tensors that config.json ties. Prompts are read only in a
+check for this machine, with the policy's tokenizer. Nothing is written or started.
 """
 
 import json
@@ -96,7 +96,7 @@ def load_resolved(path: Path, overrides: Sequence[str], run_dir_of: Callable[[RL
     """Return the single job of a manifest file, changed by `overrides` and resolved for a run on this machine.
 
     `run_dir_of` returns the run folder of the checked job. Raises ManifestError with all problems of the manifest, and
-    RunError for an override without a valid path or for the first missing file.
+    RunError for an invalid override or for the first missing or unsuitable file.
     """
     document, source = _single_document(path, overrides)
     base = path.absolute().parent
@@ -107,7 +107,7 @@ def load_resolved(path: Path, overrides: Sequence[str], run_dir_of: Callable[[RL
 
 
 def for_this_machine(job: RLHFJob, paths: RunPaths) -> RLHFJob:
-    """Return a resolved job with a folder for checkpoints. Raises RunError for the first missing file."""
+    """Return a resolved job with a folder for checkpoints. Raises RunError for the first missing or unsuitable file."""
     _check_encoding(paths.run_dir, paths.base)
     if job.spec.checkpoints is None:
         checkpoints = Checkpoints(path=str(paths.run_dir.absolute() / CHECKPOINTS))
@@ -211,9 +211,10 @@ def _with_line(problem: Problem, document: Document) -> Problem:
 
 
 def _check_files(job: RLHFJob) -> None:
-    """Raise RunError for the first file or folder of a resolved job that is absent.
+    """Raise RunError for the first file or folder of a resolved job that is absent or unsuitable.
 
-    The exit code is the one with which the job would end. A model path that is a hub id is left to the workers.
+    Also raise it for a tensor split that a model does not allow, and for a ConfigMap. A model path that is a hub id is
+    not checked.
     """
     spec = job.spec
     for role in ModelRole:

@@ -96,7 +96,7 @@ def validate(
 ) -> None:
     """Check every job of a manifest file and print all problems.
 
-    The checks are those of the API server and the operator. Nothing is started.
+    Nothing is started.
     """
     from rlhf_cli.load_job import Target
     from rlhf_cli.validate import validate as validate_manifest
@@ -208,7 +208,7 @@ def explain(
 ) -> None:
     """Say why a job takes as long as it does, and what would change it.
 
-    The largest losses in words, each with the field to set and the gain that is predicted.
+    The largest losses in words, with the field to set and the predicted gain where they are known.
     """
     if Path(job).is_dir() or "/" in job:
         from rlhf_cli.explain import explain_run

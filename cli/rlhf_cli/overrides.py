@@ -20,7 +20,7 @@ _PART: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 def apply(data: Any, override: str) -> Any:
     """Return `data` with one `path=value` set, or with the field removed for null.
 
-    Raises RunError for an invalid path, and for a value in brackets or quotes that is invalid YAML.
+    Raises RunError for an invalid path, for a path through a field that is no mapping, and for an invalid value.
     """
     path, separator, text = override.partition("=")
     parts = path.strip().split(".")

@@ -23,7 +23,7 @@ class RolloutOverlapPlan:
     mode: str
     """Mode in the job's spec."""
     times: RolloutTimes | None
-    """Times of the last run; None without a run."""
+    """Times of the last run that measured an iteration; None without one."""
     missing: str = "no run of this job in runs/ has measured an iteration"
 
     def document(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from rlhf_coordinator.reports.trackers.summary_json import FILE as SUMMARY
 from rlhf_coordinator.reports.trackers.summary_json import write_summary
 
 LIVE_HZ: Final = 4.0
-"""Refreshes of the live view per second; people cannot read more."""
+"""Refreshes of the live view per second."""
 PLAIN_SECONDS: Final = 0.5
 """Seconds between reads of the metrics for plain output."""
 QUIET_SECONDS: Final = 30.0
@@ -185,7 +185,7 @@ class _LocalRun:
         return code
 
     def _complete_summary(self, run_dir: Path, result: LocalRunResult, code: int) -> Mapping[str, Any]:
-        """Add the supervisor's own figures to the summary and return it; empty when the coordinator wrote none."""
+        """Add the supervisor's own figures to the summary, and return it; empty when no summary can be read."""
         try:
             summary = json.loads((run_dir / SUMMARY).read_text())
         except (OSError, json.JSONDecodeError):

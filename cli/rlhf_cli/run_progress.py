@@ -68,7 +68,7 @@ async def watch_status(address: str, certificates: Path, max_rate_hz: float) -> 
 
 
 def fresh_warnings(status: pb.JobStatus, shown: set[str]) -> list[str]:
-    """Return the warnings of the job's start that were not shown yet, and add them to `shown`."""
+    """Return the warnings that were not shown yet, and add them to `shown`."""
     fresh = [warning for warning in dict.fromkeys(status.warnings) if warning not in shown]
     shown.update(fresh)
     return fresh

@@ -26,7 +26,9 @@ DATA: Final = "run.json"
 
 
 def view_run(run_dir: Path | None, *, port: int | None, browser: bool, target: Path | None) -> int:
-    """Serve the page until Ctrl-C, or write it; return the exit code. Raises RunError for invalid options."""
+    """Serve the page until Ctrl-C, or write it; return the exit code. Raises RunError for invalid options, a folder
+    without a run, and files that cannot be read or written.
+    """
     folder = run_dir or _newest_run()
     if not holds_run(folder):
         raise RunError(f"RUN {folder}: {why_no_run(folder)}")

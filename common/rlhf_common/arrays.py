@@ -27,7 +27,9 @@ def pack(array: npt.NDArray[Any]) -> pb.Array:
 
 
 def unpack(array: pb.Array) -> npt.NDArray[Any]:
-    """Return a new writable numpy array. Raises ValueError if dtype, shape and byte count disagree."""
+    """Return a new writable numpy array. Raises ValueError for a dtype not in DTYPES, or if dtype, shape and byte count
+    disagree.
+    """
     name, data, shape = array.dtype, array.data, tuple(array.shape)
     dtype = _ON_THE_WIRE.get(name)
     if dtype is None:

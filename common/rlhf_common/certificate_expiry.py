@@ -1,4 +1,4 @@
-"""Reads a certificate's expiry from its PEM file, without a library that coordinators and workers do not have.
+"""Reads a certificate's expiry from its PEM file.
 
 Rule: pure except for `expiry_of_file`. It reads only `notAfter` of X.509 (RFC 5280, 4.1); any other form raises
 ValueError. The result is information for people and must never decide trust, which is the task of TLS.
@@ -44,7 +44,7 @@ def not_after(certificate: bytes) -> float:
 
 
 def _header(data: bytes) -> tuple[int, int]:
-    """Return (start, end) of the content of the first element."""
+    """Return (start, end) of the content of the first element. Raises ValueError if the data end before it."""
     if len(data) < 2:
         raise ValueError("the certificate ends too early")
     start, length = 2, data[1]

@@ -1,7 +1,7 @@
 """gRPC channels and server credentials for both sides: limits, keep-alive, mutual TLS from a folder.
 
 Rule: with a certificate folder both sides present a certificate of the job's own authority and reject any other.
-Without a folder (embedded tests) the channel is plain text. TLS never falls back to plain text.
+Without a folder the channel is plain text. TLS never falls back to plain text.
 """
 
 import time
@@ -11,10 +11,10 @@ from typing import Final
 import grpc
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
-"""Maximum bytes of one message; batches and weights are streamed in much smaller parts."""
+"""Maximum bytes of one message."""
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
-"""Bytes per part of a stream, small enough to cancel quickly."""
+"""Bytes per part of a stream."""
 
 OPTIONS: Final[list[tuple[str, int | str]]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -30,22 +30,21 @@ OPTIONS: Final[list[tuple[str, int | str]]] = [
 ]
 
 SERVER_NAME: Final = "rlhf-job"
-"""DNS name in every certificate of a job: peers are verified by authority, not by changing pod names."""
+"""DNS name that clients expect in a server's certificate."""
 
 
 SETTLE_SECONDS: Final = 0.1
 """Seconds before a server's credentials are replaced, for handshakes that still need the old ones."""
 _TRIES: Final = 100
-"""Maximum reads of the files until two in a row agree."""
+"""Maximum further reads of the files until two in a row agree."""
 
 Files = tuple[bytes, bytes, bytes]
 
 
 def _read(folder: Path) -> Files:
-    """Return authority, certificate and key from the same moment: a key with another certificate stops all connections.
+    """Return authority, certificate and key from the same moment. Raises ValueError if they cannot be read.
 
-    The kubelet replaces all three at once, but maybe between two reads. If two reads give the same content, the files
-    were not replaced between them.
+    If two reads give the same content, the files were not replaced between them.
     """
     files = _files(folder)
     for _ in range(_TRIES):
@@ -63,14 +62,15 @@ def _files(folder: Path) -> Files:
 
 
 def server_credentials(folder: Path) -> grpc.ServerCredentials:
-    """Return the server's side of mutual TLS. Every new connection uses the current files."""
+    """Return the server's side of mutual TLS. New connections use changed files once they can be read and
+    SETTLE_SECONDS are over.
+    """
     served = _read(folder)
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:
         """Return the next configuration; None keeps the current one.
 
-        When gRPC replaces a configuration, it frees the old one while handshakes are about to use it, and the process
-        crashes. Later handshakes wait for this call, so a pause here lets the earlier ones take their reference.
+        Waits SETTLE_SECONDS before a replacement, for handshakes that still need the old one.
         """
         nonlocal served
         try:

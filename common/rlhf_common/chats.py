@@ -1,8 +1,7 @@
 """Chats in prompt files: the messages and tools that a record may have, in the form that templates read.
 
-Rule: pure. A message is passed on with all its keys that are not null, so that templates can use them; a message of a
-wrong form is rejected. The coordinator (for the policy) and workers (for a reward model with its own template) both use
-this module.
+Rule: pure. A message is passed on with its keys that are not null, but for empty tool_calls. A message of a wrong form
+is rejected.
 """
 
 import json

@@ -1,8 +1,7 @@
 """Condition types and reasons of an RLHFJob, which users use in scripts.
 
-Rule: a type is a state, never a verb. The first reconcile sets every type, to Unknown if nothing is known yet. If a
-condition is False because of a wait, its reason names the wait. The reason of `Running` is also the PHASE column of
-`kubectl get`, so it is the most informative word about the job in every status. This module has no logic.
+Rule: a type is a state, never a verb. If a condition is False because of a wait, its reason names the wait. The reason
+of `Running` is also the PHASE column of `kubectl get`, so it tells most about the job. This module has no logic.
 """
 
 from enum import StrEnum
@@ -16,7 +15,7 @@ class ConditionType(StrEnum):
     ADMITTED = "Admitted"
     """The cluster's queue, if any, lets the job use its resources."""
     RUNNING = "Running"
-    """Coordinator and all needed workers are ready, and an iteration is in progress."""
+    """The coordinator answers, and the job is neither starting nor recovering."""
     RESIZING = "Resizing"
     """A group is being scaled; the job continues meanwhile."""
     RESTARTING = "Restarting"
@@ -47,7 +46,7 @@ class RunningReason(StrEnum):
     RUNNING = "Running"
     """Iterations are in progress."""
     RECOVERING = "Recovering"
-    """A process was lost; the job continues when it returns."""
+    """A process was lost or does not answer; the job continues when it returns."""
     CHECKPOINTING = "Checkpointing"
     """The last checkpoint before a stop is being saved."""
     STOPPING = "Stopping"
@@ -65,7 +64,7 @@ class PlannedReason(StrEnum):
 
     PLANNED = "PlanMade"
     INVALID = "InvalidManifest"
-    """A rule that the API server cannot check is broken; the message names field, value and remedy."""
+    """A rule of the manifest is broken; the message names field, value and remedy."""
     REFUSED = "PodsRefused"
     """The API server rejects pods from the job's templates in a dry run; the message quotes it."""
     UNAVAILABLE = "NotAvailableInThisVersion"
@@ -78,11 +77,11 @@ class AdmittedReason(StrEnum):
     """Reasons of `Admitted`."""
 
     NO_QUEUE = "NoQueue"
-    """There is no queueing system, so the job is admitted at once."""
+    """The job uses no queueing system, so nothing holds it back."""
     ADMITTED = "QuotaReserved"
     WAITING = "WaitingForQuota"
     EVICTED = "Evicted"
-    """Admission was revoked; the job saves a checkpoint and waits again."""
+    """Admission was revoked; the job stops and waits again."""
     NOT_SERVED = "QueueNotServed"
     """The job names a queue that this operator does not use; it waits."""
     NOT_QUEUED = "NotQueued"
@@ -95,7 +94,7 @@ class ResizingReason(StrEnum):
     STABLE = "AtDesiredSize"
     SCALING_UP = "ScalingUp"
     SCALING_DOWN = "ScalingDown"
-    """Leaving workers first return their samples."""
+    """Workers leave."""
     LIMITED = "LimitedByQueue"
     """The spec asks for more pods than the queue has admitted; the job continues with those."""
 
@@ -105,7 +104,7 @@ class RestartingReason(StrEnum):
 
     NONE = "NotRestarting"
     ROLLING = "RollingUpdate"
-    """A pod template or a setting changed; groups are updated one after the other."""
+    """A pod template or a setting changed; outdated pods are replaced."""
     KEPT = "SettingsKept"
     """Settings changed that the coordinator reads at its start; without checkpoints it must not restart."""
     GROUP = "GroupRestart"

@@ -1,10 +1,8 @@
 """The HTTP endpoint of a job's process: `/livez` reports whether it is alive, every other path serves its metrics.
 
-A process is alive while its event loop runs. Before the loop starts, while it loads libraries or reads a journal, it is
-alive as long as it answers. Long work runs on other threads and releases the interpreter lock, so a training step, a
-load or a compilation does not count as a hang.
-Rule: the endpoint opens before any slow work, on its own threads, which only read. Probes of running pods use `/livez`;
-never remove the path.
+A process is alive while its event loop runs, or stood still for at most STALE_SECONDS. Before the loop starts, while it
+loads libraries or reads a journal, it is alive as long as it answers.
+Rule: the endpoint serves on its own threads. Probes of running pods use `/livez`; never remove the path.
 """
 
 import asyncio
@@ -65,7 +63,7 @@ class Endpoint:
 
     @property
     def stuck_seconds(self) -> float:
-        """Seconds for which the event loop has been stuck; 0 if it runs, or has not started."""
+        """Seconds for which the event loop has been stuck; 0 for at most STALE_SECONDS, and before it starts."""
         silent = 0.0 if self._last_beat is None else self._clock() - self._last_beat
         return silent if silent > STALE_SECONDS else 0.0
 

@@ -1,8 +1,9 @@
-"""Log lines as JSON objects in every process of the project: one object per line, with one schema.
+"""Log lines as JSON objects: one object per line, with one schema.
 
 Rule: a line has `time` (UTC, milliseconds), `level` and `message`. It has `worker` in a process of a job, otherwise
 `logger`. It has `job`, `iteration` and `trace_id` if the process has them in its `LogContext`. Attributes of a record
-that the formatter's `extras` name take precedence. A value that JSON cannot represent is written as text.
+that the formatter's `extras` name take precedence. A line of an exception has `traceback`. A value that JSON cannot
+represent is written as text.
 """
 
 import json
@@ -19,7 +20,7 @@ NAMESPACE: Final = "default"
 
 
 class LogContext:
-    """Fields that every line of a process has besides its message: job, iteration, trace."""
+    """Fields that the lines of a process have besides their message, such as job, iteration and trace."""
 
     def __init__(self) -> None:
         self.present: Callable[[], Mapping[str, Any]] = dict
@@ -61,7 +62,7 @@ def job_key(metadata: Mapping[str, Any]) -> str:
 
 
 def log_what_is_printed() -> None:
-    """Log warnings and uncaught exceptions, which Python would print to stderr itself."""
+    """Log warnings and uncaught exceptions but KeyboardInterrupt, instead of a print to stderr."""
     log = logging.getLogger("python")
     logging.captureWarnings(capture=True)
 

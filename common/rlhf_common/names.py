@@ -26,7 +26,7 @@ LABEL_POOL: Final = "rlhf.dev/migration-pool"
 ANNOTATION_TEMPLATE: Final = "rlhf.dev/template"
 """Annotation of a pod: hash of the user's template from which it was created."""
 FINALIZER: Final = "rlhf.dev/checkpoint"
-"""Finalizer of a job whose spec.checkpoints.onDeletion is Save; removed after the last checkpoint."""
+"""Finalizer of a job whose spec.checkpoints.onDeletion is Save; it delays the deletion for a last checkpoint."""
 
 COORDINATOR_PORT: Final = 7700
 """gRPC port of a job's coordinator inside its pod."""
@@ -41,8 +41,7 @@ RANK_RENDEZVOUS_PORT: Final = 7900
 """In a pod with several ranks: first rank's rendezvous port; later ranks use the following ports."""
 
 DRAFT_MODEL: Final = "draft"
-"""Name of a trained draft model in transfers and checkpoints, in place of a role. It is not a role of any algorithm:
-the results of training do not depend on it."""
+"""Name of a trained draft model in transfers and checkpoints, in place of a role. It is not a role of any algorithm."""
 DRAFT_MODEL_FIELD: Final = "spec.generation.speculation.draftModel.path"
 """Manifest path of the draft model."""
 
@@ -98,8 +97,7 @@ class Env(StrEnum):
     RENDEZVOUS = "RLHF_RENDEZVOUS"
     """Training ranks: host at which the other ranks reach this one."""
     RENDEZVOUS_PORT = "RLHF_RENDEZVOUS_PORT"
-    """Training ranks: port of this rank's rendezvous store. Unset: a free port, picked at the start, which is safe in a
-    pod without other processes."""
+    """Training ranks: port of this rank's rendezvous store. Unset: a free port, picked at the start."""
     RANKS = "RLHF_RANKS"
     """Launcher of a pod with several ranks: their number. RLHF_INDEX is then the pod's, and LISTEN, ADVERTISE, DEVICE,
     RENDEZVOUS_PORT and RANK_METRICS have one entry per rank, separated by commas."""
@@ -108,7 +106,7 @@ class Env(StrEnum):
     GROUP = "RLHF_GROUP"
     INDEX = "RLHF_INDEX"
     CERTIFICATES = "RLHF_CERTIFICATES"
-    """Folder with ca.crt, tls.crt, tls.key; unset means plain text (embedded tests only)."""
+    """Folder with ca.crt, tls.crt, tls.key; unset means plain text."""
     METRICS = "RLHF_METRICS"
     """host:port of the Prometheus endpoint; unset means none."""
     DEVICE = "RLHF_DEVICE"
@@ -122,8 +120,9 @@ class Env(StrEnum):
     GRACE = "RLHF_GRACE"
     """Workers: seconds between SIGTERM and SIGKILL, during which a rank may stay; unset means that it exits at once."""
     AWAIT_WORKERS = "RLHF_AWAIT_WORKERS"
-    """Coordinator: 1 waits for absent workers forever, because the operator sees why their pods do not start. Unset:
-    the job fails if a needed worker is absent for spec.runPolicy.startTimeoutSeconds."""
+    """Coordinator: 1 waits for absent workers forever. Unset: the job fails if a needed worker is absent for
+    spec.runPolicy.startTimeoutSeconds.
+    """
     LOG_FORMAT = "RLHF_LOG_FORMAT"
     """json for one JSON object per line; otherwise plain lines."""
     TERMINATION_MESSAGE = "RLHF_TERMINATION_MESSAGE"
@@ -135,7 +134,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     FAILED = 1
-    """The job failed; the last line has the reason."""
+    """The job or the command failed."""
     USAGE = 2
     """The command line, the environment or the manifest is wrong."""
     USER_CODE = 20
@@ -145,14 +144,14 @@ class ExitCode(IntEnum):
     BAD_DATA = 22
     """A prompt file is missing or has an invalid line."""
     STORAGE = 23
-    """A checkpoint or journal could not be written (disk full, permissions)."""
+    """A checkpoint, a journal or another file could not be written or read (disk full, permissions)."""
     ADDRESS_IN_USE = 24
     SAMPLE_FAILED = 25
     """No worker could decode a sample, and more samples failed than rollout.maxFailedSamples allows."""
     RESTART = 75
     """The process requests a restart (a peer of its training group was lost); it never counts towards backoffLimit."""
     INTERRUPTED = 130
-    """Stopped by Ctrl-C after a checkpoint."""
+    """Stopped by Ctrl-C or a signal."""
 
 
 def lease_name(operator_class: str) -> str:

@@ -1,7 +1,6 @@
 """Metrics that a reward returns besides its value: allowed names, and the maximum number.
 
-They come from user code, and each is a metric of the run and a column of sample tables, so their number and names are
-limited. Rule: pure; receivers of such metrics call `problem` first.
+They come from user code, so their number and names are limited. Rule: pure.
 """
 
 import math

@@ -19,12 +19,10 @@ FinishReason = Literal["", "stop", "length"]
 FINISH_REASONS: Final[tuple[FinishReason, ...]] = get_args(FinishReason)
 """Empty: unfinished. stop: ended by a stop token or text, or by its environment. length: cut at a limit."""
 NOT_SAMPLED: Final = math.inf
-"""Log-probability of a token that the environment wrote instead of the policy. No engine can produce it (errors give
-NaN or minus infinity), and every sum over it shows it."""
+"""Log-probability of a token that the environment wrote instead of the policy."""
 
 FIRST_EVALUATION_SAMPLE: Final = 1 << 25
-"""Number of the first evaluation sample in messages. It exceeds every sample of a batch (at most 2^20), and with the
-most evaluation samples (2^24) still fits in 31 bits."""
+"""Number of the first evaluation sample in messages. It exceeds the numbers of samples of a batch."""
 
 
 class SampleKey(NamedTuple):
@@ -72,7 +70,7 @@ class SampleRequest:
     prompt: TokenArray
     """int32 [p], p >= 1."""
     random_key: int
-    """64 bits; with the response position, the only source of randomness."""
+    """Source of randomness, 64 bits."""
     max_response_tokens: int
     """Maximum response tokens in total, including `tokens`."""
     tokens: TokenArray = field(default_factory=lambda: np.empty(0, np.int32))

@@ -1,7 +1,7 @@
 """A pipeline schedule as data: the ordered work of each training rank for one optimizer step (one mini-batch).
 
-`rlhf_planner.schedule.tables` writes these tables, training ranks execute them, `rlhf schedule` prints them. A serial
-1F1B schedule and a fused one differ only in the rows. Must never contain times: a table is an order, not a forecast.
+The planner makes these tables, training ranks execute them. Must never contain times: a table is an order, not a
+forecast.
 
 Meaning of an action of (pipeline, stage, microbatch) on the rank that holds that stage of that pipeline:
   F       forward; keeps what the backward needs             B  whole backward = I then W

@@ -1,8 +1,7 @@
 """Unpaired surrogates: strings of Python and JSON may contain them, but UTF-8 text cannot.
 
-JSON writes one as the escape \\ud83d without its second half. No file, message or tokenizer accepts it.
-Rule: standard library only, because processes of user code import it. An unpaired surrogate is found and shown, never
-replaced.
+JSON writes one as an escape such as \\ud83d without its second half.
+Rule: standard library only. An unpaired surrogate is found and shown, never replaced.
 """
 
 from collections.abc import Iterable, Mapping

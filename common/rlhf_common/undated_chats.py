@@ -22,7 +22,8 @@ _REMEDY: Final = "give a copy of the folder whose template does not"
 
 def render_undated(tokenizer: Any, messages: Sequence[Message], **arguments: Any) -> str:
     """Return messages rendered by the tokenizer's chat template. Raises ValueError for a template whose text depends on
-    the day; also raises any exception of the template."""
+    the day or on chance; also raises any exception of the template.
+    """
     from jinja2.exceptions import UndefinedError
 
     template = str(tokenizer.get_chat_template(tools=arguments.get(TOOLS)))

@@ -15,7 +15,7 @@ class Calculator:
         self.right, self.questions = record["answer"], 0
 
     def step(self, response: str) -> dict[str, Any]:
-        """Answer a turn with `*`, without reward; any other turn ends the response."""
+        """Answer a turn with `*`, with reward 0; any other turn ends the response."""
         if "*" not in response:
             return {"done": True, "reward": float(response == self.right), "metrics": {"questions": self.questions}}
         self.questions += 1

@@ -19,7 +19,7 @@ MAX_TOKENS: Final = 12
 
 
 def folder(stage: str, role: str) -> Path:
-    """Return the newest checkpoint of a stage."""
+    """Return the folder of a role in the newest checkpoint of a stage."""
     return max((ASSETS / stage).glob("iteration-*")) / role
 
 

@@ -29,7 +29,7 @@ NOISY_STEPS = 80
 NOISE = 0.8
 HIDDEN = 96
 HEAD = 32
-"""Size of an attention head. On a CPU vLLM serves only multiples of 32."""
+"""Size of an attention head."""
 POSITIONS = 64
 BATCH = 128
 PEAK_LEARNING_RATE = 4e-3

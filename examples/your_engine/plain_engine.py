@@ -1,7 +1,7 @@
 """An engine in one file: a whole forward pass for every token, one sample at a time, no cache between steps.
 
-Slow but correct. It draws the same tokens as the torch engine, because a token depends only on the sample's random
-key, its position and the logits. docs/tutorials/your-engine.md explains it.
+A token depends only on the sample's random key, its position, its drawing, the parameters and the logits.
+docs/tutorials/your-engine.md explains it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,7 @@
 
 Owns the comparison; `critic_overlap_choice` makes the decision. With the overlap, ranks train the policy's
 mini-batches first and publish the policy. They train the critics' mini-batches while the policy decodes the next
-batch. Scores of critics wait until the critics are trained and published; other scores do not wait. A fused table puts
-the critics' work into the policy's bubbles. The overlap cannot: it runs each part as 1F1B.
+batch. Scores of critics wait until the critics are trained and published; other scores do not wait.
 Rule: pure; replays measured or simulated times. Generation and training must use distinct devices.
 Source: EuroMLSys'25, opportunity 8: generation of an iteration beside critic training of the previous one.
 """
@@ -28,7 +27,8 @@ class OverlapTimes:
     critics: float
     """Training of all other models."""
     publishing: float
-    """Time from trained weights to workers that have loaded them; the same for the policy and for the critics."""
+    """Time from trained weights to workers that have loaded them. A replay uses it for the policy and for the critics.
+    """
     finished: tuple[float, ...]
     """Time from the first lease until each response is finished."""
     apart: float

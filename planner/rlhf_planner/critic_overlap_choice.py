@@ -3,11 +3,12 @@
   nothing measured   train all models together (measured)    together measured   train critics apart once, as a probe
   both measured      the faster way in a replay of the last iteration; starting the overlap needs a margin
 
-The way that is not in use is measured again every REMEASURE iterations. Training times are compared per token because
-batches differ in length, unless times per iteration scatter less. Decoding times are compared per step. On shared
-machines critic training slows decoding down; the replay includes the observed slowdown.
-Rule: pure. A choice changes when critics are trained, not on which batch. Without a complete observation of the last
-iteration the choice stays as it is.
+The way that is not in use is measured again after REMEASURE iterations, unless critics of the previous iteration are
+not trained yet. Training times are compared per token because batches differ in length, unless times per iteration
+scatter less. Decoding times are compared per step. On shared machines critic training slows decoding down; the replay
+includes the observed slowdown.
+Rule: pure. A choice changes when critics are trained, not on which batch. Once both ways are measured, the choice stays
+as it is until an iteration was observed completely.
 """
 
 import math
@@ -23,7 +24,7 @@ WINDOW: Final = 3
 MARGIN: Final = 0.02
 """Share of an iteration that the overlap must gain to start. It stops when it gains nothing."""
 REMEASURE: Final = 50
-"""Iterations between measurements of the unused way. The cost is 1/50 of the difference between the ways."""
+"""Iterations after which the unused way is measured again."""
 
 
 class TrainedPart(NamedTuple):
@@ -57,9 +58,9 @@ class MeasuredOverlap:
     latency: float = 0.0
     late_share: float = 1.0
     together_age: int = 0
-    """Iterations since all models were last trained together."""
+    """Iterations since all models were last trained together; until the first measurement, all iterations."""
     apart_age: int = 0
-    """Iterations since critics were last trained apart."""
+    """Iterations since critics were last trained apart; until the first measurement, all iterations."""
 
     def with_together(self, tokens: float, seconds: float) -> "MeasuredOverlap":
         """Return a copy with an iteration that trained all models together."""
@@ -88,8 +89,7 @@ class MeasuredOverlap:
     def contention(self) -> float:
         """Return the ratio, at least 1, of decode steps with critic training to decode steps without.
 
-        Uses the fastest iterations of each kind because other work on a machine only slows steps down. Returns 1 until
-        two iterations of each kind were measured.
+        Uses the fastest remembered iteration of each kind. Returns 1 until two iterations of each kind were measured.
         """
         if min(len(self.quiet), len(self.beside)) < 2:
             return 1.0
@@ -137,7 +137,7 @@ class SeenIteration:
     """Prompt and response tokens that were trained on."""
     publishing: float
     finished: tuple[float, ...]
-    """Seconds from the first lease until each response was finished."""
+    """Seconds from the first lease until each response could be scored."""
     beside: bool
     """Whether critics were trained while the iteration was decoded."""
 
@@ -148,8 +148,9 @@ class OverlapChoice:
 
     apart: bool
     kind: Literal["measure", "probe", "again", "faster", "kept"]
-    """Reason for the choice: first measurement of training together or apart, a repeated measurement, the replay, or
-    no new information."""
+    """Reason for the choice: a measurement of training together, the first one of training apart, a repeated one, the
+    replay, or no new information.
+    """
     unchanged: float = 0.0
     """Seconds of an iteration that trains all models together, from the replay; 0 without a replay."""
     overlapped: float = 0.0
@@ -176,8 +177,8 @@ class OverlapChoice:
 def choose(measured: MeasuredOverlap, last: SeenIteration | None, *, apart: bool, pending: bool) -> OverlapChoice:
     """Return the choice for the next iteration.
 
-    `last` is the newest completely observed iteration. `apart` is the last result. `pending` means that critics of the
-    previous iteration are not trained yet, so their training time is unknown.
+    `last` is the newest completely observed iteration. `apart` is the last result of the comparison. `pending` means
+    that critics of the previous iteration are not trained yet, so their training time is unknown.
     """
     if not measured.together:
         return OverlapChoice(False, "measure")

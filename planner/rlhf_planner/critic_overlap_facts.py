@@ -1,6 +1,6 @@
 """Serializes measurements of the critics' overlap, for the job's next process and for `rlhf plan`.
 
-Rule: pure. Rejects impossible values, so a damaged file costs only the measurements.
+Rule: pure. Rejects impossible values.
 """
 
 from collections.abc import Mapping

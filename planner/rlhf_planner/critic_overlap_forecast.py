@@ -36,8 +36,8 @@ def forecast(
 ) -> OverlapForecast | None:
     """Return the forecast of the newest iteration with enough facts; None without one.
 
-    `facts` are those of a run, oldest first. `measured` has the run's measurements of both ways, or None.
-    `policy_share` is the policy's share of the parameters of all trained models, 0..1, or None if unknown.
+    `facts` are those of a run, oldest first. `measured` has the run's measurements, or is None. `policy_share` is the
+    policy's share of the parameters of all trained models, 0..1, or None if unknown.
     `late_tasks` are the scoring tasks that critics do.
     """
     both = measured is not None and measured.together and measured.policy

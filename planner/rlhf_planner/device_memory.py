@@ -33,13 +33,9 @@ COMPUTE_BYTES: Final = {"Float32": FLOAT32_BYTES, "BFloat16": HALF_BYTES}
 OPTIMIZER_BYTES: Final = 8
 """Bytes per parameter of the two float32 AdamW moments."""
 OFFLOADED_PIECE_BYTES: Final = 64 * 2**20
-"""Bytes of moments in one transfer from host memory.
-
-The transfer takes more than a millisecond, which hides the start of a copy and a kernel, and is small compared with
-the memory of a step.
-"""
+"""Bytes of moments in one transfer from host memory."""
 OFFLOADED_PIECES: Final = 2
-"""Chunks on the device at the same time: one is stepped while another is copied."""
+"""Chunks that count as on the device at the same time."""
 DRAFT: Final = "draft model"
 """Name of the part of an estimate that contains everything for a draft model."""
 GIBIBYTE: Final = 2**30
@@ -60,9 +56,9 @@ class ModelSize:
     map_widths: Mapping[str, int] = field(default_factory=dict)
     """Hugging Face name of a linear map -> inputs plus outputs, over all layers."""
     layers: int = 0
-    """Number of layers; 0 if the folder does not state it."""
+    """Number of layers; 0 if unknown."""
     key_value_heads: int = 0
-    """Key-value heads per layer; 0 if the folder does not state it."""
+    """Key-value heads per layer; 0 if unknown."""
     experts: int = 0
     """Experts per layer that routes tokens; 0 without experts."""
     expert_parameters: int = 0
@@ -83,7 +79,7 @@ class Estimate:
     unknown: tuple[str, ...] = ()
     """Models of unknown size."""
     host: Mapping[str, int] = field(default_factory=dict)
-    """Pinned host memory for data that is copied to the device in chunks."""
+    """Bytes of pinned host memory by purpose, for data that is copied to the device in chunks."""
 
     @property
     def total(self) -> int:
@@ -92,7 +88,7 @@ class Estimate:
 
     @property
     def words(self) -> str:
-        """Description of the parts, such as `weights 1 GiB, gradients 2 GiB`."""
+        """Names and sizes of the parts, such as `weights 1 GiB, gradients 2 GiB`."""
         return ", ".join(f"{name} {gib(count)}" for name, count in self.parts.items())
 
 
@@ -110,7 +106,7 @@ class Budget:
 
     phases: tuple[Phase, ...]
     host: Estimate = field(default_factory=lambda: Estimate({}))
-    """Pinned host memory of one process. It stays allocated after the first turn, so it is the sum over all roles."""
+    """Pinned host memory of one process, summed over all roles; empty without GPUs."""
 
     @property
     def peak(self) -> Phase:
@@ -141,7 +137,7 @@ def reward_model(reward: GivenReward) -> str:
 def estimates(spec: RLHFJobSpec, sizes: Sizes) -> dict[Group, Estimate]:
     """Return the memory of one device by group; colocated ranks count for generation.
 
-    Training counts the largest pipeline stage. Where roles take turns, the phase that needs the most memory counts.
+    Training counts stages of equal size. Where roles take turns, the phase that needs the most memory counts.
     """
     scorers = {Group.INFERENCE: scoring(spec, sizes)}
     if spec.rank_group is Group.TRAINING:
@@ -199,7 +195,7 @@ def decoding(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
 
 
 def scoring(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
-    """Return the memory of the models of the scoring tasks. Rewards that call a service are not in `sizes`."""
+    """Return the memory of the models of the scoring tasks that `sizes` lists."""
     models, width, graph = _scored(spec), COMPUTE_BYTES[spec.compute_type], graph_of(spec)
     names = [name for name in models if name in sizes]
     parameters = {name: size.parameters for name in names if (size := sizes[name]) is not None}
@@ -214,10 +210,10 @@ def scoring(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
 
 
 def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
-    """Return the memory of the largest stage of every trained model, and of a draft model.
+    """Return the memory of a stage of every trained model, and of a trained draft model.
 
-    The rank of the last stage has the whole draft model. For a model trained with adapters, frozen weights are
-    separate from trained ones; a shared trunk counts once.
+    All parts of a model count as equal; the draft model counts whole. For a model trained with adapters, frozen weights
+    are separate from trained ones; a shared trunk counts once.
     """
     settings, models = spec.training, graph_of(spec).trained
     half, shared = spec.compute_type == "BFloat16", False

@@ -10,7 +10,8 @@ from typing import Any
 
 
 def split_problem(config: Mapping[str, Any], degree: int, *, several: bool = True) -> str:
-    """Return why a model cannot be split over `degree` devices, with valid degrees; empty if no problem is known.
+    """Return why a model cannot be split over `degree` devices, with a smaller valid degree; empty if no problem is
+    known.
 
     If there are fewer key-value heads than devices, heads are replicated, and the degree must be a multiple of their
     number. This is not allowed if `several` is false, as in training, where layers of experts are not split at all.

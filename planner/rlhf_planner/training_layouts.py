@@ -34,7 +34,7 @@ class TrainingLayout:
 
     parallelism: TrainingParallelism
     memory: Estimate
-    """Memory of the rank that needs the most."""
+    """Memory of a rank."""
     busy: float
     """Share of a mini-batch in which a rank computes, 0..1."""
 
@@ -70,7 +70,7 @@ def layout_of(spec: RLHFJobSpec, sizes: Sizes) -> TrainingLayout:
 
 
 def layouts(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> list[TrainingLayout]:
-    """Return the layouts of so many ranks that the job may have, the fastest first.
+    """Return the layouts of so many ranks that the job may have, those with the highest utilization first.
 
     Ties go to the layout with less memory. Layouts with moments in host memory follow all others, in the same order.
     """
@@ -98,8 +98,9 @@ def first_that_fits(
 
 
 def layout_problem(spec: RLHFJobSpec, sizes: Sizes, device_bytes: int) -> str:
-    """Return why a job's training rank does not fit devices of this size, and which layout does; empty if it
-    may fit."""
+    """Return why a job's training rank does not fit devices of this size, and which layouts do, if any is known; empty
+    if it may fit.
+    """
     asked = layout_of(spec, sizes)
     if asked.memory.total <= device_bytes:
         return ""

@@ -6,7 +6,7 @@ weights cast to half precision once per mini-batch; temporary tensors of the bac
 counted: the CUDA context and libraries (RUNTIME_BYTES, which PyTorch's own counters omit too), and memory that the
 allocator cannot use because of fragmentation (FRAGMENTED_SHARE of its memory).
 
-Rule: arithmetic only; a test compares this module with the trainer's real allocations, family by family.
+Rule: arithmetic only.
 """
 
 from dataclasses import dataclass
@@ -205,9 +205,7 @@ def _loss_moment(stage: StageTraining) -> int:
 
 
 def _layer_moment(stage: StageTraining) -> int:
-    """Return the peak bytes of one layer's backward: three gradients of the MLP's width or of the scores, and
-    recomputed tensors.
-    """
+    """Return the peak bytes of one layer's backward: gradients of its widest tensor, and recomputed tensors."""
     tokens = stage.samples * stage.tokens
     routed = stage.routed_layers > 0
     again = tokens * _kept_by_layer(stage, routed) + (_cast_experts(stage) if routed else 0) if stage.recompute else 0

@@ -61,7 +61,7 @@ class TransformerShape:
     def layer_parameters(self, routed: bool) -> int:
         """Return the parameters of the matrices of a layer.
 
-        `routed` is whether its tokens are routed to experts. Norms and biases, less than a thousandth, are left out.
+        `routed` is whether its tokens are routed to experts. Norms and biases are left out.
         """
         inner = 3 * self.hidden * self.intermediate
         if routed and self.experts is not None:
@@ -70,7 +70,7 @@ class TransformerShape:
 
 
 def shape_of(config: Mapping[str, Any]) -> TransformerShape:
-    """Return the shape from a config.json. Raises KeyError, TypeError or ValueError without a valid shape."""
+    """Return the shape from a config.json. Raises KeyError, TypeError or ValueError for a missing or mistyped value."""
     heads = int(config["num_attention_heads"])
     hidden = int(config["hidden_size"])
     window = config.get("sliding_window")

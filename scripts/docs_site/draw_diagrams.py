@@ -2,7 +2,7 @@
 
 Rule: building the site must need no external script and no browser. So diagrams are drawn when they change, in a real
 browser, with the library that forges use (version in diagrams/package-lock.json). Each picture contains the digest of
-its source text; the build and a test reject an outdated one. Needs npm's registry, and chromium.
+its source text; the build rejects an outdated one. Needs npm's registry, and chromium.
 """
 
 from __future__ import annotations

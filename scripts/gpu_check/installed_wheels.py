@@ -2,7 +2,7 @@
 
 Rule: standard library only, no pip, no network; never changes installed packages. A wheel that fits this Python is used
 if the machine lacks the package, or has a version older than the project accepts. A new enough installed version stays
-in use, because torch and transformers were built for it.
+in use.
 """
 
 import importlib.metadata

@@ -23,10 +23,7 @@ STEPS = (
     "quickstart_ppo", "half_billion_job", "half_billion_colocated", "train_step", "packing", "context", "megatron",
     "pipelines", "planner_truth", "tests", "kernels", "speculation",
 )  # fmt: skip
-"""Names of tests/gpu/test_NAME.py by importance: if time runs short, the last ones are skipped.
-
-Some steps relate their figures to those of `machine`.
-"""
+"""Names of tests/gpu/test_NAME.py by importance: if time runs short, the last ones are skipped."""
 PR_SET_CHILD_SUBREAPER = 36
 POLL_SECONDS = 0.2
 START_SECONDS = 240

@@ -1,7 +1,6 @@
 """The requests of the command line to the API server, on the shared client: get, list, watch, patch, logs, metrics.
 
-Rule: plain objects in and out. `explained` writes the text of the error of an unsuccessful response. Requests have a
-time-out; streams have one only for the connection.
+Rule: plain objects in and out. `explained` writes the text of the error of an unsuccessful response.
 """
 
 import asyncio

@@ -164,7 +164,7 @@ def age(then: datetime | None, now: datetime) -> str:
 
 
 def similar_names(name: str, names: Iterable[str]) -> list[str]:
-    """Return the known names most similar to `name`, best first."""
+    """Return at most MAX_SUGGESTIONS known names similar to `name`, then those with the same beginning."""
     candidates = sorted(set(names))
     beginning = [candidate for candidate in candidates if candidate.startswith(name) or name.startswith(candidate)]
     close = difflib.get_close_matches(name, candidates, MAX_SUGGESTIONS, 0.5)
@@ -172,7 +172,7 @@ def similar_names(name: str, names: Iterable[str]) -> list[str]:
 
 
 def shortened(text: str, max_length: int = 200) -> str:
-    """Return the beginning and the end of a long text, which keep its subject, its cause and its remedy."""
+    """Return the beginning and the end of a text of more than `max_length` characters; a shorter one unchanged."""
     if len(text) <= max_length:
         return text
     half = (max_length - 3) // 2

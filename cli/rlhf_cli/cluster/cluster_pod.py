@@ -27,7 +27,7 @@ _REMEDIES: Final[Mapping[str, str]] = {
 }
 """Reason of a pod's Warning -> remedy."""
 SCHEDULER_PATIENCE: Final = timedelta(seconds=30)
-"""Time after which a running scheduler has found a node or reported why there is none."""
+"""Time within which a running scheduler is expected to find a node or report why there is none."""
 _SYMPTOMS: Final = frozenset({"Unhealthy", "BackOff", "Failed"})
 """Warnings that add nothing to the pod's own status."""
 _ROUTINE: Final = frozenset({"Scheduled", "Pulling", "Pulled", "Created", "Started"})

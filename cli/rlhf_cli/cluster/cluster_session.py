@@ -56,7 +56,9 @@ class ClusterSession:
         self.err.print(text, markup=False, style="dim", soft_wrap=True)
 
     async def job(self, name: str) -> ClusterJob:
-        """Return the job of this name. Raises MissingError, which suggests similar names."""
+        """Return the job of this name. Raises MissingError, which suggests similar names, or another ApiError or
+        VerbError.
+        """
         try:
             return ClusterJob(await self.api.get(names.PLURAL, self.namespace, name))
         except MissingError as problem:

@@ -37,7 +37,7 @@ _GOOD: Final = frozenset({"Ready", "Completed"})
 
 
 async def describe(session: ClusterSession, name: str) -> int:
-    """Print all that is known about a job. Return the exit code."""
+    """Print the description of a job. Return the exit code."""
     details = await read_details(session, name, current_time())
     session.write(description(details, current_time(), session.width))
     return 0

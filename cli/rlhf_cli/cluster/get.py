@@ -134,7 +134,7 @@ def _wide_cells(job: ClusterJob, now: datetime) -> list[Cell]:
 
 
 async def _watch(session: ClusterSession, options: GetOptions) -> int:
-    """Show a table that updates itself; in a pipe, print each job again when it has changed."""
+    """Show a table that updates itself; in a pipe or another format, print each job again when it has changed."""
     selectors = _selectors(options)
     if len(options.jobs) == 1:
         await session.job(options.jobs[0])

@@ -31,7 +31,7 @@ _CLOSED: Final = re.compile(r"iteration \d+ \((\d+) of \d+\): reward (\S+), ([\d
 """The first group is the count of iterations."""
 _LOSS: Final = re.compile(r"loss ([1-9]) of iteration (\d+): (.+)")
 LOSS_CHARACTERS: Final = 500
-"""Longest part of one loss that is shown, in characters; the coordinator writes less."""
+"""Longest part of one loss that is shown, in characters."""
 _ENTERED: Final = re.compile(r"([A-Z][a-z]+) \(iteration (\d+)\)")
 
 
@@ -59,7 +59,7 @@ class JobDetails:
     """Events about the job and its pods."""
     iterations: Sequence[PastIteration]
     operator_age: timedelta | None
-    """Time since the operator last renewed its Lease; None when the Lease could not be read."""
+    """Time since the operator last renewed its Lease; None when no Lease could be read."""
     losses: Sequence[str] = ()
     """Reasons why iterations take so long, largest loss first, from the coordinator's last log lines."""
     missing: Sequence[str] = ()
@@ -90,7 +90,7 @@ async def read_details(session: ClusterSession, name: str, now: datetime) -> Job
 
 
 def operator_age(leases: list[Json], now: datetime) -> timedelta | None:
-    """Return the time since the youngest Lease was renewed; None when there is no Lease."""
+    """Return the time since the youngest Lease was renewed; None when no Lease states a time."""
     renewals = [moment((lease.get("spec") or {}).get("renewTime")) for lease in leases]
     valid_renewals = [renewal for renewal in renewals if renewal is not None]
     return now - max(valid_renewals) if valid_renewals else None
@@ -126,7 +126,7 @@ def parse_losses(lines: Iterable[str]) -> list[str]:
 
 
 def as_metrics(iterations: Iterable[PastIteration]) -> list[dict[str, Any]]:
-    """Return the finished iterations in the form of metrics.jsonl, for the live view."""
+    """Return number, reward and speed of the finished iterations under their names in metrics.jsonl."""
     return [
         {
             "iteration": iteration.number,

@@ -14,9 +14,9 @@ from rlhf_cli.console import duration
 from rlhf_common.conditions import ConditionType, FinishedReason, RunningReason, SuspendedReason
 
 OPERATOR_PATIENCE: Final = timedelta(seconds=20)
-"""Time within which a running operator has reconciled a new or changed job."""
+"""Time within which a running operator is expected to see a new job and to renew its Lease."""
 MAX_MESSAGE: Final = 400
-"""Longest part of the operator's message that is shown, in characters; the conditions show it in full."""
+"""Longest part of the operator's message that is shown, in characters."""
 _TRANSIENT_STATES: Final = frozenset({"Leaving", "Ended", "Starting"})
 """States that end by themselves."""
 _NEW_JOB: Final = "create a new job: with spec.checkpoints at the same path it goes on from there"
@@ -43,7 +43,7 @@ def summarize(job: ClusterJob, pods: Sequence[ClusterPod], operator_age: timedel
 
 
 def _operator_absent(job: ClusterJob, operator_age: timedelta | None, now: datetime) -> str:
-    """Say that the operator has not reconciled the job, or does not run; empty otherwise."""
+    """Say that the operator has not looked at the job or its last change, or does not run; empty otherwise."""
     remedy = "see that it runs: kubectl get pods -A -l app.kubernetes.io/name=rlhf-operator"
     if not job.status.get("conditions"):
         since = now - (job.created or now)

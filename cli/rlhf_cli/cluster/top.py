@@ -1,8 +1,8 @@
 """`rlhf top`: the live view of `rlhf run`, for a job in a cluster.
 
 Rule: the numbers come from the coordinator's metrics page, read through the API server, where the user may read it.
-Otherwise they come from the job's status, which the operator refreshes every ten seconds and which has no numbers of
-single workers. `top` reads; pure functions build the statuses.
+Otherwise, and for a finished job, they come from the job's status, which has no numbers of single workers. `top` reads;
+pure functions build the statuses.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ _NO_METRICS: Final = "the coordinator's metrics cannot be read ({why}), so this 
 
 
 async def top(session: ClusterSession, name: str, every: float, *, once: bool) -> int:
-    """Show the live view until Ctrl-C or the end of the job, refreshed after at least `every` seconds. Return the exit
-    code.
+    """Show the live view until Ctrl-C or the end of the job, refreshed after at least `every` seconds. With `once`, or
+    where no live view is possible, print it once. Return the exit code.
     """
     if once or not session.live:
         details = await read_details(session, name, now())

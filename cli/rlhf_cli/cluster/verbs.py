@@ -160,7 +160,7 @@ def suspend(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Checkpoint a job and stop its workers until it is resumed."""
+    """Stop a job's workers until it is resumed; with spec.checkpoints, save a checkpoint first."""
     from rlhf_cli.cluster import spec_change
 
     run_verb(
@@ -178,7 +178,7 @@ def resume(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Let a suspended job go on from its last checkpoint."""
+    """Let a suspended job go on from its last checkpoint, or from the beginning without one."""
     from rlhf_cli.cluster import spec_change
 
     run_verb(

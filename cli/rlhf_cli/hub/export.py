@@ -120,7 +120,7 @@ def _best(path: Path) -> tuple[int | None, float | None]:
 
 
 def _summary(run_dir: Path) -> dict[str, Any]:
-    """Return the summary of a run that has ended; empty for a run in progress."""
+    """Return the summary of a run; empty if it has none that can be read."""
     try:
         summary = json.loads((run_dir / SUMMARY).read_bytes())
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
 """A model of a checkpoint as a folder with the names that a hub expects, written completely or not at all.
 
-Shards get Hugging Face's names and their own index. Weights are copied bit by bit, and config.json names their type.
-Other files are copied, with those of sub-folders; the card is written anew. The folder is written under a hidden name
-beside its target and then renamed, so a process that dies leaves nothing under the target's name.
+Shards get Hugging Face's names and their own index. Weights are copied bit by bit. Other files are copied, with those
+of sub-folders; the card is written anew. The folder is written under a hidden name beside its target and then renamed,
+so a process that dies leaves nothing under the target's name.
 """
 
 import json
@@ -31,8 +31,9 @@ def check_target(folder: Path) -> None:
 
 
 def write_hub_folder(source: Path, target: Path, model: ExportedModel) -> None:
-    """Write the model of the checkpoint's folder `source` to `target`. Raises RunError when writing to the disk
-    fails."""
+    """Write the model of the checkpoint's folder `source` to `target`. Raises RunError when writing to the disk fails,
+    or the weight files are damaged.
+    """
     target = target.absolute()
     temporary = target.with_name(f".tmp-{target.name}")
     try:

@@ -1,7 +1,7 @@
 """The model card, README.md of a folder on a hub: the base model, the data, the method and the results.
 
-Rule: pure. The card shows only the last part of a path, and mentions an endpoint or a judge without its address,
-because readers of the card are not the owners of the run. A number that the run did not record is left out.
+Rule: pure. The card shows only the last part of a path, and mentions an endpoint or a judge without its address. A
+number that the run did not record is left out.
 """
 
 from collections.abc import Mapping

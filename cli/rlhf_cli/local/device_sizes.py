@@ -21,7 +21,7 @@ from rlhf_planner.plan_search.size_choice import choose_sizes
 
 
 def with_sizes(loaded: LoadedJob, paths: RunPaths) -> tuple[LoadedJob, str]:
-    """Return the job with all its sizes, and a line about its plan; empty without `spec.devices`. Raises RunError."""
+    """Return the job with all its sizes, and a line about its plan; empty without a plan. Raises RunError."""
     job = loaded.resolved
     if job.spec.devices is None:
         return loaded, ""

@@ -1,10 +1,8 @@
 """The CPU cores and CUDA devices of each process of a local run. Pure, except `this_machine`.
 
-Rule: the stages of an iteration mostly alternate. Where a machine has too few devices for all groups, groups share
-them; members of one group share only where that group has more of them than there are devices. Every process knows how
-many processes share its device. Processes are pinned to cores only if each can have its own, because overlapping pins
-are worse than the kernel's balancing. A process with a GPU is never pinned, because its kernel-launching thread would
-wait for the threads that serve peers.
+Rule: where a machine has too few devices for all groups, groups share them; members of one group share only where that
+group has more of them than there are devices. Processes are pinned to cores only if each can have its own. A process
+with a GPU is never pinned.
 """
 
 import os

@@ -23,7 +23,7 @@ from rlhf_common.names import Env
 WORKER: Final = ("-m", "rlhf_workers")
 """Interpreter arguments of a process that can be forked."""
 READY_SECONDS: Final = 120.0
-"""Seconds that the server gets to import torch from a cold disk on a busy machine."""
+"""Seconds that the server gets to become ready."""
 LOG: Final = "fork-server.log"
 
 
@@ -90,7 +90,7 @@ class ForkServerClient:
             return ForkedProcess(pid, self._ends[pid])
 
     def kill(self) -> None:
-        """Kill the server and every worker that it forked."""
+        """Kill the server; its workers die with it."""
         if self._server is not None and self._server.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._server.send_signal(signal.SIGKILL)

@@ -1,8 +1,8 @@
 """Turn the pods of a job into processes of this machine, with the same commands and environment variables. Pure.
 
 Rule: the differences between a cluster and one machine are rewritten: host names, ports, mounted paths, devices, and
-variables that depend on them. Sidecars, init containers, volumes, resources and security contexts have no meaning here
-and are left out.
+variables that depend on them. Sidecars, init containers, volumes, resources other than GPUs, and security contexts are
+left out.
 """
 
 import json
@@ -89,7 +89,7 @@ def local_processes(
     """Return one process per pod, the coordinator first.
 
     `caller` is the environment of the command. It provides variables that a template takes from Secrets or from fields
-    of a cluster. Raises RunError for a variable that it lacks.
+    of a cluster. Raises RunError for a variable that it lacks, unless it is empty.
     """
     spec = json.loads(job_file_content(objects))["spec"]
     start_timeout = str(spec["runPolicy"]["startTimeoutSeconds"])
@@ -179,10 +179,7 @@ def _ranks(env: Mapping[str, str]) -> int:
 
 
 def _bytecode(caller: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that put bytecode into the user's cache, for a caller that wants none next to its sources.
-
-    An image contains compiled bytecode. Without any, every start of a worker would compile the modules it imports.
-    """
+    """Return variables that put bytecode into the user's cache, for a caller that wants none next to its sources."""
     if not caller.get("PYTHONDONTWRITEBYTECODE") or "HOME" not in caller:
         return {}
     cache = Path(caller.get("XDG_CACHE_HOME") or Path(caller["HOME"]) / ".cache")

@@ -4,8 +4,7 @@ Rule: a job gets each port once, and every port is free when it is assigned. Por
 range if that starts high enough. The kernel may give an ephemeral port to another process's outgoing connection while
 our process restarts, and a client that redials it may even connect to itself. A process has the same ports over all its
 restarts. Meanwhile `HeldPorts` reserves them, except a port that the user requested, so that no other run takes them
-while a process starts or restarts. When the runner dies, the kernel frees the reservations, and each process still has
-the ports on which it listens.
+while a process starts or restarts. When the runner dies, the kernel frees the reservations.
 """
 
 import socket

@@ -1,9 +1,8 @@
 """Decides what follows the end of a process of a local run. Pure: it owns no process and no clock.
 
-Rule: a process that ends with an error is restarted, as a kubelet would restart it. runPolicy.backoffLimit limits the
-restarts of the whole job, and the count is never reset, as in Kubernetes. Exit code RESTART is a request and is not
-counted. Some exit codes of the coordinator are verdicts about the job, which no restart can change. `job_supervisor`
-carries out the decisions.
+Rule: a process that ends with an error is restarted. runPolicy.backoffLimit limits the restarts of the whole job, and
+the count is never reset. Exit code RESTART is a request and is not counted. Some exit codes of the coordinator are
+verdicts about the job and end it. `job_supervisor` carries out the decisions.
 """
 
 import signal
@@ -13,9 +12,9 @@ from typing import Final
 from rlhf_common.names import ExitCode, Group
 
 FIRST_DELAY_SECONDS: Final = 0.2
-"""Seconds before the first restart: enough to release ports and devices, short enough not to stop the rank's group."""
+"""Seconds before the first restart."""
 LAST_DELAY_SECONDS: Final = 10.0
-"""Longest delay in seconds: short enough to notice soon that the cause is gone."""
+"""Longest delay in seconds."""
 HEALTHY_SECONDS: Final = 120.0
 """Seconds after which a process counts as healthy: the delay after its next failure is the first one again."""
 VERDICTS: Final = frozenset(
@@ -36,7 +35,7 @@ LEAVE_SECONDS: Final = 10.0
 UNTOLD_LEAVE_SECONDS: Final = 2.0
 """The same in seconds where the coordinator may have ended before it told the workers."""
 CHECKPOINT_SECONDS: Final = 60.0
-"""Seconds that the coordinator gets for a last checkpoint when the job ends because a worker failed too often."""
+"""Seconds that a running coordinator gets for a last checkpoint when the job ends."""
 TERMINATE_SECONDS: Final = 10.0
 """Seconds between SIGTERM and SIGKILL."""
 

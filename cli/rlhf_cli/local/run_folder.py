@@ -39,7 +39,7 @@ class RunPaths:
 
     @property
     def certificates(self) -> Path:
-        """Folder with ca.crt, tls.crt and tls.key; its mode is 0700."""
+        """Folder with ca.crt, tls.crt and tls.key."""
         return self.run_dir / "certificates"
 
     @property
@@ -68,7 +68,8 @@ def choose_run_dir(job: RLHFJob, run_dir: Path | None, now: datetime, *, resume:
 def newest_first(runs: Path, job: str) -> Iterator[Path]:
     """Yield the run folders of a job in `runs`, in descending order of names.
 
-    Their names begin with the job's name and `-`, as those of a job with a longer name do: job.json decides.
+    Their names begin with the job's name and `-`, as those of a job with a longer name do: job.json decides where it
+    can be read.
     """
     folders = sorted(runs.glob(f"{job}-*"), key=lambda path: path.name, reverse=True)
     return (folder for folder in folders if _job_name(folder) in (job, None))
@@ -104,7 +105,9 @@ class RunFolder:
     """A run folder that belongs to this process until the process ends."""
 
     def __init__(self, paths: RunPaths, *, resume: bool) -> None:
-        """Create and lock the folder. Raises RunError when it is in use, contains a run, or lacks a run to resume."""
+        """Create and lock the folder, and kill the processes that an earlier run in it left. Raises RunError when it
+        cannot be made, is in use, contains a run, or lacks a run to resume.
+        """
         self.paths, folder = paths, paths.run_dir
         if resume and not holds_run(folder) and not (folder / "checkpoints").is_dir():
             raise RunError(f"--resume --run-dir {folder}: {why_no_run(folder)}; without --resume a new run begins")

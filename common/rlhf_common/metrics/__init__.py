@@ -20,6 +20,6 @@
 
 Rule: a metric is declared once, in this package; exporters take its name, help, labels and buckets from here. Names,
 labels and meanings are an interface: the successor of a wrong metric is served beside it for one version. A job's
-process has no labels that identify the job: the scrape adds `namespace`, `rlhf_job` and `pod`, which user code cannot
-forge. In this package only `exposition` imports the Prometheus client.
+process has no labels that identify the job: the scrape adds `namespace`, `rlhf_job` and `pod`. In this package only
+`exposition` imports the Prometheus client.
 """

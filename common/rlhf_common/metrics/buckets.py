@@ -1,8 +1,7 @@
 """Bounds of histograms, by measured quantity.
 
-Rule: at most fourteen bounds, each at most three times the previous one in the interesting range, which limits the
-error of a percentile. A histogram costs three series more than it has bounds. A change breaks comparisons with the
-past.
+Rule: at most fourteen bounds, most of them at most three times the previous one. A histogram costs three series more
+than it has bounds. A change breaks comparisons with the past.
 """
 
 from typing import Final

@@ -134,8 +134,7 @@ def application(registry: CollectorRegistry) -> Application:
 
 
 def text_application(registry: CollectorRegistry) -> Application:
-    """Return an application with text only. The client's OpenMetrics replaces the colon in an engine's names by `_`,
-    unless the scraper accepts any character."""
+    """Return an application with text only."""
     served = application(registry)
     return lambda request, start: served({**request, "HTTP_ACCEPT": "text/plain"}, start)
 

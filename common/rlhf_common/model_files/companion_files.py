@@ -1,9 +1,9 @@
-"""The files of a model folder that belong to the model besides its weights. A checkpoint and an export copy them all.
+"""The files of a model folder that belong to the model besides its weights.
 
 These are the files directly in the folder, and text files of sub-folders such as `additional_chat_templates/`. Rule:
-never files with a suffix of weights, nor descriptions of them. A sub-folder with weights belongs to another model or
-format and is left out. Links may lead out of a folder into the hub's cache, or from a text file to one of its kind. The
-number of files and bytes is bounded, so that stray files do not enlarge checkpoints.
+never hidden files, files with a suffix of weights, nor descriptions of them. A sub-folder with weights belongs to
+another model or format and is left out. Links may lead out of a folder into the hub's cache, or from a text file to one
+of its kind. The number of files and bytes is bounded.
 """
 
 from collections.abc import Iterator
@@ -34,8 +34,9 @@ MAX_DEPTH: Final = 4
 
 
 def companion_files(folder: Path) -> list[str]:
-    """Return the names of the files, sorted; in sub-folders with the path from `folder`. Raises FolderError above the
-    limits of a checkpoint."""
+    """Return the names of the files, sorted; in sub-folders with the path from `folder`. Raises FolderError above
+    MAX_FILES files or MAX_BYTES bytes.
+    """
     names = [str(file.relative_to(folder)) for file in sorted(_files(folder, folder, 0))]
     total = sum((folder / name).stat().st_size for name in names)
     if len(names) > MAX_FILES or total > MAX_BYTES:

@@ -48,8 +48,9 @@ _COMPARED_BYTES: Final = 16 * 1024 * 1024
 
 
 def check_model_folder(folder: Path, *, head: bool) -> None:
-    """Raise FolderError if readers would read the folder's model differently. `head`: whether its language-model head
-    is used, which value and reward models leave out."""
+    """Raise FolderError for a damaged, incomplete or unsupported folder, or if readers would read its model
+    differently. `head`: whether its language-model head is used, which value and reward models leave out.
+    """
     refuse_adapters(folder)
     config = read_model_config(folder)
     weights = read_weight_files(folder)
@@ -71,8 +72,7 @@ def check_model_folder(folder: Path, *, head: bool) -> None:
 
 
 def refuse_adapters(folder: Path) -> None:
-    """Raise FolderError for a folder with adapters or an adapter configuration: transformers adds them to the model at
-    load, and other readers do not."""
+    """Raise FolderError for a folder with an adapter configuration."""
     if not (folder / ADAPTER_CONFIG).is_file():
         return
     if (folder / CONFIG).is_file() and any(folder.glob("model*.safetensors")):

@@ -1,7 +1,6 @@
 """Limits of a causal language model, from its configuration as transformers reads it.
 
-Rule: pure. The coordinator, which checks data at the start, and the engines, which check requests, call the same
-functions, so that an engine does not reject what passed at the start.
+Rule: pure.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,8 @@
 """Conversion from text to tokens and back, with the caller's transformers tokenizer.
 
 A prompt starts with the tokenizer's start tokens exactly once and has no end tokens, because the model continues it.
-The text of a response includes its tokens except end tokens at its end. Rule: pure; coordinator and workers use these
-functions, so that all see the same text. Must never let a tokenizer add or drop a token silently.
+The text of a response includes its tokens except end tokens at its end. Rule: pure. Must never let a tokenizer add or
+drop a token silently.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -12,7 +12,7 @@ from typing import Any, Final
 from rlhf_common.model_files.model_limits import end_ids
 
 TURN: Final = "rlhf-turn-0f6b"
-"""Placeholder for an assistant turn in trials of a chat template; no template contains it."""
+"""Placeholder for a turn in trials of a chat template."""
 PROBES: Final = ("a", "0", "的", "\n")
 """Texts that show what a tokenizer adds; the first one for which it has tokens is used."""
 
@@ -79,8 +79,8 @@ def text_ends(tokenizer: Any, generation_ends: Any = None, stop_ids: Collection[
     """Return the ids that are not text at the end of a response: padding, and end tokens.
 
     `generation_ends`: those of the model's generation defaults. `stop_ids`: those of the manifest. A special token
-    among them also counts as an end. If the tokenizer has a chat template, only tokens that end a turn count: a tag
-    such as </tool_call> stays.
+    among them also counts as an end. If the tokenizer has a chat template that ends turns with tokens, only those
+    count: a tag such as </tool_call> stays.
     """
     marks = turn_marks(tokenizer, tokenizer.apply_chat_template) if stop_ids and tokenizer.chat_template else []
     added_tokens = tokenizer.added_tokens_decoder if stop_ids else {}

@@ -21,8 +21,10 @@ REMEDY: Final = (
 
 
 def tokenizer_problem(folder: Path, actor: Path, read: Callable[[Path], Mapping[str, int]]) -> str:
-    """Return the first token with another meaning in the model of `folder` than in the policy of `actor`; empty if
-    there is none. `read` returns token -> id of a folder's tokenizer. Tokens that only the model has are ignored."""
+    """Return a message with the first token that has another meaning in the model of `folder` than in the policy of
+    `actor`; empty if there is none, or a folder has no tokenizer. `read` returns token -> id of a folder's tokenizer.
+    Tokens that only the model has are ignored.
+    """
     if not (_has_tokenizer(actor) and _has_tokenizer(folder)):
         return ""
     if actor.samefile(folder) or _files(actor) == _files(folder):

@@ -15,7 +15,7 @@ from typing import Any, Final
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 MAX_HEADER_BYTES: Final = 100 * 1024 * 1024
-"""Maximum bytes of a header, set by the format."""
+"""Maximum bytes of a header."""
 MISSING: Final = "ModelMissing"
 """Failure reason for a folder that lacks a file."""
 NAMED: Final = 3
@@ -72,7 +72,9 @@ class WeightFiles:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return the weight files of a folder, sorted. Raises FolderError if readers could choose differently."""
+    """Return the weight files of a folder, sorted. Raises FolderError if files are missing, or readers could choose
+    differently.
+    """
     present = {file.name for file in folder.glob("*.safetensors")}
     if not (folder / INDEX).is_file():
         return (_single_file(folder, present),)
@@ -90,8 +92,10 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def read_weight_files(folder: Path, *, whole: bool = True) -> WeightFiles:
-    """Return the weight files of a folder with their headers. Raises FolderError if they are damaged, if two of them
-    contain the same tensor, or if the index names a tensor that none has. `whole`: whether the data must be present."""
+    """Return the weight files of a folder with their headers. Raises FolderError like `weight_files`, if they are
+    damaged, if two of them contain the same tensor, or if the index names a tensor that none has. `whole`: whether the
+    data must be present.
+    """
     files = weight_files(folder)
     tensors: dict[str, TensorEntry] = {}
     for file in files:

@@ -22,7 +22,7 @@ QUEUED: Final = 4096
 BATCH: Final = 512
 """Maximum spans per call."""
 CALL_SECONDS: Final = 10.0
-"""Seconds for one call with the library's retries, unless OTEL_EXPORTER_OTLP_TIMEOUT is set."""
+"""Expected seconds for one call with the library's retries, unless OTEL_EXPORTER_OTLP_TIMEOUT is set."""
 CLOSE_SECONDS: Final = 5.0
 """Seconds to send the rest when a process ends."""
 AFTER_FAILURE_SECONDS: Final = 1.0
@@ -37,7 +37,7 @@ class Sender(Protocol):
     """Sends spans; a small interface over the library's exporter."""
 
     def send(self, spans: Sequence[TraceSpan]) -> bool:
-        """Return whether the collector accepted them; may block for CALL_SECONDS."""
+        """Return whether the collector accepted them; may block for about CALL_SECONDS."""
 
     def stop(self) -> None:
         """Abort the call in progress; another thread calls this."""
@@ -71,12 +71,12 @@ class SpanExport:
             self._changed.notify()
 
     def counts(self) -> dict[str, int]:
-        """Return outcome -> spans, since the process started."""
+        """Return outcome -> number of spans, since the export started."""
         with self._changed:
             return {outcome: self._counts[outcome] for outcome in OUTCOMES}
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Send the queued spans for a bounded time, and end the thread."""
+        """Send the queued spans for a bounded time, then stop the sender."""
         with self._changed:
             self._closing = True
             self._changed.notify()

@@ -1,7 +1,8 @@
 """Fits the cost of a decode step, and each worker's pace, to the recorded steps.
 
 Rule: one formula for all workers, `step + row * rows + key * rows * keys` seconds, and one factor (pace) for each
-worker. Steps that verified drafts are left out unless there are no others. Without steps there are no costs; nothing
+worker. Records with steps that verified drafts are left out unless there are no others. Without steps there are no
+costs; nothing
 is raised.
 """
 
@@ -17,7 +18,7 @@ from rlhf_planner.explain.iteration_profile import StepFacts
 from rlhf_planner.inter_stage.fitted_costs import non_negative
 
 MIN_STEPS: Final = 8
-"""Steps of one kind that a fit needs. Fewer steps mostly show start and end effects."""
+"""Steps that a record needs to be used in a fit."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class DecodeCosts:
     paces: dict[str, float]
     """Worker -> pace: the factor by which its steps take longer, from 1/10 to 100."""
     largest: float
-    """Rows of the largest observed steps."""
+    """Largest mean number of rows of the steps that were used."""
 
     def seconds(self, rows: float, keys: float) -> float:
         """Return the seconds of a step of `rows` samples with `keys` keys each."""
@@ -53,7 +54,7 @@ def decode_costs(steps: Sequence[StepFacts]) -> DecodeCosts | None:
 def worker_paces(steps: Sequence[StepFacts]) -> dict[str, float]:
     """Return each worker's step time relative to the median worker, for steps of similar batch size.
 
-    With two workers the faster one is the reference, because a machine is rarely too fast.
+    With two workers the faster one is the reference.
     """
     by_size: dict[int, list[StepFacts]] = {}
     for row in steps:

@@ -9,7 +9,7 @@ from rlhf_planner.explain.iteration_profile import IterationProfile
 MIN_SHARE: Final = 0.03
 """Share of an iteration below which a loss is noise and no finding."""
 MAX_CHARACTERS: Final = 400
-"""Maximum length of a finding in characters; a job's status stores three findings."""
+"""Maximum length of a finding in characters."""
 
 
 @dataclass(frozen=True)

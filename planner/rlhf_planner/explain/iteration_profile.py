@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 VERSION: Final = 1
 MAX_SAMPLES: Final = 8192
-"""Largest batch whose lengths and moments are recorded, about 40 bytes per sample. Larger batches record none."""
+"""Largest batch whose lengths and moments are recorded. Larger batches record none."""
 MAX_STEPS: Final = 2048
-"""Maximum number of rows of `steps`: about ten per worker for at least a hundred workers."""
+"""Maximum number of rows of `steps`."""
 
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Count = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
@@ -43,7 +43,7 @@ class SampleFacts(RecordedFacts):
 
 
 class StepFacts(RecordedFacts):
-    """Decode steps of one worker over batches of about the same size, summed."""
+    """Decode steps of one worker over batches of about the same size: sums and means."""
 
     worker: Name
     steps: Count
@@ -92,7 +92,7 @@ class DraftFacts(RecordedFacts):
 
 
 class JobSettings(RecordedFacts):
-    """The fields that a finding may name, with their values in the iteration."""
+    """Settings of the job in the iteration."""
 
     generation_workers: Annotated[int, Field(ge=0, le=1_000_000)]
     inference_workers: Annotated[int, Field(ge=0, le=1_000_000)]
@@ -120,7 +120,7 @@ class IterationProfile(RecordedFacts):
     iteration: Annotated[int, Field(ge=0, le=2**53)]
     """Number of the iteration, from 0."""
     total: Seconds
-    """Seconds of the iteration, without the time before the job's first lease."""
+    """Seconds of the iteration, without its phase Starting."""
     phases: Annotated[dict[Name, Seconds], Field(max_length=32)]
     """Phase -> seconds."""
     settings: JobSettings
@@ -143,7 +143,7 @@ class IterationProfile(RecordedFacts):
 
     @property
     def generation(self) -> float:
-        """Return the seconds until the last response was finished."""
+        """Return the seconds of generation."""
         return self.seconds("Generating")
 
     @property

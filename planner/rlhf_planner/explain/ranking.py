@@ -1,7 +1,7 @@
 """Ranks the findings of a job's last iterations, the largest loss first.
 
 Rule: pure. Iterations with other settings than the last one are left out. The first iteration of a job is left out if
-there are others, because its workers still warm up.
+there are others.
 """
 
 from collections.abc import Sequence

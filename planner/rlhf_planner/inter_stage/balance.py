@@ -1,16 +1,15 @@
-"""Moves samples before the threshold, from the worker that would finish last to one that would finish first.
+"""Chooses moves of samples before the threshold, from the worker that would finish last to the one that would finish
+first.
 
 Rule: uses the learned throughput of each worker over its samples (`throughput`), with drafts and at its own pace.
 Moving s samples from i to j changes the rate immediately by tput(b_i - s) + tput(b_j + s) - tput(b_i) - tput(b_j).
 Rows end as predicted, so this is integrated over the expected remaining tokens of both workers, until the later one is
 done. A move is made if the later of the two workers finishes earlier, by more than the cost of the move and MIN_GAIN.
 
-The cost is the time in which no worker decodes the sample, plus slower decoding until its siblings' tokens arrive at
-the destination. Several samples are also tried together: where steps are padded, one more row is free and one less
-wins nothing. Workers in `resting` are left alone; the caller puts workers there that recently took part in a move. The
-same input always gives the same result.
+The cost includes slower decoding until its siblings' tokens arrive at the destination. Several samples are also tried
+together. Workers in `resting` are left alone. The same input always gives the same result.
 
-Must never move a sample twice, nor give a worker more samples than it has rows and KV memory for.
+Must never move a sample twice in one result, nor give a worker more samples than it has rows and KV memory for.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from rlhf_planner.inter_stage.tail_placement import Move, TailSample
 from rlhf_planner.inter_stage.throughput import EVEN_PACE, ThroughputCurve, WorkerPace
 
 MIN_GAIN: Final = 0.05
-"""Minimum gain, as a share of the later predicted finish. Predictions of lengths are no more precise."""
+"""Minimum gain, as a share of the later predicted finish."""
 MAX_MOVES: Final = 8
-"""Maximum moves in one result. The next call sees their effect."""
+"""Maximum moves in one result."""
 CANDIDATES: Final = 8
 """Samples tried per worker, by expected remaining tokens: its longest, and others at even distances."""
 
@@ -85,7 +84,7 @@ class _Load:
         return self.curve.tokens_per_second(len(self.samples))
 
     def movable(self, moved: Collection[int]) -> list[tuple[TailSample, float]]:
-        """Return the samples that have not moved yet, the longest first."""
+        """Return the samples that have not moved yet, those with the most expected remaining tokens first."""
         free = [pair for sample, pair in sorted(self.samples.items()) if sample not in moved]
         return sorted(free, key=lambda pair: -pair[1])
 
@@ -140,8 +139,7 @@ def _loads(
 
 
 def _best(source: _Load, destination: _Load, moved: Collection[int], question: _Question) -> Reallocation | None:
-    """Return the move of one or several samples between the two workers that gains most, or None if it gains too
-    little."""
+    """Return the move of one or several samples that gains most of those tried, or None if none gains enough."""
     before = source.finish()
     best, most = None, MIN_GAIN * before
     chosen: list[tuple[TailSample, float]] = []

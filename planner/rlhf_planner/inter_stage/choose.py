@@ -3,8 +3,8 @@
 Rule: plans are simulated on the same draws (common random numbers), so that differences between plans have less
 sampling noise. The search tries a coarse grid, then the neighbours of its best plan. Disabled wins unless a plan is
 faster on average by more than MIN_GAIN and by more than the standard error over the draws. The pool is limited by rows
-and KV memory. BS_max, the largest batch with a near-flat step, is the start of the search and no limit, because the
-simulation knows the cost of larger batches. The same seed gives the same choice.
+and KV memory. BS_max, the largest batch with a near-flat step, gives one of the first pools and is no limit. The same
+seed gives the same choice.
 In mode Auto, must never choose a plan whose simulated time is worse than Disabled.
 """
 
@@ -25,9 +25,9 @@ from rlhf_planner.inter_stage.simulated_generation import SimulatedGeneration, g
 from rlhf_planner.inter_stage.simulated_tail import ThresholdState, threshold_state
 
 MIN_GAIN: Final = 0.03
-"""Share of the time without fusion that a plan must gain. Effects outside the simulation are about as large."""
+"""Share of the time without fusion that a plan must gain."""
 MAX_DRAWS: Final = 32
-"""Maximum number of batches drawn. Large batches need fewer because their samples average out."""
+"""Maximum number of batches drawn."""
 SAMPLES_DRAWN: Final = 4096
 """Approximate number of samples in all draws together; at least one batch is drawn."""
 SHARES: Final = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55, 0.75)
@@ -39,8 +39,7 @@ MAX_TRIED: Final = 64
 TIE: Final = 0.005
 """Relative difference below which plans count as equal.
 
-Among equal plans the one at a third of them, by threshold, is chosen. It moves fewer samples, which costs both workers
-a little that is not simulated. It also keeps a distance from the edge, where the next batch may be on the wrong side.
+Among equal plans the one at a third of them, by threshold, is chosen.
 """
 
 
@@ -66,7 +65,7 @@ class FusionChoice:
     off_seconds: float
     """Simulated seconds of generation and inference without fusion."""
     curve: tuple[CurvePoint, ...]
-    """Best pool of every threshold that was tried, in order of threshold; threshold 0 is no fusion."""
+    """Best pool of every threshold that was tried on all draws, in order of threshold; threshold 0 is no fusion."""
     reason: str
     """Explanation in one sentence."""
 
@@ -77,7 +76,7 @@ class FusionChoice:
 
 
 def choose(model: LengthModel, setup: IterationSetup, costs: StageCosts, seed: int = 0) -> FusionChoice:
-    """Return the best plan in mode Auto, or the given plan in other modes, with its forecast.
+    """Return the best plan in mode Auto, the given one in mode Fixed, or no fusion, with its forecast.
 
     The same seed gives the same choice.
     """
@@ -230,7 +229,7 @@ class _Trial:
     def best(self) -> tuple[int, int] | None:
         """Return the best plan (threshold, pool) of those tried on all draws.
 
-        Among equal plans, ordered by threshold, it is the one at a third.
+        Among equal plans, ordered by threshold, it is the one at a third. Returns None if none was tried.
         """
         last = len(self._generations) - 1
         full = [(r, m) for r, m, draw in self._seconds if draw == last and r > 0]

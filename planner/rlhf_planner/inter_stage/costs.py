@@ -1,8 +1,8 @@
 """Costs of decoding, prefilling, scoring and moving samples on the workers of a job.
 
 Rule: closed formulas (`fitted_costs`), so that a simulation can sum thousands of steps at once. Observations
-(`learned_costs`) replace the shape of decode steps, of which there are thousands, and of moves with KV caches. Other
-kinds of work are corrected by a ratio. All times are in seconds, all sizes in bytes.
+(`learned_costs`) replace the shape of decode steps and of moves with KV caches. Other kinds of work are corrected by a
+ratio. All times are in seconds, all sizes in bytes.
 Must never return a negative time.
 """
 
@@ -38,13 +38,15 @@ Kind = Literal["decode", "rebuild", "score", "transfer", "pause", "command"]
 JOB_KEY: Final = "interStage"
 """Key in the journal's job.json for {"costs": StageCosts.document()}."""
 NEAR_FLAT: Final = 1.25
-"""Largest ratio of a decode step to one with a single sample that counts as "near-flat". Sets the saturation batch."""
+"""Largest ratio of a token's time in a batch to that in a batch of one that counts as "near-flat". Sets the saturation
+batch.
+"""
 SCORE_BATCH: Final = 16
-"""Default number of samples that a worker scores in one pass: the chunk of a Score command."""
+"""Default number of samples that a worker scores in one pass."""
 LEASE_COMMANDS: Final = 0.5
-"""Cost of leasing a sample again, in commands with their replies. The coordinator does not wait for the reply."""
+"""Cost of leasing a sample again, in commands with their replies."""
 MOVES_AT_ONCE: Final = 4
-"""Samples that a worker sends concurrently. They wait for the same step boundaries."""
+"""Samples that count as sent at the same time by a worker. They share the wait for step boundaries."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class StageCosts:
         """Return costs fitted to measured times.
 
         `tasks` maps the name of a scoring task to its times. `others` are further fields of this class. Raises
-        ValueError naming the impossible value.
+        ValueError for an impossible value, or without decode times.
         """
         works = [PassFormula.fitted(times) for times in (tasks or {}).values()]
         score = PassFormula(
@@ -119,7 +121,7 @@ class StageCosts:
 
     @cached_property
     def step_tables(self) -> tuple[Floats, Floats]:
-        """(base, slope) of an observed decode step while no other worker scores: seconds, and seconds per key.
+        """(base, slope) of a decode step, refitted to the observed steps: seconds, and seconds per key.
 
         Each is float64 [max_batch_size + 1] by batch size. Does not include drafts: it is the time of a pass over so
         many rows.
@@ -287,7 +289,7 @@ class StageCosts:
     def saturation_batch(self) -> int:
         """BS_max: the largest batch in which a token takes at most NEAR_FLAT times as long as in a batch of one."""
         base, slope = self.token_tables
-        context = 512.0  # keys; the shape over batch sizes hardly depends on it
+        context = 512.0  # keys
         steps = base[1:] + slope[1:] * context
         return max(1, int((steps <= NEAR_FLAT * steps[0]).cumprod().sum()))
 
@@ -301,7 +303,7 @@ class StageCosts:
     def kv_rows(self, longest: int) -> int:
         """Return how many samples of `longest` tokens fit into one worker's KV pool.
 
-        At least 1, because the worker was started with that size.
+        At least 1; max_batch_size where the room is unlimited.
         """
         if self.kv_room_bytes is None or self.kv_bytes_per_token <= 0:
             return self.max_batch_size
@@ -324,7 +326,7 @@ class StageCosts:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> StageCosts:
-        """Return the costs that `document` wrote. Raises ValueError naming a missing or unknown field."""
+        """Return the costs that `document` wrote. Raises ValueError, for example for a missing or unknown field."""
         names = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(document) - names)
         if unknown:

@@ -1,7 +1,7 @@
 """Fits formulas for the time of a pass to a few measured times.
 
 Rule: plain numbers in (`StepTime`), closed formulas out. A decode step is a line over the context for every batch
-size. Everything else is a setup, a cost per sample and a cost per token. Fits minimize relative squares with
+size. Other passes have a setup, a cost per sample and a cost per token. Fits minimize relative squares with
 non-negative coefficients, so no formula returns a negative time. All times are in seconds.
 """
 
@@ -69,7 +69,7 @@ class DecodeLines:
         """Return the lines fitted to the times.
 
         Slopes are linear in the batch and fitted to all points together. The rest of each batch's own points is its
-        base. The base never falls as the batch grows, because single points are noisy on a busy machine.
+        base. The base never falls as the batch grows.
 
         `weights` weighs the points; None means equal weights. Raises ValueError without times or for an impossible
         time.
@@ -92,14 +92,15 @@ class DecodeLines:
     def seconds(self, batch: float, context: float) -> float:
         """Return the seconds of one step of `batch` samples with `context` keys each.
 
-        Beyond the largest measured batch the value is that of the largest batch.
+        Outside the measured batches the value is that of the nearest one.
         """
         base, slope = (float(np.interp(batch, self.batches, values)) for values in (self.base, self.slope))
         return base + slope * context
 
     def tables(self, largest: int) -> tuple[Floats, Floats]:
-        """Return (base, slope), each [largest + 1], by batch size; extrapolated linearly beyond the measured
-        batches."""
+        """Return (base, slope), each [largest + 1], by batch size; extrapolated linearly beyond the largest of several
+        measured batches.
+        """
         sizes = np.arange(largest + 1, dtype=np.float64)
         return _extended(sizes, self.batches, self.base), _extended(sizes, self.batches, self.slope)
 

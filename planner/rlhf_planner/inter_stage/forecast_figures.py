@@ -1,7 +1,7 @@
-"""Draws the long tail: workers down and time across, before and after.
+"""Draws simulated iterations: workers down and time across.
 
-Decoding is blue, darker for fuller batches. Scoring is orange. Idle time is light grey, so that it is easy to see.
-matplotlib is imported on the first call because the worker image does not contain it.
+Decoding is blue, darker for fuller batches. Scoring is orange. Idle time is light grey. matplotlib is imported on the
+first call.
 """
 
 from __future__ import annotations

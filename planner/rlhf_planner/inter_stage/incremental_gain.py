@@ -2,7 +2,7 @@
 
 A free worker takes its share of the waiting finished samples. If there are none, and prefixes are scored, it takes the
 unfinished sample with the most unscored whole blocks, among samples that it started or that no worker started. A pass
-is never interrupted. So a finished sample needs only a pass over its remaining tokens.
+is never interrupted. For a finished sample, tasks that score prefixes need only its remaining tokens.
 Rule: pure; both replays use the same times. All times are seconds on one clock.
 Simplified: a response grows evenly from start to finish, a pass scores one prefix, and any worker that scores a
 finished sample has its previous scores. Large iterations are thinned.
@@ -23,13 +23,13 @@ from rlhf_planner.inter_stage.fitted_costs import Floats, PassFormula
 from rlhf_planner.inter_stage.length_distribution import Ints
 
 MIN_GAIN: Final = 0.01
-"""Share of generation and inference time that must be gained; less is noise."""
+"""Share of generation and inference time that must be gained."""
 MAX_PASSES: Final = 16384
 """Approximate limit of prefix passes. Beyond it several blocks count as one, which bounds the time of a replay."""
 MAX_SAMPLES, MAX_WORKERS = 1024, 8
 """Limits of a replay.
 
-Beyond them every second, third, ... sample and worker is used, always with the last to finish.
+Beyond them every second, third, ... sample and worker is used, always with the sample that finishes last.
 """
 
 
@@ -54,7 +54,7 @@ class PassSums:
         self.products += tokens * seconds
 
     def fitted(self) -> PassFormula:
-        """Return the least-squares fit with non-negative coefficients. Without passes all costs are zero."""
+        """Return the least-squares fit with non-negative coefficients. Without passes or tokens all costs are zero."""
         if not self.passes or not self.tokens:
             return PassFormula()
         spread = self.passes * self.squares - self.tokens**2
@@ -117,7 +117,7 @@ class CounterfactualScoring(NamedTuple):
     end: float
     """Time at which the last sample was scored."""
     early_tokens: float
-    """Tokens scored before their samples ended."""
+    """Tokens scored in passes over prefixes."""
     passes: list[tuple[int, float, float, int]]
     """(worker, start, end, number of finished samples; 0 for a prefix)."""
 
@@ -129,7 +129,7 @@ class IncrementalGain(NamedTuple):
     """Seconds from the first start until the last score, without incremental scoring."""
     with_prefixes: float
     early_share: float
-    """Share of all tokens that were scored before their samples ended."""
+    """Share of all tokens that were scored in passes over prefixes."""
 
     @property
     def worthwhile(self) -> bool:

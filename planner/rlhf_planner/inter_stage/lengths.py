@@ -30,24 +30,21 @@ from rlhf_planner.inter_stage.length_distribution import (
 from rlhf_planner.inter_stage.prompt_effects import PromptEffects
 
 WINDOW: Final = 8
-"""Iterations that are remembered: long enough for the tail, short enough to follow training."""
+"""Maximum number of remembered iterations."""
 MAX_SAMPLES: Final = 16_384
-"""Samples that are remembered; larger iterations contribute every k-th sample."""
+"""Maximum number of samples that are remembered; larger iterations contribute every k-th sample."""
 BANDS: Final = 4
 """Maximum number of bands of prompt length."""
 MIN_IN_BAND: Final = 64
-"""Minimum of the mean samples per band; a tail is not visible in fewer."""
+"""Minimum of the mean samples per band."""
 CORRELATION: Final = 0.1
-"""Rank correlation of prompt and response lengths below which prompt lengths are not used."""
+"""Absolute rank correlation of prompt and response lengths below which prompt lengths are not used."""
 DRIFT_LEVEL: Final = 1.63
 """Level of the two-sample Kolmogorov-Smirnov test at 1%: distance > level * sqrt(1/n + 1/m) is not randomness."""
 TILT: Final = 0.1
 """Rounding of prompt effects in standard deviations, so that similar samples share a distribution."""
 MIN_DRIFT: Final = 0.15
-"""Distance below which no batch is forgotten.
-
-Samples of one prompt are alike, so randomness alone can move a batch more than the test expects.
-"""
+"""Distance below which no batch is forgotten."""
 
 
 @dataclass(frozen=True)

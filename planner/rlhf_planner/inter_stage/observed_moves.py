@@ -1,9 +1,7 @@
 """Observed moves with KV caches in the last iterations, and the cost lines fitted to them.
 
-Rule: a move has a fixed part (step boundaries, messages) and a part per token (the link). The assumptions for the two
-parts err independently: links differ from the assumption by orders of magnitude. So both parts are fitted to single
-moves by least squares of relative errors. The profile's shape has a small weight, because the data cannot separate the
-parts where all samples are about equally long.
+Rule: a move has a fixed part (step boundaries, messages) and a part per token (the link). Both parts are fitted to
+observed moves by least squares of relative errors. The profile's shape has a small weight.
 """
 
 from __future__ import annotations
@@ -17,20 +15,19 @@ import numpy as np
 from rlhf_planner.inter_stage.fitted_costs import non_negative
 
 MOVE_STEPS: Final = 5
-"""Step boundaries that a move waits for: accept the offer, cut the cache, cut the rest of it, place the sample, read
-the receipt."""
+"""Assumed number of step boundaries that a move waits for."""
 PAUSE_STEPS: Final = 2
-"""Step boundaries in which no worker decodes the sample: until it is placed, and until it is in a step again."""
+"""Assumed number of step boundaries in which no worker decodes the sample."""
 LAST_TOKENS: Final = 16
-"""Approximate cache positions that are sent while no worker decodes the sample."""
+"""Assumed number of cache positions that are sent while no worker decodes the sample."""
 MAX_MOVES: Final = 32
-"""Moves stored per iteration and kind, evenly selected; more add no information."""
+"""Maximum moves stored per iteration and kind, evenly selected."""
 PROFILE_WEIGHT: Final = 0.25
 """Weight of the profile's shape at the shortest and the longest move. An observed move has weight 1."""
 MAX_PULL_ERROR: Final = 0.2
-"""Relative error above which a move's influence stops growing: about the spread of equal moves on a busy machine."""
+"""Relative error above which a move's influence stops growing."""
 REWEIGHTINGS: Final = 20
-"""Rounds of reweighting, about enough to converge."""
+"""Rounds of reweighting."""
 
 
 class ObservedMove(NamedTuple):
@@ -66,7 +63,7 @@ def assumed_lines(setup: float, step: float, sent: float, move_steps: float) -> 
 
 
 def kept_moves(moves: Iterable[ObservedMove]) -> tuple[ObservedMove, ...]:
-    """Return at most MAX_MOVES of each kind of an iteration's moves."""
+    """Return at most MAX_MOVES of each kind of an iteration's moves that took time."""
     candidates, retained = list(moves), list[ObservedMove]()
     for paused in (False, True):
         of_kind = [move for move in candidates if move.paused == paused and move.waits > 0 and move.seconds > 0]

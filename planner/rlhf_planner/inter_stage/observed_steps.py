@@ -1,10 +1,8 @@
 """Observed decode steps of the last iterations, and the cost lines fitted to them.
 
-Rule: a profile covers a second, iterations cover hours. Observed steps determine the costs at the batch sizes and
-contexts that occur in the job. Elsewhere the profile applies, scaled to the level of the observed steps. Steps during
-which another generation worker scored are counted separately. On devices that share cores, memory or a power limit
-they take longer, and fusion pays for that in the tail. The median of the iterations counts for every kind of step, so
-that two outliers among five iterations change little.
+Rule: observed steps determine the costs near the batch sizes and contexts that occur in the job. Elsewhere the profile
+applies, scaled to the level of the observed steps. Steps during which another generation worker scored are a kind of
+their own. The median of the iterations counts for every kind of step.
 """
 
 from __future__ import annotations
@@ -17,17 +15,17 @@ from typing import Final, NamedTuple
 from rlhf_planner.inter_stage.fitted_costs import DecodeLines, StepTime
 
 PROFILE_WEIGHT: Final = 0.25
-"""Weight of a profiled point; an observed interval has 1. It preserves the shape where nothing was observed."""
+"""Weight of a profiled point; an observed interval has 1."""
 MAX_WEIGHT: Final = 10.0
-"""Maximum weight of a kind of step, in intervals. Persistent noise is not averaged out by more intervals."""
+"""Maximum weight of a kind of step, in intervals."""
 MIN_STEPS: Final = 8
-"""Minimum steps of an interval. Start and end effects dominate shorter ones, unless the steps are slow."""
+"""Minimum steps of an interval, unless its steps are slow."""
 MIN_SECONDS: Final = 0.1
-"""Minimum expected seconds of an interval with fewer steps, so that start and end effects are small."""
+"""Minimum expected seconds of an interval with fewer steps."""
 CONTENDED_SHARE: Final = 0.5
 """Share of an interval with another worker's scoring from which the whole interval counts as contended."""
 MIN_RATIO, MAX_RATIO = 0.1, 10.0
-"""Limits of observed over forecast time, so that a single hung step cannot spoil every forecast."""
+"""Limits of observed over forecast time."""
 PROFILE_CONTEXTS: Final = (64.0, 1024.0)
 """Keys at which a profile's line is sampled."""
 
@@ -44,10 +42,7 @@ class DecodedSteps(NamedTuple):
 
 
 def tells(steps: float, expected: float) -> bool:
-    """Return whether an interval of `steps` steps with these `expected` seconds is informative.
-
-    Uses the expected and not the measured time, because a few delayed steps mostly show the delay.
-    """
+    """Return whether an interval of `steps` steps with these `expected` seconds is informative."""
     return steps >= MIN_STEPS or steps * expected >= MIN_SECONDS
 
 
@@ -90,10 +85,9 @@ class RefittedSteps(NamedTuple):
     """Refitted costs of decode steps."""
 
     lines: DecodeLines
-    """Cost lines of steps while no other generation worker scores."""
+    """Cost lines of steps; without the steps beside another worker's scoring if those take longer."""
     contention_ratio: float
-    """Ratio of steps while another worker scores to steps without; at least 1, because contention makes nothing
-    faster."""
+    """Ratio of steps while another worker scores to steps without; at least 1."""
     level: float
     """Median ratio of observed to profiled seconds over the kinds without contention, or over all if there are none."""
 

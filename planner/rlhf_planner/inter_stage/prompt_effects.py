@@ -3,8 +3,7 @@
 A response's normal score is its prompt's effect plus randomness: score = effect + rest. Effects of all prompts are
 normal with variance `share`, the rest with 1 - share. This is a one-way random-effects model. The share is the
 intraclass correlation, estimated from the variance within and between prompts. The expected effect of a prompt shrinks
-toward zero, more so for fewer responses. Scores are relative to all responses of their time, so training that makes
-all responses longer leaves the effects unchanged.
+toward zero, more so for fewer responses.
 Rule: values only. If prompts do not repeat or are not informative, `share` is 0 and no prediction changes.
 """
 
@@ -21,11 +20,11 @@ from rlhf_planner.inter_stage.length_distribution import Floats, Ints
 MIN_SHARE: Final = 0.1
 """Share of the variance below which prompts count as uninformative."""
 MIN_REPEATED: Final = 32
-"""Prompts with two or more responses that an estimate needs; with fewer it is mostly randomness."""
+"""Prompts with two or more responses that an estimate needs."""
 MAX_PROMPTS: Final = 65_536
-"""Maximum remembered prompts, the most recent ones: a few megabytes."""
+"""Maximum number of remembered prompts, the most recent ones."""
 KEPT: Final = 0.5
-"""Weight of earlier scores when a prompt is seen again, because training changes which prompts are hard."""
+"""Weight of earlier scores when a prompt is seen again."""
 
 _NO_LINES: Final[Ints] = np.zeros(0, dtype=np.int64)
 _NO_SUMS: Final[Floats] = np.zeros((0, 3))
@@ -38,7 +37,7 @@ class PromptEffects:
     lines: Ints = field(default_factory=lambda: _NO_LINES)
     """[p] prompt lines, rising."""
     sums: Floats = field(default_factory=lambda: _NO_SUMS)
-    """[p, 3] weight of its responses, sum of their scores, sum of the squares."""
+    """[p, 3] weight of its responses, weighted sum of their scores, weighted sum of the squares."""
     seen: Ints = field(default_factory=lambda: _NO_LINES)
     """[p] number of the batch in which the prompt was last seen."""
     batches: int = 0

@@ -4,8 +4,8 @@
                                                              `-> released workers score, and the dedicated ones
 
 Threshold 0, or a pool of all workers, means no fusion. Generation then continues in place, and generation workers
-score only if there is no dedicated inference worker, after all samples are generated. The simulation knows the
-lengths; `place_tail` predicts them, as in a real iteration. `simulated_tail` lists the simplifications.
+score only if there is no dedicated inference worker, after all samples are generated. The simulation knows the lengths;
+the placement of the tail predicts them. `simulated_tail` lists its simplifications.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def simulate(
 ) -> Forecast:
     """Return the simulated iteration with these response lengths (`lengths` int64 [batch], tokens).
 
-    `place_tail` predicts with `model`; None means that it knows no lengths. Raises ValueError for lengths that do not
-    match the setup, or are below 1.
+    The placement of the tail predicts with `model`; None means that all samples look alike to it. Raises ValueError for
+    lengths that do not match the setup, or are below 1.
     """
     tokens = np.asarray(lengths, dtype=np.int64)
     if len(tokens) != setup.batch:
@@ -63,8 +63,7 @@ def simulated_iteration(
 ) -> SimulatedIteration:
     """Return the iteration that follows from a simulated generation and its `state` at the threshold.
 
-    A `state` of None means no fusion. All plans of one draw share `generation`; pools of one threshold also share
-    `state`.
+    A `state` of None means no fusion.
     """
     workers = setup.generation_workers
     tokens = generation.prompts + generation.lengths

@@ -4,8 +4,8 @@ Rule: time advances from one finished sample to the next; a formula sums the ste
 selects the next worker. Once no sample waits, a worker's remaining samples are one sorted array. The simulation
 follows the coordinator's dispatch: the first worker with room gets the next sample, and a worker has 1/PREFETCH_SHARE
 more samples than it decodes. A sample takes one step per token. Where drafts are expected to yield several tokens per
-step, a simulated step is one token of every row, at the mean pace of the batch. A prefill stalls its worker, once for
-each prompt with any number of its samples.
+step, a simulated step is one token of every row, at the mean pace of the batch. A prefill stalls its worker. A prompt
+counts once for all its samples that start together.
 """
 
 from __future__ import annotations

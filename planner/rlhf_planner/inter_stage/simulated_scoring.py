@@ -1,8 +1,7 @@
 """Simulates scoring: one first-come-first-served queue, and workers that join it at different times.
 
-Rule: a free worker takes a fair share of the waiting samples, at most one pass, and is busy during that pass. Exact,
-one event per pass. The real dispatch distributes the longest samples first so that passes are alike. Here samples that
-arrive together are in batch order, which is as even on average.
+Rule: a free worker takes a fair share of the waiting samples, at most one pass, and is busy during that pass. One event
+per pass. Samples that arrive together are in batch order.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ worker with rows and KV memory that is predicted to finish first with it. A pool
 all workers together can hold the samples, no sample moves. The same input always gives the same result; worker names
 break ties.
 Must never give a sample two places, or a worker more samples than it can take.
-Source: RLHFuse (arXiv 2409.13221), inter-stage fusion, steps 2 and 3.
+Source: RLHFuse (arXiv 2409.13221), inter-stage fusion.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TailSample:
     tokens: int
     """Tokens decoded so far."""
     line: int = 0
-    """Line of its prompt; 0 unless the lines of all samples are known."""
+    """Line of its prompt; 0 if unknown."""
 
 
 class Move(NamedTuple):
@@ -74,8 +74,7 @@ def place_tail(
 
     `unfinished` contains every worker that can decode, idle ones too. The pool is larger than `pool` if so few workers
     cannot hold the samples. With `transfer` KV and a known bandwidth every cache moves, even that of a sample without
-    known tokens, because known tokens lag behind its worker. Raises ValueError without a worker, for a pool below 1, or
-    for a sample on two workers.
+    known tokens. Raises ValueError without a worker, for a pool below 1, or for a sample on two workers.
     """
     names = sorted(unfinished)
     if not names:
@@ -143,7 +142,8 @@ def _enough(count: Ints, pool: int, rows: int) -> int:
 def _destinations(
     unfinished: UnfinishedColumns, moving: Ints, stays: Sequence[int], rows: int, costs: StageCosts
 ) -> Ints:
-    """Return, for each moving row (longest first), the worker that is predicted to finish first with it.
+    """Return, for each moving row (longest first), the worker that is predicted to finish first with it, among those
+    with a free row.
 
     With `b` rows a token of each takes about alpha + beta * b seconds. So a worker finishes after alpha * (its longest
     remaining) + beta * (the sum of all remaining).

@@ -10,7 +10,7 @@ _BAR, _CHOSEN = "─", "◀ chosen"
 
 
 def threshold_chart(choice: FusionChoice, batch: int, width: int = 100) -> str:
-    """Return the chart as text, one line per threshold.
+    """Return the chart as text: a heading, then one line per threshold.
 
     A line has R_t, its share of `batch`, the best pool, seconds, and a bar with a length proportional to the seconds.
     """

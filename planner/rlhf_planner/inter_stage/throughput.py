@@ -19,9 +19,9 @@ from rlhf_planner.inter_stage.fitted_costs import Floats
 from rlhf_planner.inter_stage.observed_steps import MAX_RATIO, MIN_RATIO
 
 PRIOR: Final = 4.0
-"""Intervals of work at pace 1 that every worker starts with, so that noise of few intervals has little effect."""
+"""Intervals of work at pace 1 that every worker starts with."""
 MEMORY: Final = 0.95
-"""Weight of earlier observations after each interval: a window of twenty, so that changed neighbours are noticed."""
+"""Weight of earlier observations after each interval."""
 
 
 class PaceAt(NamedTuple):

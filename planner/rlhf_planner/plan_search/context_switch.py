@@ -2,7 +2,7 @@
 
 Both sides leave and return once. The rank moves its float32 weights and its moments, 12 bytes per parameter, or 4 if
 its moments are in host memory anyway. The engine moves the policy. On a CPU nothing moves.
-Pure; caches are dropped and rebuilt, and not counted.
+Pure; caches are not counted.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A figure is {"value": number, "source": "measured" | "learned" | "assumed"}; a profile of layers or of an engine has one
 source. The caller provides the figures that the document leaves out.
-Owns the check of untrusted values: an error names the field, the value, and what would be right.
+Owns the check of untrusted values: an error names the field, its value if there is one, and the problem.
 Must never guess a figure from another one.
 """
 
@@ -129,7 +129,9 @@ class CostDocument(_CostEntry):
 
     @classmethod
     def read(cls, text: str | bytes) -> CostDocument:
-        """Return the document of a JSON text. Raises CostDocumentError for the first invalid field."""
+        """Return the document of a JSON text. Raises CostDocumentError for invalid JSON, or for the first invalid
+        field.
+        """
         try:
             return cls.model_validate_json(text, by_alias=True, by_name=False)
         except ValidationError as error:
@@ -158,8 +160,8 @@ class CostDocument(_CostEntry):
         return replace(assumed, **update, layers=(*others, *stated))
 
     def merged(self, other: CostDocument) -> CostDocument:
-        """Return the figures of two ranks of one group; of a figure that both measured, the faster one counts, because
-        other load on a device only adds time. An engine of `other` is left out.
+        """Return the figures of two ranks of one group; of a figure or a time that both measured, the faster one
+        counts. Links and the device are those of this document if it has them. An engine of `other` is left out.
         """
         update: dict[str, Any] = {}
         for name in (*FIGURES, *LINKS):

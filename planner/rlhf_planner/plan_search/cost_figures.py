@@ -49,7 +49,7 @@ NOTHING: Final = CostFigure(0.0, FigureSource.MEASURED)
 
 @dataclass(frozen=True)
 class LinkCosts:
-    """Costs of a link between two devices."""
+    """Costs of a link."""
 
     bandwidth: CostFigure
     """Bytes per second in one direction."""
@@ -117,7 +117,7 @@ class PlanCosts:
     layers: tuple[LayerProfile, ...] = ()
     engine: EngineProfile | None = None
     compute: CostFigure = CostFigure(1.0)
-    """Seconds that training computes, as observed in a run, over those that the roofline predicts."""
+    """Seconds that training computes, as observed in a run, over those that the roofline predicts; 1 without a run."""
     stage_seconds: CostFigure | None = None
     """Seconds of a micro-batch on a stage, forward and backward, independent of its layers; None: not measured."""
     start_seconds: CostFigure | None = None

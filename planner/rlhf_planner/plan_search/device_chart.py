@@ -1,6 +1,6 @@
 """Draws the devices of a plan as text, one row per group.
 
-Pure; must never draw more devices than the width: many share one character, which the last line says.
+Pure; where a job has more devices than the width, many share one character, which the last line says.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A plan: groups, placement, layouts and modes of a job, and the manifest that has them.
 
-Owns which fields of a manifest a plan sets. None of them changes what a job learns, except for the order of sums.
+Owns which fields of a manifest a plan sets.
 Must never set a field that the search did not choose or that does not follow from its choice.
 """
 

@@ -4,7 +4,7 @@
                 all training may (overlapTraining, only if the job has it)
     Colocated   rollout + training + publishing + moves between device and host memory
 
-Pure; must never simulate: both halves are computed once by their callers and combined here.
+Pure; must never simulate: callers compute both halves.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TrainingHalf:
     settings: TrainingSettings
     times: TrainingTimes
     memory: Estimate
-    """Memory of a rank; with activations if it was checked against a device."""
+    """Memory of a rank. A search without a device's memory leaves out activations."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ class PlanForecast:
     seconds: float
     """Seconds of one iteration."""
     stages: Mapping[str, CostFigure]
-    """generate, score, train, publish, switch: seconds. Their sum exceeds `seconds` where stages overlap."""
+    """generate, score, train, publish and, where ranks are colocated, switch: seconds. Their sum may exceed `seconds`
+    where stages overlap.
+    """
     training: TrainingTimes
     rollout: RolloutForecast
     memory: Mapping[Phase, Estimate]
@@ -70,7 +72,7 @@ class PlanForecast:
 
     @property
     def bound(self) -> str:
-        """Stage that takes the most seconds, and the most expensive purpose of training."""
+        """Stage that takes the most seconds; for training, also its most expensive purpose."""
         stage = max(self.stages, key=lambda name: self.stages[name].value)
         return f"train: {self.training.bound}" if stage == "train" else stage
 

@@ -4,7 +4,7 @@ Without profiles of layers: how much longer its ranks compute than the roofline 
 head and the optimizer; communication keeps the figures of the links. The gain of a fused schedule is part of the
 factor. With profiles: the seconds of an iteration outside of its mini-batches, which no layout changes, such as the
 fetch of the batch, advantages and metrics.
-The first iteration does not count: ranks start, measure and search schedules in it.
+The first iteration does not count.
 Pure; must never learn from iterations whose training metrics are incomplete, such as those that train critics later.
 """
 
@@ -45,7 +45,8 @@ def learned_compute(predict: Callable[[float], float], seconds: Sequence[float])
     """Return the factor on computing with which the prediction equals the median of the observed seconds.
 
     `predict` returns the seconds of an iteration's training with a factor, which they are linear in. None for fewer
-    than FEWEST iterations, and where communication alone is predicted to take longer than was observed.
+    than FEWEST iterations, where computing takes no time, and where communication alone is predicted to take as long as
+    was observed.
     """
     computed = predict(2.0) - predict(1.0)
     rest = predict(1.0) - computed

@@ -2,7 +2,8 @@
 
 `device_memory` counts weights, caches, gradients and moments; `training_memory` counts activations, logits and working
 memory of the longest samples, where the shape of a model is known. Activations count as divided by the tensor and
-context ranks. Pure; must never count a model of unknown shape as one without activations: the phase names it.
+context ranks, workspace does not. Pure; must never count a model of unknown shape as one without activations: the phase
+names it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def generation_memory(workload: Workload, plan: DevicePlan) -> Estimate:
 
 
 def with_activations(workload: Workload, base: Estimate, settings: TrainingSettings) -> Estimate:
-    """Return the memory of a training rank with the activations of its largest model and stage."""
+    """Return the memory of a training rank with the activations of the model that needs the most, and the runtime of a
+    GPU.
+    """
     parts, unknown = dict(base.parts), [*base.unknown]
     largest: dict[str, int] = {}
     for role in workload.trained:
@@ -58,7 +61,7 @@ def with_activations(workload: Workload, base: Estimate, settings: TrainingSetti
 
 
 def _activations(workload: Workload, settings: TrainingSettings, role: ModelRole) -> dict[str, int]:
-    """Return activations, logits and working memory of the stage of a model that needs the most."""
+    """Return activations, logits and working memory of a model's first or last stage, of the one that needs more."""
     spec, parallelism = workload.spec, settings.parallelism
     stages, ranks = parallelism.stages_of(role), parallelism.tensor_of(role) * parallelism.context
     copies = parallelism.data * settings.micro_batch_size

@@ -1,8 +1,8 @@
 """Generation and scoring workers that a number of devices allows, with their forecasts and lower bounds.
 
 Sizes that the job fixes stay. Otherwise a worker's tensor size is the job's, or divides the policy's heads, and its
-batch is the job's, or the largest power of two that its memory leaves room for. Forecasts are computed once for each
-choice.
+batch is the job's, or the largest power of two that its memory leaves room for and samples may fill. Forecasts are
+computed once for each choice.
 Pure; a choice is judged independently of training, and of the number of devices that are searched.
 """
 
@@ -71,7 +71,9 @@ class RolloutChoices:
         return [0, *counts]
 
     def batch_sizes(self, placement: Placement, generation: int, inference: int, tensor: int) -> Iterator[int]:
-        """Yield the batch sizes that are tried: the job's own, and the largest that fits and may be filled."""
+        """Yield the batch sizes that are tried: the job's own if it fits, and the largest power of two above it that
+        fits and may be filled.
+        """
         own = self._workload.spec.generation.max_batch_size
         fits = self._worker_fits(placement, generation, inference, tensor, own)
         if fits:

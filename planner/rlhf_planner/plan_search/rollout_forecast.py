@@ -1,8 +1,7 @@
 """Seconds of generation and scoring on given workers, simulated on the workload's draws.
 
 `inter_stage.simulate` does the work. Where the job lets the tail be consolidated, a few thresholds and pools are tried,
-and the fastest counts if it gains MIN_GAIN. The coordinator tries more of them in each iteration, so the forecast is
-cautious.
+and the fastest counts if it gains MIN_GAIN.
 Pure; all forecasts of a workload use the same draws. `lower_bound` never exceeds the forecast.
 """
 
@@ -26,12 +25,12 @@ from rlhf_planner.plan_search.workload import Workload
 TAILS: Final = ((0.1, 4), (0.3, 2))
 """(threshold as a share of the batch, generation workers divided by the pool) of the tails that are tried."""
 FINISHED: Final = 64
-"""Times at which samples are finished that the overlap of critics is computed from."""
+"""Maximum number of finish times that the overlap of critics is computed from."""
 
 
 @dataclass(frozen=True)
 class RolloutForecast:
-    """Means over the draws, in seconds from the start of an iteration."""
+    """Forecast of a rollout, in seconds; means over the draws unless stated otherwise."""
 
     seconds: float
     """Seconds until the last sample is scored."""

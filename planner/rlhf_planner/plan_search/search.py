@@ -3,8 +3,8 @@
 Training depends on its ranks alone, and a rollout on its workers alone. So the search computes the best training once
 per number of ranks, each rollout at most once, and combines them. It takes rollouts in the order of a lower bound of
 their iteration, and stops when the bound exceeds the best plans. Beyond WORKERS and SCORERS only some counts of workers
-are considered. `seeded_search` extends it. Plans may leave devices idle, so one more device never gives a slower plan.
-Sizes that the job fixes (spec.devices.fixed) are the same in all plans.
+are considered. `seeded_search` extends it. Plans may leave devices idle. Sizes that the job fixes (spec.devices.fixed)
+are the same in all plans.
 Pure; the same inputs give the same plans. Must never return a plan that validation refuses.
 """
 
@@ -34,7 +34,7 @@ SCORERS: Final = 4
 PER_OCTAVE: Final = 8
 """Counts between two powers of two that are considered beyond these; a quarter of it for inference workers."""
 BEST: Final = 5
-"""Plans that are returned."""
+"""Maximum number of plans that are returned."""
 SPARE: Final = 4
 """Factor of BEST up to which plans are collected, in case validation refuses some."""
 
@@ -71,7 +71,7 @@ def counts_up_to(limit: int, dense: int = EXHAUSTIVE, per_octave: int = PER_OCTA
 
 
 class PlanSearch:
-    """Evaluates plans of one workload. Each half is computed at most once.
+    """Evaluates plans of one workload.
 
     `accepts` says whether validation accepts a plan.
     """
@@ -93,7 +93,7 @@ class PlanSearch:
     # ---------------------------------------------------------------- candidates
 
     def exhaustive(self, devices: int) -> list[Candidate]:
-        """Return the best candidates of up to so many devices, the fastest first."""
+        """Return at most BEST * SPARE of the best candidates of up to so many devices, the fastest first."""
         bounded = [
             (self._bound(placement, workers, devices), placement, workers)
             for placement in self.placements

@@ -1,9 +1,8 @@
 """Extends the search beyond the devices that it can cover exhaustively: Metropolis tries with a fixed number and seed.
 
 The search climbs rungs: first the search without randomness up to EXHAUSTIVE devices, then each larger count of
-`counts_up_to`. A rung starts from the best plan of the rung below and changes workers at random. A slower plan replaces
-the current one with a probability that falls with the loss. The best plan of all rungs counts, so more devices never
-give a slower plan.
+`counts_up_to`. A rung starts from the best plan of the rung below and changes workers and placement at random. A slower
+plan replaces the current one with a probability that falls with the loss. The best plan of all rungs counts.
 Pure; the number of tries is fixed and no clock is read, so the same seed gives the same plan.
 """
 
@@ -24,7 +23,7 @@ from rlhf_planner.plan_search.search import BEST, EXHAUSTIVE, SPARE, Candidate, 
 Choice = TypeVar("Choice")
 
 TRIES: Final = 24
-"""Tries on each rung."""
+"""Maximum number of tries on each rung."""
 TEMPERATURE: Final = 0.02
 """Relative loss at which a slower plan is accepted with probability 1/e."""
 STEPS: Final = (0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2.0)

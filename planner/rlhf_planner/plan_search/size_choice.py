@@ -41,7 +41,7 @@ def choose_sizes(job: RLHFJob, workload: Workload, costs: PlanCosts) -> DevicePl
 
 
 def _accepts(job: RLHFJob, plan: DevicePlan) -> bool:
-    """Return whether a job may have a plan. The coordinator's pod exists before it, so its mounts may not change."""
+    """Return whether a job may have a plan: its mounts stay, and it breaks no rule."""
     spec = job.spec
     same_mounts = plan.placement == spec.placement or spec.training.template == spec.generation.template
     return same_mounts and not broken_rules(planned_job(job, plan.sizes(spec)))

@@ -60,8 +60,8 @@ class TrainingChoices:
         return self.seconds(placement, half), half.memory.total, distance, half.settings.parallelism.model_dump_json()
 
     def fitting(self, placement: Placement, ranks: int) -> Iterator[TrainingHalf]:
-        """Yield the fitting trainings of so many ranks, in every layout and with the micro-batches of
-        MICRO_BATCH_FACTORS.
+        """Yield the fitting trainings of so many ranks, in their layouts and with the micro-batches of
+        MICRO_BATCH_FACTORS; only the job's own where the job fixes it.
         """
         if "Training" in self._workload.fixed:
             yield from self._fixed(placement, ranks)

@@ -35,7 +35,7 @@ from rlhf_planner.transformer_shape import stage_layers
 STEP_BYTES: Final = 28
 """Bytes per parameter that AdamW reads (weight, gradient, two moments) and writes (weight, two moments)."""
 LAYER_TENSORS: Final = 9
-"""Parameters of a layer, each sent on its own after a step whose moments are shared: 7 matrices and 2 norms."""
+"""Assumed parameters of a layer, each sent on its own after a step whose moments are shared: 7 matrices and 2 norms."""
 TENSOR_SUMS: Final = 4
 """Sums per layer in a tensor group: two forward, two backward. Recomputation repeats the forward ones."""
 EXPERT_EXCHANGES: Final = 5

@@ -31,7 +31,7 @@ SAMPLES_DRAWN: Final = 512
 
 
 class UnplannableError(ValueError):
-    """A job for which no plan can be searched; the message says why, and what to do."""
+    """A job for which no plan can be searched, or none fits; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ModelFacts:
 
     @property
     def layer_parameters(self) -> float:
-        """Parameters of one layer."""
+        """Mean parameters of one layer."""
         tables = self.table_parameters * (1 if self.shape is None or self.shape.tied else 2)
         return max(0.0, self.size.parameters - tables) / self.layers
 
@@ -104,7 +104,8 @@ def assumed_lengths(spec: RLHFJobSpec) -> tuple[LengthModel, list[int]]:
 class Workload:
     """One iteration of a resolved job.
 
-    Raises UnplannableError for a job that generates nothing, has no generation workers, or has unknown models.
+    Raises UnplannableError for a job that generates nothing, has no generation workers, or has a policy or a trained
+    model of unknown size.
     """
 
     spec: RLHFJobSpec
@@ -164,7 +165,7 @@ class Workload:
 
     @cached_property
     def trained(self) -> tuple[ModelRole, ...]:
-        """Roles that are trained, the policy first."""
+        """Roles that are trained, in training order."""
         return graph_of(self.spec).trained
 
     @cached_property

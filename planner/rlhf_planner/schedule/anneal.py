@@ -4,8 +4,8 @@ The walk visits only schedules with a makespan of at most `limit`. Each step sto
 tail (least time from its start to the end). So each swap is checked against the limit exactly and in constant time: a
 path through neither step does not change, and the longest path through either follows from the heads of their
 predecessors and the tails of their successors. A swap changes the memory of a device at one position, so the cost is
-incremental too. Swaps that might close a cycle are rejected (conservatively). The published annealing simulates the
-whole schedule for each try instead. The same seed and number of tries give the same result.
+incremental too. Swaps that might close a cycle are rejected (conservatively). The same seed and number of tries give
+the same result.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class Walk:
             raise ValueError("the schedule to start from deadlocks")
 
     def run(self, targets: Ints, hot: float, cold: float, tries: int) -> tuple[int, int]:
-        """Try swaps until no position is above its device's target; return (positions still above it, tries made).
+        """Try at most `tries` swaps, until no position is above its device's target. Return (positions still above it,
+        tries made).
 
         `targets` int64 [devices] are in memory units. `hot` and `cold` are the first and the last temperature.
         """
@@ -226,8 +227,8 @@ def tail_of(links: Ints, times: Floats, order: Ints, length: Ints, n: int) -> fl
 
 @inlined
 def try_swap(links: Ints, times: Floats, order: Ints, length: Ints, u: int, v: int, limit: float) -> bool:
-    """Swap step `u` with its right neighbour `v` if the makespan stays within `limit`; return whether they were
-    swapped.
+    """Swap step `u` with its right neighbour `v` if no cycle can close and the makespan stays within `limit`. Return
+    whether they were swapped.
 
     Updates the heads and tails of the two steps; `spread` updates the others. Arrays are as in `fill_state`.
     """

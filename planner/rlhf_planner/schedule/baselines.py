@@ -38,9 +38,9 @@ ONE_AT_A_TIME = "one-micro-batch-at-a-time"
 
 
 def run_baselines(arrays: InstanceArrays) -> dict[str, Timeline]:
-    """Return the schedules of all baselines within the memory cap, by name.
+    """Return the schedules of the baselines that run within the memory cap, by name.
 
-    One micro-batch at a time always stays within it. The arrays must not be split.
+    One micro-batch at a time is included without a check. The arrays must not be split.
     """
     result: dict[str, Timeline] = {}
     for name, build in ((SERIAL, serial), (BACK_TO_BACK, back_to_back), (GREEDY, greedy)):
@@ -116,7 +116,7 @@ def one_f_one_b(arrays: InstanceArrays, pipeline: int) -> list[list[int]]:
 
 
 def serial(arrays: InstanceArrays) -> Timeline:
-    """Return the models one after another, each as 1F1B, with barriers between them, as in a system without fusion."""
+    """Return the schedule of the models one after another, each as 1F1B, with barriers between them."""
     return _with_barriers(arrays, one_f_one_b, "1F1B")
 
 
@@ -145,9 +145,9 @@ def _with_barriers(
 
 
 def back_to_back(arrays: InstanceArrays) -> Timeline:
-    """Return the 1F1B schedules of the models one after another without a barrier.
+    """Return the 1F1B schedules of the models one after another without a barrier, in the better of two orders.
 
-    Opposite pipelines start on devices where the others end early.
+    The orders are that of the instance and its reverse.
     """
     best: Timeline | None = None
     order = list(range(len(arrays.instance.pipelines)))
@@ -165,7 +165,7 @@ def back_to_back(arrays: InstanceArrays) -> Timeline:
 def one_at_a_time(arrays: InstanceArrays) -> Timeline:
     """Return the schedule that starts a micro-batch on a device once the previous one has left it.
 
-    It needs the least memory and is always valid.
+    It needs the least memory.
     """
     lists: list[list[int]] = [[] for _ in range(arrays.instance.devices)]
     for pipeline, pipe in enumerate(arrays.instance.pipelines):

@@ -1,7 +1,7 @@
 """Lower bounds on the makespan and the peak of any schedule of an instance.
 
-Pure arithmetic on a layout. In a split layout a weight-gradient step may come last on a device, so only the tails of
-stages without one count.
+Pure arithmetic on a layout. In a split layout a weight-gradient step may come last on a device, so the published bound
+counts only the tails of stages without one.
 Sources: RLHFuse (arXiv 2409.13221) for the published terms; the one-machine preemptive relaxation is Jackson's rule
 (Carlier and Pinson 1989).
 """

@@ -1,8 +1,6 @@
 """Builds the candidate schedule tables of a training job from measured times, and forecasts their time.
 
-All tables of a choice place the same stages on the same ranks and differ only in order. So a training group can change
-the table between two mini-batches, and gradients are added in the same order in all of them. Pure. The search itself
-is `solve`, or `row_scheduling` for models with different tensor sizes.
+Pure. The search itself is `solve`, or `row_scheduling` for models with different tensor sizes.
 """
 
 from __future__ import annotations
@@ -36,9 +34,9 @@ from rlhf_planner.schedule.solve import SearchOptions
 from rlhf_planner.schedule.table_check import check_table
 from rlhf_planner.schedule.tables import schedule_table, steps_by_device
 
-STEPS_IN_SHORTEST = 20  # time units of the search in the shortest time: a finer grid is slower and no better
+STEPS_IN_SHORTEST = 20  # time units of the search in the shortest time
 SEARCH_SHARE = 0.05  # maximum search time, as a share of the time that the job could gain
-SHORTEST_SEARCH, LONGEST_SEARCH = 0.2, 3.0  # seconds; a job waits for it
+SHORTEST_SEARCH, LONGEST_SEARCH = 0.2, 3.0  # seconds
 _OPERATIONS = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD, "W": WEIGHT}
 _COST_OF = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
 
@@ -122,8 +120,8 @@ def coarse(instance: Instance) -> Instance:
 
 
 def search_seconds(instance: Instance, split: bool, serial_seconds: float, steps: int) -> float:
-    """Return the time budget of one search in seconds: a small share of the possible gain over all `steps`
-    mini-batches.
+    """Return the time budget of one search in seconds: a share of the possible gain over all `steps` mini-batches,
+    within limits.
 
     The instance is in seconds.
     """
@@ -132,7 +130,7 @@ def search_seconds(instance: Instance, split: bool, serial_seconds: float, steps
 
 
 def search_options(method: str, seconds: float) -> SearchOptions:
-    """Return the options for `solve`. Budgets are rounded so that equal jobs use the same cache entry."""
+    """Return the options for `solve`. Budgets are rounded up to tenths of a second."""
     return SearchOptions(seconds=math.ceil(seconds * 10) / 10, split=method == FUSED_SPLIT)
 
 
@@ -141,7 +139,7 @@ def table_of(
 ) -> ScheduleTable:
     """Return the table of an answer in the form of `solution_json` for `instance`.
 
-    Raises TableError if it is invalid.
+    Raises TableError for an invalid table, and ValueError, for example, for an answer of another form.
     """
     devices = devices_from_json(answer)
     split = any(step.kind == "W" for row in devices for step in row)
@@ -169,7 +167,7 @@ def table_of_rows(
 
 
 def forecast(table: ScheduleTable, costs: Costs, transfers: Transfers) -> tuple[float, list[list[Step]]]:
-    """Return the seconds of one mini-batch with a table, and its steps per rank, from the exact event simulation."""
+    """Return the seconds of one mini-batch with a table, and its steps per rank, from an event simulation."""
     if widest(table.pipelines) > 1:
         computed = [[action for action in row if action.peer is None] for row in table.rows]
         orders: list[Order] = [[(_step_kind(a), a.pipeline, a.stage, a.microbatch) for a in row] for row in computed]

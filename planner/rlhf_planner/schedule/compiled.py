@@ -1,8 +1,7 @@
 """Compiles the inner loops of this package with numba, and caches the machine code on disk if possible.
 
-Rule: a compiled function is pure, arrays in and numbers out. On a read-only file system numba refuses to decorate with
-a cache; compilation then happens in memory, once per process. Without numba the functions run in Python: the same
-numbers, but so slowly that a search within a time limit tries fewer schedules.
+Rule: a compiled function works on arrays and numbers only. On a read-only file system numba refuses to decorate with a
+cache; compilation then happens in memory, once per process. Without numba the functions run in Python.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def compiled(function: Function) -> Function:
-    """Return `function`, compiled on its first call. Machine code is cached next to the module if that is writable."""
+    """Return `function`, compiled on its first call. Machine code is cached on disk if possible."""
     # Hashes wrap around on purpose. numpy warns about that, numba does not.
     return _compile(function, {}) if njit else np.errstate(over="ignore")(function)
 
 
 def inlined(function: Function) -> Function:
-    """Return a small function compiled for inlining into compiled loops: with many arrays, a call costs more than its
-    body."""
+    """Return a small function compiled for inlining into compiled loops."""
     return _compile(function, {"forceinline": True}) if njit else function
 
 

@@ -3,8 +3,8 @@
 The model has one interval per step, no overlap on a device, first in first out, precedences along micro-batches, and
 activation as a cumulative resource. Times are integers: exact if the instance has a decimal grid, otherwise rounded up
 on a fine grid. With rounding an "infeasible" proves nothing and is reported as unknown. Effort is CP-SAT's
-deterministic time, so answers do not depend on the machine; `seconds` is only the wall-clock backstop. Without ortools
-no instance counts as small enough: the search uses list scheduling and annealing, and proves less.
+deterministic time; `seconds` and GRACE are the wall-clock backstop. Without ortools no instance counts as small enough:
+the search uses list scheduling and annealing, and proves less.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def next_time(arrays: InstanceArrays, makespan: float) -> float:
 class CpSatModel:
     """A CP-SAT model of one instance with makespan at most `horizon`.
 
-    `steps` are the start variables, [steps], in units of the grid.
+    `steps` are the start variables, [steps], in units of the grid; empty if no schedule is possible.
     """
 
     def __init__(self, arrays: InstanceArrays, horizon: float) -> None:
@@ -166,7 +166,7 @@ class CpSatModel:
             self.model.add_cumulative(intervals, demands, units.from_activation(cap))
 
     def makespan(self, low: float) -> Any:
-        """Return a variable for the makespan, at least `low`, and set it as the objective."""
+        """Return a variable for the makespan, at least `low` rounded down to the grid, and set it as the objective."""
         arrays = self.arrays
         variable = self.model.new_int_var(min(self.grid.down(low), self.horizon), self.horizon, "")
         for op in range(KINDS * arrays.stages):
@@ -184,7 +184,7 @@ class CpSatModel:
         """Run CP-SAT and return its answer. The bound on the objective is in time units of the instance.
 
         `effort` is deterministic time and `seconds` the backstop by the clock. `dynamic` adds precedences between the
-        steps of a device during the search: some caps are met only with it, some only without.
+        steps of a device during the search.
         """
         if not self.possible:
             return SolverAnswer(None, float("inf"), infeasible=self.grid.exact)
@@ -225,7 +225,7 @@ def decide(
 def minimise_makespan(
     arrays: InstanceArrays, low: float, incumbent: Timeline, cap: float | None, effort: float, seconds: float, seed: int
 ) -> SolverAnswer:
-    """Return the shortest schedule found under the cap, starting from `incumbent`.
+    """Return the shortest schedule found under the cap, if any, at most as long as `incumbent`.
 
     The answer's bound is at least `low`.
     """

@@ -1,7 +1,6 @@
 """The published greedy schedule: earliest start, never delay the largest model, ties to backward.
 
-Owns one baseline, reproduced exactly; the test compares the twelve published pairs of makespan and peak. It ignores
-the memory cap and never splits a backward step.
+Owns one baseline. It ignores the memory cap and never splits a backward step.
 Source: RLHFuse (arXiv 2409.13221), initial solution of its annealing.
 """
 

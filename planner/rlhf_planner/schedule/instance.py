@@ -64,7 +64,7 @@ class InstancePipeline:
 class Instance:
     """Pipelines that share devices.
 
-    Pipeline 0 is by convention the largest model. A `memory_cap` of None means no cap.
+    A `memory_cap` of None means no cap.
     """
 
     devices: int
@@ -84,7 +84,7 @@ class Instance:
         return replace(self, memory_cap=cap)
 
     def key(self) -> str:
-        """Return the SHA-256 of the canonical JSON, which is equal for equal instances."""
+        """Return the SHA-256 of the canonical JSON."""
         text = json.dumps(to_json(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -145,7 +145,7 @@ _PIPELINE_FIELDS = {
 def from_json(data: object) -> Instance:
     """Return the Instance of its JSON form (docs/schedules.md).
 
-    Raises InstanceError for unknown, missing and mistyped fields.
+    Raises InstanceError for unknown, missing, mistyped and invalid fields.
     """
     top = _fields("instance", data, _INSTANCE_FIELDS, required={"devices", "pipelines"})
     devices = _whole("devices", top["devices"])

@@ -36,9 +36,9 @@ EVALUATION = 1.0e-6  # nominal seconds of one list schedule, per step
 class PriorityRule:
     """Priority of a step: `tail` times the least time from its start to the end, plus a bonus by kind.
 
-    Bonuses are shares of the makespan bound. `patience` lets a device wait that long (in units of its shortest step)
-    for a step of higher priority. Values per pipeline, empty for equal ones: `scale` of the tail, `bonus`, and the
-    number of micro-batches that stage s of S may have in flight, `slope` * (S - s) + `room` * S.
+    Bonuses are shares of the makespan bound. `patience` lets a device wait that long (in units of its shortest forward
+    step) for a step of higher priority. Values per pipeline, empty for equal ones: `scale` of the tail, `bonus`, and
+    the number of micro-batches that stage s of S may have in flight, `slope` * (S - s) + `room` * S.
     """
 
     tail: float
@@ -52,7 +52,7 @@ class PriorityRule:
 
 
 def rules() -> Iterator[PriorityRule]:
-    """Yield the rules to try: some tend to reach the bound, others to need little memory."""
+    """Yield the rules to try."""
     for patience in (0.0, 1.0):
         for tail in (1.0, 0.0, -1.0):
             for backward in (-10.0, -0.2, -0.05, 0.0, 0.03, 0.1, 0.3, 10.0):
@@ -111,9 +111,7 @@ def tuned(
 ) -> tuple[Timeline | None, int]:
     """Return the best list schedule under the cap over random rules, and the number of schedules made.
 
-    The rules are random draws, then steps from the best one. The search stops at a makespan of `enough`. Unlike fixed
-    rules, it finds how many micro-batches of each pipeline to keep in flight, stage by stage, when pipelines compete
-    for the cap.
+    The rules are random draws, then steps from the best one. The search stops at a makespan of `enough`.
     """
     if not fits_together(arrays, cap):
         return None, 0

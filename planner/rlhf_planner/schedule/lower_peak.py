@@ -1,8 +1,8 @@
 """Lowers the peak while the makespan stays within a limit: the second objective of the search.
 
-Uses annealing for instances up to some thousand steps, list scheduling under lower caps beyond, and exact answers and
-proofs for small instances. Sets the search's floor, the proven bound on the peak at this limit. The bound over all
-devices is computed last, so that no schedule depends on it.
+Uses annealing where enough tries are left for the steps, otherwise list scheduling under lower caps. Small instances
+also get exact answers and proofs. Sets the search's floor, the proven bound on the peak at this limit. The bound over
+all devices is computed last, so that no schedule depends on it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROUNDS = ((0.2, 0.02), (0.22, 0.01), (0.22, 0.005), (0.24, 0.0))
 
 
 def lower_peak(search: Search, fast: Timeline) -> None:
-    """Lower the peak at the best makespan (plus the allowed slack), by annealing and, for small instances, exactly."""
+    """Lower the peak at the best makespan (plus the allowed slack); do nothing if that is shorter than `fast`."""
     limit = max(search.best.makespan * (1 + search.options.makespan_slack), fast.makespan)
     if search.best.makespan < fast.makespan:  # a baseline is shorter than any schedule of this layout
         return

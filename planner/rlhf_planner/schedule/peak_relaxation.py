@@ -2,8 +2,7 @@
 
 For every operation and moment, a variable is the number of its steps that have started, as a fraction. Precedences,
 devices that do one thing at a time, and device memory are linear in these variables. So no schedule has a lower peak
-than the program's minimum. The program sees an effect that bounds of single devices cannot: a micro-batch waits at
-every device it crosses.
+than the program's minimum.
 
 A first-order method (PDLP) solves it inexactly. The bound is computed from the dual values by weak duality, so it is
 valid for any values. It is rounded up to a peak that activations can add up to.
@@ -33,8 +32,8 @@ from rlhf_planner.schedule.simulate import KINDS, Floats, InstanceArrays
 ITERATION = 4e-9  # nominal seconds of one iteration, per entry of the program
 ENTRIES = 8  # nominal entries of the program, per variable
 BUILDING = 5e-5  # nominal seconds of writing the program, per variable
-FEWEST_ITERATIONS = 1000  # with fewer iterations it proves next to nothing
-_MOST_VARIABLES = 200_000  # of a program: some hundred megabytes
+FEWEST_ITERATIONS = 1000  # with fewer iterations it is not tried
+_MOST_VARIABLES = 200_000  # of a program
 _TOLERANCE = 1e-4
 _WIDEST = 1_000_000  # memory units up to which sums of activations are distinguished
 
@@ -54,8 +53,8 @@ def relaxed_peak_bound(
 ) -> RelaxedBound:
     """Return a lower bound on the peak of any schedule with makespan at most `horizon` and peak at most `most`.
 
-    `nominal` is the effort in seconds of an idle core, and `seconds` the backstop by the clock. Not tried if durations
-    have no common grid, or if the effort is too small for the program.
+    `nominal` is the effort in seconds of an idle core, and `seconds` the backstop by the clock. Not tried without PDLP,
+    if durations have no common grid, or if the effort or the time is too small for the program.
     """
     unit = _common_unit(arrays)
     if unit is None or seconds <= 0 or nominal < least_seconds(arrays, horizon):
@@ -84,8 +83,8 @@ def _variables(arrays: InstanceArrays, horizon: float, unit: float) -> int:
 
 
 def attainable(arrays: InstanceArrays, bound: float, most: float) -> float:
-    """Return the least peak between `bound` and `most` that is a sum of micro-batches of one device; the bound if there
-    are too many units to try.
+    """Return the least peak between `bound` and `most` that is a sum of micro-batches of one device; otherwise the
+    bound, at most `most`. The bound also counts if there are too many units to try.
     """
     units = memory_units(arrays)
     low, high = int(np.ceil(bound * units.scale - 1e-3)), units.from_activation(most)
@@ -105,7 +104,9 @@ def attainable(arrays: InstanceArrays, bound: float, most: float) -> float:
 
 
 def _common_unit(arrays: InstanceArrays) -> float | None:
-    """Return the largest common divisor of all durations and transfers; None without a decimal grid."""
+    """Return the largest common divisor of all durations and transfers; None without a decimal grid, or if all are
+    zero.
+    """
     grid = time_grid(arrays)
     times = [int(time) for part in (arrays.duration, arrays.lag_before, arrays.lag_after) for time in grid.up(part)]
     return gcd(*times) / grid.scale if grid.exact and any(times) else None

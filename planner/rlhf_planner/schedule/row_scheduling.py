@@ -4,10 +4,6 @@ The next step is always the one that can start first. Ties go to backward, then 
 the order of models that is tried. A stage starts a forward only while it has fewer micro-batches than 1F1B would, plus
 `spare`. Several values of `spare` and both orders of models are tried. The shortest table within the memory wins.
 
-The alternative is `solve` on stages merged until all models use the same ranks (RLHFuse, arXiv 2409.13221). There a
-device runs one step at a time, but stands for rows that can run one each. A micro-batch passes the stages of such a
-device one after the other, so an order made for the device leaves all rows but one idle.
-
 Orders are parts of one sequence in which each step has its input. A transfer is one event at the end of the step that
 makes its data. So tables are free of deadlock for the same reason as in `tables`. Pure.
 """
@@ -40,7 +36,7 @@ def row_table(
     """Return the table of the shortest schedule found, checked.
 
     `activation` of (pipeline, stage) is the memory that a rank needs for a micro-batch. Raises ValueError if no
-    schedule found stays within `room`.
+    schedule found stays within `room`, and TableError for an invalid table.
     """
     stages = sum(len(pipeline.stage_ranks) for pipeline in pipelines)
     looks = 3 * stages * sum(len(pipeline.stage_ranks) * pipeline.microbatches for pipeline in pipelines)

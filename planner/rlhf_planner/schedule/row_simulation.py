@@ -31,7 +31,7 @@ def simulate_rows(
     duration: Duration,
     transfer: Transfer,
 ) -> dict[RowStep, tuple[float, float]]:
-    """Return step -> (start, end), in an executable order. Raises DeadlockError if rows wait for one another."""
+    """Return step -> (start, end), in an executable order. Raises DeadlockError if a row waits for ever."""
     found: dict[RowStep, tuple[float, float]] = {}
     at, idle = [0] * len(orders), [0.0] * len(orders)
     moved = True

@@ -1,7 +1,7 @@
 """The independent checker: verifies that start times are a valid schedule of an instance, or names the broken rule.
 
 It states the rules a second time, from the instance and plain step records, and shares no code with the simulator or
-the search, so it finds their mistakes. Pure Python.
+the search. Pure Python.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _check_step(instance: Instance, device: int, step: Step, at: str) -> None:
 
 
 def _check_pipeline(index: int, pipe: InstancePipeline, steps: dict[tuple[int, int, int, str], Step]) -> None:
-    """Check that every step occurs once, after its inputs, and that micro-batches stay in order on every stage."""
+    """Check that every step is there, after its inputs, and that micro-batches stay in order on every stage."""
     last = len(pipe.stage_devices) - 1
 
     def need(stage: int, microbatch: int, *kinds: str) -> Step:

@@ -1,7 +1,7 @@
 """Draws a schedule: devices down, time across, activation memory below; SVG or PNG as bytes.
 
-Hues distinguish the models; shades distinguish forward, backward and weight gradient. Idle time is light grey, so that
-it is easy to see. matplotlib is imported on the first call because the worker image does not contain it.
+Hues distinguish the models; shades distinguish forward, backward and weight gradient. Idle time is light grey.
+matplotlib is imported on the first call.
 """
 
 from __future__ import annotations

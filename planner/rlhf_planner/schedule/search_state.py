@@ -1,7 +1,7 @@
 """State of one search: its options, its budget, the best schedule so far, and the proven bounds.
 
-Owns the order of preference of schedules, and the budget. The budget is counted in effort (tries, deterministic solver
-time) at a nominal rate. The clock ends the search after PATIENCE times the budget. Does not decide where to search.
+Owns the budget. It is counted in effort (tries, deterministic solver time) at a nominal rate. The clock ends the search
+after PATIENCE times the budget. Does not decide where to search.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from rlhf_planner.schedule.simulate import InstanceArrays, Ints, Timeline
 
 TRIES_A_SECOND = 6_000_000  # nominal rate of the annealing
 SOLVER_RATE = 0.3  # nominal deterministic time of CP-SAT in one second
-PATIENCE = 4.0  # the clock's limit, in budgets: a machine down to a quarter of the nominal rate finds the same schedule
-TRIES_A_STEP = 2000  # an annealing with fewer tries per step is not worth starting; list scheduling achieves more
+PATIENCE = 4.0  # the clock's limit, in budgets
+TRIES_A_STEP = 2000  # with fewer tries per step, list scheduling takes the place of annealing
 CHUNK = 250_000  # tries between two reads of the clock
 PART = 5.0  # nominal seconds of list scheduling between two reads of the clock
 _LEAST_SHARE = 0.005  # of the budget; a smaller share is not worth a call

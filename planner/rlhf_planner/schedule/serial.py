@@ -51,7 +51,7 @@ def serial_table(pipelines: Sequence[Pipeline]) -> ScheduleTable:
 def one_f_one_b(stage: int, stages: int, microbatches: int) -> list[tuple[Kind, int]]:
     """Return the (kind, micro-batch) pairs of one stage in 1F1B order.
 
-    Warm-up forwards come first, then one forward and one backward alternately.
+    Warm-up forwards come first, then one forward and one backward alternately, then the remaining backwards.
     """
     warm_up = min(stages - 1 - stage, microbatches)
     order: list[tuple[Kind, int]] = [("F", m) for m in range(warm_up)]

@@ -33,7 +33,7 @@ KINDS = 3
 
 
 class DeadlockError(ValueError):
-    """The orders of two or more devices wait for one another."""
+    """Orders that cannot run to their end: a step waits for one that never runs."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,8 @@ class Timeline:
 def simulate(arrays: InstanceArrays, orders: Ints) -> Timeline:
     """Return the simulated schedule of `orders`.
 
-    Raises DeadlockError if devices wait for one another or steps are missing, and ValueError if there are too many.
+    Raises DeadlockError if devices wait for one another or steps are missing, and ValueError if a device's list has an
+    operation too often.
     """
     start = np.zeros(arrays.steps)
     makespan, done = run_orders(orders, *kernel_arguments(arrays), start)
@@ -185,7 +186,7 @@ def orders_by_start(arrays: InstanceArrays, start: Floats) -> Ints:
 
 
 def kernel_arguments(arrays: InstanceArrays) -> tuple[Floats, Ints, Ints, Ints, Ints, Ints, Floats, Floats, Bools]:
-    """Return the arrays that every compiled loop takes, always in this order.
+    """Return the arrays of an instance that compiled loops take.
 
     The order is duration, device, microbatches, base, before, after, lag_before, lag_after, weight.
     """
@@ -199,8 +200,6 @@ def kernel_arguments(arrays: InstanceArrays) -> tuple[Floats, Ints, Ints, Ints, 
 def feeder(op: int, before: int, after: int) -> int:
     """Return the neighbouring stage's operation that feeds operation `op`, whose stage has these neighbours; -1 if
     none.
-
-    Takes numbers only: passing arrays would cost a loop more than all other work.
     """
     if op % 3 == 0 and before >= 0:
         return op - 3

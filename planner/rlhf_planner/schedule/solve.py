@@ -1,6 +1,6 @@
 """The search: shortest makespan, then least peak activation, then least sum of peaks; never above the memory cap.
 
-Parts, in order; each stops as soon as a bound is met:
+Parts, in order:
   1. baselines, which every answer without slack must match or beat (and fall back to);
   2. list scheduling without a cap, which often meets the makespan bound;
   3. constraint programming for the makespan of small instances: a shorter schedule or a higher bound;
@@ -10,7 +10,6 @@ Parts, in order; each stops as soon as a bound is met:
 The makespan uses the budget first, the peak uses the rest. If a makespan stays unproven, the last fifth (under a cap,
 half) is reserved for the peak. Effort is counted in tries and in deterministic solver time, at a nominal rate for
 `seconds`; the clock ends parts of the search only at a multiple of `seconds` (PATIENCE), and the answer reports that.
-So the same instance, options and seed give the same schedule on a slow machine and on one with other work.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ __all__ = ["Objective", "SearchOptions", "Solution", "solve"]
 _DECISIONS = 12  # makespans per round of the exact solver
 _FIRST_SHARE = 0.08  # of the budget, for each of them in the first round; twice as much in every later one
 _ROUNDS = 5
-_KEPT_FOR_PEAK = 0.2  # of the budget, if the makespan cannot be proven: list schedules need far too much memory
+_KEPT_FOR_PEAK = 0.2  # of the budget, if the makespan cannot be proven
 _KEPT_FOR_CAP = 0.5  # the same under a cap, where a makespan counts only once memory is below it
 SLACKS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32)  # makespans tried under a cap, above the least
 
@@ -49,10 +48,10 @@ class Solution:
     """A valid schedule and its proven bounds.
 
     `lower_bound` is on the makespan of any schedule, `peak_bound` on the peak of any schedule within this makespan
-    plus the allowed slack. `makespan_seconds` is when the makespan was found; the rest of the time went to the peak.
-    `cut_short` names what more budget might still lower (the makespan before the peak), because it was not proven
-    minimal; None if neither. `by_clock` is whether the clock ended a part of the search before its effort, so that a
-    faster machine may find another schedule.
+    plus the allowed slack. `makespan_seconds` is when the makespan was found; 0 for that of a baseline. `cut_short`
+    names what more budget might still lower (the makespan before the peak), because it was not proven minimal; None if
+    neither. `by_clock` is whether the clock ended a part of the search before its effort, so that a faster machine may
+    find another schedule.
     """
 
     timeline: Timeline
@@ -119,8 +118,8 @@ def _fastest(search: Search) -> Timeline:
     """Return the shortest schedule found, without regard to memory, in the search's layout; raise the bound if
     possible.
 
-    Above EXACT_STEPS no solver runs. While the makespan is above the bound, the solver gets twice the effort. This ends
-    when the bound is met, only the reserved share is left, or after _ROUNDS rounds.
+    Above EXACT_STEPS no solver runs. While the makespan is above the bound, each round gives the solver twice the
+    effort. This ends when the bound is met, only the reserved share is left, or after _ROUNDS rounds.
     """
     fast = listed(search.arrays, None)[0]
     if search.arrays.steps > EXACT_STEPS:
@@ -160,7 +159,9 @@ def _bisected(search: Search, fast: Timeline, share: float, reserve: float, seed
 
 
 def _fit_under_cap(search: Search, fast: Timeline) -> None:
-    """Find the least makespan at which annealing brings memory under the cap; small instances also exactly."""
+    """Search for short schedules under the cap by tuning and annealing; in small instances also by constraint
+    programming.
+    """
     arrays, options, cap = search.arrays, search.options, search.cap
     assert cap is not None
     if arrays.steps <= EXACT_STEPS // 4:
@@ -175,7 +176,7 @@ def _fit_under_cap(search: Search, fast: Timeline) -> None:
         return
     budget = int(search.tries_left * (1 - _KEPT_FOR_PEAK))
     failed = -1
-    order = [3, 0, 1, 2, 4, 5, 6, 7, 8]  # 1% first: most caps that can be met at all can be met there
+    order = [3, 0, 1, 2, 4, 5, 6, 7, 8]  # 1% first
     for rank in order:
         limit = fast.makespan * (1 + SLACKS[rank])
         if rank < failed or limit >= search.best.makespan or search.stopped():

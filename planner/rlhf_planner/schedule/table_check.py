@@ -1,6 +1,6 @@
 """Checks executable tables: that ranks which follow their rows finish, even if every transfer blocks both sides.
 
-Any executor may call it before its first step. It replays the rows. A computation runs when all ranks of its stage
+It replays the rows. A computation runs when all ranks of its stage
 have reached it and its input is available, a transfer when both sides have reached it. Knows orders, but no times and
 no activation sizes.
 """
@@ -20,7 +20,7 @@ _Done = tuple[str, int, int, int, int]
 
 
 class TableError(ValueError):
-    """The table cannot be executed. The message names the rank, the position in its row and the problem."""
+    """The table cannot be executed. The message names the place and the problem."""
 
 
 def check_table(table: ScheduleTable) -> None:

@@ -55,7 +55,8 @@ def _kind(arrays: InstanceArrays, operation: int) -> StepKind:
 
 
 def schedule_table(timeline: Timeline, method: str, models: tuple[str, ...] | None = None) -> ScheduleTable:
-    """Return the table of a schedule. `models` names the model role of every pipeline; by default actor, then critic.
+    """Return the table of a schedule. `models` names the model role of every pipeline; by default actor for the first,
+    critic for the others.
 
     Pipelines may visit a rank twice (interleaved stages): passing data within a rank needs no transfer.
     """

@@ -1,10 +1,9 @@
 """Learns how often drafts are right: counts by drafter, match and position, and the survival of a drafted token.
 
 Rule: stores counts of judged and of accepted tokens, never a ratio only. A cell with few counts resembles the rest of
-its match, a match the rest of its drafter. An unknown drafter is assumed to be right half of the time, which is
-optimistic, so that it is tried. Counts of a cell are never used twice: a dozen unlucky tokens at the beginning would
-end a drafter. Counts are damped to a window, so old ones fade, and `aged` shortens it when the policy changes. Pure
-and immutable: an observation returns a new value.
+its match, a match the rest of its drafter. An unknown drafter is assumed to be right half of the time. Counts of a cell
+are never used twice. Counts are damped to a window, so old ones fade; `aged` reduces them. Pure and immutable: an
+observation returns a new value.
 """
 
 from dataclasses import dataclass, replace
@@ -18,13 +17,13 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 WINDOW: Final = 128.0
-"""Judged tokens that a cell remembers. Its rate is then known to 4%, and a few dozen probes unlearn it."""
+"""Judged tokens that a cell remembers."""
 PRIOR_TRIALS: Final = 4.0
 """Tokens that the rate one level above counts for."""
 PRIOR_RATE: Final = 0.5
 """Assumed rate of a drafter before any observation."""
 KEPT_AT_UPDATE: Final = 0.5
-"""Share of the counts that remains after an update of the policy's weights, which changes few of its tokens."""
+"""Share of the counts that remains after an update of the policy's weights."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Acceptance:
     def observed(self, drafters: Ints, matches: Ints, drafted: Ints, accepted: Ints) -> "Acceptance":
         """Return the counts with outcomes [n]: the first `accepted` of `drafted` tokens were right.
 
-        The next token was judged wrong; tokens after it were not judged.
+        The next drafted token, if any, was judged wrong; tokens after it were not judged.
         """
         if not len(drafters):
             return self

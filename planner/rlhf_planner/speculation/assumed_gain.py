@@ -2,7 +2,7 @@
 
 Rule: at each power of two of the batch size, the draft length with the most expected tokens per second is used,
 possibly zero. If drafts are always made, it is the longest length. A pass costs as much as a plain step over as many
-rows; drafting is free. Users see this labelled as an assumption; the first iteration replaces it.
+rows; drafting is free.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rlhf_planner.speculation.acceptance import PRIOR_RATE
 from rlhf_planner.speculation.forecast import SpeculationForecast, SpeculationPoint
 
 CONTEXT: Final = 512.0
-"""Keys at which batches are compared; the shape over batch sizes hardly depends on it."""
+"""Keys at which batches are compared."""
 
 
 def assumed_forecast(

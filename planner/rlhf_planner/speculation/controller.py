@@ -6,11 +6,10 @@ expected tokens per second,
     (R + survival of the best j slots) / (drafting + pass over R + j rows),
 
 and j = 0, a plain step, is always a candidate. The same law, applied to the drafts that drafters are expected to have,
-decides whether to ask drafters at all. So, apart from probes, no time is spent on drafts that are not expected to pay.
-The controller learns acceptance, costs and supply from the steps (`acceptance`, `pass_costs`), and also which drafter
-to follow (`rival_drafts`). Measurements of whole steps correct the predictions (`step_records`). Alternatives are
-probed now and then; probes lose at most PROBE_SHARE of the time, as measured. Drafts widen a pass to at most GROWTH
-times the widest measured width, or to the next width.
+decides whether to ask drafters at all. The controller learns acceptance, costs and supply from the steps (`acceptance`,
+`pass_costs`), and also which drafter to follow (`rival_drafts`). Measurements of whole steps correct the predictions
+(`step_records`). Alternatives are probed now and then, on a credit of PROBE_SHARE of the time. Drafts widen a pass to
+at most GROWTH times the widest measured width, or to the next width.
 Rule: pure. A state and numbers in, a choice or a new state out; no clock, no randomness, no engine.
 """
 
@@ -35,31 +34,27 @@ Faster, Slower: the expectation of drafts. Probe: measures the alternative.
 """
 
 FIRST_PLAIN: Final = 4
-"""Number of first steps without drafts. A single cold one would make plain steps look slow for thousands of steps."""
+"""Number of first steps without drafts."""
 PROBE_SHARE: Final = 0.005
-"""Maximum share of the time that probes may lose."""
+"""Share of the time that is added to the credit of probes."""
 PROBE_GAP: Final = 16
-"""Minimum steps between probes, so that the result of one is used before the next."""
+"""Minimum steps between probes."""
 PROBE_STEPS: Final = 2
-"""Consecutive steps of a probe of drafts. The first one is slower because drafters and the choice are cold."""
+"""Consecutive steps of a probe of drafts."""
 DOUBT: Final = 0.25
 """Share of an expected loss that the credit of probes must cover."""
 PLAIN_GAP: Final = 128
 """Steps with drafts after which the whole credit may be spent on a plain step; before, half of it."""
 PROBE_REQUESTS: Final = 4
-"""Samples to draft for in a probe while drafts are not expected to pay: enough to learn from, and cheap."""
+"""Maximum number of samples to draft for in a probe while drafts are not expected to pay."""
 GROWTH: Final = 1.5
-"""Maximum width to which drafts widen a pass, relative to the widest measured one; beyond that, costs are guesses."""
+"""Maximum width to which drafts widen a pass, relative to the widest measured one."""
 OVERHEAD_SHARE: Final = 0.05
 """Weight of a step in the overhead."""
 OVERHEAD_FALLS: Final = 0.25
-"""Weight of a step with less overhead. The minimum is the cost of choosing; the rest is other work on the machine."""
+"""Weight of a step with less overhead."""
 FIRST_OVERHEAD: Final = 0.25
-"""Maximum overhead that the first step may report, as a share of a pass.
-
-Otherwise other work during a single step would end drafts for thousands of steps: with fewer drafts, lower overheads
-are observed less often.
-"""
+"""Maximum overhead that the first step may report, as a share of a pass."""
 SUPPLY_WINDOW: Final = 256.0
 """Requests over which the supply of drafters is averaged."""
 
@@ -75,7 +70,7 @@ class Plan(NamedTuple):
     """Maximum number of drafted tokens to verify."""
     reason: Reason
     rate: float
-    """Expected tokens per second; 0 if unknown."""
+    """Expected tokens per second of the fastest option; 0 if unknown."""
 
     @property
     def probes(self) -> bool:

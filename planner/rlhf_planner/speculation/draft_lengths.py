@@ -1,4 +1,5 @@
-"""Chooses how many tokens to draft per sample: the (sample, position) slots with the highest survival that pay.
+"""Chooses how many drafted tokens to verify per sample: the (sample, position) slots with the highest survival that
+pay.
 
 Rule: slots of all samples are sorted by survival, the probability that a token and all before it are accepted. The
 best j slots are taken, where j has the most expected tokens per second; 0 is always a candidate. Survival falls along
@@ -44,8 +45,7 @@ def best_slots(rows: int, survival: Floats, seconds: Floats, drafting: float, pl
 def best_of_supply(rows: int, survival: Floats, supply: Floats, seconds: Floats, drafting: float) -> Best:
     """Return the best number of slots for expected drafts: `supply` slots, on average, of each survival.
 
-    Both arrays have the same shape. Tokens and seconds are linear between integer numbers of slots, so an end is the
-    best.
+    Both arrays have the same shape. Tries whole numbers of slots and the corners of the supply curve.
     """
     counts, gained = supply_curve(survival, supply)
     most = min(counts[-1], len(seconds) - 1.0)

@@ -2,8 +2,7 @@
 
 Rule: a value that comes from observations or from a controller, for code that predicts decoding. It is linear in the
 logarithm of the batch between points, and flat beyond them. If zero drafts are a candidate, no batch is expected to be
-slower than plain steps, because a controller would then draft nothing. Without points nothing is drafted, and every
-prediction is bitwise the same as without this module. Must never change the cost of a plain step.
+slower than plain steps. Without points nothing is drafted. Must never change the cost of a plain step.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class SpeculationForecast:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> SpeculationForecast:
-        """Return the forecast that `document` wrote. Raises ValueError for anything else."""
+        """Return the forecast that `document` wrote. Raises ValueError for a missing field or impossible points."""
         try:
             points = tuple(SpeculationPoint(*map(float, row)) for row in document["points"])
             return cls(points, bool(document["zero_allowed"]))

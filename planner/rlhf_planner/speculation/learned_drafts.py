@@ -20,13 +20,13 @@ from rlhf_planner.speculation.step_records import batch_class, budget_class
 FACTS_KEY: Final = "speculation"
 """Key of `document` in the job's facts."""
 MAX_DRAFTERS, MAX_MATCHES, MAX_POSITIONS = 8, 64, 64
-"""Limits on data from others, above those of any job."""
+"""Limits on data from others."""
 PASSES: Final = 64.0
-"""Passes of a class that are remembered; their mean is then known to a few percent."""
+"""Passes of a class that are remembered."""
 GIVEN_PASSES: Final = 8
-"""Passes of a class that a worker starts with: enough for choices, few enough that its own soon count more."""
+"""Maximum number of passes of a class that a worker starts with."""
 MAX_SECONDS: Final = 3600.0
-"""Maximum seconds of a pass; a longer one is due to a broken clock."""
+"""Maximum seconds of a pass."""
 
 Cell = tuple[str, int, int]
 """(drafter, match, position)."""
@@ -116,7 +116,7 @@ class LearnedDrafts:
 
     @classmethod
     def from_document(cls, document: Any) -> "LearnedDrafts":
-        """Return the statistics that `document` wrote. Raises ValueError for anything else."""
+        """Return the statistics that `document` wrote. Raises ValueError for invalid data."""
         try:
             counts = {
                 (str(drafter), int(match), int(position)): Counted(float(judged), float(accepted))

@@ -26,7 +26,7 @@ def learned_of(message: pb.LearnedDrafts) -> LearnedDrafts:
 
 
 def learned_message(learned: LearnedDrafts) -> pb.LearnedDrafts:
-    """Return a message with the statistics; the inverse of `learned_of`."""
+    """Return a message with the statistics, for `learned_of`."""
     message = pb.LearnedDrafts()
     for (drafter, match, position), (judged, accepted) in learned.counts.items():
         message.counts.add(

@@ -1,11 +1,10 @@
 """Measures the effect of speculation in an iteration, as the forecast for the next one.
 
-Rule: intervals of steps are grouped by samples per step, one group for each power of two, at the mean of its samples,
-because in a tail most steps of a group are at one end of it. They are compared with plain steps over as many samples
-and keys, at the learned cost of plain steps. An interval counts as a whole: steps without possible drafts, and
-fruitless drafting, are part of the effect. Earlier values of a batch size have the same weight as new ones. Where
-nothing was verified the gain is zero. Short intervals are ignored unless their steps are slow
-(`observed_steps.tells`). Must never read a clock.
+Rule: intervals of steps are grouped by samples per step, one group for each power of two, at the mean of its samples.
+They are compared with plain steps over as many samples and keys, at the learned cost of plain steps. An interval counts
+as a whole: steps without possible drafts, and fruitless drafting, are part of the effect. Earlier values of a batch
+size have the same weight as new ones. Where nothing was verified the gain is zero. Short intervals are ignored unless
+their steps are slow (`observed_steps.tells`). Must never read a clock.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from rlhf_planner.inter_stage.observed_steps import tells
 from rlhf_planner.speculation.forecast import NO_SPECULATION, SpeculationForecast, SpeculationPoint
 
 MAX_TOKENS: Final = 64.0
-"""Maximum plausible tokens per step; manifests allow 16 drafted tokens."""
+"""Maximum plausible tokens per sample and step."""
 MIN_COST, MAX_COST = 0.1, 100.0
-"""Limits of a step's time relative to a plain one, so that a single hung step cannot spoil every forecast."""
+"""Limits of a step's time relative to a plain one."""
 KEPT: Final = 0.5
 """Weight of earlier values of a batch size relative to an iteration's steps."""
 
@@ -75,8 +74,8 @@ def observed_forecast(
 ) -> SpeculationForecast:
     """Return the forecast after an iteration of these intervals.
 
-    `plain_seconds` returns the seconds of a plain step by samples and keys. Batch sizes without intervals are
-    unchanged.
+    `plain_seconds` returns the seconds of a plain step by samples and keys. Batch sizes without intervals keep their
+    points. Without points and verified drafts nothing is drafted.
     """
     sums: dict[int, _Sums] = {}
     for stretch in stretches:

@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 KNOTS_A_DOUBLING: Final = 4
-"""Knots per doubling of the width: enough to distinguish passes that differ by a fifth of their rows."""
+"""Knots per doubling of the width."""
 MEMORY: Final = 0.998
 """Weight of earlier observations after each step: a window of five hundred."""
 SMOOTHNESS: Final = 0.5
@@ -29,15 +29,15 @@ ANCHOR: Final = 1e-4
 WIDTH_SHARE: Final = 0.15
 """Share of that cost that grows with width."""
 RELUCTANCE: Final = 0.05
-"""Weight of "keys and verifying cost nothing" relative to observations, because both grow with width."""
+"""Weight of "keys and verifying cost nothing" relative to observations."""
 SURPRISE: Final = 1.5
 """Maximum ratio of a step's time to the expectation that a single step may contribute."""
 OFTEN: Final = 48
-"""Number of first steps after each of which costs are fitted anew."""
+"""Number of first steps or drafts after each of which costs are fitted anew."""
 SELDOM: Final = 32
 """Steps between later fits."""
 RIDGE: Final = 1e-3
-"""Weight of "it costs nothing" relative to observations of a drafter, because its numbers of requests vary little."""
+"""Weight of "it costs nothing" relative to observations of a drafter."""
 KEYS, VERIFYING = -2, -1
 """Columns after the knots: thousands of keys, and whether drafts were verified."""
 KEYS_UNIT: Final = 1000.0
@@ -180,14 +180,14 @@ class PassCosts:
 
 @dataclass(frozen=True)
 class DraftCosts:
-    """Costs of a drafter for `requests` drafts of at most `length` tokens: a damped least-squares fit."""
+    """Costs of each drafter for `requests` drafts of at most `length` tokens: a damped least-squares fit."""
 
     products: Floats
     """float64 [drafters, 3, 3] sums of products over (1, length, requests x length)."""
     targets: Floats
     """float64 [drafters, 3] sums of products with the time."""
     fitted: Floats
-    """float64 [drafters, 3] seconds; zeros before any observation."""
+    """float64 [drafters, 3] seconds per (1, length, requests x length); zeros before any observation."""
     seen: tuple[int, ...]
     """Number of observations by drafter."""
 

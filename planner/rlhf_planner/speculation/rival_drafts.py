@@ -1,9 +1,8 @@
 """Learns whose draft to follow if several drafters have one, from their drafts for the same places.
 
 Rule: drafts for one place are compared by the number of right tokens, including drafts that were not followed, by both
-matches. A drafter's overall acceptance says little about places where another has a draft too: where many siblings
-agree, a sample's own text often has a longer match. With few observed places the expectation of each draft decides.
-Counts of a pair are damped to a window. Pure and immutable. Must never decide how far to follow a draft.
+matches. With few observed places the expectation of each draft decides. Counts of a pair are damped to a window. Pure
+and immutable. Must never decide how far to follow a draft.
 """
 
 from dataclasses import dataclass, replace

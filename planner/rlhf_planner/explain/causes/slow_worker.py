@@ -14,7 +14,7 @@ from rlhf_planner.explain.iteration_profile import IterationProfile
 from rlhf_planner.explain.replays import generation, meets
 
 SLOW: Final = 1.25
-"""Factor by which a slow worker's steps take longer. Smaller differences are normal between machines and batches."""
+"""Smallest factor by which a slow worker's steps take longer."""
 
 
 class SlowWorker:
