@@ -17,7 +17,7 @@ from rlhf_api.job.model_source import ModelSource
 from rlhf_api.job.reward_headers import CodeVariable, RewardHeader, SecretKey
 
 MAX_REWARDS: Final = 8
-"""Maximum named rewards per job, few enough to inspect one by one."""
+"""Maximum named rewards per job."""
 
 
 class RewardFunction(ApiModel):
