@@ -80,7 +80,7 @@ def _unused(group: Group, names: tuple[str, ...], field: str, allowed: tuple[Any
 
 
 def _scores_somewhere() -> Rule:
-    """Return the rule that scoring has its own workers in a job without generation, whose workers score too."""
+    """Return the rule that a job without generation has an inference worker if it scores, unless it is suspended."""
     names = tuple(name for name in without(Group.GENERATION) if full_graph(name).tasks_of(Group.INFERENCE))
     field = "spec.inference.replicas"
     return Rule(

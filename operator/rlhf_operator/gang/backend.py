@@ -57,9 +57,7 @@ class QueueGate:
     superseded: tuple[str, ...] = ()
     """Names of the queue's objects that the job no longer needs, whichever pods it has."""
     renew: bool = False
-    """Whether the queue's object asks for something else than the job now needs; a new one replaces it when no pod is
-    left.
-    """
+    """Whether the job asks the queue anew: a new object replaces the queue's present one when no pod is left."""
     release: bool = False
     """Whether to release the reservation when no pod is left."""
 
