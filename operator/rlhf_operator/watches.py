@@ -3,7 +3,7 @@
 kopf logs in, finds the resource, lists, watches, and calls one `@kopf.on.event` handler. It runs in a thread with its
 own event loop. Its storages store nothing.
 
-Rule: a watch hands over objects and does nothing else. `resync` finds what a stream misses.
+Rule: a watch hands over objects and decides nothing. `resync` finds what a stream misses.
 """
 
 import asyncio

@@ -30,7 +30,7 @@ root.
 COORDINATOR_GRACE_SECONDS: Final = 300
 """Default grace period in seconds of the coordinator's pod."""
 WORKER_GRACE_SECONDS: Final = 30
-"""Default grace period in seconds of a pod without training ranks, which has nothing to save."""
+"""Default grace period in seconds of a worker's pod in a group without training ranks."""
 RANK_GRACE_SECONDS: Final = 360
 """Default grace period in seconds of pods of the group with training ranks; longer than the coordinator's, which needs
 them for its checkpoint.
@@ -44,8 +44,8 @@ SCRAPED: Final = {
 NOT_SCRAPED: Final = {"prometheus.io/scrape": "false"}
 """Annotations of pods of a job without metrics."""
 STAYS: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
-"""Annotations of pods whose end interrupts the whole job: autoscalers then remove other nodes. A template may override
-them. A manual drain or a failed node ends the pods regardless.
+"""Annotations of pods whose end interrupts the whole job, so that autoscalers remove other nodes. A template may
+override them.
 """
 KILL_GRACE_SECONDS: Final = 30
 """Grace period in seconds after a failed probe, instead of the pod's own."""
