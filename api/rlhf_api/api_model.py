@@ -1,7 +1,7 @@
 """Base of all manifest models: camelCase outside, snake_case inside; docstrings are descriptions.
 
 Unknown fields are rejected by default. Types are strict: "5" is not a number, 1.0 is not an integer, NaN and infinity
-are not numbers.
+are not allowed.
 """
 
 from typing import Annotated, Any, ClassVar, Final, Self
@@ -20,7 +20,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 Location = Annotated[str, Field(min_length=1, max_length=4096)]
-"""A file or folder; 4096 bytes is the limit of Linux (PATH_MAX)."""
+"""A file or folder, of at most 4096 characters."""
 PYTHON_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 """Pattern of a function, a class or an environment variable."""
 NAME_PATTERN: Final = f"^{PYTHON_NAME}$"
@@ -29,7 +29,7 @@ MODULE_PATTERN: Final = rf"^{PYTHON_NAME}(\.{PYTHON_NAME})*$"
 
 
 LARGEST: Final = 1_000_000
-"""Bound of numbers without a natural one, far above values that train; float32 arithmetic overflows far beyond it."""
+"""Bound of numbers without a natural one."""
 
 
 class _ZeroIsOff:

@@ -1,7 +1,7 @@
 """The CustomResourceDefinition, generated: `python -m rlhf_api.crd` writes `crds/rlhfjobs.yaml`.
 
 It adds to the fields what Kubernetes needs: rules on their nodes, printer columns, the status and scale subresources,
-names. Rule: fields and rules come from the models and `rules`. The definition as compact JSON stays below 262,144
+names. Rule: fields and rules come from the models and `rules`. The definition as compact JSON must stay below 262,144
 bytes, the limit of annotations at which client-side `kubectl apply` fails.
 """
 

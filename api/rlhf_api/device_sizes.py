@@ -1,7 +1,7 @@
 """The sizes of a job's groups as a part of its manifest: how they are written into it, and how many devices they use.
 
-A plan for `spec.devices` is recorded as these sizes, together with the request that they answer. The recorder may be a
-process in a user's pod, so the sizes are checked like a manifest. Pure; must never decide a size.
+A plan for `spec.devices` is recorded as these sizes, together with the request that they answer. Pure; must never
+decide a size.
 """
 
 import copy
@@ -50,7 +50,7 @@ class TrainingSizes(ApiModel):
 
 
 class JobSizes(ApiModel):
-    """Sizes of a job, without those that its manifest fixes."""
+    """Sizes of a job; None for those that are not part of a plan."""
 
     placement: Literal["Dedicated", "Colocated"] | None = None
     generation: GenerationSizes | None = None
@@ -58,7 +58,7 @@ class JobSizes(ApiModel):
     training: TrainingSizes | None = None
 
     def without(self, fixed: frozenset[SizeGroup]) -> Self:
-        """Return the sizes without fixed ones."""
+        """Return the sizes without the fixed ones."""
         return self.model_copy(update={group.lower(): None for group in fixed})
 
     def written_into(self, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class JobSizes(ApiModel):
 
 
 class DevicePlanRecord(ApiModel):
-    """A plan for `spec.devices` as the journal and the status store it."""
+    """A plan for `spec.devices` in the form in which it is recorded."""
 
     request: Annotated[str, Field(max_length=64)]
     """Request that the plan answers, as `plan_request` returns it."""
@@ -113,7 +113,7 @@ def _data(sizes: ApiModel) -> dict[str, Any]:
 
 
 def _part(data: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a block of a manifest, which may be absent or null."""
+    """Return a block of a manifest; add an empty one if it is absent or null."""
     if data.get(name) is None:
         data[name] = {}
     part: dict[str, Any] = data[name]
@@ -121,21 +121,20 @@ def _part(data: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def planned_document(document: Mapping[str, Any], sizes: JobSizes) -> dict[str, Any]:
-    """Return the data of a manifest with `spec.devices` whose sizes are all set: nothing is left to choose."""
+    """Return the data of a manifest with `spec.devices`, with these sizes, and with all sizes marked as fixed."""
     data = sizes.written_into(document)
     data["spec"]["devices"] = {**data["spec"]["devices"], "fixed": list(SIZE_GROUPS)}
     return data
 
 
 def planned_job(job: RLHFJob, sizes: JobSizes) -> RLHFJob:
-    """Return a resolved job with `spec.devices` whose sizes are all set."""
+    """Return a resolved job with `spec.devices`, with these sizes, and with all sizes marked as fixed."""
     # With nulls, because a null that disables a feature must not become its default again.
     return read_job(planned_document(job.model_dump(mode="json", by_alias=True, exclude={"status"}), sizes))
 
 
 def plan_request(spec: RLHFJobSpec) -> str:
-    """Return a digest of the fields that a user may change between two starts and that plans answer: `spec.devices`
-    and the layout of training."""
+    """Return a digest of the fields that a plan answers: `spec.devices` and the layout of training."""
     # Default values are omitted, so that a new field changes no digest.
     data = spec.model_dump(mode="json", by_alias=True, include={"devices", "training"}, exclude_defaults=True)
     training = data.get("training", {})

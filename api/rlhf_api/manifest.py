@@ -3,8 +3,8 @@
 The checks run in order: YAML, apiVersion and kind, single fields (the models), rules across fields, values that this
 version lacks. Problems of the text, or of apiVersion and kind, end the checks. A manifest with a wrong field is still
 checked against every rule that does not read that field. If every field is right, the rules beyond CEL follow.
-`resolve` fills in the defaults that depend on other fields or on the manifest's folder.
-`resolved_job` takes all these steps. Only `read_text` opens a file, and only `resolve` asks whether a folder exists.
+`resolve` fills in the defaults that depend on other fields or on the manifest's folder. `resolved_job` takes all these
+steps for a document. Only `read_text` opens a file, and only `resolve` asks whether a folder exists.
 """
 
 import os
@@ -91,7 +91,7 @@ def parse(text: str, source: str = "manifest") -> RLHFJob:
 
 
 def job_document(text: str) -> Document:
-    """Return the document of the only RLHFJob in a text, unchecked. Raises ManifestError."""
+    """Return the only document of a text, or that of its only RLHFJob, unchecked. Raises ManifestError."""
     documents = read_documents(text)
     jobs = documents if len(documents) == 1 else [document for document in documents if not is_foreign(document)]
     if len(jobs) != 1:
@@ -149,7 +149,8 @@ def checked_job(document: Document, source: str) -> RLHFJob:
 
 
 def broken_rules(job: RLHFJob) -> list[Problem]:
-    """Return the rules that a job breaks, for a job that did not come from a manifest, or not with this version."""
+    """Return the problems of rules that a job breaks, for a job that did not come from a manifest, or not with this
+    version."""
     return [*_check_rules(Document(_plain(job)), []), *refusals(job)]
 
 
@@ -170,9 +171,9 @@ def forbidden_changes(old: RLHFJob, new: RLHFJob, *, ended: bool = False) -> lis
 def resolve(job: RLHFJob, base: Path) -> RLHFJob:
     """Return the job with the defaults that depend on other fields or on the folder. The call is idempotent.
 
-    Relative paths become absolute against `base`, the folder of the manifest. A policy or value role that the graph
-    needs and the manifest does not set starts from the actor. Roles that the graph does not need are left out, except
-    the actor and named rewards. There is no status. Folders are not opened.
+    Relative paths become absolute against `base`, the folder of the manifest; a hub id of a model stays. A policy or
+    value role that the graph needs and the manifest does not set starts from the actor. Roles that the graph does not
+    need are left out, except the actor and named rewards. There is no status. Folders are not opened.
     """
     spec = job.spec
     algorithm = spec.algorithm.fields.resolved(lambda path: _file(path, base))

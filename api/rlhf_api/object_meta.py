@@ -1,7 +1,8 @@
 """Checks the metadata of a manifest: fields, namespace, and keys and values of labels and annotations.
 
-Rule: a problem is something that `kubectl apply` with strict field validation rejects. `rlhf_api.rules` checks the form
-of the name. A generateName is checked with a name that the API server could generate from it.
+Rule: a problem is something that `kubectl apply` or `kubectl create` with strict field validation rejects.
+`rlhf_api.rules` checks the form of the name. A generateName is checked with a name of the length that the API server
+generates from it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ _PREFIX_MAX: Final = 58
 
 
 def fill_in_generated_name(document: Document) -> None:
-    """Give a document with generateName and without name a name, as the API server would."""
+    """Give a document with generateName and without name a name of the length that the API server would give."""
     metadata = document.data.get("metadata")
     if not isinstance(metadata, dict) or metadata.get("name"):
         return

@@ -1,4 +1,5 @@
-"""Checks that a folder of PEFT adapters matches `spec.training.lora`: adapter_config.json and the tensor names.
+"""Checks that a folder of PEFT adapters matches `spec.training.lora`: adapter_config.json, and the tensors' names,
+types and shapes.
 
 Rule: a key of the configuration is known not to affect loaded adapters, is described by the manifest, or is rejected
 unless its value is accepted or means "unused". So an unknown key of a later PEFT is rejected too. It reads the headers
@@ -99,10 +100,10 @@ def check_adapter_config(folder: Path, settings: Lora, *, own: bool = False, bas
 
 
 def check_adapter_tensors(folder: Path, settings: Lora, base: WeightFiles | None = None) -> None:
-    """Raise AdapterError unless the folder contains A and B of matrices in the settings, and nothing else.
+    """Raise AdapterError unless the folder contains A and B of matrices in the settings, as floats, and nothing else.
 
-    `base`: the weights that the adapters extend, if known; then every matrix in the settings needs both. Raises
-    FolderError for a damaged file.
+    `base`: the weights that the adapters extend, if known; then every matrix in the settings needs both, with matching
+    shapes. Raises FolderError for a damaged file.
     """
     file = folder / ADAPTER_WEIGHTS
     if not file.is_file():

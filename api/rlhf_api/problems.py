@@ -10,7 +10,7 @@ from typing import Any, Final
 from rlhf_common.nesting import too_deep
 
 SHOWN_VALUE: Final = 80
-"""Characters of a value in a message, enough to recognise it in the file."""
+"""Most characters of a value in a message."""
 _CREDENTIALS: Final = re.compile(r"(?<=://)[^/?#\s\"]*@")
 """User and password in addresses."""
 
@@ -19,11 +19,11 @@ class Severity(StrEnum):
     """How serious a problem is."""
 
     ERROR = "error"
-    """The job does not start."""
+    """The manifest is wrong."""
     SERVER = "server"
     """An error by this version's knowledge of Kubernetes; in a cluster the API server, which may be newer, decides."""
     WARNING = "warning"
-    """The job can start, but a setting has no effect or another effect than it seems."""
+    """The job can start, but a setting may be unintended."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Problem:
     value: Any
     """Value as JSON; None if unset."""
     message: str
-    """Description of a correct value."""
+    """Problem, or description of a correct value, to follow the field's name."""
     line: int | None = None
     """Line of the field or the nearest field around it, from 1."""
     severity: Severity = Severity.ERROR
@@ -61,7 +61,7 @@ class Problem:
 
 
 class ManifestError(ValueError):
-    """A manifest is rejected; `problems` has the reasons."""
+    """A manifest is rejected; `problems` has the reasons, and `source` names the manifest."""
 
     def __init__(self, problems: Sequence[Problem], source: str = "manifest") -> None:
         self.problems: list[Problem] = list(problems)

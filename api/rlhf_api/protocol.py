@@ -2,9 +2,8 @@
 
 Register and Welcome carry `PROTOCOL`. A release that changes what either side must understand raises it by one. Pure
 additions, such as a field that a reader can ignore, do not raise it. Neighbouring versions work together: version N
-sends to version N - 1 only what N - 1 understands. Both sides reject any other version with a message that names the
-image to change. Neither exits, since a restart uses the same image.
-The same holds for the resolved job, which a process of another version may have written: `read_job`.
+sends to version N - 1 only what N - 1 understands. The same holds for the resolved job, which a process of another
+version may have written: `read_job`.
 Must never list the abilities of versions; they belong to the code that has them.
 """
 
@@ -48,7 +47,7 @@ def written_job(job: RLHFJob) -> str:
 def read_job(document: Any) -> RLHFJob:
     """Read the resolved job that another process wrote. Raises ValidationError.
 
-    Unknown fields are ignored, because the writer may be newer and has checked the job. Do not use this for user input,
-    where an unknown field is a mistake (`rlhf_api.manifest`).
+    Unknown fields are ignored, because the writer may be newer. Do not use this for user input, where an unknown field
+    is a mistake (`rlhf_api.manifest`).
     """
     return RLHFJob.model_validate(document, extra="ignore")

@@ -10,9 +10,7 @@ from typing import Final
 from rlhf_api.algorithms import Task
 
 BLOCK: Final = 64
-"""Tokens per block, with the prompt. Deterministic scoring computes whole blocks of positions, 0..63, 64..127, ...,
-each with all keys up to its end. Smaller blocks cost more passes; larger ones leave a longer rest at the end of a
-sample."""
+"""Tokens per block, with the prompt: positions 0..63, 64..127, ..."""
 
 
 def incremental_tasks(tasks: Iterable[Task]) -> tuple[str, ...]:

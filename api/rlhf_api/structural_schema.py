@@ -55,7 +55,10 @@ def schema_at(path: str) -> Schema | None:
 
 
 def fields(node: Schema, path: str) -> Iterator[tuple[str, Schema]]:
-    """Yield every field below a node as (path, schema), parents first, in the order of the models."""
+    """Yield every field below a node as (path, schema), parents first, in the order of the models.
+
+    Fields of the items of lists are left out.
+    """
     for name, child in node.get("properties", {}).items():
         below = f"{path}.{name}" if path else name
         yield below, child
@@ -63,8 +66,8 @@ def fields(node: Schema, path: str) -> Iterator[tuple[str, Schema]]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a copy without null members: the API server prunes them from the schema's fields, of which none is
-    nullable."""
+    """Return a copy without null members of mappings; the API server prunes null fields that are not nullable, as all
+    of the schema are."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -136,7 +139,7 @@ def _structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
 
 
 def _rewrite_bounds(node: Schema) -> None:
-    """Rewrite exclusive bounds as flags, as in OpenAPI v3; integers need none."""
+    """Rewrite exclusive bounds as flags, as in OpenAPI v3; give an integer inclusive bounds and its format."""
     whole = node.get("type") == "integer"
     for bound, step in (("Minimum", 1), ("Maximum", -1)):
         exclusive = node.pop(f"exclusive{bound}", None)

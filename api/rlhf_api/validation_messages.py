@@ -1,6 +1,6 @@
 """Turns errors of pydantic into messages for users: field path, actual value, correct values.
 
-Rule: correct values come from the structural schema. This module does not decide whether something is wrong.
+Correct values come from the structural schema.
 """
 
 import re
@@ -82,7 +82,7 @@ def _range(node: Schema) -> str:
 
 
 def _hint(value: Any, node: Schema) -> str:
-    """Return the nearest valid value, or the likely typing error; empty if there is none."""
+    """Return a hint at a valid value, or at the likely typing error; empty if there is none."""
     kind = node.get("type")
     if "enum" in node:
         return _enum_hint(value, [str(allowed) for allowed in node["enum"]])

@@ -1,8 +1,7 @@
 """YAML documents as plain data with the line of every field, read as `kubectl` reads them.
 
-Rule: scalars have the types that `kubectl apply` gives them, so that a manifest that runs on one machine applies to a
-cluster: YAML 1.1 booleans (a bare Off is false), `1e-6` is a number, dates stay text. A duplicate key is an error. This
-module does not know the meaning of any field.
+Rule: scalars have the types that `kubectl apply` gives them: YAML 1.1 booleans (a bare Off is false), `1e-6` is a
+number, dates stay text. A duplicate key is an error.
 """
 
 import re
@@ -16,7 +15,7 @@ from rlhf_common.nesting import MAX_DEPTH, too_deep
 from rlhf_common.surrogates import half_pair
 
 MAX_BYTES: Final = 1_048_576
-"""Maximum bytes of a manifest; the API server stores 1.5 MB per object."""
+"""Maximum bytes of a manifest."""
 MAX_FIELDS: Final = 100_000
 """Maximum fields and items of a manifest after expansion of anchors; a few lines of anchors can mean billions."""
 WHOLE_UP_TO: Final = 1e21
@@ -44,8 +43,8 @@ class Document:
 
 
 def read_document(text: str) -> Document:
-    """Return the only YAML document of a text. Raises ManifestError, for example for several documents, a duplicate
-    key, or invalid YAML."""
+    """Return the YAML document of a text with one that is not empty. Raises ManifestError, for example for several
+    documents, a duplicate key, or invalid YAML."""
     documents = read_documents(text)
     if len(documents) > 1:
         line = documents[1].first_line
@@ -125,7 +124,7 @@ _Loader.bool_values = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
 
 
 def _number(loader: _Loader, node: yaml.ScalarNode) -> float | int:
-    """Return a number; 1e3 and 512.0 are integers, as kubectl sends them in JSON."""
+    """Return a number; whole ones below WHOLE_UP_TO, such as 1e3 and 512.0, are integers, as kubectl sends them."""
     value = float(loader.construct_yaml_float(node))
     return int(value) if value.is_integer() and abs(value) < WHOLE_UP_TO else value
 
@@ -134,7 +133,10 @@ _Loader.add_constructor("tag:yaml.org,2002:float", _number)
 
 
 def _walk(node: yaml.Node, path: str, lines: dict[str, int], problems: list[Problem]) -> None:
-    """Record the line of every field below a node, and every key that is a duplicate or not text."""
+    """Record the line of every field below a node, and every key that is a duplicate or not text.
+
+    Raises ManifestError for more than MAX_FIELDS fields.
+    """
     if len(lines) > MAX_FIELDS:
         raise ManifestError([Problem("", None, f"has more than {MAX_FIELDS} fields with its anchors written out")])
     if isinstance(node, yaml.SequenceNode):

@@ -1,9 +1,7 @@
-"""Queries over metrics of the catalogue: a name, or a label or value in a selector, that no process serves fails at
-import.
+"""Queries over metrics of the catalogue: a label or value in a keyword argument that no process serves is an error.
 
-Rule: series of a job are joined over `cluster`, `namespace` and `rlhf_job`, never over `pod` or `instance`, which
-change when a process restarts. Counters are read with `rate` and `increase`, or as totals since a start; histograms by
-`le`. Functions here return text and are independent of their caller.
+Rule: series of a job are joined over `cluster`, `namespace` and `rlhf_job`. Counters are read with `rate` and
+`increase`, or as totals since a start. Functions here return text.
 """
 
 from dataclasses import dataclass
@@ -12,10 +10,10 @@ from typing import Final
 from rlhf_common.metrics.metric import Metric, MetricKind, Server
 
 RATE_INTERVAL: Final = "$__rate_interval"
-"""Grafana's variable: at least four scrapes, longer if a pixel is longer."""
+"""Grafana's variable for windows of rates."""
 CLUSTER, NAMESPACE, RLHF_JOB, POD = "cluster", "namespace", "rlhf_job", "pod"
 JOB: Final = (CLUSTER, NAMESPACE, RLHF_JOB)
-"""Labels that identify a job. `cluster` is absent if a Prometheus has only one cluster."""
+"""Labels that identify a job. `cluster` may be absent."""
 SCRAPED: Final = (*JOB, POD, "instance", "job")
 """Labels that a scrape adds."""
 
@@ -26,7 +24,7 @@ _MARKS: Final = {"!~": "!~", "!": "!=", "~": "=~", "": "="}
 
 @dataclass(frozen=True)
 class SeriesScope:
-    """The series of a dashboard, selected by the variables above it."""
+    """Series that match all matchers."""
 
     matchers: tuple[str, ...]
 
@@ -53,9 +51,7 @@ class SeriesScope:
         return f"increase({self._select(_counted(metric), metric.name, labels)}[{window}])"
 
     def latest(self, metric: Metric, *by: str, **labels: str) -> str:
-        """Return a gauge of jobs, one series per job and further labels; where old and new processes overlap, the
-        maximum.
-        """
+        """Return a gauge of jobs, one series per job and further labels: the maximum of those with the same labels."""
         return highest(self.value(metric, **labels), *JOB, *by)
 
     def rates(self, metric: Metric, *by: str, **labels: str) -> str:
@@ -67,7 +63,7 @@ class SeriesScope:
         return total(self.increase(metric, window, **labels), *JOB, *by)
 
     def quantile(self, share: float, metric: Metric, *by: str, window: str = RATE_INTERVAL, **labels: str) -> str:
-        """Return a percentile of a histogram, by the given labels."""
+        """Return a quantile of a histogram over a window, by the given labels."""
         buckets = self.buckets(metric, *by, window=window, **labels)
         return f"histogram_quantile({share:g}, {buckets})"
 
@@ -77,7 +73,7 @@ class SeriesScope:
         return total(f"rate({selected}[{window}])", "le", *by)
 
     def mean(self, metric: Metric, *by: str, window: str = RATE_INTERVAL, **labels: str) -> str:
-        """Return the mean of a histogram's values, by the given labels."""
+        """Return the mean of a histogram's values over a window, by the given labels."""
         sums, counts = (self._select(_histogram(metric), f"{metric.name}_{part}", labels) for part in ("sum", "count"))
         return f"{total(f'rate({sums}[{window}])', *by)} / {total(f'rate({counts}[{window}])', *by)}"
 
@@ -101,7 +97,7 @@ JOBS: Final = SeriesScope((*FLEET.matchers, 'rlhf_job=~"$job"'))
 WORKERS: Final = SeriesScope((*JOBS.matchers, 'worker=~"$worker"'))
 """The chosen workers of the chosen jobs."""
 OPERATORS: Final = SeriesScope(('cluster=~"$cluster"', 'rlhf_job=""'))
-"""The operator's own series, without a job."""
+"""Series without a job, such as the operator's own."""
 
 
 def labels_of(metric: Metric) -> frozenset[str]:
@@ -115,7 +111,7 @@ def total(expression: str, *by: str) -> str:
 
 
 def highest(expression: str, *by: str) -> str:
-    """Return a maximum; for gauges that a restarted coordinator serves again, it merges old and new series."""
+    """Return a maximum, by the given labels."""
     return _aggregate("max", expression, by)
 
 
@@ -135,17 +131,17 @@ def number_of(expression: str, *by: str) -> str:
 
 
 def top(size: int, expression: str) -> str:
-    """Return the largest `size` series, a limit for panels over a thousand workers."""
+    """Return the `size` series with the largest values."""
     return f"topk({size}, {expression})"
 
 
 def bottom(size: int, expression: str) -> str:
-    """Return the smallest `size` series."""
+    """Return the `size` series with the smallest values."""
     return f"bottomk({size}, {expression})"
 
 
 def or_zero(expression: str, *labels: str) -> str:
-    """Return 0 if a count has no series yet, as before the first restart; not for measurements.
+    """Return an expression that is 0 if the given one has no series; not for measurements.
 
     The zero series has the given labels, each with the value "none".
     """
@@ -172,7 +168,10 @@ def _histogram(metric: Metric) -> Metric:
 
 
 def _matcher(metric: Metric, name: str, value: str) -> str:
-    """Return `name="value"`; a value with prefix ~ is a pattern of alternatives, with ! or !~ an exclusion."""
+    """Return `name="value"`; a value with prefix ~ is a pattern of alternatives, with ! or !~ an exclusion.
+
+    Raises ValueError for a label or a value that the metric does not have.
+    """
     label_values = {label.name: label.values for label in metric.labels}
     if name not in label_values and not (name in SCRAPED and metric.servers != (Server.OPERATOR,)) and name != POD:
         raise ValueError(f"{metric.name} has no label {name}: {', '.join(labels_of(metric))}")

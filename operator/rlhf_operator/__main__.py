@@ -50,20 +50,16 @@ log = logging.getLogger("rlhf_operator")
 RESOURCES: Final = {**CORE_RESOURCES, **GANG_RESOURCES}
 """The kinds that the operator reads and writes."""
 CONCURRENCY: Final = 16
-"""Reconciles that run at the same time; most of their time is waiting for the API server."""
+"""Default of --concurrency: reconciles that may run at the same time."""
 USER_MAX: Final = 2**31 - 1
 """Largest user id that the API server accepts."""
 SHORTEST_CERTIFICATE: Final = 30
-"""Shortest certificate lifetime in seconds; used by tests."""
+"""Shortest certificate lifetime in seconds that the command line accepts."""
 GC_THRESHOLDS: Final = (10_000, 10, 10)
-"""Thresholds of Python's garbage collector. Thousands of parsed objects come and go and few contain cycles, so
-collection is rarer than by default. Rarer collection of old objects would let memory grow.
-"""
+"""Thresholds of Python's garbage collector, which collects young objects more rarely than by default."""
 NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 END_SECONDS: Final = 4
-"""Seconds that tasks have to end when the operator stops; less than LEASE_SECONDS - RENEW_DEADLINE, so that a leader
-that lost its lease is gone before another may start.
-"""
+"""Seconds that tasks have to end when the operator stops; less than LEASE_SECONDS - RENEW_DEADLINE."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ class OperatorOptions:
     metrics: str
     lease_namespace: str
     home: str
-    """Namespace of the operator's pod; empty outside a cluster."""
+    """Namespace of the operator's pod, from NAMESPACE_FILE; empty if that does not exist."""
     leader_election: bool
     concurrency: int
     json_logs: bool
@@ -84,7 +80,8 @@ class OperatorOptions:
     operator_class: str = ""
     """Jobs with this spec.operatorClass are reconciled; if empty, the jobs without one."""
     trace_share: float = 1.0
-    """Share of reconciles that are traced, if OTEL_EXPORTER_OTLP_ENDPOINT is set."""
+    """Share of reconciles whose traces are sent, if there is an endpoint. Above 0, traces of failed ones are sent too.
+    """
     scheduling: tuple[str, ...] = MODES
     """Gang backends and queues that may be used."""
     ignore_queue_labels: bool = False
@@ -129,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def options(arguments: Sequence[str]) -> OperatorOptions:
-    """Parse the command line; exit the process with code 2 if it is wrong."""
+    """Parse the command line and read NAMESPACE_FILE; exit the process with code 2 if the command line is wrong."""
     parser = _parser()
     parsed = parser.parse_args(arguments)
     if parsed.concurrency < 1:
@@ -182,7 +179,7 @@ def _is_class(name: str) -> bool:
 
 
 async def operate(options: OperatorOptions, client: KubernetesClient) -> int:
-    """Run until asked to stop; return the exit code."""
+    """Wait for RLHFJobs and the lease, then work until a task ends; return the exit code."""
     identity = f"{os.environ.get('HOSTNAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     metrics = OperatorMetrics()
     index = Index(watch_events.unreadable_reporter(metrics), options.operator_class)
@@ -245,7 +242,7 @@ async def work(
     apis: ServedApis,
     definition: Definition,
 ) -> int:
-    """Watch and reconcile until asked to stop or until an essential task ends; return the exit code."""
+    """Watch and reconcile until asked to stop or until a task ends; return the exit code."""
     listings = watches.first_listings(options.namespaces, resync.watched)
     handler = WatchEventHandler(index, queue, metrics, listings, resync.soon)
     watching = watches.watch(client.transport, handler, metrics, options.namespaces, resync.watched, definition.served)
@@ -263,13 +260,13 @@ async def work(
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         await ended(tasks)
-        # No task writes any more, so a successor may begin.
+        # The tasks were cancelled before, so that they do not write beside a successor.
         await leader.release()
     return verdict(done)
 
 
 def verdict(done: set[asyncio.Task[None]]) -> int:
-    """Return the exit code for the task that ended first."""
+    """Return the exit code for the tasks that ended first; log their error."""
     for task in done:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, LeaseLostError | discovery.ApisChangedError | RestoredError):
@@ -283,9 +280,9 @@ def verdict(done: set[asyncio.Task[None]]) -> int:
 
 
 async def ended(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel the tasks once per second until all have ended, for at most END_SECONDS.
+    """Cancel the tasks up to END_SECONDS times, and wait for their end for at most a second after each time.
 
-    Cancellation is repeated because a library may swallow one.
+    Cancellation is repeated because a task may swallow one.
     """
     pending = set(tasks)
     for _ in range(END_SECONDS):
@@ -327,12 +324,12 @@ async def run(options: OperatorOptions) -> NoReturn:
         code = ExitCode.FAILED
     await client.close()
     logging.shutdown()
-    # An orderly end would close streams and kopf's thread one by one; none of them needs it.
+    # An orderly end would wait for kopf's thread.
     os._exit(code)
 
 
 def main() -> int:
-    """Run the process; return its exit code if it could not start."""
+    """Run the process; return its exit code if there is no usable configuration of an API server."""
     settings = options(sys.argv[1:])
     gc.set_threshold(*GC_THRESHOLDS)
     operator_logs.configure(json_lines=settings.json_logs)

@@ -1,7 +1,6 @@
 """Caches results of pure functions of long texts within a limit of entries and of characters.
 
-Rule: the number of entries alone is not a bound. A manifest may have a million characters, and its author may edit it
-every second; a thousand of those would fill the operator's memory.
+Rule: the number of entries alone is not a bound, because a manifest may have a million characters.
 """
 
 from collections import OrderedDict
@@ -13,11 +12,11 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 CHARACTERS: Final = 8_000_000
-"""Characters of all texts in the cache of one function: two thousand jobs of 4,000. A result can take ten times the
-size of its text.
-"""
+"""Most characters of all texts in the cache of one function: two thousand jobs of 4,000."""
 LONGEST: Final = CHARACTERS // 16
-"""Characters of the longest text that is cached. A longer one is computed each time, rather than evict the others."""
+"""Most characters of the texts of one cached call. A call with longer ones is computed each time, rather than evict the
+others.
+"""
 
 
 class BoundedCache(Generic[Given, Result]):
@@ -49,12 +48,13 @@ class BoundedCache(Generic[Given, Result]):
 
 
 def cached(most: int) -> Callable[[Callable[Given, Result]], BoundedCache[Given, Result]]:
-    """Return a decorator like functools.lru_cache, for at most `most` results and CHARACTERS characters."""
+    """Return a decorator that caches the latest results: at most `most`, with at most CHARACTERS characters of texts.
+    """
     return lambda function: BoundedCache(function, most)
 
 
 def _weight(value: Any) -> int:
-    """Return the number of characters in a text, or in the texts of a tuple, a set or a record."""
+    """Return the length of a text or of bytes, or of those in a tuple, a frozenset or a record's attributes."""
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, tuple | frozenset):

@@ -1,8 +1,7 @@
-"""Issues the certificates of one job: its own authority, and one certificate for all its processes (ECDSA P-256).
+"""Creates the authority of one job, and issues certificates for its processes (ECDSA P-256).
 
-Rule: a job trusts its own authority only, so it refuses processes of other jobs. Peers are verified by
-`channels.SERVER_NAME` rather than by pod names, which change. The authority's key is in `Authority`, which must never
-be mounted into a pod because user code runs there; pods get `Certificates`. Must never read a clock.
+Rule: a certificate always names `channels.SERVER_NAME`. The authority's key is in `Authority`, which must never be
+mounted into a pod because user code runs there; pods get `Certificates`. Must never read a clock.
 """
 
 import os
@@ -21,9 +20,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from rlhf_common.channels import SERVER_NAME
 
 LIFETIME: Final = timedelta(days=365)
-"""Lifetime of a certificate; long, so that a running job rarely rotates."""
+"""Default lifetime of a certificate; long, so that a running job rarely rotates."""
 AUTHORITY_LIFETIME: Final = timedelta(days=3650)
-"""Lifetime of the authority; it must outlive every certificate it issues."""
+"""Default lifetime of an authority."""
 CLOCK_SKEW: Final = timedelta(minutes=5)
 """Time before now from which a certificate is valid, because nodes' clocks differ."""
 ROTATE_BEFORE: Final = 1 / 3
@@ -67,7 +66,10 @@ class Authority:
     key: bytes
 
     def issue(self, names: Sequence[str], now: datetime, lifetime: timedelta = LIFETIME) -> Certificates:
-        """Issue a server and client certificate for SERVER_NAME and `names` (DNS names or IP addresses)."""
+        """Issue a server and client certificate for SERVER_NAME and `names` (DNS names or IP addresses).
+
+        It expires after `lifetime`, or with the authority if that is earlier.
+        """
         authority = x509.load_pem_x509_certificate(self.certificate)
         authority_key = serialization.load_pem_private_key(self.key, password=None)
         assert isinstance(authority_key, ec.EllipticCurvePrivateKey)

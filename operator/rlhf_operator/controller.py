@@ -1,8 +1,8 @@
 """Runs one reconcile of one job: observe, decide, carry out the plan, and return when the next one is due.
 
 Rule: `reconcile` makes the decisions. The status is written first, and not if the job has changed in its `read_part`.
-On a conflict the rest of the plan is dropped, and the job is reconciled again with its newer version. A reconcile may
-die at any line; the next one observes what was done and continues.
+On a conflict the rest of the plan is dropped, and the job is reconciled again. A reconcile may die at any line; the
+next one observes what was done and continues.
 """
 
 import logging
@@ -44,7 +44,7 @@ Json = dict[str, Any]
 CONFLICT_RETRY_SECONDS: Final = 1.0
 """Seconds until the next reconcile after a conflict, if the watch does not deliver the newer version earlier."""
 STATUS_ATTEMPTS: Final = 8
-"""Attempts to write a status while others write the job many times per second."""
+"""Most attempts to write one status while others write the job."""
 
 
 class Controller:
@@ -82,7 +82,7 @@ class Controller:
     async def reconcile(self, key: str) -> float | None:
         """Reconcile one job; return the seconds until the next reconcile, or None to wait for a change.
 
-        Raises ApiError.
+        Raises ApiError, but no ConflictError.
         """
         trace = self._traces.begin(key)
         with operator_logs.reconciling(key, self._index.job(key), trace.id):
@@ -97,7 +97,7 @@ class Controller:
         except ConflictError:
             requeue_after, result, failure = CONFLICT_RETRY_SECONDS, "conflict", ""
         except ApiError as error:
-            # Dashboards count missing rights as refusals.
+            # Missing rights count as refusals.
             kind = RefusedError if isinstance(error, ForbiddenError) else type(error)
             self._metrics.errors.labels(kind.__name__).inc()
             failure = f"{kind.__name__}: {error}"
@@ -154,7 +154,7 @@ class Controller:
             stored_revision = await self._revisions.current(key, uid, applied, job.get("status") or {}, pods)
             mounting = any(pod.phase == "Pending" and pod.scheduled is not None for pod in pods.values())
             needed = mounting or bool(self._coordinators.latest(key)[1])
-            # The status is written before certificates are issued, so a job without a status has no certificates.
+            # A plan's status is written before its certificates are issued, so a job without a status has none yet.
             stored = await self._certificates.current(key, uid, now, needed=needed) if job.get("status") else None
             expire = stored.due if stored else None
             coordinator = next((pod for pod in pods.values() if pod.group == Group.COORDINATOR), None)
@@ -216,7 +216,7 @@ class Controller:
     async def _write_status(self, key: str, job: Json, plan: ReconcilePlan) -> None:
         """Write the status to a version of the job with the same `read_part` as `job`.
 
-        Raises ConflictError if the job has changed, and other ApiErrors.
+        Raises ConflictError if the job has changed or is gone, or after STATUS_ATTEMPTS conflicts, and other ApiErrors.
         """
         meta, version = job["metadata"], str(job["metadata"]["resourceVersion"])
         for attempt in range(STATUS_ATTEMPTS):
@@ -239,7 +239,10 @@ class Controller:
                 return
 
     async def _later_version(self, key: str, job: Json) -> str:
-        """Return the current resourceVersion of the job. Raises ConflictError if the plan may have changed."""
+        """Return the current resourceVersion of the job, and put the job into the index.
+
+        Raises ConflictError if it is gone or the plan may have changed.
+        """
         meta = job["metadata"]
         body = await self._client.get(names.KIND, meta["namespace"], meta["name"])
         if body is not None:

@@ -1,9 +1,8 @@
-"""Reads coordinators over mutual TLS in the background, so that a slow one never delays a reconcile.
+"""Reads coordinators over mutual TLS in the background, so that a slow one does not delay a reconcile.
 
 Rule: a reading is data with its time; a failed reading gives the reason as text. A coordinator runs in its user's pod,
 so a reply may contain anything that the message type allows. `reading_of` shortens, limits or drops values beyond their
-bounds. The operator sends a coordinator the sizes of its groups. To stop a job it deletes the coordinator's pod, which
-needs no connection.
+bounds. The only thing sent to a coordinator, besides requests for its status, is the sizes of its groups.
 """
 
 import asyncio
@@ -33,13 +32,11 @@ log = logging.getLogger(__name__)
 TIMEOUT_SECONDS: Final = 3.0
 """Time-out of a call in seconds."""
 READ_EVERY_SECONDS: Final = 9.0
-"""Seconds between two readings of a job, a little less than between two writes of progress."""
+"""Seconds between two readings of a job while its coordinator answers."""
 LONGEST_PAUSE_SECONDS: Final = 72.0
-"""Longest pause in seconds between attempts at a silent coordinator. Each attempt uses one of AT_ONCE slots for
-seconds.
-"""
+"""Longest pause in seconds between attempts at a silent coordinator."""
 AT_ONCE: Final = 64
-"""Readings in flight."""
+"""Most readings in flight."""
 DOUBT_MAX: Final = 300
 """Characters stored of the sentence about the journal's lock."""
 ENGINE_MAX: Final = 300
@@ -47,23 +44,23 @@ ENGINE_MAX: Final = 300
 SILENT_MAX_SECONDS: Final = 1e8
 """Longest accepted silence of a worker in seconds: three years."""
 REPLY_BYTES: Final = 4 * 1024 * 1024
-"""Largest status in bytes; a worker takes about a hundred. AT_ONCE larger ones would fill the operator's memory."""
+"""Largest reply in bytes."""
 WORKING: Final = frozenset({"Ready", "Busy"})
 LOST: Final = "Lost"
 AWAY: Final = frozenset({"Missing", LOST})
 """States of workers without a session."""
 UNKNOWN: Final = "Unknown"
-"""Stands for a phase that only a newer coordinator knows."""
+"""Stands for a phase that this operator does not know."""
 LONGEST_SECONDS: Final = 10 * 365 * 24 * 3600.0
 """Longest accepted estimate in seconds: ten years."""
 WAITS_KEPT: Final = 16
-"""Sentences stored of each list: what the job waits for, failed samples, lost trackers, warnings."""
+"""Most sentences stored of each list: what the job waits for, failed samples, lost trackers, warnings."""
 SUMMARY_MAX: Final = 300
-"""Characters of each sentence."""
+"""Most characters stored of each sentence."""
 PLAN_MAX: Final = 8192
-"""Characters of a plan for spec.devices; one has about a thousand."""
+"""Most characters of a plan for spec.devices; a longer one is dropped."""
 POOL_MAX: Final = 5000
-"""Workers of a migration pool; larger than that of any job."""
+"""Workers of a migration pool that are read; a valid job has at most 4,096 generation workers."""
 _RECEIVED: Final = "grpc.max_receive_message_length"
 _GROUPS: Final = frozenset(group.value for group in Group)
 _WORKER: Final = re.compile(r"[a-z]{1,32}-[0-9]{1,9}")
@@ -76,16 +73,16 @@ class _Connection:
     run_id: str = ""
     """`ObservedPod.run_id` of the coordinator at this address."""
     channel: grpc.aio.Channel | None = None
-    """Connection; None before the first attempt and after a failed one, because a channel reconnects by itself."""
+    """Connection; None before the first attempt and after a failed one."""
     before: CoordinatorReading | None = None
-    """Last reading through the previous connection, perhaps from a coordinator that is gone; its `run_id` tells."""
+    """Last reading through an earlier connection; its `run_id` may be that of a coordinator that is gone."""
     reading: CoordinatorReading | None = None
     problem: str = ""
     failures: int = 0
-    """Consecutive attempts without an answer."""
+    """Failed attempts since the last answer, or since `run_id` or `sign` changed."""
     sign: object = None
     sizes: pb.ResizeRequest | None = None
-    """Sizes that are not yet sent."""
+    """Sizes that the coordinator has not yet accepted."""
     woken: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     """Set when the next attempt should start at once."""
     task: asyncio.Task[None] | None = field(default=None, repr=False)
@@ -115,8 +112,8 @@ class Coordinators:
     ) -> None:
         """Read the coordinator at this address from now on, and less often while it does not answer.
 
-        Readings have `run_id`, the `ObservedPod.run_id` of the coordinator. `sign` is the observed state of its pod.
-        When one of them changes, the next attempt starts at once.
+        Readings have `run_id`, the `ObservedPod.run_id` of the coordinator. `sign` is part of the observed state of its
+        pod. When `run_id` or `sign` changes, the next attempt starts at once.
         """
         connection = self._connections.get(key)
         if connection is None or connection.address != address or connection.certificates != certificates:
@@ -130,7 +127,10 @@ class Coordinators:
             connection.woken.set()
 
     def resize(self, key: str, replicas: Mapping[str, int]) -> None:
-        """Send the sizes of the groups, then read again; retry sizes that the coordinator does not accept."""
+        """Send the sizes of the groups to a coordinator that is read, then read again.
+
+        Sizes are sent again until the coordinator accepts them or there are others.
+        """
         connection, sizes = self._connections.get(key), pb.ResizeRequest(replicas=replicas)
         if connection is not None and connection.sizes != sizes:
             connection.sizes = sizes
@@ -145,7 +145,7 @@ class Coordinators:
             self._disconnect(connection)
 
     async def close(self) -> None:
-        """Close all channels."""
+        """Stop reading all jobs, and wait until the channels are closed."""
         for key in list(self._connections):
             self.forget(key)
         await asyncio.gather(*self._closing, return_exceptions=True)

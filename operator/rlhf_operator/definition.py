@@ -1,8 +1,8 @@
 """Waits until the API server serves RLHFJobs, and reports the problem to the readiness probe.
 
 Rule: a missing definition never ends the operator. The operator may start before the definition is installed, and
-continues after it was deleted and restored. While it waits it sends at most one request per RETRY_SECONDS, after a
-short start, and logs a line when the problem changes.
+continues after it was deleted and restored. While it waits it asks again after delays that grow to RETRY_SECONDS, and
+logs a line when the problem changes.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from rlhf_operator.api_client.errors import ApiError, MissingError
 log = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS: Final = 1.0
-"""Seconds until the second request; each following delay is twice as long."""
+"""Seconds until the second request; each following delay is twice as long, up to RETRY_SECONDS."""
 RETRY_SECONDS: Final = 15.0
-"""Longest delay in seconds between two requests, because an administrator waits after installing the definition."""
+"""Longest delay in seconds between two requests."""
 INSTALL: Final = f"kubectl apply --server-side -f crds/{names.PLURAL}.yaml"
 """Command that installs the definition or upgrades it to the operator's version."""
 
@@ -31,7 +31,7 @@ class Definition:
         """Look for RLHFJobs in the first namespace, or in all if none is named."""
         self._client, self._namespace = client, namespaces[0] if namespaces else None
         self.problem = ""
-        """Reason why RLHFJobs cannot be read; empty if no reason is known."""
+        """Reason why RLHFJobs cannot be listed, while `served` waits; else empty."""
 
     async def served(self) -> None:
         """Wait until the API server serves RLHFJobs."""

@@ -1,7 +1,7 @@
 """Posts events on RLHFJobs in the background.
 
-Rule: posting never delays a reconcile. An event that cannot be posted is dropped and logged. Reconcile reports each
-transition once, so this module aggregates nothing.
+Rule: a caller of `post` does not wait for the API server. An event that cannot be posted is dropped and logged. This
+module aggregates nothing.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from rlhf_operator.reconcile.reconcile_plan import JobEvent
 log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 4
-"""Posts in flight: an eighth of all requests, so that a thousand events do not delay the work they describe."""
+"""Most posts in flight."""
 MAX_WAITING: Final = 1000
 """Posts in progress; further events are dropped to bound memory."""
 NOTE_MAX: Final = 1024
@@ -30,7 +30,7 @@ class EventPoster:
     """Posts events on RLHFJobs."""
 
     def __init__(self, client: KubernetesClient, instance: str) -> None:
-        """`instance` names this process in every event."""
+        """`instance` names this process in every event; at most 128 characters of it are used."""
         self._client = client
         self._instance = instance[:128]
         self._slots = asyncio.Semaphore(AT_ONCE)
@@ -38,7 +38,7 @@ class EventPoster:
         self._last = 0
 
     def post(self, job: dict[str, Any], event: JobEvent) -> None:
-        """Log an event now and post it in the background."""
+        """Log an event now and post it in the background, unless MAX_WAITING posts are in progress."""
         kind = logging.WARNING if event.warning else logging.INFO
         meta = job["metadata"]
         key = f"{meta['namespace']}/{meta['name']}"
@@ -73,7 +73,7 @@ class EventPoster:
         }
 
     def _number(self) -> int:
-        """Return a unique number, about the nanoseconds since 1970; kubectl sorts events by name."""
+        """Return a number that grows with each call, about the nanoseconds since 1970."""
         self._last = max(self._last + 1, time.time_ns())
         return self._last
 

@@ -1,8 +1,8 @@
 """Counts consecutive failed reconciles of each job and remembers what its user was shown.
 
-Rule: sends nothing. A single failure is not reported, because an API server may be upgraded or busy; a status that an
-old definition rejects is reported at once. Several in a row are reported in the job's status, or in an event if the
-status cannot be written. The counts are lost with the process.
+Rule: sends nothing. A single failure gives no message, because an API server may be upgraded or busy; a status that is
+rejected as invalid gives an event at once. ATTEMPTS in a row give a message, and an event if the status cannot be
+written. The counts are lost with the process.
 """
 
 import time
@@ -17,7 +17,7 @@ from rlhf_operator.reconcile.api_failure import NOT_DECLARED, describe_failure
 from rlhf_operator.reconcile.reconcile_plan import JobEvent
 
 ATTEMPTS: Final = 3
-"""Consecutive failed reconciles before a user is informed: about two seconds."""
+"""Consecutive failed reconciles before a user is informed."""
 EVENT_SECONDS: Final = 1800.0
 """Seconds until the same event is posted again; the API server stores an event for an hour."""
 

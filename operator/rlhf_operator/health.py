@@ -1,8 +1,8 @@
 """Serves health and metrics over HTTP: /healthz, /readyz, /metrics.
 
 Rule: health describes the work rather than the process: jobs are reconciled and changes arrive. The event loop of the
-work also answers the probes, so a blocked loop does not answer. An API server that cannot be reached, or a missing
-definition of RLHFJobs, makes the operator unready but is no reason for a restart.
+work also answers the probes, so a blocked loop does not answer. An operator that waits for something is unready, not
+unhealthy.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from rlhf_operator.workqueue import QueueSnapshot
 MAX_WAIT_SECONDS: Final = 180.0
 """Longest wait of a job for a reconcile in seconds; beyond it the operator is unhealthy."""
 MAX_RECONCILE_SECONDS: Final = 300.0
-"""Longest reconcile in seconds; beyond it the operator is unhealthy. Each request in it has a time-out."""
+"""Longest reconcile in seconds; beyond it the operator is unhealthy."""
 SILENT_ROUNDS: Final = 2
-"""Consecutive comparisons with the cluster that found changes no watch had delivered."""
+"""Consecutive comparisons with undelivered changes from which the operator is unhealthy."""
 
 
 def ailment(queue: QueueSnapshot, silent_rounds: int) -> str:
@@ -54,7 +54,7 @@ async def serve(
 
     async def metrics_page(_: web.Request) -> web.Response:
         metrics.queue(snapshot())
-        # Writing ten thousand jobs takes some tenths of a second; a thread keeps the event loop free.
+        # The thread keeps the event loop free.
         body = await asyncio.to_thread(metrics.page)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 

@@ -1,10 +1,9 @@
 """The operator's memory of the cluster: the newest version of every job, and small records of its objects.
 
-Rule: filled from watches and from the answers to our own writes. The newer version of an object wins, even if
-it arrives first. An object is found by the job's label, and belongs to the job if its controller is the RLHFJob of that
-uid. An object of somebody else only occupies its name. An object that cannot be read stays recorded, because otherwise
-it would be created repeatedly; it is also reported. The first listing fills a new index. Owns no decision and sends
-nothing.
+Rule: filled from watches, from comparisons with the cluster, and from the answers to our own writes. The newer version
+of an object wins, even if it arrives first. An object is found by the job's label, and belongs to the job if its
+controller is the RLHFJob of that uid. A pod that cannot be read stays recorded, because otherwise it would be created
+repeatedly; it is also reported. Sends nothing.
 """
 
 import json
@@ -41,9 +40,9 @@ GONE_REMEMBERED: Final = 10_000
 
 
 MAX_FINGERPRINT: Final = 64
-"""Characters of a fingerprint; ours have 16."""
+"""Most characters of a fingerprint that are stored; ours have 16."""
 MAX_UNREADABLE_NAMED: Final = 64
-"""Number of unreadable objects of a job that are reported, in the order they were seen."""
+"""Most unreadable objects of a job that are returned at once, pods first."""
 
 
 def key_of(body: Mapping[str, Any]) -> str | None:
@@ -55,7 +54,7 @@ def key_of(body: Mapping[str, Any]) -> str | None:
 
 
 def owner_key(body: Mapping[str, Any]) -> str | None:
-    """Return `namespace/name` of the job in an object's label; None if it has none."""
+    """Return `namespace/name` of the job in an object's label; None if it has none or cannot be read."""
     try:
         meta = body["metadata"]
         name = (meta.get("labels") or {}).get(names.LABEL_JOB_NAME)
@@ -77,7 +76,7 @@ class OwnedObject:
     owner: str
     """uid of the object that controls it."""
     fingerprint: str
-    """Fingerprint of the applied manifest; empty if it is being deleted or was not created by us."""
+    """Fingerprint in its annotation; empty if it is being deleted or has none."""
     deleted: datetime | None = None
     """Time of the deletion request if finalizers delay it; else None."""
     finalizers: tuple[str, ...] = ()
@@ -118,7 +117,7 @@ class Index:
         return self._jobs.get(key, (0, "", b""))[0]
 
     def job(self, key: str) -> Json | None:
-        """Return the stored RLHFJob; None if it is unknown."""
+        """Return the stored RLHFJob; None if it is unknown or of another class."""
         stored = self._jobs.get(key)
         if stored is None or not stored[2]:
             return None
@@ -148,7 +147,7 @@ class Index:
         return True
 
     def drop_job(self, key: str, uid: str) -> None:
-        """Drop a deleted job; its objects follow one by one."""
+        """Drop a deleted job and its ended pods, but not its other objects."""
         self._bury(uid)
         stored = self._jobs.get(key)
         if stored is not None and stored[1] == uid:
@@ -165,7 +164,7 @@ class Index:
         return ours, frozenset(result.keys() - ours.keys())
 
     def unreadable(self, key: str, uid: str) -> tuple[tuple[str, UnreadableObject], ...]:
-        """Return (kind, what) of the unreadable objects of the job of that uid."""
+        """Return (kind, what) of the unreadable objects of the job of that uid, at most MAX_UNREADABLE_NAMED."""
         pods = (("Pod", item) for item in self._pods.get(key, {}).values() if isinstance(item, UnreadableObject))
         result = [*pods, *self._strange.get(key, {}).values()]
         return tuple((kind, each) for kind, each in result if each.owner == uid)[:MAX_UNREADABLE_NAMED]
@@ -194,8 +193,7 @@ class Index:
         """Drop a deleted pod. `last`: its last version; a pod with a deletion time is recorded until it is accounted
         for.
 
-        The deletion may be requested and completed between two reconciles, so that none of them sees the pod
-        terminating.
+        A pod of an unknown job is not recorded.
         """
         pod = pod_of(last) if last is not None and uid not in self._gone else None
         if isinstance(pod, ObservedPod) and pod.deletion is not None and self.job(key) is not None:
@@ -208,7 +206,7 @@ class Index:
                 del self._pods[key]
 
     def ended(self, key: str, uid: str) -> tuple[ObservedPod, ...]:
-        """Return the pods of the job of that uid that were deleted since the last `settle`."""
+        """Return the deleted pods of the job of that uid that `drop_pod` recorded and that are not yet settled."""
         return tuple(pod for pod in self._ended.get(key, {}).values() if pod.owner == uid)
 
     def settle(self, key: str, pods: Iterable[ObservedPod]) -> None:

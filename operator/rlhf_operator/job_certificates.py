@@ -1,10 +1,9 @@
 """Reads, issues and renews the certificates of jobs in the cluster.
 
 A job has two Secrets: its pods mount one, and no pod mounts the other, which has the authority's key. Certificates that
-were read are cached while all pods run and the coordinator answers, because pods keep what they mounted. Rule: an
-existing authority is never replaced, because running processes trust it alone. The authority is created and never
-overwritten, which settles the case of two operators that issue at once. If the operator dies between the two writes,
-the next reconcile issues the missing certificate. A Secret that the job does not control is neither used nor written.
+were read are cached until they are needed again. Rule: the authority is created and never overwritten, because running
+processes trust it alone. If the operator dies between the two writes, the next reconcile issues the missing
+certificate. A Secret that the job does not control is neither used nor written.
 """
 
 import base64
@@ -25,7 +24,7 @@ from rlhf_operator.manifests.configuration import secret
 from rlhf_operator.untrusted import owner_of
 
 REREAD_INTERVAL: Final = timedelta(seconds=10)
-"""Time for which a read Secret is used while a pod needs it or it may have changed."""
+"""Time for which a read Secret is not read again although it is needed."""
 KEY: Final = "ca.key"
 
 
@@ -56,7 +55,7 @@ class JobCertificates:
         self._doubted.discard(key)
 
     async def current(self, key: str, uid: str, now: datetime, *, needed: bool) -> StoredCertificates | None:
-        """Return the certificates in the job's Secret; None if there are no usable ones.
+        """Return the certificates in the job's Secret, perhaps cached; None if there are no usable ones.
 
         `needed`: a starting pod would hang without the Secret, or the coordinator does not answer with the cached
         certificates.
@@ -81,14 +80,14 @@ class JobCertificates:
         return stored
 
     def seconds_to_reread(self, key: str, now: datetime) -> float | None:
-        """Return the seconds until a needed Secret is read again; None if no Secret is needed."""
+        """Return the seconds until a needed Secret may be read again; None if none is needed or cached."""
         stored = self._certificates.get(key)
         if stored is None or key not in self._doubted:
             return None
         return max(0.0, (stored.read + REREAD_INTERVAL - now).total_seconds())
 
     async def issue(self, key: str, job: RLHFJob, now: datetime) -> None:
-        """Write a new certificate of the job's authority into its Secret."""
+        """Write a new certificate of the job's authority into its Secret; create the authority if it is missing."""
         authority = await self._authority(job, now)
         issued = authority.issue([], now, self._lifetime)
         await write(self._client, secret(job, issued.data()), exists=key in self._certificates)
@@ -107,7 +106,7 @@ class JobCertificates:
                 KEY: base64.b64encode(authority.key).decode(),
             },
         }
-        # Most jobs have none yet, so the first attempt is to create it.
+        # The first attempt is to create it; an existing one is read.
         for _ in range(2):
             with contextlib.suppress(ConflictError):
                 await self._client.create(manifest)
@@ -134,7 +133,7 @@ def _usable(body: Mapping[str, Any] | None, uid: str) -> Certificates | None:
 
 
 def _read(body: Mapping[str, Any], manifest: Mapping[str, Any]) -> Authority:
-    """Return the authority of a stored Secret. Raises RefusedError if the Secret is damaged."""
+    """Return the authority of a stored Secret. Raises RefusedError if a part of it is missing or not base64."""
     try:
         data = _decoded(body)
         return Authority(data["ca.crt"], data[KEY])

@@ -1,8 +1,8 @@
-"""Prometheus metrics of every job, produced on each scrape from one small tuple per job.
+"""Prometheus metrics of every job, produced on each scrape from two small tuples per job.
 
-Rule: no metric objects are stored, to save memory in a cluster with thousands of jobs. Jobs in the same state share one
-tuple; times and progress, which differ, are stored separately. A job's metrics end with the job. Labels and help come
-from the catalogue (`rlhf_common.metrics.operator`).
+Rule: no metric objects are stored, to save memory in a cluster with thousands of jobs. Jobs in the same state usually
+share one tuple; times and progress, which differ, are stored separately. A job's metrics end with the job. Labels and
+help come from the catalogue (`rlhf_common.metrics.operator`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +23,7 @@ JobValues = Mapping[Metric, Values]
 _Series = tuple[tuple[str, tuple[tuple[tuple[str, ...], float], ...]], ...]
 
 JOB_METRICS: Final = tuple(metric for metric in declared_in(operator) if metric.labels[: len(JOB)] == JOB)
-"""The metrics that every job has."""
+"""The catalogue's metrics of the operator whose first labels are those of a job."""
 
 
 class JobSeries(Collector):
@@ -60,10 +60,7 @@ class JobSeries(Collector):
             yield family(served, values[served.name])
 
     def page(self) -> bytes:
-        """Return the metrics as Prometheus text.
-
-        The client library's writer takes several times as long, mostly to repeat checks of the catalogue.
-        """
+        """Return the metrics as Prometheus text."""
         lines = {metric.name: [_head(metric)] for metric in JOB_METRICS}
         for key, parts in list(self._jobs.items()):
             namespace, _, name = key.partition("/")

@@ -3,8 +3,8 @@
 Rule: the first attempt is to create, unless the index has the object. An existing object is changed only if the job's
 uid is that of the controller in its ownerReferences; labels do not count. The change names the uid that was seen, so
 that it fails if the object was replaced. An object of somebody else with a name that the job needs is reported and left
-unchanged. Meanwhile no pod is created, because it could run with foreign content or without a NetworkPolicy. Refused
-writes are remembered and retried with growing pauses while the plan stays the same.
+unchanged. After that no further pod is created, because it could run with foreign content or without a NetworkPolicy.
+Refused writes are remembered and retried with growing pauses while the plan stays the same.
 """
 
 import asyncio
@@ -33,15 +33,13 @@ Json = dict[str, Any]
 Issue = Callable[[], Awaitable[object]]
 
 AT_ONCE: Final = CONCURRENCY // 2
-"""Requests of one job at once. A job with thousands of pods leaves slots for a small one, and does not overload the API
-server.
-"""
+"""Requests of one job at once, so that a job with thousands of pods leaves slots for others."""
 SETTLE_SECONDS: Final = 0.2
-"""Seconds until the reconcile after a write; it observes its own writes without waiting for a watch."""
+"""Seconds until the reconcile after a write."""
 DELETE_AGAIN_SECONDS: Final = 60.0
-"""Seconds until the deletion of a remaining pod is requested again; a finalizer may delay it for days."""
+"""Seconds until the deletion of a remaining pod is requested again."""
 LEAVING_SECONDS: Final = 2.0
-"""Seconds until an object of an earlier job of this name is checked again, after the garbage collector."""
+"""Seconds until an object that is being deleted, or of an earlier job of this name, is checked again."""
 LONGEST_PAUSE_SECONDS: Final = 300.0
 """Longest pause in seconds between attempts at a write that the API server keeps refusing. The first pause is
 REFUSED_RETRY_SECONDS, and each further one is twice as long. A changed plan is carried out at once.
@@ -81,17 +79,18 @@ class WriteResult:
     leaving: bool = False
     """Whether a refused object is being deleted, or belongs to an earlier job of this name."""
     written: bool = False
-    """Whether any object was written."""
+    """Whether any write succeeded, or found its pod in place."""
     planned: frozenset[tuple[str, str]] = frozenset()
     """(name, fingerprint) of all objects in the plan."""
     attempts: int = 0
-    """Consecutive attempts that the API server refused."""
+    """Consecutive attempts with refusals, without those that wait for an object to leave."""
     again: float = 0.0
     """Time of the next attempt at refused writes, by `clock`."""
 
     @property
     def unwritten(self) -> dict[str, str]:
-        """Return object name -> reason for objects that were not written."""
+        """Return object name -> reason for objects that were refused or are being deleted; others' are in `occupied`.
+        """
         return self.terminating | self.refused
 
     @property
@@ -101,10 +100,10 @@ class WriteResult:
 
 
 async def write(client: KubernetesClient, manifest: Json, *, exists: bool = False) -> Json:
-    """Create an object of a job, or change it if the job controls it and it is no pod; return its metadata.
+    """Create an object of a job, or change it if the job controls it and it is no pod; return at least its metadata.
 
-    `exists`: the object is assumed to exist; an exhausted quota refuses a creation but allows a change. Raises
-    ApiError: OccupiedError, LeavingError, KeptError, or ConflictError if the object repeatedly appears and disappears.
+    `exists`: the object is assumed to exist, so the first attempt is no creation. Raises ApiError, such as
+    OccupiedError, LeavingError, KeptError, or ConflictError if the object repeatedly appears and disappears.
     """
     kind, meta = kind_of(manifest), manifest["metadata"]
     there = await client.get(kind, meta["namespace"], meta["name"]) if exists else None
@@ -161,7 +160,7 @@ class JobObjects:
         """Job -> deletions that were sent -> time on a monotonic clock."""
 
     def last(self, key: str) -> WriteResult:
-        """Return the last result with unwritten objects."""
+        """Return the result of the last `apply` if it left objects unwritten, else an empty one."""
         return self._rounds.get(key, WriteResult())
 
     def forget(self, key: str) -> None:
@@ -172,7 +171,7 @@ class JobObjects:
     async def apply(self, key: str, manifests: Sequence[Json], issue: Issue | None = None) -> float | None:
         """Write objects, pods last, and issue certificates; return the seconds until the next reconcile, or None.
 
-        Raises ApiError for failures other than refusals.
+        Raises ApiError for failures other than a RefusedError or MissingError of a write.
         """
         before, write_result = self.last(key), WriteResult(planned=frozenset(map(_identity, manifests)))
         waits = bool(before.refused) and clock() < before.again and before.planned == write_result.planned
@@ -185,7 +184,7 @@ class JobObjects:
         await all_of([*first, *(partial(self._write, key, other, write_result) for other in others)])
         pods, lacking = await creatable_pods(self._client, pods)
         writes = [partial(self._write, key, pod, write_result) for pod in pods]
-        # A refusal of one pod applies to the next. After a refusal, a single pod tests whether it still holds.
+        # A refusal of one pod probably applies to the next. After one, a single pod tests whether it still holds.
         alone = 1 if before.attempts else 0
         await all_of(writes[:alone], lambda: not write_result.held_up)
         await all_of(writes[alone:], lambda: not write_result.held_up)
@@ -257,7 +256,7 @@ class JobObjects:
         await all_of([partial(self._patch, key, manifest) for manifest in manifests])
 
     async def _patch(self, key: str, manifest: Json) -> None:
-        """Apply to an existing object; ignore one that is gone or was replaced."""
+        """Apply to an existing object; ignore one that is gone or was replaced, and log a refusal."""
         try:
             await self._client.apply(manifest)
         except (ConflictError, MissingError):
@@ -268,9 +267,9 @@ class JobObjects:
 
     async def delete(self, key: str, pods: Sequence[PodDeletion]) -> float | None:
         """Delete pods that have not been replaced since they were observed; return the seconds until the next
-        reconcile.
+        reconcile, or None without pods.
 
-        A deletion that was requested recently is not repeated.
+        A deletion that was requested less than DELETE_AGAIN_SECONDS ago is not repeated.
         """
         now = clock()
         recent = {item: at for item, at in self._deletions.get(key, {}).items() if now - at < DELETE_AGAIN_SECONDS}
@@ -311,8 +310,8 @@ async def all_of(
 ) -> None:
     """Run requests, AT_ONCE at a time, while they are `wanted`.
 
-    After an error no further request starts, but requests in flight are awaited because they may succeed. Raises the
-    first error.
+    After an ApiError no further request starts, but requests in flight are awaited because they may succeed. Raises the
+    first one.
     """
     waiting, errors = iter(requests), list[ApiError]()
 

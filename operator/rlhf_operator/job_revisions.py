@@ -1,8 +1,7 @@
 """Reads and caches the stored revisions of jobs.
 
 A ConfigMap whose digest the job's status has is read once, and again when a watch delivers another fingerprint. Any
-other ConfigMap is read each time. Rule: `reconcile.revisions` judges the content; this module decides only whether to
-read. A cached revision remains valid when the ConfigMap is gone. The cache is lost with the process.
+other ConfigMap is read each time. A cached revision is also returned when the ConfigMap is gone.
 """
 
 from collections.abc import Mapping
@@ -45,7 +44,7 @@ class JobRevisions:
         status: Mapping[str, object],
         pods: Mapping[str, ObservedPod],
     ) -> StoredRevision:
-        """Return the revision of the job of that uid; `applied`: fingerprints of the existing objects.
+        """Return the revision in the job's ConfigMap, perhaps cached; `applied`: fingerprints of the existing objects.
 
         Raises ApiError.
         """
@@ -62,6 +61,6 @@ class JobRevisions:
         if digest(revision.data) in digests(status):
             self._read[key] = _Read(uid, fingerprint or "", revision)
             return revision
-        # Somebody else or an earlier job of the same name wrote it, so it is read each time.
+        # The status does not have its digest, so it is read each time.
         self._read.pop(key, None)
         return revision

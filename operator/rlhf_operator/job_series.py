@@ -1,7 +1,7 @@
 """Computes the values of the metrics that every job has.
 
-Rule: pure; the time is an argument. The stored job and its status may have been edited by hand: an invalid number
-counts as 0, and an unknown condition, phase or group of the job has no series.
+Rule: pure; the time is an argument. The stored job and its status may have been edited by hand: a value that is no
+number counts as 0, and an unknown condition, phase or group of the status has no series.
 """
 
 from collections import Counter as Tally
@@ -37,8 +37,8 @@ class JobPhase(NamedTuple):
 def phase_of(before: JobPhase | None, status: Mapping[str, Any], now: float) -> JobPhase:
     """Return the phase of a job and its start. `before`: the phase that this process knew last.
 
-    A condition has the time when its status changed, not the time when its reason changed. If another process wrote the
-    reason, a running job starts at that time, and any other phase starts now.
+    A condition has the time when its status changed, not the time when its reason changed. Without `before`, a running
+    job's phase starts at that time, and any other phase starts now.
     """
     running = next((item for item in status.get("conditions") or [] if item["type"] == ConditionType.RUNNING), None)
     reason = str(running["reason"]) if running is not None else ""
@@ -123,7 +123,7 @@ def _sizes(observed: ObservedJob, status: Mapping[str, Any]) -> dict[Metric, Any
 
 
 def _queue(job: Mapping[str, Any]) -> str:
-    """Return the queue that admits a job: Kueue's from its label, or Volcano's from the manifest."""
+    """Return the queue that a job names: Kueue's in its label, or else Volcano's in the manifest; empty without one."""
     named = _mapping(job["metadata"].get("labels")).get(QUEUE_LABEL)
     gang = _mapping(_mapping(_mapping(job.get("spec")).get("scheduling")).get("gang"))
     return str(named or gang.get("queue") or "")[:MAX_QUEUE_CHARACTERS]

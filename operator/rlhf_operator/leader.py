@@ -1,9 +1,8 @@
 """Leader election by a Lease: one of several operators reconciles, the others wait.
 
-Rule: an operator that cannot renew in time ends before another may start: RENEW_DEADLINE and the time to end are
-together less than LEASE_SECONDS, on its own monotonic clock. Another operator's lease has expired if it has not
-*changed* for its duration on this process's clock, so clocks of machines are never compared. A leader that loses its
-lease ends the process. A leader that stops releases the lease, so that its successor need not wait.
+Rule: an operator that cannot renew its lease gives up before the lease expires: RENEW_DEADLINE is less than
+LEASE_SECONDS. Another operator's lease has expired if it has not *changed* for its duration on this process's clock, so
+clocks of machines are never compared. A leader that stops releases the lease, so that its successor need not wait.
 """
 
 import asyncio
@@ -22,13 +21,13 @@ log = logging.getLogger(__name__)
 LEASE_SECONDS: Final = 15
 RENEW_DEADLINE: Final = 10.0
 ATTEMPT_SECONDS: Final = 5.0
-"""Time-out of one attempt; leaves time for a second one before the deadline."""
+"""Time-out in seconds of one attempt to renew."""
 RETRY_SECONDS: Final = 2.0
-"""Seconds between attempts. These four values are client-go's."""
+"""Seconds between attempts."""
 
 
 class LeaseLostError(Exception):
-    """The lease could not be renewed in time."""
+    """The lease could not be renewed in time, or another operator took it."""
 
 
 class Leader:
@@ -72,7 +71,7 @@ class Leader:
         )
 
     async def release(self) -> None:
-        """Release the lease."""
+        """Release the lease if this process has it; log a failure."""
         if self._lease is None:
             return
         self._lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}

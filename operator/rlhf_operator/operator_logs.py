@@ -1,7 +1,7 @@
 """Configures the operator's log on stderr: one JSON object per line, or plain lines.
 
-Rule: during a reconcile a JSON line has the job, its iteration and the trace (`reconciling`). Other code that logs
-about a job passes its key as `extra={"job": key}`, so that lines can be found by job.
+Rule: during a reconcile a JSON line has the job, its iteration and the trace, if known (`reconciling`). Other code that
+logs about a job passes its key as `extra={"job": key}`, so that lines can be found by job.
 """
 
 import logging
@@ -34,7 +34,7 @@ def configure(*, json_lines: bool) -> None:
 
 
 def _of_kopf(record: logging.LogRecord) -> bool:
-    """Return whether to log a line; remove the traceback of kopf's lines, whose message is sufficient."""
+    """Return whether to log a line; remove the traceback of kopf's lines."""
     if record.name.partition(".")[0] == "kopf":
         record.exc_info = record.exc_text = None
     return not record.getMessage().startswith("OS signals are ignored")
@@ -61,7 +61,7 @@ def reconciling(key: str, job: Mapping[str, Any] | None, trace_id: str = "") -> 
 
 
 def _iteration(job: Mapping[str, Any] | None) -> int | None:
-    """Return the iteration in a stored job, whose content is untrusted."""
+    """Return the iteration in a stored job, whose content is untrusted; None if it is no whole number."""
     status = (job or {}).get("status")
     progress = status.get("progress") if isinstance(status, dict) else None
     iteration = progress.get("iteration") if isinstance(progress, dict) else None

@@ -1,6 +1,6 @@
 """Prometheus metrics of the operator, as declared in the catalogue (`rlhf_common.metrics.operator`).
 
-Rule: the number of series is bounded by the existing jobs: a job's series end with the job.
+Rule: a job's series end with the job.
 """
 
 import time
@@ -106,7 +106,10 @@ class _TraceSpans(Collector):
 
 
 def _ready_after(meta: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
-    """Return the seconds from a job's creation to its first run, if that has just started; else None."""
+    """Return the seconds from a job's creation until it runs, if that has just begun with no iteration trained before.
+
+    Else None.
+    """
     running = _condition(after, ConditionType.RUNNING)
     if running is None or running["status"] != "True" or (before.get("progress") or {}).get("iteration"):
         return None

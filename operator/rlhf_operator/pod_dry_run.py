@@ -1,9 +1,8 @@
-"""Asks the API server for a dry run of one pod of each template before any pod is created.
+"""Asks the API server for a dry run of one pod of each template of which the job has no active pod.
 
-Rule: decides nothing about the job; the API server's answer becomes its condition Planned. An accepted template is not
-tried again in the same namespace while it is remembered. A template of which the job has pods is not tried. No answer
-is no verdict: a problem is then reported when pods are created. A refused template is tried again later, because an
-administrator may have changed the reason.
+Rule: decides nothing about the job. An accepted template is not tried again in the same namespace while it is
+remembered. No answer is no verdict. A refused template is tried again later, because an administrator may have changed
+the reason.
 """
 
 import hashlib
@@ -33,13 +32,13 @@ log = logging.getLogger(__name__)
 Json = dict[str, Any]
 
 REMEMBERED: Final = 4096
-"""Accepted templates that are remembered: those of thousands of jobs, 64 bytes each."""
+"""Accepted templates that are remembered, by a digest of 64 characters each."""
 WORDS_MAX: Final = 600
 """Characters of the API server's message about one template that are shown."""
 _NO_DRY_RUN: Final = "does not support dry run"
 """The API server's message if a webhook does not support dry runs; it says nothing about the pod."""
 _SAMPLE: Final = {"name": "sample", "uid": "sample"}
-"""Metadata that makes the pods of jobs with equal templates equal."""
+"""Metadata in place of the job's own name and uid, so that pods of different jobs may be equal."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,10 @@ class Trials:
         self._verdicts.pop(key, None)
 
     async def verdict(self, key: str, body: Json, pods: Mapping[str, ObservedPod]) -> str:
-        """Return why the API server refuses pods of a stored job; empty if it accepts them or cannot answer now."""
+        """Return why the API server refuses pods of a stored job; empty if no refusal is known.
+
+        Raises MissingError if the job's namespace is gone.
+        """
         meta = body["metadata"]
         job_version = (str(meta["uid"]), int(meta.get("generation") or 0))
         cached = self._verdicts.get(key)
@@ -93,7 +95,7 @@ class Trials:
         return words
 
     async def _refusal(self, job: RLHFJob, group: Group) -> str:
-        """Return the API server's message if it refuses a template, else an empty text.
+        """Return the API server's message if it finds a template invalid, else an empty text.
 
         Raises UnavailableError or MissingError.
         """
@@ -107,7 +109,7 @@ class Trials:
             if _NO_DRY_RUN not in str(error):
                 return str(error)
         except ConflictError:
-            pass  # a pod of that name exists; the API server checks that last
+            pass  # a pod of that name exists
         except RefusedError:
             return ""  # a quota or missing rights, reported when pods are created
         self._taken[digest] = None

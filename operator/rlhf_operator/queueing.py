@@ -1,7 +1,7 @@
 """Exchanges state with queues: reads it for a job, writes reports, and deletes gang objects.
 
 Rule: decides nothing. A report is written to the version of the object that was read, so that no change of the queue is
-lost; on a conflict the job is reconciled again. The module stores nothing that a restart could not read again.
+lost.
 """
 
 import logging
@@ -26,7 +26,7 @@ Record = TypeVar("Record")
 log = logging.getLogger(__name__)
 
 READ_SECONDS: Final = 60.0
-"""Seconds until a flavor or a class is read again; administrators change them by hand."""
+"""Seconds until a flavor or a class is read again."""
 
 
 class Queueing:
@@ -72,9 +72,9 @@ class Queueing:
                 await self._client.delete(kind, key.partition("/")[0], name, there)
 
     async def report(self, index: Index, key: str, uid: str, report: WorkloadReport, now: datetime) -> None:
-        """Write the report into the status of the job's object in the queue.
+        """Write the report into the status of the job's object in the queue, or of all of them if it names none.
 
-        Raises ConflictError if the object has changed since it was read.
+        Raises ConflictError if an object has changed since it was read.
         """
         namespace = key.partition("/")[0]
         for kind, name in index.applied(key, uid):

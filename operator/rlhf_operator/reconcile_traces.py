@@ -1,7 +1,7 @@
 """Traces of reconciles for OpenTelemetry: one trace per reconcile, with its steps.
 
-Rule: no work waits for traces and no decision depends on them. Without an endpoint there are no ids, and nothing is
-sent. A random share of reconciles is traced; unless the share is 0, a failed one is also traced as far as it came.
+Rule: no reconcile waits for traces and no decision depends on them. Without an endpoint there are no ids, and nothing
+is sent. A random share of traces is sent, and unless the share is 0, those of all failed reconciles.
 """
 
 import os
@@ -17,7 +17,7 @@ from rlhf_common.tracing.span import SPAN_BYTES, TRACE_BYTES, Attribute, TraceSp
 SERVICE: Final = "rlhf-operator"
 """service.name, unless OTEL_SERVICE_NAME is set."""
 MAX_FAILURE: Final = 500
-"""Characters of the reason of a failure."""
+"""Most characters of the reason of a failure."""
 
 
 class ReconcileTrace:
@@ -44,7 +44,7 @@ class ReconcileTrace:
             self._steps.append((name, start, time.time_ns()))
 
     def end(self, result: str, failure: str = "") -> None:
-        """End the trace and send it."""
+        """End the trace; queue it for sending if it was chosen or `failure` is not empty."""
         if self._export is None or not (self._traced or failure):
             return
         root, end = _random(SPAN_BYTES), time.time_ns()
@@ -59,7 +59,7 @@ class ReconcileTraces:
     """The traces of one operator."""
 
     def __init__(self, export: SpanExport | None = None, share: float = 1.0) -> None:
-        """`share`: share of traced reconciles, from 0 to 1."""
+        """`share`: share of reconciles whose traces are sent, from 0 to 1, besides failed ones."""
         self._export, self._share = export, share
 
     def begin(self, key: str) -> ReconcileTrace:
@@ -78,7 +78,7 @@ class ReconcileTraces:
 
 
 def open_reconcile_traces(share: float, environ: Mapping[str, str] | None = None) -> ReconcileTraces:
-    """Return the traces of this process for the endpoint in its environment."""
+    """Return the traces of this process for the endpoint in its environment; nothing is sent without one."""
     environment = os.environ if environ is None else environ
 
     def opened(url: str) -> ReconcileTraces:

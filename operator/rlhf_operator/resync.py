@@ -2,14 +2,11 @@
 
 Rule: sends only reads. It lists metadata every RESYNC_SECONDS, and earlier after a watch listed again or broke off or a
 request had no answer. It finds what a watch can miss: an object that was deleted while a watch was reopened, and a
-watch that has gone silent. A silent watch is reported to the health check. In a healthy operator the comparison finds
-nothing.
+watch that has gone silent.
 
-It also detects that etcd was restored from a backup. A listing reads etcd itself, so neither its version nor that of an
-object in it is ever lower than a version known before. If one is lower, the index belongs to a lost history, and
-watches silently wait for versions that may not come for hours. The process then ends, as other components are restarted
-after a restore, and the next one starts with an empty index; jobs keep running. An object that was gone and reappears
-is read again; a label that was removed and restored looks the same.
+It also detects that etcd was restored from a backup: then the version of a listing, or of an object in it, may be lower
+than one known before. The process ends in that case, and the next one starts with an empty index; jobs keep running. An
+object that was gone and reappears is read again.
 """
 
 import asyncio
@@ -30,21 +27,17 @@ from rlhf_operator.workqueue import WorkQueue
 log = logging.getLogger(__name__)
 
 RESYNC_SECONDS: Final = 300.0
-"""Seconds between two comparisons."""
+"""Most seconds from the end of one comparison to the start of the next."""
 FULL_EVERY: Final = 12
-"""Comparisons after which every job is reconciled, about an hour. Unchanged jobs do not need it, because their last
-reconcile has planned for the passage of time; this covers errors.
-"""
+"""Comparisons after which every job is reconciled: about an hour, if no comparison is requested."""
 SOON_SECONDS: Final = 15.0
-"""Seconds from a request to the comparison: one comparison for all streams that list again together, and at most four
-per minute against an overloaded API server.
-"""
+"""Seconds from a request to the comparison, so that requests at about the same time share one."""
 ECHO_SECONDS: Final = 20.0
-"""Seconds within which a working watch has delivered a change."""
+"""Seconds that a comparison waits for watches to deliver a change."""
 
 
 class RestoredError(Exception):
-    """The cluster's history went backwards."""
+    """A version in a listing is lower than one known before."""
 
 
 class Resync:
@@ -63,7 +56,7 @@ class Resync:
         self._places: list[str | None] = list(namespaces) or [None]
         self._rounds = 0
         self._listed: dict[str, int] = {}
-        """Kind -> version of the last listing."""
+        """Kind -> lowest version of the last listing."""
         self._asked = asyncio.Event()
         self.silent_rounds = 0
         """Consecutive comparisons that found a change no watch had delivered."""
@@ -83,14 +76,11 @@ class Resync:
             except RestoredError:
                 raise
             except Exception:
-                # Others wrote the compared objects; without the comparison the watches still work.
+                # Without the comparison the watches still work.
                 log.exception("the backstop could not compare")
 
     def soon(self) -> None:
-        """Request a comparison: a watch listed again or broke off, or a request had no answer.
-
-        No stream reports deletions that happened meanwhile, and an API server that returns may have another history.
-        """
+        """Request a comparison: a watch listed again or broke off, or a request had no answer."""
         self._asked.set()
 
     async def compare(self) -> None:
@@ -150,7 +140,7 @@ class Resync:
     async def _missed(self, kind: str, listed: dict[str, dict[str, Any]]) -> int:
         """Return the number of objects whose newest version the watch has not delivered even after a while.
 
-        Objects that the index does not accept are not counted, because the next comparison would give the same result.
+        Read these objects again and put them into the index. Objects that the index does not accept are not counted.
         """
 
         def outdated() -> list[str]:

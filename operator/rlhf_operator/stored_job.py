@@ -1,9 +1,8 @@
 """The remembered form of a stored RLHFJob: the parts that are read, and the problems of unreadable ones.
 
-Rule: pure. Metadata is reduced to what is read. A manifest that is nested too deeply or is too large is dropped, and
-the job reports that like any other invalid manifest. The status may come from another version of the operator or from a
-user with permission. Entries that violate the status' model are dropped one by one, so that a finished job stays
-finished; the next write corrects the status.
+Rule: pure. Metadata is reduced. Only scalar fields are kept of a spec that is nested too deeply or is too large. The
+status may come from another version of the operator or from a user with permission. Entries that violate the status'
+model are dropped one by one, so that the rest of the status stays.
 """
 
 import json
@@ -22,15 +21,15 @@ from rlhf_operator.untrusted import NAME_MAX, identity_of, shown, text, whole
 Json = dict[str, Any]
 
 SPEC_MAX: Final = 1_000_000
-"""Characters of a manifest as JSON: it must fit a ConfigMap, which the API server limits to 1 MiB."""
+"""Most characters of a spec as JSON: it must fit a ConfigMap, which the API server limits to 1 MiB."""
 UNREADABLE: Final = "unreadable"
-"""Field of a remembered job with the problem of its manifest, in place of the manifest."""
+"""Field of a remembered job with the problem of its manifest, which is not complete."""
 _QUEUE_LABELS: Final = f"{QUEUE_LABEL.partition('/')[0]}/"
 """Prefix of the labels that determine the queue of a job and its order there."""
 _KEPT: Final = ("creationTimestamp", "deletionTimestamp")
 _SCALARS: Final = (str, int, float, bool)
 _ROUNDS: Final = 64
-"""Entries that are dropped from a status before all of it is."""
+"""Validations of a status, each of which drops an entry, before all of it is dropped."""
 _ENTRIES: Final = ("conditions", "groups")
 """Lists of a status from which single entries are dropped."""
 
@@ -42,7 +41,7 @@ class StoredJob:
     version: int
     uid: str
     body: bytes
-    """The job as JSON, a sixth of the size of the equivalent Python objects."""
+    """The job as JSON."""
     wrong: str
     """Problem of the unreadable part; empty if there is none."""
     operator_class: str = ""
@@ -50,8 +49,8 @@ class StoredJob:
 
 
 def stored_of(body: Mapping[str, Any]) -> StoredJob:
-    """Return the job to remember from the API server's object. Raises UnreadableError if its identity or its generation
-    is malformed.
+    """Return the job to remember from the API server's object. Raises UnreadableError if its identity, its namespace or
+    its generation is malformed.
     """
     meta = body.get("metadata")
     identity = identity_of(meta)
@@ -107,7 +106,7 @@ def _spec(spec: Any) -> tuple[Any, str]:
         wrong = f"spec: it is larger than {SPEC_MAX} characters of JSON"
     else:
         return spec, ""
-    # Scalar fields are kept, because they say whether another controller manages the job and whether it is suspended.
+    # Scalar fields are kept, such as managedBy and suspend.
     said = spec.items() if isinstance(spec, dict) else ()
     return {name: value for name, value in said if isinstance(value, _SCALARS)}, wrong
 

@@ -19,23 +19,23 @@ Json = Mapping[str, Any]
 NAME_MAX: Final = 253
 """Characters of the name of an object."""
 LISTED_MAX: Final = 256
-"""Entries of a list in a pod's status; the API server sets no limit, and no pod has as many containers."""
+"""Most entries of a list of objects."""
 NUMBER_MAX: Final = 2**63 - 1
 """Largest integer in the API server's objects."""
 PARSER_LEVELS: Final = 11_000
-"""Levels that the parser of the API server's answers accepts. The API server stores objects of up to 10,000 levels, and
-an unparsable object cannot be separated from the others in its answer. A stack of 2 MB is sufficient.
+"""Recursion limit for the parser of the API server's answers. The API server stores objects of up to 10,000 levels, and
+an unparsable object cannot be separated from the others in its answer.
 """
 FINALIZERS_KEPT: Final = 8
-"""Finalizers of an object that are stored and shown."""
+"""Most finalizers of an object that `finalizers_of` returns."""
 SHOWN_MAX: Final = 60
 """Characters of a wrong value that are shown."""
 _WHOLE: Final = re.compile(r"[0-9]{1,18}")
-"""ASCII digits: Python also accepts digits of other scripts, and raises for 5,000 of any kind."""
+"""ASCII digits: Python also accepts digits of other scripts, and raises for many thousands of them."""
 _NEVER: Final = "1970-01-01T00:00:00Z"
 _FIRST_YEAR: Final = 1970
 _LAST_YEAR: Final = 2999
-"""Years of a time are above the first and up to the last, where arithmetic with a grace period cannot overflow."""
+"""Years of a time are above the first and up to the last."""
 
 
 class UnreadableError(ValueError):
@@ -55,7 +55,7 @@ def bounded(body: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableObject:
-    """An object that can be identified but not read."""
+    """An object that cannot be read; its identity is empty if that cannot be read either."""
 
     name: str
     uid: str
@@ -70,7 +70,7 @@ class UnreadableObject:
 
 @dataclass(frozen=True, slots=True)
 class ObjectIdentity:
-    """Identity of an object; readable for every remembered object."""
+    """Identity of an object."""
 
     name: str
     uid: str
@@ -150,7 +150,7 @@ def clean(value: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _digits(value: str) -> int:
-    """Return the number in a text, -1 if it is none. Cached, because labels repeat the same few numbers."""
+    """Return the number of 1 to 18 digits in a text, -1 if it is none."""
     return int(value) if _WHOLE.fullmatch(value) else -1
 
 
@@ -187,10 +187,9 @@ def listed(value: Any, field: str, most: int = LISTED_MAX) -> Sequence[Json]:
 
 
 def moment(value: Any, field: str) -> datetime | None:
-    """Return a time of the API server, RFC 3339; None if there is none. Raises UnreadableError.
+    """Return a time of the API server, RFC 3339, in UTC; None if there is none. Raises UnreadableError.
 
-    A kubelet writes the start of 1970 for a missing time, such as the start of a container whose command does not
-    exist.
+    The start of 1970 counts as none.
     """
     if not value or value == _NEVER:
         return None

@@ -1,7 +1,6 @@
 """Reads the ConfigMaps of reward functions and environments when pods that mount them are created.
 
-Rule: a pod whose code is missing is not returned as creatable, but with the reason. Nothing is cached: the next
-reconcile reads again.
+Rule: a pod whose code is missing is not returned as creatable, but with the reason. Nothing is cached between calls.
 """
 
 from collections.abc import Sequence

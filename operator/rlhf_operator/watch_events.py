@@ -2,7 +2,7 @@
 
 Rule: decides and writes nothing. The handler enqueues no job before the first listings of the kinds of objects are
 complete, because it would be reconciled with only some of its pods. Anybody with permission may write malformed
-objects, so a watch survives every event: one that cannot be processed is counted and affects its own object only.
+objects, so an event that cannot be processed is counted and logged.
 """
 
 import logging
@@ -46,7 +46,7 @@ class WatchEventHandler:
         first_listings: int = 0,
         on_relist: Callable[[], None] = lambda: None,
     ) -> None:
-        """`first_listings`: expected number of first listings; `on_relist` is called when a watch must list again."""
+        """`first_listings`: expected number of first listings; `on_relist` is called when a watch has listed again."""
         self._index, self._queue, self._metrics = index, queue, metrics
         self._first_listings, self._on_relist = first_listings, on_relist
         self._early: set[str] = set()
@@ -60,7 +60,7 @@ class WatchEventHandler:
             self._early.clear()
 
     def relisted(self, resource: Resource) -> None:
-        """Note that a watch has listed again; no event reports deletions that happened meanwhile."""
+        """Note that a watch has listed again."""
         self._metrics.relists.labels(resource.plural).inc()
         self._on_relist()
 
@@ -107,7 +107,7 @@ class ResourceConsumer:
         self._handler.take(self._kind, event)
 
     def listed(self) -> None:
-        """Note that a listing is complete; the watch after it may be silent for minutes if nothing changes."""
+        """Note that a listing is complete."""
         self.alive()
         if self._listed:
             self._handler.relisted(self._resource)

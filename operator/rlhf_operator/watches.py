@@ -1,11 +1,9 @@
 """The operator's watches: RLHFJobs with kopf, the objects of jobs with reflectors on the shared client.
 
-Only kopf's public interface is used: it logs in, finds the resource, lists, watches, and calls one `@kopf.on.event`
-handler. kopf runs in a thread with its own event loop, because it installs signal handlers and, when it ends, cancels
-every task of its loop. Its storages store nothing, so it copies no object and writes no finalizer, annotation or
-status.
+kopf logs in, finds the resource, lists, watches, and calls one `@kopf.on.event` handler. It runs in a thread with its
+own event loop. Its storages store nothing.
 
-Rule: a watch hands over objects and does nothing else. `resync` finds what a stream misses.
+Rule: a watch hands over objects and decides nothing. `resync` finds what a stream misses.
 """
 
 import asyncio
@@ -29,14 +27,13 @@ from rlhf_operator.watch_events import ResourceConsumer, WatchEventHandler
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 5.0
-"""Seconds until kopf is restarted after it gave up, such as without permission to list RLHFJobs; it tries for a minute.
-"""
+"""Seconds until kopf is restarted after it has ended, such as without permission to list RLHFJobs."""
 KOPF_IDENTITY: Final[Any] = "rlhf-operator"
-"""Identity for kopf's peering, which is off. Without it kopf looks up the user's name, which a pod's user lacks."""
+"""Identity for kopf's peering, which is off."""
 
 
 class _NoDiffBase(kopf.DiffBaseStorage):
-    """Stores no last state: no handler asks for differences, and copying objects is expensive."""
+    """Stores no last state, because no handler asks for differences."""
 
     def build(self, **_: Any) -> Any:
         return {}
@@ -49,7 +46,7 @@ class _NoDiffBase(kopf.DiffBaseStorage):
 
 
 class _NoProgress(kopf.ProgressStorage):
-    """Stores no progress: an event is processed at once, or counted as unreadable."""
+    """Stores no progress."""
 
     def fetch(self, **_: Any) -> None:
         return None
@@ -70,7 +67,6 @@ class _NoProgress(kopf.ProgressStorage):
 def kopf_settings() -> kopf.OperatorSettings:
     """Return kopf's settings."""
     settings = kopf.OperatorSettings()
-    # Without a time-out the API server would end streams after a random time. kopf reconnects a silent one after 70 s.
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 310
     settings.watching.connect_timeout = 30
@@ -79,12 +75,12 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21)
     settings.persistence.diffbase_storage = _NoDiffBase()
     settings.persistence.progress_storage = _NoProgress()
-    # The operator posts events itself, on transitions only.
+    # The operator posts events itself.
     settings.posting.enabled = False
     settings.posting.loggers = False
     # The watched kinds are known, so no permission to read definitions and namespaces is needed.
     settings.scanning.disabled = True
-    # kopf would end the process with SIGKILL; the operator checks itself whether kopf has ended.
+    # kopf must not end the process itself.
     settings.process.ultimate_exiting_timeout = None
     return settings
 
@@ -106,7 +102,7 @@ class JobWatch:
         """uids in the current listing; a repeated uid means that a new listing has begun."""
 
     async def run(self, until_served: Callable[[], Awaitable[None]]) -> None:
-        """Watch until cancelled. `until_served` waits until RLHFJobs are served, because kopf looks for them once."""
+        """Watch until cancelled. `until_served` waits until RLHFJobs are served, and is awaited before each restart."""
         while True:
             try:
                 await self._kopf()

@@ -1,9 +1,7 @@
 """The operator's work queue: the order of reconciles, their concurrency, and retries after failures.
 
-Owns keys, never objects: a key is `namespace/name`, and the worker reads the state when it starts. A key is in the
-queue at most once. A key that is added during its work, or right after, is processed once more after the debounce time.
-Keys are processed in order of arrival, so a job with a thousand pods and endless events is reconciled as often as any
-other. The queue is in memory: after a restart the first listing adds every key again.
+Owns keys, never objects. A key waits in the queue at most once. A key that is added during its work, or right after, is
+processed once more after the debounce time. Keys are processed in order of arrival. The queue is in memory.
 
 Runs on one event loop, without locks; must never block it.
 """
@@ -17,13 +15,13 @@ from dataclasses import dataclass
 from typing import Final
 
 FIRST_RETRY_SECONDS: Final = 0.5
-"""Seconds of delay after a first failure, such as a busy API server."""
+"""Seconds of delay after a first failure."""
 DEBOUNCE_SECONDS: Final = 0.2
-"""Seconds between reconciles of a job that follow changes of its pods. A thousand pods that start one by one cause five
-reconciles per second, each over all of them. A job without recent changes is reconciled without delay.
+"""Default seconds from the end of a key's work until an added key runs again. A key without recent work is processed
+without delay.
 """
 LAST_RETRY_SECONDS: Final = 60.0
-"""Longest delay in seconds: a repaired failure is noticed within a minute."""
+"""Longest delay in seconds after a failure."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class WorkQueue:
         self._wake = asyncio.Event()
 
     def add(self, key: str) -> None:
-        """Process `key` soon; no effect if it already waits."""
+        """Process `key` as soon as possible, after its work and the debounce time; no effect if it already waits."""
         if key in self._active:
             self._dirty.add(key)
         elif (left := self._debounced.get(key, 0.0) - self._now()) > 0:
@@ -88,7 +86,7 @@ class WorkQueue:
             self._wake.set()
 
     def forget(self, key: str) -> None:
-        """Drop retries and planned work of a deleted job."""
+        """Drop planned work of a key, and its count of failures."""
         self._due.pop(key, None)
         self._failures.pop(key, None)
 

@@ -1,8 +1,8 @@
 """Combines several rewards of a response into one number.
 
-Rule: pure; one response at a time, in float64, with sums that do not depend on the order of arrival. A reward that
-abstained is left out and never counts as zero; if all abstained, there is no number. `Combine.NORMALIZED_SUM` needs the
-whole batch, so the ranks compute it again; here it is the plain sum, which reports show.
+Rule: pure; one response at a time, with sums that do not depend on the order of the rewards. A reward that abstained is
+left out and never counts as zero; if all abstained, there is no number. `Combine.NORMALIZED_SUM` needs the whole batch;
+here it is the plain sum.
 """
 
 import math

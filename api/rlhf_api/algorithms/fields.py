@@ -1,7 +1,7 @@
 """Manifest fields of every algorithm, and the questions that the rest of the project asks of one.
 
 An algorithm is a subclass of `AlgorithmFields` in its own module, listed in `registry`. `responses_per_prompt` has no
-default, so an algorithm without it cannot be created.
+default, so a class without it cannot be instantiated.
 """
 
 from abc import abstractmethod
@@ -30,7 +30,7 @@ class AlgorithmFields(ApiModel):
     """One algorithm: its fields and their consequences."""
 
     summary: ClassVar[str]
-    """One sentence for the field reference."""
+    """One sentence: the description of its member of `spec.algorithm`."""
     all_tasks: ClassVar[tuple[Task, ...]]
     """All tasks that it may have with any values, in the order of the stages."""
 
@@ -100,8 +100,8 @@ class AlgorithmFields(ApiModel):
         yield from ()
 
     def resolved(self, absolute: Callable[[str], str]) -> Self:
-        """Return it with defaults that depend on other fields filled in; `absolute` makes a path of the manifest
-        absolute."""
+        """Return it with defaults that depend on other fields filled in, and with absolute paths. `absolute` makes a
+        path of the manifest absolute."""
         return self
 
 

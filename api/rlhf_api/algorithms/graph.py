@@ -1,7 +1,7 @@
 """Dataflow graphs: fields of samples with their shapes, tasks that need and produce them, and the usual tasks.
 
-A group of workers exists only if a task of the graph runs in it. Fields travel with samples under the names in a task's
-`produces`. Pure data: must never contain an algorithm's values or code of a loss.
+A group of workers exists only if a task of the graph runs in it. Pure data: must never contain an algorithm's values or
+code of a loss.
 """
 
 from dataclasses import dataclass
@@ -99,7 +99,7 @@ class RewardPart:
 
 @dataclass(frozen=True)
 class Task:
-    """One node: a model role processes the samples in its scope once they all have the needed fields."""
+    """One node: a model role processes samples that have the needed fields."""
 
     name: str
     group: Group

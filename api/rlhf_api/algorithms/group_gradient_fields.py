@@ -1,4 +1,4 @@
-"""Fields and rules of algorithms that compare a response with the other responses to its prompt."""
+"""Fields and rules of policy gradients with a group of responses per prompt, and no critic."""
 
 from collections.abc import Iterator
 from typing import Annotated

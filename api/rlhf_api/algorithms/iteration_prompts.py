@@ -1,7 +1,9 @@
 """Which prompts each iteration begins, and how many prompts wait for a later one.
 
-`spec.rollout.oversample` begins more prompts than a batch has. The surplus prompts are dropped, carried into the next
-iteration (`maxStaleness`), or deferred to a long round (`longRounds`). With long rounds, batch B and surplus M, of the
+With `spec.rollout.oversample` an iteration has more prompts than a batch, except for long rounds. The surplus prompts
+are dropped, carried into the next iteration (`maxStaleness`), or deferred to a long round (`longRounds`).
+
+With long rounds, batch B and surplus M, of the
 first n iterations floor(M n / (B + M)) are long. A short round begins B + M prompts and defers M. A long round takes
 the B prompts that waited longest and begins none. So B + M iterations train on each of their B (B + M) prompts once.
 
@@ -22,7 +24,7 @@ class PromptSchedule:
     batch: int
     """Prompts of a batch."""
     extra: int = 0
-    """Prompts that an iteration begins beyond those of its batch, unless it is a long round."""
+    """Prompts of an iteration beyond those of its batch, unless it is a long round."""
     surplus: Surplus = "Dropped"
 
     @property
@@ -33,7 +35,7 @@ class PromptSchedule:
     @property
     def longest_wait(self) -> int:
         """Iterations within which a deferred prompt is taken up: the long rounds that empty the queue, times the
-        iterations from one long round to the next, both rounded up."""
+        iterations from one long round to the next, both rounded up. 0 if none are deferred."""
         if self.surplus != "Deferred" or not self.extra:
             return 0
         return -(-self.most // self.batch) * -(-self.most // self.extra)
@@ -56,11 +58,11 @@ class PromptSchedule:
         return (iteration - self._long_before(iteration)) * self.most
 
     def end(self, iteration: int) -> int:
-        """Return how many prompts are begun by the end of an iteration."""
+        """Return how many prompts are begun by the end of an iteration, counted like `first`."""
         return self.first(iteration) + (0 if self.is_long(iteration) else self.most)
 
     def waiting(self, iteration: int) -> int:
-        """Return how many deferred prompts wait when an iteration begins."""
+        """Return how many deferred prompts wait when an iteration begins; 0 if none are deferred."""
         if self.surplus != "Deferred":
             return 0
         return iteration * self.extra - self._long_before(iteration) * self.most

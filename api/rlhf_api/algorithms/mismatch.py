@@ -1,8 +1,6 @@
 """Correction of the mismatch between the sampling engine and the training ranks: fields and rules.
 
-Both compute log-probabilities of the same tokens, but with different kernels or precision, and for stale tokens with
-different weights.
-`rlhf_workers.losses.mismatch` implements the correction.
+Both compute log-probabilities of the same tokens, but perhaps with different kernels, precision or weights.
 """
 
 from collections.abc import Iterator, Mapping
@@ -56,7 +54,7 @@ class MismatchCorrection(ApiModel):
         return Limits(low if self.low is None else self.low, high if self.high is None else self.high)
 
     def resolved(self) -> Self:
-        """Return it with explicit limits."""
+        """Return it with explicit limits, unless the mode is Disabled."""
         return self if self.mode == "Disabled" else self.model_copy(update=self.limits._asdict())
 
 

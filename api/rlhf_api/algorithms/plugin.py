@@ -1,7 +1,7 @@
 """An external algorithm: a class that training workers load. This module contains only its manifest data.
 
-The manifest tells the coordinator, the planner and the operator which models it needs and how many responses per
-prompt. They never load its code; `rlhf_workers.algorithms.plugin` does.
+The manifest says which models it needs and how many responses per prompt, so its code is not needed for that.
+`rlhf_workers.algorithms.plugin` loads the code.
 """
 
 from collections.abc import Callable, Iterator, Mapping

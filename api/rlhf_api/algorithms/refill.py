@@ -3,8 +3,7 @@
 Owns the rule of a job: which groups are dropped, and how many groups an iteration has. The groups of an iteration are
 numbered in the order of its prompts. The first ones fill the batch. A group dropped in round k - 1 adds one at the end,
 which belongs to round k, up to the last allowed round. The number of groups does not depend on the order in which
-dropped groups became known, and further dropped groups do not decrease it. So a group is added as soon as it is certain
-to be needed, and a replay adds the same.
+dropped groups became known, and further dropped groups do not decrease it.
 Rule: pure.
 """
 
@@ -36,7 +35,10 @@ class RefillRule:
 
 
 def teaches_nothing(rewards: Collection[float]) -> bool:
-    """Return whether responses to a prompt have no two different rewards. `rewards`: without abstentions."""
+    """Return whether responses to a prompt have no two different rewards, also if there is none.
+
+    `rewards`: without abstentions.
+    """
     return len(set(rewards)) <= 1
 
 

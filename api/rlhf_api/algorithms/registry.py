@@ -82,7 +82,7 @@ def without(group: Group) -> tuple[str, ...]:
 
 
 def graph_of(spec: HasAlgorithm) -> Graph:
-    """Return the graph of a job. A task that judges becomes one task per named reward."""
+    """Return the graph of a job. A task that judges by named rewards becomes one task for each of them."""
     tasks = (part for task in spec.algorithm.fields.tasks for part in _parts(task, spec))
     return Graph(spec.algorithm.name, tuple(tasks))
 
@@ -129,12 +129,12 @@ def samples_of_batch(spec: HasRollout) -> int:
 
 
 def most_samples(spec: HasRollout) -> int:
-    """Return the most samples that an iteration starts, with oversampling."""
+    """Return the most samples of an iteration, with oversampling."""
     return prompt_schedule(spec).most * samples_per_prompt(spec)
 
 
 def samples_begun(spec: HasRollout, iteration: int) -> int:
-    """Return the number of samples that an iteration starts, with those that it takes up from earlier ones."""
+    """Return the number of samples of an iteration, with those that it takes up from earlier ones."""
     return prompt_schedule(spec).size(iteration) * samples_per_prompt(spec)
 
 

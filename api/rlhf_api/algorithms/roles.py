@@ -23,7 +23,7 @@ class ModelRole(StrEnum):
     """A model's function in an algorithm. Members are strings, the names in messages."""
 
     ACTOR = "actor"
-    """The policy that is trained and, in jobs with generation, generates."""
+    """The policy, which generates in jobs with generation."""
     CRITIC = "critic"
     """The value model."""
     REFERENCE = "reference"

@@ -9,7 +9,7 @@ from rlhf_api.api_model import ApiModel
 from rlhf_api.user_patterns import MAX_PATTERN, checked_pattern
 
 START_UP: Final = ("ContainersReady", "Initialized", "PodReadyToStartContainers", "PodScheduled", "Ready")
-"""Conditions of every starting pod, which carry no information about how it ends."""
+"""Conditions of starting pods, which carry no information about how they end."""
 
 
 class ExitCodes(ApiModel):
@@ -82,6 +82,6 @@ class FailurePolicy(ApiModel):
     """Rules for the end of pods. The first rule that matches decides."""
 
     rules: Annotated[list[FailureRule], Field(max_length=20)] = Field(default_factory=list)
-    """The rules. Built-in rules follow: disruptions are ignored; exit codes 20 to 23 (reward, model, prompts, storage)
-    fail the job, since a restart cannot help; other failures, and evictions for storage beyond the pod's limits,
-    restart and count."""
+    """The rules. Built-in rules follow: disruptions are ignored; exit codes 20 to 23 (reward, model, prompts, storage),
+    and 2, 24 and 25 of the coordinator, fail the job, since a restart cannot help; other failures, and evictions for
+    storage beyond the pod's limits, restart and count."""

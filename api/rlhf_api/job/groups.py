@@ -181,16 +181,16 @@ class Optimizer(ApiModel):
     """AdamW and its learning-rate schedule."""
 
     learning_rate: Rate = 1e-6
-    """Peak learning rate of the actor."""
+    """Peak learning rate of trained models other than critics."""
     critic_learning_rate: Rate = 9e-6
-    """Peak learning rate of the critic; larger because its value head starts untrained."""
+    """Peak learning rate of critics."""
     schedule: Literal["Constant", "Linear", "Cosine"] = "Constant"
     """Shape of the learning rate after warm-up, over all steps of the job. If iterations changes in a live job, the
     rest of the curve stretches or shrinks without a jump."""
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Final share of the peak learning rate with Linear and Cosine."""
     warmup_steps: Annotated[int, Field(ge=0, le=2147483647)] = 0
-    """Steps over which the learning rate rises linearly from 0 to its peak."""
+    """Steps over which the learning rate rises linearly to its peak."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of AdamW's first moment per step."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95

@@ -18,7 +18,7 @@ class Models(ApiModel):
     at_most_one: ClassVar = ("reward", "rewards")
 
     actor: ModelSource
-    """The policy to train."""
+    """The policy, trained by every algorithm but rewardModel."""
     critic: ModelSource | None = None
     """The value model: a causal language model, with a value head that starts at zero, or a reward model with its own
     head. Unset: it starts from the actor. Ignored by algorithms without a critic."""

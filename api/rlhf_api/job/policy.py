@@ -91,5 +91,5 @@ class RunPolicy(ApiModel):
     replaced on another node. This needs a journal lock that other nodes see. Unset: never."""
     hang_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 300
     """Seconds after which a process counts as hung: it does not answer liveness probes, a decode step does not end, or
-    training ranks make no progress (for them at most 60, but at least 10 times their longest gap so far). A restart
-    follows, which counts as a failure. 0: no limit. Changes apply to new pods."""
+    training ranks make no progress (for them at most 60, but at least 10 times their longest gap so far, up to
+    startTimeoutSeconds). A restart follows, which counts as a failure. 0: no limit. Changes apply to new pods."""

@@ -48,8 +48,7 @@ def secret_variables(keys: Iterable[SecretKey]) -> dict[SecretKey, str]:
     """Return key of a Secret -> environment variable that carries its value to the processes that run user code.
 
     Key `token` of Secret `judge` becomes RLHF_SECRET_JUDGE_TOKEN. If two keys would have the same variable, the later
-    ones get a number. Pods get the variables from Secrets; `rlhf run` gets them from its own environment. So the
-    ConfigMap of a job does not contain the values.
+    ones get a number.
     """
     variables: dict[SecretKey, str] = {}
     for key in dict.fromkeys(keys):

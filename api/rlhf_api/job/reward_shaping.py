@@ -39,7 +39,7 @@ class RewardShaping(ApiModel):
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether shaping leaves every reward unchanged."""
+        """Whether shaping leaves every combined reward unchanged, which NormalizedSum does not."""
         of_each_response = RewardShaping(combine=self.combine, variance_weight=self.variance_weight)
         return self.combine != "NormalizedSum" and self == of_each_response
 

@@ -17,13 +17,13 @@ from rlhf_api.job.model_source import ModelSource
 from rlhf_api.job.reward_headers import CodeVariable, RewardHeader, SecretKey
 
 MAX_REWARDS: Final = 8
-"""Maximum named rewards per job, few enough to inspect one by one."""
+"""Maximum named rewards per job."""
 
 
 class RewardFunction(ApiModel):
-    """A Python function `name(prompt, response, record) -> float | None`, sync or async. None abstains: the sample is
-    not trained on. Optional parameters are finish_reason and response_tokens. It may return a mapping with `reward` and
-    `metrics`, numbers by name."""
+    """A Python function `name(prompt, response, record) -> float | None`, sync or async. None abstains; a sample
+    without any reward is not trained on. Optional parameters are finish_reason and response_tokens. It may return a
+    mapping with `reward` and `metrics`, numbers by name."""
 
     exactly_one: ClassVar = ("file", "module", "config_map")
 

@@ -88,8 +88,8 @@ class Rollout(ApiModel):
     batch_size: Annotated[int, Field(ge=1, le=1048576)] = 512
     """Samples (responses) per iteration."""
     oversample: Annotated[int, Field(ge=0, le=65536)] = 0
-    """Additional prompts per iteration. When all responses to as many prompts as the batch has are finished, the others
-    are cut off and not trained on."""
+    """Additional prompts per iteration. The iteration trains on as many as the batch has; cutBy says which, and the
+    others are cut off."""
     cut_by: Literal["Clock", "Counts"] = "Clock"
     """Prompts that stay. Clock: those finished first. Counts: those whose longest response is shortest, at any speed of
     workers; a deterministic job needs it."""

@@ -1,7 +1,6 @@
 """`spec.scheduling`, `spec.managedBy` and `spec.operatorClass`: what places the job's pods, and what reconciles it.
 
-Rule: this module contains the user's choices. The operator (`rlhf_operator.gang`) decides what the cluster supports and
-which objects follow.
+Rule: this module contains the user's choices. The operator (`rlhf_operator.gang`) decides which objects follow.
 """
 
 from typing import Annotated, Final, Literal
@@ -31,8 +30,9 @@ class Gang(ApiModel):
     """Gang scheduling: all pods that the job needs to start are placed together, or none."""
 
     mode: Literal["Auto", "Disabled", "Native", "Kueue", "Volcano", "Coscheduling"] = "Auto"
-    """Auto is Kueue if the job has the label kueue.x-k8s.io/queue-name; else Volcano or Coscheduling if a pod template
-    names their scheduler; else Native (scheduling.k8s.io) if available; else Disabled."""
+    """Auto is Kueue if the job has the label kueue.x-k8s.io/queue-name. Else it follows the scheduler of the pod
+    templates: Volcano, Coscheduling, or Native (scheduling.k8s.io) with the default one, if available; else Disabled.
+    """
     queue: Name | None = None
     """With Volcano: name of the Queue; unset: Volcano's default queue. Kueue reads the label kueue.x-k8s.io/queue-name
     instead."""

@@ -29,9 +29,9 @@ class RLHFJobSpec(ApiModel):
     """The models, data and workers of the training run."""
 
     algorithm: Algorithm
-    """The algorithm that trains the policy: exactly one member."""
+    """The algorithm of the job: exactly one member."""
     iterations: Annotated[int, Field(ge=1, le=10000000)] = 100
-    """Number of iterations, each of which generates, scores and trains one batch."""
+    """Number of iterations, each of which trains on one batch."""
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
     """Seed of sampling, of the order of prompts and samples, and of new adapters; below 2^53, so that JSON readers keep
     it exact."""

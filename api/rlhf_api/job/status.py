@@ -1,7 +1,7 @@
-"""`status` of an RLHFJob: the operator's observations. It is small and changes slowly; Prometheus has the fast numbers.
+"""`status` of an RLHFJob: the operator's observations.
 
-Rule: the operator writes it, progress at most once in ten seconds. Readers ignore unknown fields, because a newer
-operator may have written them. Texts such as "37/100" exist because a printer column shows a single value.
+Rule: the operator writes it. Readers ignore unknown fields, because a newer operator may have written them. Texts such
+as "37/100" exist because a printer column shows a single value.
 """
 
 from datetime import datetime
@@ -13,7 +13,8 @@ from rlhf_api.api_model import ApiModel
 
 
 def _a_time(value: str) -> str:
-    """Return a time. Raises ValueError if it has no time zone: the API server rejects such a date-time."""
+    """Return a time. Raises ValueError if it is invalid or has no time zone: the API server rejects such a date-time.
+    """
     if datetime.fromisoformat(value).tzinfo is None:
         raise ValueError("a time has a zone")
     return value
@@ -27,7 +28,7 @@ def _as_stored(value: int) -> int:
 
 
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"}, max_length=64), AfterValidator(_a_time)]
-"""RFC 3339, in UTC, such as 2026-08-22T10:00:00Z."""
+"""RFC 3339 with a time zone, such as 2026-08-22T10:00:00Z."""
 Text = Annotated[str, Field(max_length=1024)]
 Tally = Annotated[int, Field(ge=0), AfterValidator(_as_stored)]
 
@@ -63,11 +64,11 @@ class GroupStatus(StatusModel):
     desired: Tally
     """Number of pods wanted."""
     ready: Tally
-    """Number of pods that are registered with the coordinator and ready."""
+    """Number of ready pods. While the coordinator answers: of its ready workers, at most desired."""
     failed: Tally = 0
     """Number of pods that failed and are not yet replaced."""
     restarts: Tally = 0
-    """Number of restarts of pods or containers so far."""
+    """Number of ends of pods or containers so far, without those with exit code 0."""
     out_of_memory: Tally = 0
     """Number of containers killed for using more memory than their limit."""
     epoch: Tally = 0
@@ -80,13 +81,13 @@ class ScaleStatus(StatusModel):
     """Data of the scale subresource, for the generation group."""
 
     replicas: Tally
-    """Number of generation pods that exist."""
+    """Number of generation pods that have not ended and are not being deleted."""
     selector: Annotated[str, Field(max_length=512)]
     """Label selector of the generation pods, for autoscalers."""
 
 
 class ProgressStatus(StatusModel):
-    """Progress of the job, updated at most every ten seconds."""
+    """Progress of the job. While nothing else changes, it is updated at most every ten seconds."""
 
     iteration: Tally
     """Number of iterations trained."""
@@ -175,7 +176,7 @@ class CheckpointStatus(StatusModel):
     iteration: Tally
     """Number of iterations trained at that point."""
     time: Time
-    """Time of completion."""
+    """Time at which the operator first saw it."""
 
 
 class AccountedEnd(StatusModel):
@@ -184,7 +185,7 @@ class AccountedEnd(StatusModel):
     pod: Annotated[str, Field(max_length=253)]
     """Name of the pod."""
     id: Annotated[str, Field(max_length=64)]
-    """UID of the pod, or the start of its container's ID."""
+    """UID of the pod, or the start of its container's ID, or the UID and the number of restarts."""
 
 
 class BackOff(StatusModel):
@@ -215,7 +216,7 @@ class RestartStatus(StatusModel):
     last_time: Time | None = None
     """Time of the last restart."""
     accounted: Annotated[list[AccountedEnd], Field(max_length=12500)] = Field(default_factory=list)
-    """Counted ends of pods that still exist."""
+    """Counted ends of pods that still exist, and pods that the operator deletes."""
     back_off: Annotated[list[BackOff], Field(max_length=12500)] = Field(default_factory=list)
     """Pods that ended recently, and when their replacements are created."""
 

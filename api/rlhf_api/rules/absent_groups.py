@@ -1,5 +1,6 @@
-"""Rules for algorithms whose graph has no task in a group. The group has no workers, so the settings in `_UNUSED` are
-rejected instead of ignored. A job also needs a reward if its graph does.
+"""Rules for algorithms whose graph has no task in a group. The group has no workers, so other values of the fields in
+`_UNUSED` than those listed there are rejected. A job also needs a reward if its graph does, and generation workers if
+its graph generates.
 
 The rules come from the graphs of the registry; this module names no algorithm.
 """
@@ -29,7 +30,7 @@ _UNUSED: Final[dict[Group, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
     ),
     Group.INFERENCE: (("spec.inference.replicas", (0, 1)), ("spec.inference.gpusPerReplica", (0,))),
 }
-"""Group -> (field, its allowed values if the group does not exist; the last one is the default)."""
+"""Group -> (field, its allowed values if the group does not exist; the last one is the default) of some fields."""
 
 
 def of_absent_groups() -> Iterator[Rule]:
@@ -79,7 +80,7 @@ def _unused(group: Group, names: tuple[str, ...], field: str, allowed: tuple[Any
 
 
 def _scores_somewhere() -> Rule:
-    """Return the rule that scoring has its own workers in a job without generation, whose workers score too."""
+    """Return the rule that a job without generation has an inference worker if it scores, unless it is suspended."""
     names = tuple(name for name in without(Group.GENERATION) if full_graph(name).tasks_of(Group.INFERENCE))
     field = "spec.inference.replicas"
     return Rule(

@@ -1,7 +1,6 @@
 """Warnings: valid settings without effect, or with another effect than they seem, each with its field.
 
-Rule: a job with warnings starts like one without. CEL cannot warn, so these come from the command line, and from the
-operator in the message of the condition Planned, not from the API server.
+Rule: a job with warnings starts like one without. CEL cannot warn, so these do not come from the API server.
 """
 
 from collections.abc import Iterator, Sequence
@@ -56,7 +55,7 @@ def _trained_for_nobody(job: RLHFJob) -> Iterator[tuple[str, object, str]]:
 
 
 def _unequal_rounds(job: RLHFJob) -> Iterator[tuple[str, object, str]]:
-    """Yield warnings about losses that depend on the other samples of a batch, whose lengths long rounds change."""
+    """Yield warnings about a loss or whitening that depends on the other samples of a batch, with long rounds."""
     rollout, fields = job.spec.rollout, job.spec.algorithm.fields
     if rollout.long_rounds == "Disabled":
         return

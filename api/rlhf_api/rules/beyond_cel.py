@@ -1,7 +1,6 @@
 """Rules in Python only: CEL cannot state them, or not within the size limit of the definition.
 
-Rule: `rlhf validate`, `rlhf run` and the operator (condition Planned) report them; the API server accepts such a job.
-They need a job with valid fields.
+Rule: the API server accepts a job that breaks them. They need a job with valid fields.
 """
 
 from collections.abc import Iterator

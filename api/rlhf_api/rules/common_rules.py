@@ -102,7 +102,7 @@ def drawn_at_random(algorithm: str, why: str) -> Rule:
 
 
 def estimator_fits(algorithm: str) -> Rule:
-    """Return the rule that the KL estimator of an algorithm uses no ratio if the KL term is in the reward."""
+    """Return the rule that the KL estimator of an algorithm is not Unbiased if the KL term is in the reward."""
     field, place = f"{algorithm}.klEstimator", f"{algorithm}.klIn"
     return Rule(
         field=field,

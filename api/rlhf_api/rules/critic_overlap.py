@@ -10,7 +10,7 @@ _FIELD: Final = "spec.training.criticOverlap"
 _MODE: Final = "spec.fusion.intraStage.mode"
 _FUSED: Final = ("Fused", "FusedSplit")
 _SEVERAL: Final = tuple(name for name in ALGORITHMS if len(full_graph(name).trained) > 1)
-"""Algorithms that may train several models."""
+"""Algorithms with several training tasks in their full graph."""
 
 
 def of_critic_overlap() -> Iterator[Rule]:

@@ -1,4 +1,4 @@
-"""Rules of `spec.training.parallelism.expert`, data ranks that divide experts: unsupported combinations."""
+"""Rules of `spec.training.parallelism.expert`, ranks out of data x context that divide experts."""
 
 from collections.abc import Iterator
 from typing import Final

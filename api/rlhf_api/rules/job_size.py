@@ -10,14 +10,13 @@ from rlhf_api.rank_pods import rank_pods
 from rlhf_common.names import Group
 
 MAX_PODS: Final = 5000
-"""Maximum pods of a job: Kubernetes supports 5,000 nodes per cluster, and one coordinator serves all workers of a job.
-"""
+"""Maximum pods of a job; Kubernetes supports 5,000 nodes per cluster."""
 MAX_CONTEXT: Final = 1_048_576
 """Tokens of prompt and response above which a job gets a warning."""
 
 
 def size_problems(spec: RLHFJobSpec) -> Iterator[Problem]:
-    """Yield a problem for each size beyond its limit."""
+    """Yield a problem for too many pods, and a warning for a context above MAX_CONTEXT."""
     counts = {Group.GENERATION: spec.generation.replicas, Group.INFERENCE: spec.inference.replicas}
     if spec.rank_group is Group.TRAINING:
         counts[Group.TRAINING] = rank_pods(spec)

@@ -1,7 +1,7 @@
 """Rules of `spec.generation.gpusPerReplica` and `spec.generation.parallelism` for each engine.
 
 vLLM splits every layer over the GPUs of one worker, so the tensor degree equals the number of GPUs; torch uses one
-device. A custom engine has neither limit. Auto may choose either, so a worker with several GPUs needs vLLM.
+device. A custom engine has neither limit.
 """
 
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def of_parallelism() -> Iterator[Rule]:
 
 
 def _one_device() -> Rule:
-    """Return the rule of a worker whose training rank uses only the first of its devices."""
+    """Return the rule that a worker with a training rank has at most one GPU."""
 
     def holds(values: Values) -> bool:
         return bool(values["spec.placement"] != "Colocated" or values[_GPUS] <= 1)

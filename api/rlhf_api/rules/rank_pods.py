@@ -1,4 +1,4 @@
-"""Rules of `spec.training.ranksPerPod`: pods are full, and only training pods have several ranks."""
+"""Rules of `spec.training.ranksPerPod`: it divides the number of ranks, and only pods of training have several."""
 
 from collections.abc import Iterator
 from typing import Final

@@ -1,7 +1,6 @@
 """Rules of `spec.rollout.overlapTraining`: an iteration decodes during training on the previous one.
 
-A single rule combines all requirements, because separate rules would take too many bytes of the definition.
-`absent_groups` has the rule that the algorithm generates.
+A single rule combines all requirements. `absent_groups` has the rule that the algorithm generates.
 """
 
 from collections.abc import Iterator
@@ -15,11 +14,9 @@ _NEEDED: Final[tuple[tuple[str, Any], ...]] = (
     ("spec.training.criticOverlap", "Disabled"),
     ("spec.rollout.maxStaleness", 0),
 )
-"""(field, required value): separate devices for both sides, all models trained during decoding, and no carried samples,
-which would be even staler."""
+"""(field, required value)."""
 _EVERY: Final = "spec.checkpoints.every"
-"""Field checked because an iteration before a checkpoint does not overlap; with a checkpoint after each, nothing would.
-"""
+"""Field that must be above 1 if checkpoints are set."""
 
 
 def of_rollout_overlap() -> Iterator[Rule]:

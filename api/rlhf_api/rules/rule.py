@@ -10,7 +10,7 @@ class UnknownValueError(LookupError):
 
 
 class Values:
-    """A manifest with its defaults, read by path. Raises UnknownValueError for an absent or invalid field."""
+    """A manifest with its defaults, read by path. Indexing raises UnknownValueError for an absent or invalid field."""
 
     def __init__(self, data: Mapping[str, Any], broken: Iterable[str] = ()) -> None:
         self._data = data
@@ -41,7 +41,7 @@ class Values:
 class Rule:
     """One statement about a job.
 
-    A rule that uses `oldSelf` as an optional applies only to new jobs, so it holds for a manifest with a uid.
+    A rule with `oldSelf` in its CEL gets it as an optional.
     """
 
     field: str
@@ -53,7 +53,7 @@ class Rule:
     holds: Callable[[Values], bool]
     """The same statement in Python. May raise UnknownValueError."""
     message: str
-    """Description of a correct value; it follows the name of the field and contains no values."""
+    """Message of a broken rule; it follows the name of the field and contains no values of the job."""
     message_cel: str | None = None
     """CEL expression of a message with values; `message` if unset."""
     says: Callable[[Values], str] | None = None

@@ -70,7 +70,7 @@ def of_parts(name: str) -> Iterator[Rule]:
 
 
 def trains_no_draft(values: Values) -> bool:
-    """Return whether no draft model is trained with the policy; its training needs a whole head."""
+    """Return whether no draft model is trained with the policy."""
     return bool(not values.has(_DRAFT) or values[f"{_DRAFT}.train"] == "Disabled")
 
 

@@ -340,8 +340,8 @@ IMMUTABLE: Final[tuple[str, ...]] = (
     "spec.managedBy",
     "spec.operatorClass",
 )
-"""Fields that may not change in a live job, except those of `LAYOUT` while it is suspended. Replica counts, iterations,
-suspend, fusion, templates, checkpoint frequency and the run policy, for example, may change."""
+"""Fields that may not change in an existing job, except those of `LAYOUT` while it is suspended. Replica counts,
+iterations, suspend, fusion, templates, checkpoint frequency and the run policy, for example, may change."""
 
 LAYOUT: Final[tuple[str, ...]] = (
     "spec.devices",
@@ -352,8 +352,8 @@ LAYOUT: Final[tuple[str, ...]] = (
     "spec.training.microBatchTokens",
     "spec.training.packing",
 )
-"""The immutable fields of how processes share the work: the same sums in another order. Checkpoints do not depend on
-them, so they may change while a job is suspended or all processes of a run have ended."""
+"""The immutable fields of how processes share the work. They may change while a job is suspended or all processes of a
+run have ended."""
 
 IMMUTABLE_MESSAGE: Final = "cannot be changed in an existing job: set it back, or create a new job"
 LAYOUT_MESSAGE: Final = "can be changed in a suspended job only: set it back, or suspend it"

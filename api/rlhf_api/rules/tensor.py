@@ -13,7 +13,7 @@ _CRITIC: Final = f"{_PARALLELISM}.criticTensor"
 
 
 def of_tensor() -> Iterator[Rule]:
-    """Yield the rules of tensor parallel ranks. Splitting over data ranks needs another backend."""
+    """Yield the rules of tensor parallel ranks."""
     yield Rule(
         field=_FIELD,
         node=_PARALLELISM,

@@ -50,7 +50,8 @@ def urls(spec: RLHFJobSpec) -> Iterator[tuple[str, str]]:
 
 
 def url_problems(spec: RLHFJobSpec) -> Iterator[Problem]:
-    """Yield invalid addresses and addresses with credentials, and warn of secrets in clear text."""
+    """Yield invalid addresses and addresses with credentials, and warn of texts that look like secrets in clear text.
+    """
     fields = dict(urls(spec))
     for field, url in fields.items():
         yield from _address(field, url)
@@ -113,7 +114,7 @@ def _wrong_host(host: str) -> str:
 
 
 def _host(parsed: SplitResult) -> str:
-    """Return the host as a resolver reads it; empty if there is none."""
+    """Return the host in a normal form: unquoted, NFKC, lower case, without a final dot; empty if there is none."""
     return unicodedata.normalize("NFKC", unquote(parsed.hostname or "")).lower().rstrip(".")
 
 

@@ -1,4 +1,4 @@
-"""Rules of user code: names of files, modules and classes that Python cannot import.
+"""Rules of user code: names of files, modules, classes and functions that Python cannot import.
 
 Rule: pure; nothing is imported or searched. The patterns of the fields admit identifiers; this module rejects Python's
 reserved words.

@@ -1,7 +1,7 @@
 """The definition of an alert: its condition, severity, texts, and the thresholds that a cluster may change.
 
 Rule: pure data, checked at creation, so that an unused threshold, or a placeholder of the rule without a value, fails
-at import. This module is independent of Helm and of files.
+at import.
 """
 
 import re
@@ -18,14 +18,14 @@ NAME: Final = re.compile(r"RLHF[A-Za-z]+")
 
 
 class AlertSeverity(StrEnum):
-    """Who is notified, and when."""
+    """Urgency of an alert, for the routes of Alertmanager."""
 
     CRITICAL = "critical"
-    """Pages a person at night: work or money is being lost, and it does not recover by itself."""
+    """Should page a person at night: work or money is being lost, and it does not recover by itself."""
     WARNING = "warning"
-    """A person looks the next morning."""
+    """A person should look the next morning."""
     INFO = "info"
-    """Displayed without notification."""
+    """To be displayed without notification."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Threshold:
     default: float
     """Default, in the unit in `meaning`. An integer default accepts only integers, as the range of a query requires."""
     meaning: str
-    """A clause for values.yaml and the reference page."""
+    """A phrase for the schema of the chart's values."""
     most: float | None = None
     """Maximum sensible value; None: no maximum."""
 
@@ -64,13 +64,13 @@ class Alert:
     name: str
     severity: AlertSeverity
     when: str
-    """Clause for tables, after "fires when"."""
+    """Clause after "fires when", with `<threshold>` as placeholders, for tables and values.yaml."""
     expression: str
     """PromQL over series of the catalogue, with `<threshold>` as placeholders of values."""
     lasts: str
     """Duration for which it must hold continuously: `for` of the rule."""
     summary: str
-    """One line with job and value, as a Prometheus template."""
+    """One line, as a Prometheus template."""
     description: str
     """Meaning and first step, as a Prometheus template."""
     normal: str
@@ -78,7 +78,9 @@ class Alert:
     thresholds: tuple[Threshold, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError for placeholders of the rule without a threshold, unused thresholds, and invalid syntax."""
+        """Raise ValueError for placeholders of the rule without a threshold, thresholds that the expression does not
+        use, and an invalid name or duration.
+        """
         if not NAME.fullmatch(self.name):
             raise ValueError(f"{self.name!r}: names of alerts begin with RLHF and have letters only")
         if not DURATION.fullmatch(self.lasts):
@@ -93,7 +95,7 @@ class Alert:
 
     @property
     def anchor(self) -> str:
-        """The anchor of its section in the runbook of its family."""
+        """Anchor of its section in the runbook of its family."""
         return self.name.lower()
 
     def values(self) -> dict[str, str]:
@@ -103,7 +105,7 @@ class Alert:
 
 @dataclass(frozen=True)
 class Recording:
-    """A series that is computed once for all rules and panels that read it."""
+    """A series that a recording rule computes."""
 
     name: str
     expression: str

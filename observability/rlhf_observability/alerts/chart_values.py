@@ -1,7 +1,7 @@
 """Alert settings of a cluster: the section `alerts` of the chart's values.yaml and its schema.
 
-Rule: this section and its definitions are generated from the families; the rest of both files keeps its content. The
-schema rejects values that no alert has.
+Rule: this section and its schema are generated from the families; the rest of both files keeps its content. The schema
+rejects values that no alert has.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The rules as a Prometheus rule file, and as data that the chart's template fills with a cluster's values.
 
-Rule: pure; both come from the same families, so a rule in a PrometheusRule equals that of the file except for values.
+Rule: pure; both come from the same families.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,7 +43,7 @@ def rule_file(families: Iterable[Family], overrides: Mapping[str, Mapping[str, A
 
 
 def rule_file_text(families: Iterable[Family]) -> str:
-    """Return the file with the default thresholds."""
+    """Return the text of the file with the defaults of all alerts."""
     return HEADER + yaml.dump(rule_file(families), Dumper=_BlockDumper, sort_keys=False, width=120, allow_unicode=True)
 
 

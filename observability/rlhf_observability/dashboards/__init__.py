@@ -14,7 +14,7 @@ $__rate_interval, $__range). `variables.ALL` has the values of the variables if 
 JSON of one; `python -m rlhf_observability.dashboards FOLDER` (`make dashboards`) writes `FOLDER/<name>.json`, where the
 name is the uid without `rlhf-`.
 
-Rule: a panel's description says what is normal and what to do otherwise. No module here queries a server.
+Rule: a panel's description says what is normal and what to do otherwise.
 """
 
 from rlhf_observability.dashboards.engine import ENGINE_DASHBOARD

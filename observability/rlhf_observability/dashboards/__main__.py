@@ -1,6 +1,6 @@
 """Writes every dashboard as a file that Grafana imports: `python -m rlhf_observability.dashboards FOLDER`.
 
-Rule: afterwards the folder has no other JSON files, so that a removed dashboard leaves the chart.
+Rule: afterwards the folder has no other files named *.json, so that a removed dashboard leaves the chart.
 """
 
 import sys
@@ -11,7 +11,7 @@ from rlhf_observability.dashboards.document import document
 
 
 def main(folder: Path) -> None:
-    """Write all dashboards into a folder."""
+    """Write all dashboards into a folder, and remove its other files named *.json."""
     folder.mkdir(parents=True, exist_ok=True)
     documents = {file_name(dashboard): document(dashboard) for dashboard in all_dashboards()}
     for path in folder.glob("*.json"):

@@ -1,7 +1,6 @@
 """Marked moments on all graphs of a dashboard, in the form of Grafana's Prometheus datasource.
 
-Rule: a mark appears where a query has a value above zero. A dashboard may have its own marks, and has those of alerts
-on its jobs or operators: without installed rules the mark never appears.
+Rule: a dashboard may have its own marks, and has those of firing alerts on its jobs or operators.
 """
 
 from collections.abc import Iterator
@@ -12,12 +11,12 @@ from rlhf_observability.dashboards.variables import DATASOURCE
 from rlhf_observability.promql import CLUSTER, FLEET, JOBS
 
 STEP: Final = "30s"
-"""Minimum distance of two marks."""
+"""Step of the queries for marks."""
 _OPERATOR: Final = f'{CLUSTER}=~"$cluster",alertname=~"RLHFOperator.+"'
 
 
 def annotations(dashboard: Dashboard) -> Iterator[Annotation]:
-    """Yield the annotations of a dashboard."""
+    """Yield the annotations of a dashboard, that of alerts last."""
     yield from dashboard.annotations
     if Variable.JOB in dashboard.variables:
         chosen = ",".join((*JOBS.matchers, 'alertname=~"RLHF.+"'))
@@ -29,7 +28,7 @@ def annotations(dashboard: Dashboard) -> Iterator[Annotation]:
 
 
 def annotation_json(annotation: Annotation) -> dict[str, Any]:
-    """Return an annotation in the datasource's form; the library's type has only its expression."""
+    """Return an annotation in the datasource's form."""
     return {
         "datasource": DATASOURCE.to_json(),
         "enable": annotation.enabled,

@@ -1,7 +1,7 @@
 """A dashboard as the document that Grafana imports: its panels in place, variables, links and annotations.
 
-Rule: the same code gives the same bytes, so that a test can detect an outdated file. A document has no id, which
-belongs to a database, and no datasource name, which is a variable: it does not depend on where it is imported.
+Rule: the same code gives the same bytes, so that a test can detect an outdated file. The datasource is a variable, so a
+document does not depend on where it is imported.
 """
 
 import json
@@ -19,9 +19,9 @@ from rlhf_observability.dashboards.panels import GRID_WIDTH, Dashboard, Panel, R
 from rlhf_observability.dashboards.variables import variables
 
 TAG: Final = "rlhf"
-"""Tag of all dashboards, which selects the links above each."""
+"""Tag of all dashboards, by which the links above each select them."""
 REFRESH: Final = "30s"
-"""Refresh interval, equal to the default scrape interval of the chart's monitors."""
+"""Refresh interval of a dashboard."""
 
 
 def document(dashboard: Dashboard) -> str:
@@ -31,7 +31,7 @@ def document(dashboard: Dashboard) -> str:
         for name in ("auto", "auto_count", "auto_min"):
             variable.pop(name, None)  # for intervals; the library writes it for all
     for panel in built["panels"]:
-        panel.get("options", {}).pop("footer", None)  # for tables; Grafana 13 has dropped it, and no panel used it
+        panel.get("options", {}).pop("footer", None)  # for tables; no panel uses it
         for name in ("transparent", "repeatDirection"):
             panel.pop(name, None)  # defaults of Grafana; no panel is transparent or repeated
         for target in panel.get("targets", ()):
@@ -68,7 +68,7 @@ def _build(dashboard: Dashboard) -> sdk.Dashboard:
 def places(row: Row, top: int) -> Iterator[tuple[Panel, models.GridPos]]:
     """Yield the panels of a row with their places: from left to right, in a new line when the grid is full.
 
-    Raises ValueError if panels of one line differ in height, or a line does not fill the grid.
+    Raises ValueError if panels of one line differ in height, or a line does not end at the edge of the grid.
     """
     left, height = 0, 0
     for panel, width in _widths(row):

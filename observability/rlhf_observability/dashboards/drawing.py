@@ -1,7 +1,7 @@
 """Panels in Grafana's form: defines how each kind is drawn.
 
-Rule: one function draws all panels of a kind, so that people read them quickly. Legends of graphs show the last value
-and the mean; several series share one tooltip, the largest first; gaps stay gaps.
+Rule: one function draws all panels of a kind. Legends of graphs show the last value and the mean; several series share
+one tooltip, the largest first; gaps stay gaps.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ def draw(panel: Panel, number: int, place: models.GridPos) -> SdkPanel:
 
 
 def _scale(drawn: SdkPanel, panel: Panel) -> None:
-    """Set a panel's unit, bounds, colours and links."""
+    """Set a panel's unit, bounds, decimals, colours and texts, and its links unless it is a table."""
     drawn.unit(panel.unit)
     if panel.low is not None:
         drawn.min(panel.low)
@@ -179,7 +179,7 @@ def _states(panel: Panel) -> SdkPanel:
 
 
 def _table(panel: Panel) -> SdkPanel:
-    """Return a table of instant queries joined by their labels, with the columns of the panel."""
+    """Return a table with the merged results of the queries, in the columns of the panel."""
     order = {name: index for index, name in enumerate(panel.columns)}
     organize = {"includeByName": dict.fromkeys(panel.columns, True), "indexByName": order}
     drawn = (

@@ -1,7 +1,6 @@
 """Engine: decoding speed, batch sizes, waiting times of samples, and memory.
 
 Numbers of some engines only (vLLM: cache usage, waiting requests, prefix hits) are additional lines in the same panels.
-vLLM's own metrics belong to its own dashboards.
 
 Questions, in the order of the rows:
 - Is generation as fast as before, and are its batches full?

@@ -1,8 +1,7 @@
 """The definition of a panel: a title, queries, a unit, and a description of normal values and remedies.
 
-Owns the form of panels, independent of Grafana, which `drawing` handles. Rule: each panel has all three sentences of
-its description, and at most as many series as a person can read: queries over workers are cut by `topk` or `bottomk`,
-or are a quantile.
+`drawing` gives panels Grafana's form. Rule: each panel has all three sentences of its description, and at most as many
+series as a person can read.
 """
 
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ GREEN, YELLOW, ORANGE, RED, BLUE, GREY = "green", "yellow", "orange", "red", "bl
 Thresholds = tuple[tuple[float | None, str], ...]
 """(lower bound, colour); the first bound is None, minus infinity."""
 
-MAX_SERIES: Final = 40  # per query: a browser draws more slowly, and people cannot distinguish them
+MAX_SERIES: Final = 40  # per query: people cannot distinguish more
 
 BY_JOB: Final = "{{namespace}}/{{rlhf_job}}"
 """Name of a job in legends, so that one panel compares runs."""
@@ -65,14 +64,17 @@ class Query:
 
     @property
     def asked(self) -> str:
-        """The expression sent to a server: with the job in the legend, the MAX_SERIES largest series at most."""
+        """The expression sent to a server: with the job in the legend, the MAX_SERIES largest series at most.
+
+        An expression that starts with topk or bottomk is unchanged.
+        """
         narrow = "{{rlhf_job}}" not in self.legend or self.expression.startswith(("topk", "bottomk"))
         return self.expression if narrow else top(MAX_SERIES, self.expression)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One panel. Sizes are in Grafana's grid: 24 columns, rows of about 38 pixels."""
+    """One panel. Sizes are in Grafana's grid of GRID_WIDTH columns."""
 
     kind: PanelKind
     title: str
@@ -82,9 +84,9 @@ class Panel:
     cure: str
     queries: tuple[Query, ...]
     empty: str = ""
-    """When it has no data although there is no problem, such as "on CPUs"."""
+    """When it has no data although there is no problem, such as "for jobs without a critic"; empty: never."""
     width: int = 0
-    """0: it shares a line equally with its neighbours of its height."""
+    """Columns; 0: it shares a line equally with its neighbours without a width and of its height."""
     height: int = 9
     low: float | None = None
     high: float | None = None
@@ -97,7 +99,7 @@ class Panel:
     column_units: Mapping[str, str] = field(default_factory=dict)
     """For a table: heading -> unit."""
     links: Mapping[str, str] = field(default_factory=dict)
-    """Title -> URL of the links on a value, with Grafana's variables."""
+    """Title -> URL of the links on a value, in a table on those of the first column, with Grafana's variables."""
 
     @property
     def description(self) -> str:
@@ -180,7 +182,7 @@ class Annotation:
     title: str
     colour: str
     enabled: bool = True
-    """False: shown on request only, because events of every iteration are too many for a day."""
+    """False: shown on request only."""
 
 
 class Variable(Enum):
@@ -206,5 +208,5 @@ class Dashboard:
 
     @property
     def panels(self) -> tuple[Panel, ...]:
-        """All panels, from the top left to the bottom right."""
+        """All panels, row by row."""
         return tuple(panel for row in self.rows for panel in row.panels)

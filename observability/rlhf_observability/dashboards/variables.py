@@ -1,7 +1,7 @@
 """The variables above dashboards: datasource, cluster, namespace, job and worker.
 
 Rule: each except the datasource allows several choices, and All is the default, so that a dashboard shows data before
-any choice. All also matches series without a label `cluster`.
+any choice. All of `cluster` also matches series without that label.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,7 @@
-"""Creates, applies, deletes, gets and lists objects of the cluster.
+"""Creates, applies, patches, replaces, deletes, gets and lists objects of the cluster.
 
-Rule: takes and returns plain objects and makes no decisions. A call raises an `ApiError` if the API server does not
-carry it out; a missing object is no error of `get`, `kinds` and `delete`.
+Rule: takes and returns plain objects. A call raises an `ApiError` if the API server does not carry it out. A missing
+object is no error of `get`, `kinds` and `delete`, and another uid is no error of `delete`.
 """
 
 import json
@@ -19,9 +19,7 @@ from rlhf_operator.api_client.transport import ApiRequest, Json, Transport, deco
 PAGE: Final = 500
 """Objects per page of a list."""
 _STRICT: Final = {"fieldValidation": "Strict"}
-"""Query that makes the API server refuse unknown fields. Without it they would be dropped, such as a typo in a user's
-pod template.
-"""
+"""Query that makes the API server refuse unknown fields."""
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 
@@ -85,7 +83,7 @@ class KubernetesClient:
         return await self._create(manifest, {})
 
     async def try_to_create(self, manifest: Json) -> None:
-        """Do a dry run of `create`: the API server validates the object but does not store it. Raises RefusedError if
+        """Do a dry run of `create`: the API server validates the object but does not store it. Raises InvalidError if
         it is invalid.
         """
         await self._create(manifest, {"dryRun": "All"})
@@ -97,8 +95,8 @@ class KubernetesClient:
     async def manage_created(self, kind: str, meta: Json) -> None:
         """Move fields that our `create` set to our server-side apply, which can remove only fields that it owns.
 
-        Works like client-go's csaupgrade. `meta` is the metadata as read. Raises ConflictError if the object has
-        changed since, or InvalidError if it was replaced.
+        Do nothing unless our field manager has one entry, of an update. `meta` is the metadata as read. Raises
+        ConflictError if the object has changed since, or InvalidError if it was replaced.
         """
         entries = meta.get("managedFields") or []
         ours = [
@@ -129,7 +127,7 @@ class KubernetesClient:
     ) -> None:
         """Request the deletion of the object; do nothing if it is gone or has another uid.
 
-        `grace`: seconds that replace the pod's own grace period.
+        `grace`: seconds that replace the pod's own grace period; with `force` they are 0.
         """
         options: Json = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
         options["propagationPolicy"] = "Background"
@@ -149,8 +147,7 @@ class KubernetesClient:
     ) -> AsyncIterator[Json]:
         """Yield the metadata of all objects of a kind with `labels`, page by page, in one namespace or all.
 
-        `on_version` is called for each page with the resourceVersion of the list, which is etcd's revision at that
-        moment.
+        `on_version` is called for each page with the resourceVersion of the list, or 0 if it has none.
         """
         selector = {"labelSelector": labels} if labels else {}
         query = {"limit": str(PAGE)} | selector
@@ -177,7 +174,7 @@ class KubernetesClient:
         request = ApiRequest(verb, self.resources[kind], namespace, name, subresource)
         sent = yaml_of(body) if verb == "apply" and isinstance(body, dict) else body
         headers = _headers(verb, subresource)
-        # The leader would lose its Lease if its request waited behind its own work.
+        # The leader may lose its Lease if its request waits behind its own work.
         return decoded(await self.transport.request(request, query, sent, headers, urgent=kind == "Lease"))
 
     def _kind(self, manifest: Json) -> str:
@@ -193,7 +190,7 @@ class KubernetesClient:
 def _headers(verb: str, subresource: str) -> dict[str, str]:
     if verb == "apply":
         accept = "application/json" if subresource == "status" else METADATA_ONLY
-        # With the charset parameter, the client keeps our encoding.
+        # With the charset parameter, the client library does not encode the body as JSON again.
         return {"Content-Type": "application/apply-patch+yaml; charset=utf-8", "Accept": accept}
     if verb == "patch":
         return {"Content-Type": "application/json-patch+json", "Accept": METADATA_ONLY}
@@ -205,8 +202,7 @@ def _headers(verb: str, subresource: str) -> dict[str, str]:
 def yaml_of(body: Json) -> bytes:
     """Return JSON that is also valid YAML.
 
-    JSON in ASCII is not: it escapes an emoji as surrogates. Exit messages of processes can contain one; the API server
-    would then refuse the status until the message changes.
+    JSON in ASCII may not be: it escapes an emoji as surrogates. Unpaired surrogates are replaced.
     """
     return _NOT_IN_YAML.sub(_escaped, json.dumps(body, ensure_ascii=False)).encode()
 

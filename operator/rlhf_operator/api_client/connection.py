@@ -1,10 +1,8 @@
-"""Finds the API server and the credentials by the rules of kubectl.
+"""Finds the API server and the credentials, from a kubeconfig or the pod's service account.
 
 Order: the kubeconfig that is named, then KUBECONFIG (several files, joined by `:`), then ~/.kube/config and the pod's
-service account. `prefer_pod` says which of the last two comes first. A kubeconfig may name certificates, tokens, exec
-plugins and a proxy.
-
-Rule: never writes a kubeconfig. An unusable kubeconfig raises `ConnectionConfigError` with one sentence.
+service account. `prefer_pod` says which of the last two comes first. An unusable kubeconfig raises
+`ConnectionConfigError`.
 """
 
 import os
@@ -36,7 +34,7 @@ class Connection:
     context: str = ""
     """Name of the kubeconfig's context; empty with a pod's service account."""
     user: str = ""
-    """Name of the kubeconfig's user entry; empty with a pod's service account."""
+    """Name of the kubeconfig's user entry; empty with a pod's service account, or if the context names none."""
     namespace: str = DEFAULT_NAMESPACE
     """Namespace to use when none is named."""
 
@@ -61,11 +59,7 @@ async def find_connection(
 
 
 def session_options() -> dict[str, Any]:
-    """Return options of the HTTP client, which reads the environment only if that names a proxy.
-
-    A client that reads the environment looks for ~/.netrc in a thread twice per request, which takes four times as long
-    as the request.
-    """
+    """Return options of the HTTP client, which reads the environment only if that names a proxy."""
     return {"trust_env": bool(urllib.request.getproxies_environment())}
 
 

@@ -1,15 +1,15 @@
 """The errors of requests to the API server, one class for each reaction of a caller.
 
-Each error has its request, the HTTP code (0 if there was no answer) and the API server's reason, such as
-`AlreadyExists`. The text of a refusal is the message alone, because users read it in conditions. The text of an
-UnavailableError, a MissingError or a ConflictError starts with the request.
+Each error has its request, the HTTP code (0 if there is none) and the API server's reason, such as `AlreadyExists`. The
+text of a refusal is the message alone, because users read it in conditions. The text of an UnavailableError, a
+MissingError or a ConflictError starts with the request, if that is known.
 """
 
 import json
 from typing import Any
 
 MAX_BODY_SHOWN = 300
-"""Characters shown of an answer that is not a Status."""
+"""Most characters shown of an answer without a message of its own."""
 
 
 class ApiError(Exception):
@@ -18,20 +18,20 @@ class ApiError(Exception):
     def __init__(
         self, message: str, *, request: str = "", code: int = 0, reason: str = "", details: dict[str, Any] | None = None
     ) -> None:
-        """`message` is the API server's, or says why there was no answer."""
+        """`message` is the API server's, or says what else went wrong."""
         super().__init__(message)
         self.request = request
         """Verb, resource and name; empty if the error does not belong to one request."""
         self.code = code
         self.reason = reason
         self.details = details or {}
-        """`details` of the Status; empty if the answer was not a Status."""
+        """`details` of the Status; empty if there are none."""
         self.is_status = False
-        """Whether the answer was a Status, as the API server sends it, rather than other text."""
+        """Whether the answer was a JSON object with a message, as a Status of the API server is."""
 
 
 class UnavailableError(ApiError):
-    """The API server could not be reached, is overloaded or failed; retry later."""
+    """The API server could not be reached, is overloaded or failed, or answered with a code that no other class has."""
 
     def __str__(self) -> str:
         return _qualified(self)
@@ -100,7 +100,7 @@ def _qualified(error: ApiError) -> str:
 
 
 def _status(content: bytes) -> dict[str, Any]:
-    """Return the Status in the body of an answer; empty if there is none."""
+    """Return the JSON object with a message in the body of an answer; empty if there is none."""
     try:
         body = json.loads(content)
     except (ValueError, RecursionError):

@@ -1,12 +1,9 @@
 """Lists the objects of one kind, then watches them.
 
 Lists in pages and watches from the version of the list, with bookmarks. When a stream ends, the watch continues from
-the last version it received. It lists again when the API server no longer has that version (410 Gone). A watch that is
-silent for longer than the interval of bookmarks is reopened. After failures it waits with exponential back-off and
-jitter, so that the clients of a restarted API server do not all return at once.
-
-Rule: runs until cancelled, and holds one page of a list or one chunk of a stream in memory. It reads the version of an
-object; the consumer reads the rest.
+the last version it received. It lists again when the API server no longer has that version (410 Gone), and after an
+error in the stream. A watch that is silent for SILENCE_SECONDS is reopened. After failures it waits with exponential
+back-off and jitter, so that the clients of a restarted API server do not all return at once. It runs until cancelled.
 """
 
 import asyncio
@@ -48,7 +45,7 @@ class ReflectorConsumer(Protocol):
 
 
 class Reflector:
-    """The objects of one kind that a label selector matches, in one namespace or all."""
+    """The objects of one kind in one namespace or all; with `labels`, those that this selector matches."""
 
     def __init__(
         self,
@@ -75,7 +72,7 @@ class Reflector:
                 if not self._version:
                     await self._list()
                 heard = await self._watch()
-                # Streams that repeatedly end at once are a failure of a proxy in between.
+                # A stream that ends at once without an event counts as a failure.
                 failed = not heard and time.monotonic() - began < 1.0
             except MissingError as error:
                 failed = not self._version or error.code != GONE or time.monotonic() - began < 1.0
@@ -85,8 +82,7 @@ class Reflector:
                 failed = True
                 self._note(error, failed=True)
             except Exception:
-                # The answer itself caused this, and others may have written it. The next list returns what this stream
-                # missed.
+                # An answer cannot be processed. The next list returns what this stream missed.
                 failed, self._version = True, ""
                 log.exception("the watch of %s is opened again", self._resource.plural)
             self._failures = self._failures + 1 if failed else 0

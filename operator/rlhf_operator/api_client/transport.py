@@ -1,9 +1,9 @@
 """Sends requests to one API server and reads streams of lines, with time-outs, retries and a limit on concurrency.
 
 Each request has a time-out, and at most `concurrency` run at once; streams and `urgent` requests do not count. An
-urgent request is not retried, because a leader whose request waits loses its Lease. An answer of 429 or 5xx with
-Retry-After is retried, as in client-go: the API server has not carried it out. Any other failure raises one of
-`errors`. The API server may have carried out a write whose answer is lost, so callers must be able to repeat it.
+urgent request is not retried. Another request with an answer of 429 or 5xx and Retry-After is retried up to MAX_RETRIES
+times. Any other failure raises one of `errors`. The API server may have carried out a write whose answer is lost, so
+callers must be able to repeat it.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ Json = dict[str, Any]
 Body = Json | list[Json] | bytes
 
 CONCURRENCY: Final = 32
-"""Requests at once; the rate of small writes of a single API server levels off here."""
+"""Requests at once."""
 TIMEOUT_SECONDS: Final = 30.0
-"""Time-out of a request in seconds; the API server ends most requests after 60."""
+"""Time-out of one attempt at a request in seconds."""
 CONNECT_SECONDS: Final = 10.0
 """Time-out of opening a connection in seconds."""
 MAX_RETRIES: Final = 4
 """Retries of a request that the API server asked to repeat."""
 MAX_RETRY_SECONDS: Final = 10.0
-"""Longest wait in seconds that the API server can ask for."""
+"""Longest wait in seconds before a retry; a longer Retry-After is shortened to it."""
 MAX_LINE: Final = 4 * 2**20
-"""Bytes of the longest line of a stream; by default etcd stores no object as large."""
+"""Bytes of an unfinished line of a stream from which it is an error; by default etcd stores no object as large."""
 _METHODS: Final = {
     "get": "GET",
     "list": "GET",
@@ -85,9 +85,9 @@ class Transport:
         self._client = ApiClient(connection.configuration)
         self._slots = asyncio.Semaphore(concurrency)
         self.on_answer: Callable[[str, str, int], None] = lambda verb, resource, code: None
-        """Called as `on_answer(verb, resource, code)` after each attempt at a request; code 0 means no answer."""
+        """Called as `on_answer(verb, resource, code)` after each attempt at a request; code 0: no complete answer."""
         self.on_break: Callable[[], None] = lambda: None
-        """Called when a stream breaks off or falls silent after it was answered."""
+        """Called when the connection of a stream breaks off or falls silent after it was answered."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -202,7 +202,7 @@ def unanswered(request: ApiRequest, error: BaseException) -> UnavailableError:
 
 
 def retry_seconds(code: int, header: str | None) -> float | None:
-    """Return the seconds after which the API server wants a retry of a refused request; None if it wants none.
+    """Return the seconds, at most MAX_RETRY_SECONDS, after which the API server wants a retry; None if it wants none.
 
     `header`: its Retry-After in seconds; a date is ignored.
     """

@@ -1,7 +1,7 @@
 """Gangs and queues: backends that place the pods of a job together.
 
-`backend` has the interface, each backend has a module, and `registry` lists them. All modules but `discovery` are pure:
-they derive the objects to apply, and the fields of pods, from the job, the served APIs and the state of a queue.
+`backend` has the interface, each backend has a module, and `registry` lists them. Only `discovery` asks the API server;
+the other modules are pure.
 """
 
 from rlhf_operator.gang.apis import ServedApis

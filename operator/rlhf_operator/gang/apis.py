@@ -1,7 +1,7 @@
 """The APIs of schedulers and queues that the operator supports, as data.
 
 Rule: several groups serve a kind such as PodGroup, so kinds have their apiVersion as prefix here. The version that a
-cluster serves is discovered, because the native API has different objects in every version.
+cluster serves is discovered (`discovery`).
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ NATIVE, KUEUE, VOLCANO, COSCHEDULING = "Native", "Kueue", "Volcano", "Coscheduli
 MODES: Final = (NATIVE, KUEUE, VOLCANO, COSCHEDULING)
 
 APIS: Final[Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
-    # Newest first; `native` has the form of the objects. v1alpha3 is served beside v1beta1 and is omitted.
+    # Newest first; `native` has the form of the objects.
     NATIVE: (
         ("scheduling.k8s.io/v1beta1", ("Workload", "PodGroup")),
         ("scheduling.k8s.io/v1alpha2", ("Workload", "PodGroup")),
@@ -41,11 +41,11 @@ class ServedApis:
     """The APIs above that the cluster serves and that this operator may use."""
 
     apis: frozenset[str] = field(default_factory=frozenset)
-    """apiVersions of which all kinds are served."""
+    """apiVersions of which the cluster serves all kinds that the operator writes."""
     off: frozenset[str] = field(default_factory=frozenset)
     """Backends that the administrator of the operator has switched off."""
     ignores_labels: bool = False
-    """Whether a job starts without a queue if its label names one that cannot be used."""
+    """Whether a job starts without a queue if it asks for one that cannot be used."""
 
     def version(self, mode: str) -> str | None:
         """Return the apiVersion to use with a backend; None if it cannot be used."""
@@ -69,9 +69,7 @@ class ServedApis:
 
 
 def kind_of(manifest: Mapping[str, Any]) -> str:
-    """Return the kind with its apiVersion as prefix, `scheduling.k8s.io/v1alpha2/PodGroup`, where `PodGroup` is
-    ambiguous.
-    """
+    """Return a manifest's kind, with its apiVersion as prefix if it is a kind of RESOURCES."""
     return table_kind(RESOURCES, manifest)
 
 

@@ -57,9 +57,7 @@ class QueueGate:
     superseded: tuple[str, ...] = ()
     """Names of the queue's objects that the job no longer needs, whichever pods it has."""
     renew: bool = False
-    """Whether the queue's object asks for something else than the job now needs; a new one replaces it when no pod is
-    left.
-    """
+    """Whether the job asks the queue anew: a new object replaces the queue's present one when no pod is left."""
     release: bool = False
     """Whether to release the reservation when no pod is left."""
 
@@ -88,13 +86,13 @@ class QueueState(Protocol):
         """Return the hash of the requests in the queue's object; empty if there is no object."""
 
     def report(self, gate: QueueGate, *, pods_left: bool, ready: bool) -> WorkloadReport | None:
-        """Return the report to the queue about an unfinished job; None if the queue is up to date.
+        """Return the report to the queue about an unfinished job; None if there is nothing to report.
 
         `ready`: whether all pods that an iteration needs are ready.
         """
 
     def finished_report(self, message: str, *, succeeded: bool) -> WorkloadReport | None:
-        """Return the report to the queue about a job that has ended; None if the queue is up to date."""
+        """Return the report to the queue about a job that has ended; None if there is nothing to report."""
 
 
 @dataclass(frozen=True)
@@ -187,13 +185,13 @@ class GangChoice:
     """Reason why the job cannot be placed as it asks, with a remedy; empty if it can."""
     reason: PlannedReason = PlannedReason.NOT_SERVED
     note: str = ""
-    """Note for the user about an automatic choice."""
+    """Note for the user about parts of the job that have no effect; empty if there are none."""
     waits: str = ""
-    """Reason why a job that has not started must wait, with a remedy: its queue cannot be used."""
+    """Reason why a job that has not started must wait, with a remedy: its queue cannot be used. Empty without one."""
 
 
 def with_scheduler(pod: Json, name: str | None) -> Json:
-    """Return the pod with that schedulerName; None leaves the choice to the cluster."""
+    """Return the pod with that schedulerName; None changes nothing."""
     return {**pod, "spec": {**pod["spec"], "schedulerName": name}} if name else pod
 
 

@@ -1,8 +1,8 @@
 """Chooses the backend of a job from its fields and from the APIs that the cluster serves.
 
-Rule: pure. A mode that is named but cannot be used is a problem for the user and is never ignored, because a job
-without its gang can hold GPUs forever. With `Auto`, a job whose label names an unusable queue waits, because it would
-start outside all quota. The administrator of the operator can let such labels be ignored.
+Rule: pure. A mode that is named but cannot be used is a problem for the user and is never ignored. With `Auto`, a job
+that asks for an unusable queue waits, because it would start outside all quota. The administrator of the operator can
+let such labels be ignored.
 """
 
 from collections.abc import Mapping

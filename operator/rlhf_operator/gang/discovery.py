@@ -17,17 +17,17 @@ from rlhf_operator.gang.apis import APIS, MODES, ServedApis
 log = logging.getLogger(__name__)
 
 DISCOVERY_SECONDS: Final = 300.0
-"""Seconds between two discoveries; a scheduler or a queue is rarely installed."""
+"""Seconds between two discoveries after the first."""
 RETRY_SECONDS: Final = 5.0
 """Seconds between attempts until the first answer."""
 
 
 class ApisChangedError(Exception):
-    """The cluster serves other APIs than when the operator started."""
+    """Other gang or queue APIs can be used than when the operator started."""
 
 
 async def served(client: KubernetesClient, modes: Iterable[str] = MODES, *, ignores_labels: bool = False) -> ServedApis:
-    """Return the served APIs; backends that are not in `modes` are off. Raises ApiError."""
+    """Return the served APIs of the backends in `modes`; the other backends are off. Raises ApiError."""
     allowed = set(modes)
     result = set()
     for mode, versions in APIS.items():

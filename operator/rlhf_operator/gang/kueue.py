@@ -41,12 +41,12 @@ class KueueBackend:
     makes_objects: bool = True
     immutable: bool = False
     admission: KueueAdmission | None = None
-    """Placement of admitted pods; None before there is an admission."""
+    """Admission from which pods get their placement; None while the job's pods may not exist."""
     priority: QueuePriority | None = None
     requests_hash: str = ""
     """Hash of the job's revision; if empty, it is computed from the pods."""
     name: str = ""
-    """Name of the Workload that the job runs under; empty for the first one."""
+    """Name of the job's Workload; empty while there is none."""
     slice: str = ""
     """Name of the Workload that asks for more pods; empty if the job asks for none."""
 
@@ -142,7 +142,7 @@ def _with_slice(
 
 
 def queue_of(job: RLHFJob) -> str | None:
-    """Return the LocalQueue that the job's label names; None without that label."""
+    """Return the LocalQueue that the job's label names; None if it names none."""
     name = (job.metadata.get("labels") or {}).get(QUEUE_LABEL)
     return str(name) if name else None
 
@@ -161,7 +161,7 @@ def lacks(job: RLHFJob) -> str:
 
 
 def pod_sets(job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
-    """Return one pod set per group: its size and the requests of one of its pods."""
+    """Return one pod set per group that has pods: its size, and the quota template of one of its pods."""
     return [
         {"name": group.value, "count": count, "template": quota_template(job, group, pods[group])}
         for group, count in counts(job).items()

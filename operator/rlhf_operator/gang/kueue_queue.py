@@ -1,8 +1,7 @@
 """Decides whether a job may run from the state of its Workload, and what to report to Kueue.
 
-Rule: pure and level-triggered. A job keeps its reservation until its pods are gone. An evicted job saves its
-checkpoint, ends its pods, and then releases the reservation. That is the duty of a job's own controller; Kueue's job
-framework does it for the kinds it knows. No decision depends on the time of a condition.
+Rule: pure and level-triggered. An evicted job releases its reservation when no pod is left. No decision depends on the
+time of a condition.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -32,7 +31,7 @@ Json = dict[str, Any]
 PRIORITY_LABEL: Final = "kueue.x-k8s.io/priority-class"
 """Label of a job that names a WorkloadPriorityClass."""
 REQUEUED_BY: Final = frozenset({"Preempted", "NodeFailures"})
-"""Evictions after which the job may be admitted again at once; after others Kueue sets the time."""
+"""Reasons of evictions after which the job may be admitted again at once."""
 WAIT_FOR_START: Final = "WaitForStart"
 """Reason of PodsReady while the pods of an admission have not been ready yet, or without an admission."""
 REPORT_MESSAGE_MAX: Final = 32768
@@ -89,7 +88,7 @@ class KueueState:
     flavors: Mapping[str, PodPlacement] = field(default_factory=dict)
     """ResourceFlavors of the admission by name, if they could be read."""
     priority: QueuePriority | None = None
-    """Priority; None if the job names no class or has no queue."""
+    """Priority; None if the job names no class or has no queue, or if Kueue cannot be used."""
     elastic: bool = False
     """Whether the job may grow by a larger slice that replaces its Workload."""
 
@@ -107,7 +106,7 @@ class KueueState:
         return self.workload.requests_hash if self.workload is not None else ""
 
     def report(self, gate: QueueGate, *, pods_left: bool, ready: bool) -> WorkloadReport | None:
-        """Return the changes of the Workload's status; None if it is up to date."""
+        """Return the changes of the Workload's status; None if it is up to date or there is none."""
         if self.workload is None:
             return None
         if gate.open:
@@ -121,7 +120,7 @@ class KueueState:
         return WorkloadReport(conditions, release, self.workload.name) if conditions else None
 
     def finished_report(self, message: str, *, succeeded: bool) -> WorkloadReport | None:
-        """Return the report of a job that has ended, which frees its quota; None if it was sent."""
+        """Return the report of a job that has ended; None if every Workload is Finished or is being deleted."""
         if all(item.going or item.holds("Finished") for item in self._workloads):
             return None
         return WorkloadReport({"Finished": ("True", "Succeeded" if succeeded else "Failed", message)})
@@ -185,7 +184,7 @@ class KueueApi:
         )
 
     def with_report(self, body: Json, report: WorkloadReport, now: str) -> Json:
-        """Return the Workload with the report in its status; unchanged conditions keep their times.
+        """Return the Workload with the report in its status; a condition with an unchanged status keeps its time.
 
         Raises UnreadableError.
         """
@@ -270,7 +269,7 @@ def _limited(
 
 
 def _given_back(workload: KueueWorkload) -> dict[str, tuple[str, str, str]]:
-    """Return the conditions of a Workload whose reservation is released after an eviction."""
+    """Return the conditions of a Workload whose reservation is released: it was evicted or deactivated."""
     reason, message = workload.conditions.get("Evicted", ("", "Deactivated", "The workload is deactivated"))[1:]
     return {
         "Requeued": (str(reason in REQUEUED_BY), reason, message),
@@ -289,7 +288,7 @@ def _pods_ready(workload: KueueWorkload, *, ready: bool) -> WorkloadReport | Non
 
 
 def _why_not(workload: KueueWorkload) -> str:
-    """Return Kueue's message about why there is no admission."""
+    """Return Kueue's message about why there is no admission, or a general one."""
     for kind in ("Admitted", "QuotaReserved"):
         status, _, message = workload.conditions.get(kind, ("", "", ""))
         if status == "False" and message:
@@ -307,7 +306,10 @@ def _evicted(queue: str, workload: KueueWorkload) -> str:
 
 
 def _priority_of(stored: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return (kind, name) of the class that orders a stored job in a queue; Kueue's own class wins."""
+    """Return (kind, name) of the class that orders a stored job in a queue; Kueue's own class wins.
+
+    None: the job has no label of a queue, or names no class.
+    """
     labels, spec = stored["metadata"].get("labels") or {}, stored.get("spec") or {}
     if QUEUE_LABEL not in labels:
         return None

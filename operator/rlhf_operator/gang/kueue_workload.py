@@ -1,6 +1,6 @@
 """Records of Kueue's Workload and related objects, with the fields that decisions read.
 
-Rule: pure. Others write these objects, so the values are bounded. `kueue_queue` makes the decisions.
+Rule: pure. Others write these objects, so the values are bounded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ REQUESTS_HASH: Final = f"{GROUP}/claims"
 SLICE_REPLACED: Final = "WorkloadSliceReplaced"
 """Reason of Finished for a Workload that a slice replaced."""
 MESSAGE_MAX: Final = 32768
-"""Characters of a condition's message that the API server accepts."""
+"""Most characters of a condition's message that are read."""
 PLACEMENT_MAX: Final = 256
-"""Labels, annotations or tolerations that an admission adds to pods."""
+"""Most entries of a map of texts, such as labels, and of a list of tolerations."""
 VALUE_MAX: Final = 4096
-"""Characters of each."""
+"""Most characters of a text in such a map that are read."""
 COUNT_MAX: Final = 2**31 - 1
-"""Largest count of a pod set, and largest priority."""
+"""Largest count of a pod set, and largest absolute value of a priority."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class KueueWorkload:
 
 
 def workload_name(job_name: str) -> str:
-    """Return `rlhfjob-<job>`; Kueue's own integrations also use the kind and the job."""
+    """Return `rlhfjob-<job>`, the name of the job's first Workload."""
     return f"rlhfjob-{job_name}"
 
 
@@ -97,9 +97,9 @@ def current_workload(workloads: Sequence[KueueWorkload]) -> KueueWorkload:
         reserved = bool(workload.cluster_queue) and not workload.going
         alive = not workload.going and not workload.holds("Finished")
         admitted = alive and reserved and workload.holds("Admitted") and not workload.holds("Evicted")
-        # Kueue marks a Workload as replaced shortly before it admits the slice. Until then the pods run under it.
+        # A replaced Workload with a reservation counts until the slice is admitted.
         replaced = reserved and workload.replaced
-        # If two are admitted, the larger one has replaced the other, which is not marked yet.
+        # If two are admitted, the larger one counts.
         size = sum(workload.counts.values()) if admitted else 0
         return admitted, replaced, alive, reserved, size, workload.name.startswith("rlhfjob-")
 

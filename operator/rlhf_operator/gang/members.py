@@ -1,8 +1,7 @@
 """The members of a gang: the number of pods that must fit at once, their requests and their scheduler.
 
-Rule: pure. The minimum is what an iteration needs: the coordinator, all training ranks with the group that contains
-them, one generation worker, and one inference worker if the job has any. The other pods are elastic and join when there
-is room (docs/decisions/operator.md#0004-make-the-gang-as-small-as-an-iteration-allows).
+Rule: pure. The minimum is what an iteration needs: the coordinator, the pods with training ranks, and one pod of each
+other group that has any (docs/decisions/operator.md#0004-make-the-gang-as-small-as-an-iteration-allows).
 """
 
 import hashlib
@@ -46,7 +45,7 @@ def min_count(job: RLHFJob) -> int:
 
 
 def examples(job: RLHFJob) -> dict[Group, Json]:
-    """Return one pod of each group that has any, as it would be created now. Raises TemplateError."""
+    """Return one pod of each group that has any, with the default images. Raises TemplateError."""
     return {group: pod(job, group, 0, Images()) for group in counts(job)}
 
 
@@ -60,9 +59,9 @@ def min_resources(job: RLHFJob, pods: Mapping[Group, Json]) -> dict[str, str]:
 
 
 def requests_hash(job: RLHFJob, pods: Mapping[Group, Json]) -> str:
-    """Return the hash of the pods' requests and placement, without the number of pods, which may be 0.
+    """Return the hash of the pods' requests and placement, without the number of pods.
 
-    `pods` has one pod of each group. A queue that admitted another hash must admit the job again.
+    `pods` has one pod of each group, also of a group of size 0.
     """
     listed = [group for group in group_sizes(job) if group in pods]
     asked: Mapping[str, Json] = {group.value: quota_template(job, group, pods[group]) for group in listed}
@@ -85,7 +84,7 @@ def quota_template(job: RLHFJob, group: Group, pod: Json) -> Json:
                 for container in spec[kind]
             ]
     if asked := pod_level_requests(spec):
-        # A queue does not derive requests from the pod's own limits, as the API server does when it creates the pod.
+        # The requests include those that the API server derives from the pod's own limits.
         quota_spec["resources"] = {"requests": asked}
     if name := job.spec.scheduling.priority_class_name:
         quota_spec["priorityClassName"] = name

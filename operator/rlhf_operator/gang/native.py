@@ -53,7 +53,7 @@ class NativeBackend:
         ]
 
     def join(self, job: RLHFJob, pod: Json) -> Json:
-        """Return the pod with the name of its group; all pods of a group must have the same scheduler."""
+        """Return the pod with the name of its group, and with the scheduler that the templates name."""
         if self.version.endswith("/v1alpha1"):
             group: Json = {"workloadRef": {"name": job.name, "podGroup": TEMPLATE}}
         else:
@@ -66,7 +66,7 @@ class NativeBackend:
         return {"workloadRef": {"workloadName": job.name, "templateName": TEMPLATE}}
 
     def _priority(self, job: RLHFJob) -> Json:
-        """Return the group's priority class. In 1.36 it needs a separate feature gate, WorkloadAwarePreemption."""
+        """Return the group's priority class; empty if the job names none, and in the alpha versions."""
         name = job.spec.scheduling.priority_class_name
         return {"priorityClassName": name} if name and not self.immutable else {}
 

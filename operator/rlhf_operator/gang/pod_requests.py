@@ -17,7 +17,7 @@ Amounts = dict[str, Decimal]
 
 _POD_LEVEL: Final = ("cpu", "memory")
 _HUGE_PAGES: Final = "hugepages-"
-"""Prefix of resources that a pod may also request itself; their request always equals the limit."""
+"""Prefix of resources that a pod may also request itself."""
 
 
 def pod_requests(spec: Mapping[str, Any]) -> Amounts:
@@ -28,7 +28,10 @@ def pod_requests(spec: Mapping[str, Any]) -> Amounts:
 
 
 def pod_level_requests(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the requests of the pod itself, including those that the API server derives from its limits."""
+    """Return the requests of the pod itself, with its limits as requests where the containers have none.
+
+    A limit of huge pages always counts as a request. Other resources than cpu, memory and huge pages are left out.
+    """
     stated = spec.get("resources") or {}
     if not stated:
         return {}

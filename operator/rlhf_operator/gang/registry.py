@@ -29,13 +29,13 @@ class BackendKind:
     remedy: str
     """Step by which the administrator of the cluster adds its API."""
     scheduler: str | None = None
-    """Scheduler of the pods for which Auto chooses this backend."""
+    """Scheduler of the pods for which Auto chooses this backend; None: Auto chooses it only if a job asks for it."""
     asked_by: Callable[[RLHFJob], str] = _nothing
     """Returns the part of a job that asks for the backend, as text. Auto prefers a backend that is asked for."""
     lacks: Callable[[RLHFJob], str] = _nothing
     """Returns the missing part of a job that names the backend, as text; empty if nothing is missing."""
     queue: QueueApi | None = None
-    """Reads its queue, if the backend is a `QueueingBackend`."""
+    """Reads its queue; None for a backend without one."""
 
 
 BACKENDS: Final[Mapping[str, BackendKind]] = {

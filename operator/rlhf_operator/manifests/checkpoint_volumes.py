@@ -1,8 +1,7 @@
 """Checks that checkpoints outlast the pods that write them, from the mounts below spec.checkpoints.path.
 
-Rule: pure; judges the pods as they would be created. The coordinator and every training rank write into one folder, so
-it must be on a shared volume that outlasts them. The manifest does not show the properties of every volume; a volume
-that may be suitable is accepted.
+Rule: pure; judges one pod with ranks and the coordinator's. The manifest does not show the properties of every volume;
+a volume that may be suitable is accepted.
 """
 
 import posixpath
@@ -24,7 +23,7 @@ _READ_ONLY: Final = frozenset({"configMap", "secret", "projected", "downwardAPI"
 
 
 def problems_of(job: RLHFJob) -> Iterator[Problem]:
-    """Yield the problems of a resolved job's checkpoint folder; its templates must be valid."""
+    """Yield at most one problem of a resolved job's checkpoint folder; its templates must be valid."""
     if job.spec.checkpoints is None:
         return
     path = posixpath.normpath(job.spec.checkpoints.path)

@@ -17,8 +17,8 @@ def document(job: RLHFJob) -> dict[str, Any]:
     """Return the resolved job as JSON with nulls, because a null that disables a feature must not become its default
     again.
 
-    Code in a user's ConfigMap is replaced by the path of its mounted file, because workers know nothing of Kubernetes.
-    The status is omitted because it changes, while the configuration of a running job does not.
+    Code in a user's ConfigMap is replaced by the path of its mounted file. The status and other metadata than name,
+    namespace, uid, labels and annotations are omitted.
     """
     written: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude={"status"})
     metadata_fields = ("name", "namespace", "uid", "labels", "annotations")
@@ -35,7 +35,7 @@ def document(job: RLHFJob) -> dict[str, Any]:
 
 
 def configuration(job: RLHFJob, data: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the ConfigMap with `data`, or with the current job."""
+    """Return the ConfigMap with `data`, or with the current job if that is empty."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

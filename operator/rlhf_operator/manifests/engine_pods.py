@@ -1,7 +1,6 @@
 """Fields of a generation worker's pod for vLLM (caches, no telemetry), and shared memory for several processes.
 
-Rule: pure, from the manifest alone. The fields for vLLM apply to groups in which it may decode. Processes of one worker
-communicate inside their pod through /dev/shm and its loopback, as the worker ensures, so no port is opened.
+Rule: pure, from the manifest alone. The fields for vLLM apply to groups in which it may decode.
 """
 
 from typing import Any, Final
@@ -15,10 +14,9 @@ from rlhf_operator.manifests.quantity import amount
 _GIBIBYTE: Final = 1024
 """Mebibytes per gibibyte."""
 SHARED_BASE_MEBIBYTES: Final = _GIBIBYTE
-"""Mebibytes of /dev/shm for NCCL, if GPUs cannot access each other's memory, and for vLLM's queue to all its processes.
-"""
+"""Mebibytes of /dev/shm for all processes of a pod together."""
 SHARED_PROCESS_MEBIBYTES: Final = _GIBIBYTE // 2
-"""Mebibytes for each process of a worker; vLLM's queue of its answers takes 240 MiB."""
+"""Mebibytes of /dev/shm for each process of a pod."""
 
 CACHES: Final = {
     "VLLM_CACHE_ROOT": "/tmp/vllm",  # noqa: S108 an emptyDir of the pod
@@ -35,14 +33,13 @@ SILENT: Final = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_DISABL
 OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 """Variables of a job whose models are all folders: libraries do not contact the hub."""
 LOOPBACK: Final = {"VLLM_HOST_IP": "127.0.0.1"}
-"""Address at which the processes of one worker connect."""
+"""Address that vLLM's processes of one worker use for each other."""
 
 
 def may_decode_by_vllm(job: RLHFJob, group: Group) -> bool:
     """Return whether vLLM may decode in the workers of a group.
 
-    That is the case if vLLM is named, or if `Auto` has GPUs or several processes per worker; the worker decides then.
-    For one process on a CPU `Auto` is torch, in an image half as large.
+    That is the case if vLLM is named, or if `Auto` has GPUs or several processes per worker.
     """
     chosen = job.spec.generation
     large = chosen.gpus_per_replica > 0 or chosen.parallelism.tensor > 1
@@ -50,15 +47,15 @@ def may_decode_by_vllm(job: RLHFJob, group: Group) -> bool:
 
 
 def environment(job: RLHFJob, group: Group) -> dict[str, str]:
-    """Return the variables for vLLM in the pods of a group; empty if it does not decode there."""
+    """Return the variables for vLLM in the pods of a group; empty if it cannot decode there."""
     if not may_decode_by_vllm(job, group):
         return {}
     return CACHES | SILENT | LOOPBACK | (OFFLINE if _all_in_folders(job) else {})
 
 
 def processes(job: RLHFJob, group: Group) -> int:
-    """Return the compute processes in a pod of a group: one for each GPU that shares its worker's layers, or for each
-    rank.
+    """Return the compute processes in a pod of a group: one for each part of a generation worker's layers, or one for
+    each worker or rank.
     """
     return job.spec.generation.parallelism.tensor if group is Group.GENERATION else workers_a_pod(job.spec, group)
 
@@ -70,7 +67,7 @@ def shared_memory(job: RLHFJob, group: Group) -> int:
 
 
 def shared_bytes(volumes: list[dict[str, Any]]) -> int:
-    """Return the operator's limit of /dev/shm in a pod in bytes; 0 if it sets none."""
+    """Return the limit of the volume shm among a pod's volumes in bytes; 0 if there is none."""
     sizes = (volume.get("emptyDir", {}).get("sizeLimit", 0) for volume in volumes if volume.get("name") == "shm")
     return int(amount(next(sizes, 0)))
 

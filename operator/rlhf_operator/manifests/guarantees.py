@@ -1,8 +1,6 @@
-"""The fields that a pod template must not set, each with an alternative, and warnings about those without effect.
+"""The fields that a pod template must not set, and warnings about those without effect.
 
-Rule: a template never weakens security, command, environment contract, labels and devices of our containers. A
-violation is reported with its field: a user who wrote `hostNetwork: true` must learn that it is not applied. Takes
-templates with valid types (`pod_schema`).
+Rule: a violation is reported with its field. Takes templates with valid types (`pod_schema`).
 """
 
 import re
@@ -23,7 +21,7 @@ USERS_VARIABLES: Final = frozenset({"RLHF_LOG_FORMAT", "HOME", "PYTHONUNBUFFERED
 )
 """Variables that we set and that a template may override."""
 _DEVELOPERS_ROUTES: Final = "VLLM_SERVER_DEV_MODE"
-"""Opens unauthenticated routes of vLLM's server."""
+"""Variable that opens development routes of vLLM's server."""
 _OWN_VARIABLES: Final = ("RLHF_", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _OWN_LABELS: Final = (f"{GROUP}/", "app.kubernetes.io/")
 _OWN_VOLUMES: Final = frozenset({"certificates", "job", "run"})
@@ -48,7 +46,7 @@ _DEVICES: Final = re.compile(r"nvidia\.com/(gpu|mig-).*|amd\.com/gpu.*|gpu\.inte
 
 
 def problems_of(template: Json, path: str, gpus: int, shared: int = 0, devices: str = "") -> Iterator[Problem]:
-    """Yield the fields of a template that are not allowed.
+    """Yield the fields of a template that are not allowed, and warnings.
 
     `gpus`: GPUs of our container. `shared`: limit of its /dev/shm in bytes, 0 for none. `devices`: devices of its
     processes.
@@ -159,7 +157,7 @@ def _volume(volume: Json, path: str) -> Iterator[Problem]:
 
 
 def _devices(container: Json, path: str, template: str, gpus: int) -> Iterator[Problem]:
-    """Yield devices that a template adds. They would idle, because the manifest chooses the compute devices."""
+    """Yield devices of a template that differ from those of the manifest, and warn of claims that may add some."""
     resources = container.get("resources") or {}
     ours = container.get("name") == CONTAINER
     group = template.removesuffix(".template")

@@ -20,13 +20,14 @@ from rlhf_common import names
 from rlhf_common.names import Group
 
 Number = int | str
-"""Number of a pod in its group, or of a restart. A pod template has the placeholder INDEX, SPARE or EPOCH instead."""
+"""Number of a pod in its group, or of restarts. A pod of a revision has the placeholder INDEX, SPARE or EPOCH instead.
+"""
 INDEX: Final = f"$({names.LABEL_INDEX})"
 SPARE: Final = f"$({names.LABEL_INDEX}-spare)"
 """INDEX of a worker beyond the training ranks' pods, in a group whose other workers have the ranks."""
 EPOCH: Final = f"$({names.LABEL_EPOCH})"
 APPLICATION: Final = "rlhf-operator"
-"""app.kubernetes.io/name and managed-by of a job's objects."""
+"""app.kubernetes.io/name of a job's objects and of the operator, and managed-by of a job's objects."""
 
 
 def namespace(job: RLHFJob) -> str:
@@ -47,7 +48,7 @@ def pod_host(job: RLHFJob, group: Group, index: Number = 0) -> str:
 
 
 def service_name(job: RLHFJob) -> str:
-    """Return the name of the headless Service of all pods of the job; pods are its host names."""
+    """Return the name of the headless Service of all pods of the job, which has their host names."""
     return job.name
 
 
@@ -87,7 +88,7 @@ def selector(job: RLHFJob, group: Group | None = None) -> dict[str, str]:
 def labels(
     job: RLHFJob, group: Group | None = None, index: Number | None = None, epoch: Number | None = None
 ) -> dict[str, str]:
-    """Return the labels of an object of the job; pods also have their group, index and epoch."""
+    """Return the labels of an object of the job, with group, index and epoch if they are given."""
     every = {
         "app.kubernetes.io/name": APPLICATION,
         "app.kubernetes.io/instance": job.name,

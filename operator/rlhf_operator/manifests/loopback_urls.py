@@ -1,4 +1,4 @@
-"""Warns of loopback URLs in a pod without a sidecar, where no process can answer."""
+"""Warns of loopback URLs in pods without another container that could answer."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,7 @@ _SCORERS = (Group.GENERATION, Group.INFERENCE)
 
 
 def problems_of(job: RLHFJob) -> Iterator[Problem]:
-    """Yield warnings of a job's URLs that no container of its pods answers, according to the templates."""
+    """Yield a warning for each loopback URL if a group that calls it has no other container in its template."""
     for field, url in urls(job.spec):
         callers = (Group.COORDINATOR,) if field.startswith("spec.trackers.") else _SCORERS
         lacking = [group for group in callers if not _has_sidecar(getattr(job.spec, group).template)]

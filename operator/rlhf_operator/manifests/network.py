@@ -1,9 +1,8 @@
 """Network access to a job's pods: headless Services, and a NetworkPolicy that blocks other clients.
 
-Rule: pods of one job connect freely, because training ranks pick their rendezvous ports. From outside, the operator
-reaches the coordinator, and everybody the metrics port. The policy also checks the operator's namespace if that is
-known, because users could put its labels on pods elsewhere. Egress stays open for the user's reward endpoints and model
-hubs.
+Rule: pods of one job connect freely. From outside, the operator reaches the coordinator, and everybody the metrics
+port. The policy also checks the operator's namespace if that is known, because users could put its labels on pods
+elsewhere. The policy does not restrict egress.
 """
 
 from typing import Any, Final

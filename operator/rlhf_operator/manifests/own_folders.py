@@ -17,12 +17,12 @@ _OWN: Final = {
     CODE_PATH: "the code of the image; a folder of your own modules can be anywhere, named by PYTHONPATH",
     TERMINATION_MESSAGE: "the termination message of the process",
 }
-"""Folder that must not be covered, not even in part -> its content."""
+"""Folder or file that must not be covered, not even in part -> its content."""
 _SYSTEM: Final = (
     *("/bin", "/dev", "/lib", "/lib64", "/proc", "/sbin", "/sys"),
     *("/usr/bin", "/usr/lib", "/usr/local/bin", "/usr/local/lib"),
 )
-"""Folders that a process needs to start; mounts below them are allowed."""
+"""Folders of the image that must not be covered as a whole; mounts below them are allowed."""
 _REPLACED: Final = ("/tmp", "/dev/shm")  # noqa: S108 paths inside the pod
 """Our mounts that a template may replace at the same path."""
 

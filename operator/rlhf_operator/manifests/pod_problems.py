@@ -18,9 +18,9 @@ _GROUPS: Final = (Group.GENERATION, Group.INFERENCE, Group.TRAINING)
 
 
 def problems_of_pods(job: RLHFJob) -> list[Problem]:
-    """Return the problems of a resolved job's templates and checkpoint volumes, warnings included.
+    """Return the problems of a resolved job's templates, and without an error there, of its volumes and loopback URLs.
 
-    Templates of groups without pods are checked too.
+    Warnings are included. Templates of groups without pods are checked too.
     """
     problems = list(_of_templates(job))
     if not any(problem.severity is Severity.ERROR for problem in problems):
@@ -29,7 +29,7 @@ def problems_of_pods(job: RLHFJob) -> list[Problem]:
 
 
 def without_broken_templates(job: RLHFJob, problems: list[Problem]) -> RLHFJob:
-    """Return the job without the templates that no pod can be created from, so that no code reads them."""
+    """Return the job without the templates that have an error among `problems`."""
     update = {}
     for group in Group:
         path, fields = f"spec.{group}.template", getattr(job.spec, group)

@@ -1,7 +1,7 @@
 """Checks rules of the API server beyond the pod schema: names, labels, ports, mounts without volume, limits.
 
-Rule: the checks predict, without a cluster, what a dry run of the pod would report. With a cluster, the API server
-decides. Covers the frequent mistakes. Takes templates with valid types (`pod_schema`).
+Rule: the checks predict, without a cluster, a part of what a dry run of the pod would report. Every problem has
+`Severity.SERVER`. Takes templates with valid types (`pod_schema`).
 """
 
 import re
@@ -24,7 +24,8 @@ _REFERENCES: Final = ("serviceAccountName", "priorityClassName", "runtimeClassNa
 
 
 def problems_of(template: Json, path: str, own_container: str, own_volumes: Set[str]) -> Iterator[Problem]:
-    """Yield what the API server would report about a pod of the template with our container and our volumes."""
+    """Yield problems that the API server would report about a pod of the template with our container and our volumes.
+    """
     for problem in _problems(template, path, own_container, own_volumes):
         yield Problem(problem.field, problem.value, problem.message, severity=Severity.SERVER)
 

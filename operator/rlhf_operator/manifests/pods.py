@@ -22,19 +22,19 @@ CONTAINER: Final = "worker"
 """Name of our container in every pod; a template's container of this name is merged with it."""
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 TERMINATION_MESSAGE: Final = "/dev/termination-log"
-"""Kubernetes' default file; the kubelet copies it into the pod's status. Writable even with a read-only root file
-system.
-"""
+"""Kubernetes' default file for termination messages."""
 USER_ID: Final = 10001
 """Unprivileged user and group of the images; the operator's installation or a template may name another one except
 root.
 """
 COORDINATOR_GRACE_SECONDS: Final = 300
-"""Grace period in seconds: on SIGTERM the coordinator finishes the optimizer step and writes a checkpoint."""
+"""Default grace period in seconds of the coordinator's pod."""
 WORKER_GRACE_SECONDS: Final = 30
-"""Grace period in seconds: a worker has nothing to save, because the coordinator has its samples."""
+"""Default grace period in seconds of a worker's pod in a group without training ranks."""
 RANK_GRACE_SECONDS: Final = 360
-"""Grace period in seconds: a rank is needed until the coordinator has written its checkpoint, and then ends."""
+"""Default grace period in seconds of pods of the group with training ranks; longer than the coordinator's, which needs
+them for its checkpoint.
+"""
 SCRAPED: Final = {
     "prometheus.io/scrape": "true",
     "prometheus.io/port": str(names.METRICS_PORT),
@@ -42,21 +42,21 @@ SCRAPED: Final = {
 }
 """Annotations for a Prometheus without its operator; a template may override them."""
 NOT_SCRAPED: Final = {"prometheus.io/scrape": "false"}
-"""Annotations of a job without metrics."""
+"""Annotations of pods of a job without metrics."""
 STAYS: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
-"""Annotations of pods whose end interrupts the whole job: autoscalers then remove other nodes. A template may override
-them. A manual drain or a failed node ends the pods regardless.
+"""Annotations of pods whose end interrupts the whole job, so that autoscalers remove other nodes. A template may
+override them.
 """
 KILL_GRACE_SECONDS: Final = 30
-"""Grace period of a hung process in seconds; it saves nothing, so the coordinator's long grace does not apply."""
+"""Grace period in seconds after a failed probe, instead of the pod's own."""
 PROBE_SECONDS: Final = 20
-"""Seconds between two liveness probes of a process."""
+"""Most seconds between two liveness probes of a process."""
 PROBE_TIMEOUT_SECONDS: Final = 10
-"""Time-out of a probe in seconds; far more than a busy machine needs to answer."""
+"""Longest time-out of a probe in seconds."""
 START_PROBE_SECONDS: Final = 2
-"""Seconds between two startup probes; no container is ready before the first answer."""
+"""Seconds between two startup probes."""
 START_SECONDS: Final = 1800
-"""Seconds that a process may take to start; far more than it needs before it answers."""
+"""Seconds that a process may take until it answers its first probe."""
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 POD_SECURITY: Final = {
@@ -65,7 +65,7 @@ POD_SECURITY: Final = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 TERMINATION_MESSAGE_POLICY: Final = "FallbackToLogsOnError"
-"""The last log line says why a process ended; it becomes the pod's status message."""
+"""The end of a failed process's log becomes its termination message if it wrote none."""
 TMP: Final = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108 an emptyDir of the pod
 CONTAINER_SECURITY: Final = {
     "allowPrivilegeEscalation": False,
@@ -75,8 +75,8 @@ CONTAINER_SECURITY: Final = {
 
 
 def coordinator_pod(job: RLHFJob, image: str, user: int | None = USER_ID) -> dict[str, Any]:
-    """Return the coordinator's pod. Its run folder is beside the checkpoints, so that a pod on another node finds the
-    journal.
+    """Return the coordinator's pod. In a job with checkpoints, its run folder is below their path, so that a pod on
+    another node finds the journal.
     """
     checkpoints = job.spec.checkpoints
     run_dir = f"{checkpoints.path.rstrip('/')}/run" if checkpoints else RUN_PATH
@@ -165,7 +165,10 @@ def tell_grace(pod: dict[str, Any]) -> None:
 
 
 def _probes(job: RLHFJob) -> dict[str, Any]:
-    """Return the probes by which a kubelet ends a hung process; `rlhf_common.endpoint` answers them."""
+    """Return the probes by which a kubelet ends a hung process; empty if hangTimeoutSeconds is 0.
+
+    `rlhf_common.endpoint` answers them.
+    """
     patience = job.spec.run_policy.hang_timeout_seconds
     if not patience:
         return {}

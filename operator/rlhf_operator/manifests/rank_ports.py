@@ -1,9 +1,7 @@
 """Additions to a pod with several training ranks: a launcher, and variables with one entry per rank.
 
 Rule: pure, and empty for a pod with one rank, which does not change. All ranks of a pod share its host name and have
-consecutive ports from those of `names`, which peers of the job reach. The launcher serves metrics and liveness of all
-ranks at the usual port, so probes, annotations and NetworkPolicy are the same for every pod. The ranks' own metrics
-ports are not reachable from outside the pod.
+consecutive ports from those of `names`. The ranks' own metrics ports are not reachable from outside the pod.
 """
 
 from typing import Final

@@ -53,9 +53,7 @@ class Images:
     refuses others.
     """
     vllm_worker: str = ""
-    """Image of generation workers that decode with vLLM. If empty, they use `worker`, and report it if vLLM is missing
-    there.
-    """
+    """Image of generation workers that may decode with vLLM. If empty, they use `worker`."""
 
     def of_worker(self, job: RLHFJob, group: Group) -> str:
         """Return the image of a group's workers."""
@@ -95,7 +93,7 @@ def workers(job: RLHFJob) -> list[tuple[Group, int, GroupFields]]:
 
 
 def group_sizes(job: RLHFJob) -> dict[Group, int]:
-    """Return the number of pods that each group should have, the coordinator first."""
+    """Return the number of pods of each group that the algorithm's graph needs, the coordinator first."""
     return {Group.COORDINATOR: 1} | {group: count for group, count, _ in workers(job)}
 
 
@@ -174,7 +172,10 @@ def mounting(job: RLHFJob, image: str, labels: Mapping[str, str], user: int | No
 
 
 def unused_template(job: RLHFJob) -> list[Problem]:
-    """Return the problem of a training template that is unused because another group's workers contain the ranks."""
+    """Return the problem of a training template that is unused because another group's workers contain the ranks.
+
+    The list is empty if there is none.
+    """
     template = job.spec.training.template
     if job.spec.rank_group is Group.TRAINING or not _said(template):
         return []
@@ -192,9 +193,8 @@ def _coordinator(job: RLHFJob, images: Images, epoch: Number, mark: str) -> Json
 def template_hash(job: RLHFJob, group: Group) -> str:
     """Return the hash by which a group's pods are recognised as outdated.
 
-    It covers the user's templates, and for the coordinator also the settings that it reads at its start. Neither
-    another size nor another version of the operator makes pods outdated. The coordinator restarts with the ranks, so
-    that a checkpoint is written. Default values are omitted, so a new field changes no hash.
+    It covers the group's template, and for the coordinator also that of the ranks and the settings in `_LIVE`. Sizes
+    and images of the operator are not part of it. Default values are omitted, so a new field changes no hash.
     """
     parts: list[Any] = [_said(getattr(job.spec, group).template)]
     if group is Group.COORDINATOR:

@@ -1,9 +1,8 @@
 """Checks a user's pod template and merges it with our pod: the user adds, our guarantees stay.
 
-Rule: `rlhf validate`, admission and the operator use this path from a template to a pod. It is total: any JSON gives a
-merged pod or TemplateError, which contains up to MAX_PROBLEMS problems, each with its path in the manifest and the
-value. Lists merge by the keys of Kubernetes (containers, env, volumes by name, mounts by path). Fields that we do not
-set belong to the user.
+Rule: any JSON gives a merged pod or TemplateError, which contains up to MAX_PROBLEMS problems, each with its path in
+the manifest. Lists merge by the keys of Kubernetes (containers, env, volumes by name, mounts by path). Fields that we
+do not set are the user's, except for the security context of containers.
 """
 
 import json
@@ -25,11 +24,11 @@ Json = dict[str, Any]
 MAX_PROBLEMS: Final = 20
 """Problems that are reported for one template at a time."""
 MAX_DEPTH: Final = 32
-"""Levels of a template; the deepest field of a pod's schema is 14 levels down."""
+"""Most levels of a template."""
 MAX_CHARACTERS: Final = 1_048_576
-"""Characters of a template as JSON; the API server stores at most 1.5 MB per object."""
+"""Most characters of a template as JSON."""
 REMEMBERED: Final = 1024
-"""Templates whose problems are cached: a job with thousands of pods checks its few templates once."""
+"""Most templates whose problems are cached."""
 
 _LIST_KEYS: Final = {
     "containers": "name",
@@ -40,7 +39,9 @@ _LIST_KEYS: Final = {
     "volumeMounts": "mountPath",
     "ports": "containerPort",
 }
-"""Merge key of the lists that are merged with ours; other lists of ours replace those of a template."""
+"""Merge key of the lists that are merged with ours; other lists of ours replace those of a template, unless they are
+defaults.
+"""
 _DEFAULTS: Final = frozenset(
     {"image", "imagePullPolicy", "terminationGracePeriodSeconds", "cpu", "memory"}
     | {"runAsUser", "runAsGroup", "fsGroup", "fsGroupChangePolicy", "startupProbe", "livenessProbe", "readinessProbe"}
@@ -138,9 +139,7 @@ def _within_limits(ours: Json, theirs: Mapping[str, Any]) -> Json:
 
 
 def _give_tmp(container: Json) -> None:
-    """Mount /tmp in a container of the template, which could otherwise not write files on its read-only root file
-    system.
-    """
+    """Mount /tmp in a container with a read-only root file system, unless something is mounted there."""
     mounts = container.get("volumeMounts") or []
     if container["securityContext"]["readOnlyRootFilesystem"] and TMP["mountPath"] not in {
         mount.get("mountPath") for mount in mounts

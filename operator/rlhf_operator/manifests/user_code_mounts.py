@@ -1,8 +1,7 @@
 """Mounts of users' code: reward functions and the rollout environment in the user's ConfigMaps, and keys of Secrets.
 
 Rule: pure. The value of a Secret is never read here: the kubelet puts it into the container's environment. An
-annotation of a pod has the digest of the code it was created with. The kubelet keeps the mounted file up to date, and a
-process reads it at its start, so a change takes effect at the next start of a process.
+annotation of a pod has the digest of the code it was created with.
 """
 
 import hashlib
@@ -50,7 +49,10 @@ def config_maps(models: Models) -> list[tuple[GivenReward, str]]:
 
 
 def mounts_of(spec: RLHFJobSpec, group: Group) -> list[tuple[str, str, str]]:
-    """Return (volume, folder, ConfigMap) of the code in ConfigMaps that workers of a group run; not for training."""
+    """Return (volume, folder, ConfigMap) of the code in ConfigMaps that workers of a group run.
+
+    `group` is generation or inference.
+    """
     mounts = [(volume_name(entry), mount_path(entry), name) for entry, name in config_maps(spec.models)]
     environment = spec.rollout.environment
     # The environment runs in generation workers.

@@ -1,7 +1,7 @@
 """Conditions of the status: merges the observed state with the stored conditions, so that transition times stay.
 
-Rule: pure. Steps of reconcile return `ConditionUpdate`s and change nothing. Every type is present from the first
-reconcile on. An event belongs to a transition, so repeated equal observations give one event.
+Rule: pure. Steps of reconcile return `ConditionUpdate`s and change nothing. `merged` returns every type. An event
+belongs to a transition, so repeated equal observations give one event.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ from rlhf_operator.untrusted import clean
 Json = dict[str, Any]
 
 MESSAGE_MAX: Final = 2048
-"""Characters of a condition's message: a few sentences, not a log."""
+"""Most characters of a condition's message."""
 _DEFAULTS: Final[dict[ConditionType, tuple[str, StrEnum, str]]] = {
     ConditionType.PLANNED: ("Unknown", PlannedReason.PLANNED, "not looked at yet"),
     ConditionType.ADMITTED: ("True", AdmittedReason.NO_QUEUE, "no queueing system is used"),
@@ -43,7 +43,7 @@ _SILENT: Final = frozenset(
 )
 """Reasons that cause no event."""
 _NEWS_AT_FIRST: Final = frozenset({ConditionType.PLANNED, ConditionType.RUNNING})
-"""Conditions that cause an event on the first reconcile whether True or False, unless their reason is silent."""
+"""Conditions that cause an event when they are new, also if they are not True, unless their reason is silent."""
 _WARNINGS: Final = frozenset(
     {
         RunningReason.NAME_TAKEN,
@@ -71,7 +71,7 @@ class ConditionUpdate:
 
 @dataclass(frozen=True)
 class StoredConditions:
-    """The conditions that the last reconcile wrote."""
+    """The conditions in a stored status; one that it lacks has its default."""
 
     entries: Mapping[str, Mapping[str, Any]]
     """Type -> condition."""
@@ -121,7 +121,10 @@ def written(conditions: Mapping[ConditionType, Json]) -> list[Json]:
 
 
 def transition_events(stored: StoredConditions, conditions: Mapping[ConditionType, Json]) -> list[JobEvent]:
-    """Return an event for each condition whose status or reason has changed, without silent reasons and duplicates."""
+    """Return an event for each condition whose status or reason has changed, without silent reasons.
+
+    Events with the same reason are one. A new condition that is not True gives one only if it is in _NEWS_AT_FIRST.
+    """
     events = []
     for kind, now in conditions.items():
         before = stored.entries.get(kind)

@@ -77,7 +77,7 @@ class ReconcileContext:
 
     @property
     def reading(self) -> CoordinatorReading | None:
-        """Return the latest reading of the coordinator; None if the coordinator that answered is gone."""
+        """Return the latest reading of the coordinator; None without one, or if the one that answered is gone."""
         return self.observed.current_reading
 
     @property
@@ -101,8 +101,7 @@ class ReconcileContext:
     def sizes(self) -> Mapping[Group, int]:
         """Return the number of pods that each group should have: what the job wants, within the queue's limits.
 
-        A job whose sizes are not chosen yet has a coordinator only, which chooses them. If its record was lost, for
-        example with a restored backup, its workers stay until the coordinator has reported the plan.
+        A job whose sizes are not chosen yet has a coordinator, and each group counts up to its pods' highest index.
         """
         if self.job.spec.awaits_plan:
             sizes = {Group.COORDINATOR: 1}
@@ -119,7 +118,7 @@ class ReconcileContext:
 
     @cached_property
     def start_back_off(self) -> StartBackOff | None:
-        """Return the back-off of a job that could not start, from the last failed attempt until it runs again."""
+        """Return the stored or new back-off of a job that could not start; None if there is none or it runs again."""
         back_off, generation = start_back_off.stored_back_off(self.status), int(self.generation or 0)
         if not self.pinned.planned or self._stopped_by_others:
             return back_off
@@ -156,7 +155,7 @@ class ReconcileContext:
 
     @property
     def write_refused(self) -> bool:
-        """Return whether an object was not written the last time."""
+        """Return whether an object was not written the last time, or its name is occupied."""
         return bool(self.observed.refusals or self.observed.occupied)
 
     def versions(self, restarted: Collection[str] = ()) -> DesiredVersions:

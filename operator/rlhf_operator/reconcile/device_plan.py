@@ -1,9 +1,8 @@
 """The plan for `spec.devices`: the coordinator reports it, the status records it, and pods follow from spec and record.
 
-A job without a usable record has no workers. In a live job the record counts until the job stops, also after an upgrade
-of the operator. At a start it must answer the current request: another count of devices gets a new plan.
-Rule: pure. The coordinator runs in its user's pod, so a reported plan is checked like a manifest and may not use more
-devices than the job has.
+In a live job the record counts until the job stops. At a start it must answer the current request: another count of
+devices gets a new plan.
+Rule: pure. The coordinator runs in its user's pod, so a job with the reported sizes is checked like a manifest.
 """
 
 from collections.abc import Mapping
@@ -44,9 +43,9 @@ def with_sizes(stored: Mapping[str, Any], observed: ObservedJob) -> Mapping[str,
 def recorded(
     stored: Mapping[str, Any], reading: CoordinatorReading | None, *, awaits_plan: bool
 ) -> Mapping[str, Any] | None:
-    """Return the record for the status: the plan in force, or the one that the coordinator reports; None without one.
+    """Return the record for the status: the stored one, or if the job awaits a plan, the one that is reported.
 
-    `awaits_plan`: whether the job's sizes are unknown.
+    None: there is none, or the reported one is refused. `awaits_plan`: whether the job's sizes are unknown.
     """
     if not awaits_plan:
         plan: Mapping[str, Any] | None = ((stored.get("status") or {}).get("plan") or {}).get(FIELD)
@@ -68,7 +67,7 @@ def waiting_message(stored: Mapping[str, Any], reading: CoordinatorReading | Non
 
 
 def reported_plan(stored: Mapping[str, Any], reading: CoordinatorReading | None) -> Json | None:
-    """Return the plan that the coordinator reports for a job without one; None while it reports none.
+    """Return the plan that the coordinator reports, without fixed sizes; None while it reports none.
 
     Raises PlanRefusedError.
     """

@@ -1,8 +1,7 @@
-"""Explains what keeps pods of a job from running, in sentences with the pods, the cause and the remedy.
+"""Explains what keeps pods of a job from running, in sentences with the pods, the cause and often a remedy.
 
-Rule: pure. The cause quotes its source (API server, scheduler, kubelet); the remedy names the field of the manifest or
-the object to change. Problems that no component reports, such as a volume that never arrives, are reported after a
-while.
+Rule: pure. The cause quotes its source (API server, scheduler, kubelet) if there is one. Problems that no component
+reports, such as a volume that never arrives, are reported after a while.
 """
 
 import re
@@ -31,12 +30,11 @@ from rlhf_operator.reconcile.scaling import pod_places
 from rlhf_operator.reconcile.timestamps import rfc3339
 
 SLOW: Final = timedelta(seconds=60)
-"""Time after which a scheduled pod that does not start is reported; volumes are mounted within seconds."""
+"""Age from which a pod whose container is still being created is reported."""
 UNHEARD: Final = timedelta(seconds=120)
-"""Time after which running workers that never connected are reported; loading torch may take a minute on a slow disk.
-"""
+"""Age from which running workers are reported if no worker has connected."""
 SHOWN: Final = 3
-"""Pods that are named; for more, the number is given."""
+"""Pods or objects that are named; for more, the number is given."""
 GATE_OWNERS: Final[Mapping[str, str]] = {
     "kueue.x-k8s.io/admission": "Kueue removes it when it admits the pod's Workload: see `kubectl get workloads`, and "
     "take the queue label out of the pod template where the job itself is to be queued",
@@ -51,7 +49,7 @@ GATE_OWNERS: Final[Mapping[str, str]] = {
 }
 """Scheduling gate -> the component that removes it, and where to look."""
 WHY_SHOWN: Final = 300
-"""Characters of the reason why an object cannot be read; three reasons fit a condition's message."""
+"""Most characters shown of the reason why an object cannot be read."""
 
 
 def diagnose(
@@ -119,7 +117,10 @@ def unreadable_objects(observed: ObservedJob) -> list[str]:
 
 
 def names_taken(job: RLHFJob, observed: ObservedJob) -> list[str]:
-    """Return a sentence about pods of an earlier job or of others that have the names of the job's own pods."""
+    """Return a sentence about pods of an earlier job or of others that have the names of the job's own pods.
+
+    The list is empty if there are none.
+    """
     wanted = {name for name, _, _ in pod_places(job)} - {unreadable.name for _, unreadable in observed.unreadable}
     others = sorted(observed.taken & wanted)
     if not others:
@@ -129,7 +130,7 @@ def names_taken(job: RLHFJob, observed: ObservedJob) -> list[str]:
 
 
 def occupied_names(job: RLHFJob, observed: ObservedJob) -> list[str]:
-    """Return a sentence about objects of others that have the names of the job's own."""
+    """Return a sentence about objects of others that have the names of the job's own; empty if there are none."""
     if not observed.occupied:
         return []
     titles, place = sorted(observed.occupied), identity.namespace(job)
@@ -146,7 +147,7 @@ def occupied_names(job: RLHFJob, observed: ObservedJob) -> list[str]:
 def requeue_after(pods: Iterable[ObservedPod], reading: CoordinatorReading | None, now: datetime) -> float | None:
     """Return the seconds until the age of a problem makes it reportable; None if there is none.
 
-    A pod without its mounts is checked repeatedly, because no component reports that an object is missing.
+    A pod whose container is being created is checked every SLOW.
     """
     left: list[float] = []
     for pod in pods:
@@ -167,7 +168,7 @@ def _older(pod: ObservedPod, than: timedelta, now: datetime) -> bool:
 
 
 def _template(pods: Sequence[ObservedPod]) -> str:
-    """Return the fields with the templates of these pods."""
+    """Return the fields with the templates of these pods as text; for more than two, a general phrase."""
     groups = list(dict.fromkeys(pod.group for pod in pods))
     named = [_named_template(group) for group in groups]
     return " and ".join(named) if len(named) < 3 else "the pod templates"
@@ -282,7 +283,10 @@ def _slow(job: RLHFJob, slow: list[ObservedPod]) -> str:
 
 
 def _mounted(job: RLHFJob, group: Group) -> list[str]:
-    """Return the objects that a template's volumes name, such as `secret hub-token`."""
+    """Return the objects that the volumes of a group's template name, such as `secret hub-token`.
+
+    For the coordinator, also those of the template of the ranks.
+    """
     groups: Sequence[Group] = (job.spec.rank_group, Group.COORDINATOR) if group is Group.COORDINATOR else (group,)
     objects: list[str] = []
     for mounting in groups:
@@ -303,7 +307,7 @@ _SOURCES: Final = (
 
 
 def _unheard(job: RLHFJob, silent: list[ObservedPod]) -> str:
-    """Return that workers run but none has reached the coordinator; no component reports a network that blocks them."""
+    """Return that workers run but cannot reach the coordinator, with a remedy."""
     host = identity.pod_host(job, Group.COORDINATOR)
     return (
         f"{_named(silent)} run and cannot reach the coordinator: see that the cluster's DNS finds {host}, and that no "

@@ -1,10 +1,9 @@
 """Deletion of a job, and the finalizer that delays it for a last checkpoint.
 
-Rule: pure. The finalizer exists only if spec.checkpoints.onDeletion asks for it and the job is not finished. In all
-other cases the garbage collector deletes the objects, without the operator. The wait ends when the coordinator's pod
-has ended, or at the deadline, so a lost node delays the deletion of a namespace by minutes at most. It also works for a
-manifest that can no longer be read, because the spec is read for the deadline only. An operator that does not run
-cannot remove the finalizer; docs/operations.md describes how to do it by hand.
+Rule: pure. The finalizer should exist only if spec.checkpoints.onDeletion asks for it and the job is not finished. The
+wait ends when the coordinator's pod has ended, or at the deadline. It also works for a manifest that can no longer be
+read, because the spec is read for the deadline only. An operator that does not run cannot remove the finalizer;
+docs/operations.md describes how to do it by hand.
 """
 
 from collections.abc import Mapping
@@ -69,7 +68,10 @@ def plan_of_deletion(stored: Mapping[str, Any], observed: ObservedJob, now: date
 
 
 def _deadline_seconds(stored: Mapping[str, Any]) -> int | None:
-    """Return `spec.checkpoints.deletionDeadlineSeconds` of a possibly malformed object; None if nothing is saved."""
+    """Return `spec.checkpoints.deletionDeadlineSeconds` of a possibly malformed object; None without checkpoints.
+
+    A missing or invalid value counts as DEADLINE_MAX.
+    """
     spec = stored.get("spec")
     checkpoints = spec.get("checkpoints") if isinstance(spec, Mapping) else None
     if not isinstance(checkpoints, Mapping):

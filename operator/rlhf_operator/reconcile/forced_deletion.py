@@ -1,17 +1,13 @@
 """Hastens or forces deletions of pods that do not end, and describes those that remain.
 
-A pod is deleted when its kubelet reports that its processes have ended, which a lost node never does. A second worker
-does no harm, so a worker's pod is deleted by force after its grace period. For the coordinator the user decides
+A pod is deleted when its kubelet reports that its processes have ended, which a lost node never does. So a worker's pod
+is deleted by force some time after its grace period. For the coordinator the user decides
 (spec.runPolicy.forceCoordinatorAfterSeconds), and only if the coordinator has reported that other nodes see the lock of
-its journal. That lock, not the API server, keeps a second coordinator from writing while the first still runs. The
-report is stored in the status, because the coordinator cannot be asked later.
+its journal. The report is stored in the status, because the coordinator cannot be asked later.
 
-A pod whose worker has ended is over: its other containers get SIDECAR_GRACE_SECONDS, and an ended coordinator writes no
-journal. While a kubelet waits for the other containers of a deleted pod, it neither reports that the worker has ended
-nor accepts a shorter grace period. The end of such a coordinator is therefore derived from its workers, which it
-releases after its last checkpoint. The operator never removes a finalizer of somebody else; the condition names it and
-the pod that it delays. The API server shows a forced deletion as a grace period of 0, so no pod is forced twice. Rule:
-pure.
+A pod whose worker has ended is over: its other containers get SIDECAR_GRACE_SECONDS. A kubelet that waits for the other
+containers of a deleted pod may not report that the worker has ended. The end of such a coordinator is therefore derived
+from its workers. The API server shows a forced deletion as a grace period of 0, so no pod is forced twice. Rule: pure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,13 +24,13 @@ from rlhf_operator.reconcile.timestamps import rfc3339
 from rlhf_operator.untrusted import DeletedObject, UnreadableObject, describe_finalizers
 
 FORCE_AFTER: Final = timedelta(seconds=30)
-"""Time beyond a pod's grace period; a live kubelet has answered by then, so the node is lost."""
+"""Time beyond a pod's grace period after which its node counts as lost."""
 FAREWELL: Final = timedelta(seconds=15)
-"""Time from the end of the last worker to that of the coordinator, which waits 5 s for them and closes its journal."""
+"""Time after the end of the last worker by which the coordinator counts as ended."""
 FINALIZER_PATIENCE: Final = timedelta(seconds=10)
-"""Time beyond a pod's grace period for finalizers of others; a running controller removes them within seconds."""
+"""Time after a pod's grace period, or after the deletion request of another object, until finalizers are reported."""
 SHOWN: Final = 3
-"""Pods that are named; for more, the number is given."""
+"""Pods or objects that are named; for more, the number is given."""
 FIELD: Final = "spec.runPolicy.forceCoordinatorAfterSeconds"
 STATUS_FIELD: Final = "journalLockShared"
 
@@ -51,7 +47,7 @@ def force_after(job: RLHFJob, status: Mapping[str, Any]) -> timedelta | None:
 def overdue_deletions(
     pods: Iterable[ObservedPod], now: datetime, coordinator_after: timedelta | None
 ) -> list[PodDeletion]:
-    """Return forced deletions of pods whose node does not respond, and faster ones of pods whose worker has ended.
+    """Return forced deletions of pods that are overdue, and faster ones of pods whose worker has ended.
 
     `coordinator_after` is `force_after`.
     """
@@ -78,10 +74,9 @@ def next_overdue(pods: Iterable[ObservedPod], now: datetime, coordinator_after: 
 
 
 def force_time(pod: ObservedPod, coordinator_after: timedelta | None) -> datetime | None:
-    """Return when a pod on a lost node may be deleted by force; None: never, or it was already requested.
+    """Return when a pod in deletion may be deleted by force; None: never, or it was already requested.
 
-    A rank that is not ready does not wait for a checkpoint: its node is lost, or it never started. The node of a ready
-    coordinator responds.
+    A worker that is not ready gets at most WORKER_GRACE_SECONDS. A ready coordinator is never deleted by force.
     """
     asked = pod.deletion_asked
     if pod.deletion is None or asked is None or pod.grace == 0:
@@ -124,13 +119,15 @@ def _late_time(pod: ObservedPod) -> datetime | None:
 
 
 def unreadable_deletions(unreadable: Iterable[tuple[str, UnreadableObject]]) -> list[PodDeletion]:
-    """Return deletions of the job's unreadable pods, for a job without pods. `unreadable`: (kind, object)."""
+    """Return deletions of the job's unreadable pods, for a job that should have no pods. `unreadable`: (kind, object).
+    """
     pods = (pod for kind, pod in unreadable if kind == "Pod")
     return [PodDeletion(pod.name, pod.uid) for pod in pods if not pod.going]
 
 
 def lock_status(job: RLHFJob, status: Mapping[str, Any], reading: CoordinatorReading | None) -> dict[str, bool]:
-    """Return the status field of the journal's lock: the coordinator's last report, while it matters."""
+    """Return the status field of the journal's lock: the coordinator's last report; empty if the job does not need it.
+    """
     if job.spec.run_policy.force_coordinator_after_seconds is None:
         return {}
     if reading is not None:
@@ -198,7 +195,7 @@ def _delayed_objects(
 
 
 def forced_events(deletions: Iterable[PodDeletion], pods: Iterable[ObservedPod]) -> tuple[JobEvent, ...]:
-    """Return an event for a coordinator's pod that is deleted by force."""
+    """Return an event for each pod of a coordinator that is deleted by force."""
     forced, listed = {deletion.uid for deletion in deletions if deletion.force}, list(pods)
     return tuple(
         JobEvent("CoordinatorForced", f"{pod.name} is deleted by force: {_why_forced(pod, listed)}", warning=True)

@@ -1,8 +1,7 @@
 """Decides how a job's pods are placed together and whether they may exist: its gang and its queue.
 
-Rule: pure. A job that asks a queue has no pods before the queue admits it. A job that loses its admission ends as for a
-suspension, with the coordinator's checkpoint first, and keeps its reservation until the last pod is gone. Immutable
-objects are replaced when no pod names them, and are left unchanged otherwise.
+Rule: pure. A job that asks a queue has no pods before the queue admits it, unless it has started without the queue.
+Immutable objects are replaced when the job has no pod, and are left unchanged otherwise.
 """
 
 from collections.abc import Mapping
@@ -63,7 +62,7 @@ class GangAdmission:
 def admit_gang(pinned: PinnedJob, stored: Mapping[str, Any], observed: ObservedJob) -> tuple[PinnedJob, GangAdmission]:
     """Return the job with the problems of its gang, and the gang.
 
-    A job that has started and not ended since continues without a queue that it never asked.
+    A job that has started continues without a queue that it has not asked.
     """
     job = pinned.job
     if job is None or not pinned.planned:
@@ -112,7 +111,7 @@ def withdrawn_objects(
 ) -> tuple[ObjectKey, ...]:
     """Return the objects of gangs to delete now; while pods remain, only superseded ones.
 
-    A job that has released its resources deletes them too: schedulers and queues reserve room for an existing group.
+    `given_back`: whether the job has released its resources; it then deletes all of them.
     """
     ours = {key for key, applied in observed.applied.items() if key[0] in RESOURCES and applied}
     if observed.pods:
@@ -173,7 +172,10 @@ def _leaving(gate: QueueGate, why: str, *, pods_left: bool) -> ConditionUpdate:
 def _compared(
     job: RLHFJob, backend: GangBackend, pods: Mapping[Group, Json], observed: ObservedJob
 ) -> list[tuple[Json, str | None, str]]:
-    """Return (object, fingerprint of the existing one, fingerprint of this one); "" if that is being deleted."""
+    """Return (object, fingerprint of the existing one, fingerprint of this one) for each object of the gang.
+
+    The existing one's is None if there is none, and "" if it is being deleted or has none.
+    """
     return [
         (body, observed.applied.get((kind_of(body), body["metadata"]["name"])), fingerprint(body))
         for body in backend.objects(job, pods)
@@ -181,7 +183,7 @@ def _compared(
 
 
 def _going(job: RLHFJob, backend: GangBackend, pods: Mapping[Group, Json], observed: ObservedJob) -> str:
-    """Return why no pod may name the gang now: a pod that names a group under deletion would delay its end."""
+    """Return why no pod may be created now: an immutable object of the gang must be replaced first; else empty."""
     if not backend.immutable or observed.pods:
         return ""
     compared = _compared(job, backend, pods, observed)

@@ -1,7 +1,7 @@
 """Parts of the status besides conditions, such as groups, progress, plan and checkpoint; and when to write them.
 
-Rule: pure. Frequent changes (progress, counts of ready pods, messages) are written at most every PROGRESS_SECONDS. A
-condition, a restart or the time of an end is written at once. Prometheus has the fast-changing numbers.
+Rule: pure. Frequent changes alone (progress, counts of ready pods, messages) are written at most every
+PROGRESS_SECONDS. A change of a field in _SLOW_FIELDS is written at once, together with them.
 """
 
 import math
@@ -25,7 +25,7 @@ from rlhf_operator.reconcile.timestamps import rfc3339
 Json = dict[str, Any]
 
 PROGRESS_SECONDS: Final = 10.0
-"""Seconds between two writes of frequent changes."""
+"""Least seconds from a write of the status to one of frequent changes alone."""
 _SLOW_FIELDS: Final = (
     "conditions",
     "observedGeneration",
@@ -38,9 +38,7 @@ _SLOW_FIELDS: Final = (
     "scale",
     "lastCheckpoint",
 )
-"""Fields whose change is written at once; of conditions all but the message. The last checkpoint is reported by a pod
-that may end at once.
-"""
+"""Fields whose change is written at once; of conditions all but the message."""
 _TOLD_ONCE: Final = ("engine", "speculationSwitched")
 """Fields of the plan that stay until a new value is reported."""
 _OF_COORDINATOR: Final = ("progress", "plan", "migrationPool", "lastCheckpoint")
@@ -60,9 +58,9 @@ EVALUATED: Final = {"evaluationVersion": "evaluation/version", "bestEvaluationVe
 NON_FINITE_STEPS: Final = "nonfinite_steps"
 """The coordinator's metric of the steps skipped so far."""
 MAX_STEPS: Final = 2**53
-"""Largest integer that JSON readers represent exactly; larger values are no counts."""
+"""Bound below which a metric counts as a number of steps or a version."""
 TEXT_MAX: Final = 1024
-"""Characters of a text in the status."""
+"""Most characters of a text in the progress and the plan."""
 _CHECKPOINT: Final = re.compile(r"iteration-([0-9]{1,9})/?$")
 
 
@@ -74,7 +72,10 @@ def groups_status(
     failures: FailureCounts,
     versions: DesiredVersions,
 ) -> list[Json]:
-    """Return `status.groups`. `status`: the stored one; `failures`: with new ends of pods."""
+    """Return `status.groups`. `status`: the stored one; `failures`: with new ends of pods.
+
+    With a reading, the ready workers count that the coordinator has, up to the group's size.
+    """
     stored_groups = {str(group["name"]): group for group in status.get("groups") or []}
     groups = []
     for group, size in sizes.items():
@@ -142,9 +143,9 @@ def last_reading(
     over: bool,
     earlier: CoordinatorReading | None = None,
 ) -> CoordinatorReading | None:
-    """Return the reading, or the coordinator's final report. `over`: it does not restart in its pod.
+    """Return the reading, updated by the coordinator's latest final report if there is one.
 
-    `earlier` is the last reading of a coordinator that is gone. It has metrics that the report lacks.
+    `over`: the coordinator does not restart in its pod. `earlier`: reading to use if there is no `reading`.
     """
     ends = [pod.end for pod in pods if pod.group == Group.COORDINATOR and (over or pod.over or pod.deletion)]
     reports = [(end.at, end.report) for end in ends if end and end.at and end.report]
@@ -209,7 +210,7 @@ def speculation_events(plan: Mapping[str, Any], before: Mapping[str, Any]) -> tu
 
 
 def seconds_to_hold(status: Mapping[str, Any], before: Mapping[str, Any], age: float) -> float | None:
-    """Return the seconds for which a minor change waits; None if it is to be written now.
+    """Return the seconds for which a frequent change alone waits; None if the status is to be written now.
 
     `age`: seconds since this process wrote `before`.
     """
@@ -254,7 +255,7 @@ def _progress(reading: CoordinatorReading) -> Json:
 
 
 def _plan(reading: CoordinatorReading) -> Json | None:
-    """Return `status.plan`, the choices that the coordinator reports; None while it reports none."""
+    """Return the choices that the coordinator reports, for `status.plan`; None while it reports none."""
     plan: dict[str, Any] = {}
     if reading.engines:
         plan["engine"] = engines_in_words(reading.engines)[:TEXT_MAX]
@@ -278,7 +279,7 @@ def engines_in_words(engines: Mapping[str, int]) -> str:
 
 
 def _checkpoint(reading: CoordinatorReading, status: Mapping[str, Any]) -> Json | None:
-    """Return `status.lastCheckpoint`; its time is that of the first reading that named it."""
+    """Return `status.lastCheckpoint`; None without one. Its time is that of the first reading that named it."""
     stored = status.get("lastCheckpoint")
     if not reading.last_checkpoint or (stored and stored.get("path") == reading.last_checkpoint):
         return dict(stored) if stored else None
@@ -291,7 +292,7 @@ def _checkpoint(reading: CoordinatorReading, status: Mapping[str, Any]) -> Json 
 
 
 def _slow_part(status: Mapping[str, Any]) -> Json:
-    """Return the part of the status whose change is written at once."""
+    """Return the part of the status whose change is written at once, with the sizes and restarts of groups."""
     slow = {name: status.get(name) for name in _SLOW_FIELDS}
     slow["conditions"] = [
         {key: condition.get(key) for key in ("type", "status", "reason", "lastTransitionTime", "observedGeneration")}

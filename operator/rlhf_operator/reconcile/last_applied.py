@@ -1,4 +1,4 @@
-"""Stores a fingerprint of the applied manifest in the object, so that it is applied again only after a change."""
+"""Adds a fingerprint of the manifest to a manifest to apply, so that a change can be recognised."""
 
 import hashlib
 import json

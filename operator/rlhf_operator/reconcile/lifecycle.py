@@ -1,7 +1,6 @@
 """The phases of a job's life and their conditions: complete, failed, stopped for a while, running.
 
-Rule: pure. A finished job stays finished. That is recorded before any of its objects is deleted, so that they are never
-created again.
+Rule: pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +50,7 @@ class Stopping:
     pods_left: bool
     """Whether a pod is left whose worker has not ended."""
     saves: bool
-    """Whether the coordinator is writing its last checkpoint."""
+    """Whether a running coordinator of a job with checkpoints is to end, and so saves one."""
     stays: Sequence[str] = ()
     """Messages about pods whose deletion does not end."""
 
@@ -71,8 +70,7 @@ def expiry(job: RLHFJob, status: Mapping[str, Any]) -> datetime | None:
 def reading_expires(context: ReconcileContext) -> float | None:
     """Return the seconds until the last reading of an unreachable coordinator expires.
 
-    None: the coordinator answers, never did, or its last reading has expired. A new reading, or a new reason for a
-    failed one, causes a reconcile itself.
+    None: the coordinator answers, never did, or its last reading has expired.
     """
     reading = context.reading
     if reading is None or not context.observed.unreachable:
@@ -140,7 +138,7 @@ def suspended(job: RLHFJob, stopping: Stopping) -> Updates:
 
 
 def queued(job: RLHFJob, gate: QueueGate, stopping: Stopping) -> Updates:
-    """Return the conditions of a job that waits in its queue."""
+    """Return the conditions of a job that its queue does not admit, with or without pods left."""
     if not stopping.pods_left:
         message = ". ".join([f"nothing is started: {gate.message}", *stopping.stays])
         return _NOT_SUSPENDED, ConditionUpdate(ConditionType.RUNNING, False, RunningReason.QUEUED, message)
@@ -205,7 +203,7 @@ def _progress_message(reading: CoordinatorReading, problems: list[str], *, waits
 
 
 def _running_unheard(context: ReconcileContext, problems: list[str]) -> ConditionUpdate:
-    """Return the condition Running while the coordinator cannot be read."""
+    """Return the condition Running of a job without a recent reading or an active coordinator."""
     observed, conditions = context.observed, context.conditions
     ready = sum(pod.ready for pod in context.pods)
     text = f"{ready} of {len(context.pods)} pods are ready" if context.pods else "its pods are being created"

@@ -1,9 +1,6 @@
 """The migration pool in Kubernetes: `status.migrationPool`, a label on its pods, and events when it forms or dissolves.
 
-Rule: pure. The coordinator moves samples; Kubernetes shows a slow copy. Labels and status change at most every
-PROGRESS_SECONDS unless another part of the status is written at once, events are posted at most once per
-EVENT_INTERVAL, and the job waits for none of them. An old reading says nothing about the current pool, so labels then
-stay unchanged.
+Rule: pure. The coordinator moves samples; Kubernetes shows a slow copy. There is at most one event per EVENT_INTERVAL.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,11 +16,11 @@ from rlhf_operator.reconcile.timestamps import rfc3339, time_of
 Json = dict[str, Any]
 
 EVENT_INTERVAL: Final = timedelta(seconds=60)
-"""Time between two events; a pool forms once per iteration, and iterations may be short."""
+"""Least time between two events."""
 NAMED: Final = 64
-"""Workers that the status names; the label identifies all of a larger pool."""
+"""Most workers that the status names."""
 SHOWN: Final = 3
-"""Workers that an event names."""
+"""Most workers that an event names."""
 
 
 def pool_status(

@@ -1,8 +1,7 @@
 """Parses a stored object into a job that can run, or into the problems of its manifest.
 
 Rule: an accepted manifest may still break a rule that the API server cannot check, or come from an older definition.
-Paths of a job in a cluster are paths inside its pods; relative ones start at `/`. Results are cached, because a job is
-read often.
+Paths of a job in a cluster are paths inside its pods; relative ones start at `/`. Results are cached.
 """
 
 import json
@@ -42,7 +41,7 @@ def managed_elsewhere(stored: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class ParsedJob:
-    """A job, and whether pods may be created from it."""
+    """A job, and whether pods may be created from it. The job is None if it cannot be read."""
 
     job: RLHFJob | None
     problem: str = ""
@@ -64,12 +63,12 @@ class ParsedJob:
 
     @cached_property
     def template_hashes(self) -> Mapping[Group, str]:
-        """Return `template_hash` of every group."""
+        """Return `template_hash` of every group that the job's graph needs; empty without a job."""
         return {} if self.job is None else {group: template_hash(self.job, group) for group in group_sizes(self.job)}
 
 
 def parse_job(body: Mapping[str, Any]) -> ParsedJob:
-    """Return the job of a stored RLHFJob, resolved, without its status."""
+    """Return the job of a stored RLHFJob, resolved, without its status, or the problems of its manifest."""
     if wrong := body.get(UNREADABLE):
         return ParsedJob(None, wrong, PlannedReason.INVALID)
     meta = {key: value for key, value in body["metadata"].items() if key in _METADATA}

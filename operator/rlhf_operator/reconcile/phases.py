@@ -1,7 +1,7 @@
 """The actions of each phase of a job's life: changes of pods and objects, and conditions.
 
-Rule: pure; one function per phase. A job that stops deletes its coordinator's pod first. The coordinator then saves a
-checkpoint with the help of the training ranks, which are deleted afterwards.
+Rule: pure; one function per phase. A job that stops deletes its coordinator's pod first, and the others when that pod's
+worker has ended.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,13 +30,11 @@ from rlhf_operator.reconcile.timestamps import rfc3339, seconds_until, soonest
 Json = dict[str, Any]
 
 REFUSED_RETRY_SECONDS: Final = 15.0
-"""Seconds between attempts when the API server refuses an object (quota), a name is taken, or a queue cannot be read.
-Somebody must act first, and then waits for the operator.
-"""
+"""Seconds until a reconcile when the API server refuses an object (quota), a name is taken, or the gang blocks pods."""
 DRY_RUN_RETRY_SECONDS: Final = 300.0
 """Seconds between dry runs of a refused template; an edited job is tried at once."""
 MAX_PODS_PER_RECONCILE: Final = 250
-"""Pods that one plan creates: 25 ms of rendering, then other jobs are reconciled."""
+"""Most pods that one plan creates, so that other jobs are reconciled in between."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class PhaseActions:
     plan: ReconcilePlan = field(default_factory=ReconcilePlan)
     """The plan without the status and without the deletions of `leaving`."""
     leaving: tuple[ObservedPod, ...] = ()
-    """Pods to delete whose ends are intended and so count as nothing."""
+    """Pods to delete whose ends are intended, so that they count as no failures."""
     started: datetime | None = None
     """`status.startTime`."""
     back_offs: Mapping[str, PodBackOff] = field(default_factory=dict)
@@ -74,7 +72,7 @@ def actions_of_phase(context: ReconcileContext, failures: FailureCounts) -> Phas
 
 
 def clean_up(context: ReconcileContext) -> ReconcilePlan:
-    """Return the plan of a finished job: end running pods and keep ended ones for their logs, until the job expires."""
+    """Return the plan of a finished job: end running pods and keep ended ones, until the job expires."""
     expiry = lifecycle.expiry(context.job, context.status)
     if expiry is not None and expiry <= context.now:
         return ReconcilePlan(delete_job=True)
@@ -123,7 +121,7 @@ def _lingers(pod: ObservedPod) -> bool:
 
 
 def _stop(context: ReconcileContext) -> PhaseActions:
-    """Return the actions of a job that is suspended, waits in a queue, or releases its resources for a while."""
+    """Return the actions of a job that is suspended, is not admitted, or releases its resources for a while."""
     job, gang, back_off = context.job, context.gang, context.start_back_off
     coordinators = [pod for pod in context.pods if pod.group == Group.COORDINATOR and not pod.over]
     stopping = lifecycle.Stopping(
@@ -160,7 +158,7 @@ def _stop(context: ReconcileContext) -> PhaseActions:
 
 
 def _run(context: ReconcileContext, failures: FailureCounts, deadline: datetime | None) -> PhaseActions:
-    """Return the actions of a running job: delete leaving, hung and outdated pods, and create missing ones."""
+    """Return the actions of a job that should run: delete leaving, hung and outdated pods, and create missing ones."""
     now, reading = context.now, context.reading
     versions = context.versions(failures.restarts.keys())
     leaving = _leaving(context, versions)
@@ -183,7 +181,7 @@ def _run(context: ReconcileContext, failures: FailureCounts, deadline: datetime 
 
 
 def _leaving(context: ReconcileContext, versions: DesiredVersions) -> list[ObservedPod]:
-    """Return the pods to delete in a running job, without hung ones, which cannot end orderly."""
+    """Return the pods to delete in a job that should run, without those that its coordinator has lost."""
     leaving = (
         *scaling.leaving_pods(context.sizes, context.pods, context.now),
         *rollout.replaced_pods(versions, context.sizes, context.pods, context.reading, context.now),
@@ -195,7 +193,7 @@ def _leaving(context: ReconcileContext, versions: DesiredVersions) -> list[Obser
 def _back_offs(
     context: ReconcileContext, failures: FailureCounts, versions: DesiredVersions, leaving: Iterable[ObservedPod]
 ) -> Mapping[str, PodBackOff]:
-    """Return the back-offs of pods that ended recently, without pods that leave because their template was edited."""
+    """Return the back-offs that apply, without new ends of pods that leave because their template was edited."""
     ended = [pod for pod in context.pods_with_ended if not versions.outdated(pod)]
     accounted = failures.with_deleted(leaving)
     back_offs = pod_back_off.with_ends(context.status, ended, accounted, failures.messages, context.now)
@@ -226,7 +224,7 @@ def _objects_to_apply(
 
 
 def _outdated_objects(context: ReconcileContext) -> list[Json]:
-    """Return the objects that pods need and that are missing or outdated."""
+    """Return the objects that pods need and that are missing or outdated, without the Secret."""
     pinned, observed = context.pinned, context.observed
     # An object under deletion is used until it is gone, and then created again.
     going = {(deleted.kind, deleted.name) for deleted in observed.deleted}
@@ -244,7 +242,7 @@ def _requeue_after(
     back_offs: Mapping[str, PodBackOff],
     applied: int,
 ) -> float | None:
-    """Return the seconds until time alone changes the actions of a running job."""
+    """Return the seconds until time alone may change the actions of a running job; None if it will not."""
     job, pods, now = context.job, context.pods, context.now
     return soonest(
         (
@@ -266,7 +264,7 @@ def _requeue_after(
 
 
 def _staying(context: ReconcileContext) -> list[str]:
-    """Return messages about pods whose deletion does not end."""
+    """Return messages about pods and other objects whose deletion does not end."""
     messages = forced_deletion.unanswered_messages(
         context.job, context.pods, context.status, context.reading, context.now
     )

@@ -86,7 +86,7 @@ def _advance(context: ReconcileContext) -> ReconcilePlan:
 
 
 def _count_failures(context: ReconcileContext) -> FailureCounts:
-    """Return the counts with every new end of a pod."""
+    """Return the counts with the new ends of pods."""
     return failure_counter.count_failures(
         context.status.get("restarts") or {},
         context.pods_with_ended,
@@ -121,7 +121,7 @@ def _status(
 ) -> tuple[Json, tuple[JobEvent, ...]]:
     """Return the whole status and the events about its changes. `entries`: `status.conditions`."""
     job, before, reading = context.job, context.status, context.reading
-    # A finished job no longer counts failures.
+    # A finished job counts no further failures.
     accounted = {} if actions.finished else failures.with_deleted(actions.leaving)
     back_offs = {} if actions.finished else actions.back_offs
     status: Json = {
@@ -198,7 +198,7 @@ def _pool_labels(context: ReconcileContext, plan: ReconcilePlan) -> tuple[PoolLa
 
 
 def _unreadable_events(context: ReconcileContext) -> list[JobEvent]:
-    """Return an event for each unreadable object that the stored status does not mention."""
+    """Return an event for each message about unreadable objects that the stored status does not have."""
     said = "\n".join(condition["message"] for condition in context.status.get("conditions") or [])
     messages = unreadable_objects(context.observed)
     return [JobEvent("Unreadable", message, warning=True) for message in messages if message not in said]

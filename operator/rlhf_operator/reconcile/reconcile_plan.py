@@ -1,7 +1,6 @@
 """The result of reconcile: what to write, as data. The controller writes the status first.
 
-Rule: the status comes first because it has the counts. A pod may be deleted once its end is counted; otherwise its end
-would be lost.
+Rule: the status comes first because it has the counts: a pod may be deleted once its end is counted.
 """
 
 from collections.abc import Iterable, Mapping
@@ -40,7 +39,7 @@ class JobEvent:
 
 @dataclass(frozen=True)
 class PoolLabel:
-    """A pod that joined or left the migration pool, unless it was replaced since it was observed."""
+    """A pod whose label of the migration pool changes, unless it was replaced since it was observed."""
 
     name: str
     uid: str
@@ -49,7 +48,7 @@ class PoolLabel:
 
 @dataclass(frozen=True)
 class ReconcilePlan:
-    """The actions for one job. An empty plan means that nothing needs to change."""
+    """The actions for one job. An empty plan means that nothing is to be written."""
 
     status: Json | None = None
     """The whole status to write; None if the stored one is right."""
@@ -70,7 +69,7 @@ class ReconcilePlan:
     report: WorkloadReport | None = None
     """Report to write into the status of the queue's object."""
     requeue_after: float | None = None
-    """Seconds until time alone changes the plan; None: never."""
+    """Seconds until time alone may change the plan, or a retry is due; None: never."""
 
     @property
     def idle(self) -> bool:

@@ -1,4 +1,4 @@
-"""Explains why the API server refuses objects of a job, with a remedy: one sentence for each kind of cause.
+"""Explains why the API server refuses objects of a job, with a remedy if one is known.
 
 Rule: pure. The cause quotes the API server's message for the first object; further objects with the same kind of cause
 are counted. An unknown message is shown unchanged.
@@ -12,7 +12,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_operator.manifests import identity
 
 SHOWN: Final = 3
-"""Kinds of causes that are shown."""
+"""Most kinds of causes that are shown."""
 _KINDS: Final[Mapping[str, str]] = {
     "exceeded quota": "free quota in the namespace, or raise it",
     "failed quota: .*must specify": "give the containers that it names these resources in {template}, or let a "
@@ -40,7 +40,7 @@ _KINDS: Final[Mapping[str, str]] = {
     "ValidatingAdmissionPolicy '": "change what it names in {template}, or ask the owner of that policy",
     'admission webhook "[^"]*" denied': "change what it names in {template}, or ask the owner of that webhook",
 }
-"""Pattern of an API server's message -> remedy; the first match counts. The texts are those of Kubernetes 1.36."""
+"""Pattern of an API server's message -> remedy; the first match counts."""
 
 
 def refusal_messages(job: RLHFJob, refusals: Mapping[str, str]) -> list[str]:

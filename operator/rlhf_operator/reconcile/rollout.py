@@ -3,11 +3,10 @@
 Rule: pure and level-triggered. A pod has the epoch of its group and the hash of its template. A pod that differs from
 the desired version is deleted, and created again when its name is free. A restart by the failure policy replaces all
 pods of the group at once. A changed template is rolled out while the job continues. Ready generation and inference pods
-are replaced one at a time, because their samples move to others, and the next one waits until the last one is ready.
-Pods with training ranks are replaced together, because a group that misses one restarts anyway. The coordinator goes
-before them and saves a checkpoint. The coordinator is also replaced when settings change that it reads at its start.
-Without spec.checkpoints its journal would be lost, so it then stays and reports that, and ranks train the journaled
-batches again.
+without training ranks are replaced one at a time, and the next one waits until the last one is ready. Pods with
+training ranks are replaced together, after an outdated coordinator. The coordinator is also replaced when settings
+change that it reads at its start. Without spec.checkpoints its journal would be lost, so it then stays, and the
+condition says so.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,7 +25,7 @@ from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 SETTLED_AFTER: Final = timedelta(seconds=5)
 """Time after a pod's creation from which a reading counts as one of this pod, not of its predecessor."""
 LOOK_AGAIN_SECONDS: Final = 9.0
-"""Seconds until a group that waits for a newer reading is checked again; the operator reads as often."""
+"""Least seconds until a group that waits for a newer reading is checked again."""
 ONE_BY_ONE: Final = frozenset({Group.GENERATION, Group.INFERENCE})
 """Groups whose pods are replaced one at a time, unless they have the training ranks."""
 NONE_MESSAGE: Final = "no pod is being replaced on purpose"
@@ -41,13 +40,13 @@ class DesiredVersions:
     """The versions from which the pods of a job should be created."""
 
     epochs: Mapping[Group, int]
-    """Restarts of each group by the failure policy."""
+    """Restarts of each group by the failure policy, with those from now on."""
     hashes: Mapping[Group, str]
     """Hashes of templates and settings; if empty, pods are not compared."""
     one_by_one: frozenset[Group] = ONE_BY_ONE
     """Groups whose pods are replaced one after another."""
     keeps_coordinator: bool = False
-    """Whether the coordinator is not replaced for a change, because the journal is in its pod."""
+    """Whether a coordinator that has run is not replaced for a change, because the journal is in its pod."""
 
     def of_earlier_epoch(self, pod: ObservedPod) -> bool:
         """Return whether its group has restarted since it was created."""
@@ -97,7 +96,7 @@ def replaced_pods(
     """Return the pods to delete now in order to create them again."""
     within = [pod for pod in pods if pod.index < sizes.get(pod.group, 0)]
     replaced = [pod for pod in within if pod.active and versions.of_earlier_epoch(pod)]
-    # The coordinator needs the ranks for its checkpoint, so they stay until it has ended.
+    # The coordinator needs the ranks for its checkpoint, so they stay until an outdated one is gone.
     checkpoint_first = any(pod.group == Group.COORDINATOR and versions.outdated(pod) for pod in within)
     for group in sizes:
         ours = [pod for pod in within if pod.group == group]
@@ -115,7 +114,7 @@ def requeue_after(
     reading: CoordinatorReading | None,
     now: datetime,
 ) -> float | None:
-    """Return the seconds until an unchanged newer reading, which causes no reconcile, may let a rollout continue.
+    """Return the seconds until a newer reading may let a rollout continue; an unchanged one causes no reconcile.
 
     None: no group waits for one.
     """
@@ -167,7 +166,7 @@ def _next_of_rollout(
     reading: CoordinatorReading | None,
     now: datetime,
 ) -> list[ObservedPod]:
-    """Return the next pods of a one-by-one rollout: those that are not ready, else the last one if all others work."""
+    """Return the next pods of a one-by-one rollout: those that are not ready, else the last one if the group works."""
     outdated = [pod for pod in ours if pod.active and versions.outdated(pod)]
     broken = [pod for pod in outdated if not pod.ready]
     if broken or not outdated:
@@ -185,7 +184,7 @@ def _all_work(ours: Sequence[ObservedPod], size: int, reading: CoordinatorReadin
 
 
 def _settled(ours: Sequence[ObservedPod], now: datetime) -> datetime:
-    """Return when the coordinator knows the newest pod of a group; an earlier reading refers to its predecessor."""
+    """Return when a reading counts as one of the newest pod of a group."""
     newest = max((pod.created for pod in ours if pod.created is not None), default=now)
     return newest + SETTLED_AFTER
 
@@ -193,7 +192,7 @@ def _settled(ours: Sequence[ObservedPod], now: datetime) -> datetime:
 def _rollout_message(
     versions: DesiredVersions, groups: Sequence[Mapping[str, Any]], pods: Collection[ObservedPod]
 ) -> str:
-    """Return what the rollout of the templates waits for; empty if every pod has the current ones."""
+    """Return the state of the rollout of templates and settings; empty if no pod is outdated."""
     messages = []
     for group in groups:
         ours = [pod for pod in pods if pod.group == group["name"]]

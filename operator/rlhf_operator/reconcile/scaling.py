@@ -19,9 +19,9 @@ from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 
 FAREWELL: Final = timedelta(seconds=15)
-"""Time for the end of a coordinator, which waits 5 s for its workers, and for the kubelet to report it."""
+"""Time for which a worker that ended well is not replaced, because its coordinator may end too."""
 LEAVING_SHOWN: Final = 3
-"""Pods that the condition names."""
+"""Most pods that the condition names."""
 _NOT_UP_YET: Final = frozenset({RunningReason.PENDING, RunningReason.STARTING, RunningReason.SUSPENDED})
 _RESIZING: Final = frozenset({ResizingReason.SCALING_UP, ResizingReason.SCALING_DOWN})
 
@@ -47,7 +47,9 @@ def missing_pods(job: RLHFJob, sizes: Mapping[Group, int], taken: Collection[str
 
 
 def leaving_pods(sizes: Mapping[Group, int], pods: Iterable[ObservedPod], now: datetime) -> list[ObservedPod]:
-    """Return the pods to delete in a running job: beyond the group's size, ended, or delayed in a requested restart."""
+    """Return the pods to delete in a job that should run: beyond the group's size, ended, or delayed in a requested
+    restart.
+    """
     leaving = []
     for pod in sorted(pods, key=lambda pod: (pod.group, -pod.index)):
         excess = pod.index >= sizes.get(pod.group, 0)
@@ -110,7 +112,7 @@ def resizing_condition(
 
 
 def _ended_well_lately(pod: ObservedPod, now: datetime) -> bool:
-    """Return whether a worker ended well recently: workers do so after the last iteration, before their coordinator."""
+    """Return whether a worker ended with exit code 0 less than FAREWELL ago."""
     end = pod.end
     well = end is not None and end.code == ExitCode.OK and pod.group != Group.COORDINATOR
     return well and end is not None and end.at is not None and now - end.at < FAREWELL

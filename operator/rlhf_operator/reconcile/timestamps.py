@@ -12,7 +12,7 @@ def rfc3339(time: datetime) -> str:
 
 
 def time_of(text: str | None) -> datetime | None:
-    """Return a time of the API server, RFC 3339 in UTC; None for None and for invalid text."""
+    """Return a time of the API server in UTC; None for None, for invalid text, and for the start of 1970."""
     try:
         return moment(text, "time")
     except UnreadableError:

@@ -18,14 +18,14 @@ def unless_phase(*phases: str) -> str:
 
 
 ENDING_PHASES: Final = ("Queued", "Released", "Checkpointing", "Stopping")
-"""Phases in which the operator lets the pods of a job end and replaces none of them."""
+"""Phases of jobs whose pods the operator lets end."""
 UNLESS_ENDED: Final = unless_phase("Complete", "Failed", "Suspended")
-"""Clause that excludes ended and suspended jobs, whose coordinators and series may remain for minutes."""
+"""Clause that excludes ended and suspended jobs."""
 UNLESS_ENDING: Final = unless_phase(*ENDING_PHASES, "Complete", "Failed", "Suspended")
 """Clause that also excludes jobs whose pods the operator lets end."""
 AT_WORK: Final = f"""\
 and {ON_JOB} max {BY_JOB} (last_over_time(rlhf_iteration[5m]))
 {UNLESS_ENDED}"""
-"""Clause that also excludes jobs without a coordinator's series in five minutes: a range of a query outlives them."""
+"""Clause that also excludes jobs without a coordinator's series in the last five minutes."""
 WHO: Final = "{{ $labels.namespace }}/{{ $labels.rlhf_job }}"
 """Name of the job in a text."""

@@ -1,8 +1,7 @@
 """Alerts on the course of a job: it does not start, is stuck, makes no progress, keeps recovering, or has failed.
 
 Rule: waiting reasons, failures and conditions come from the operator, which also sees jobs without a coordinator;
-activity comes from the coordinator. A complete or suspended job has no waiting reason, and queries of activity exclude
-it.
+activity comes from the coordinator. Queries of activity exclude complete and suspended jobs.
 """
 
 from typing import Final

@@ -1,7 +1,6 @@
 """Alerts on operators: they do not lead, keep up or hear of changes; and on expiring certificates and unscraped jobs.
 
-Rule: `cluster`, `namespace` and `job` of the scrape identify the operators of one release. Jobs continue to train
-without an operator, but their failed pods are not replaced.
+Rule: `cluster`, `namespace` and `job` of the scrape identify the operators of one release.
 """
 
 from typing import Final

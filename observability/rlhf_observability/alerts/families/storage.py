@@ -1,7 +1,6 @@
 """Alerts on possible losses of a job: late or failed checkpoints, disks that fill up.
 
-Rule: the limit for late checkpoints depends on the job's own interval; a job that makes no checkpoints is excluded from
-it.
+Rule: the limit for late checkpoints depends on the job's own interval.
 """
 
 from typing import Final

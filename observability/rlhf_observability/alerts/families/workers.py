@@ -1,6 +1,7 @@
 """Alerts on the workers of a job: lost, without sessions, idle; failed moves, wrong predictions, useless drafts.
 
-Rule: RLHFCoordinatorWithoutSessions does not fire for a job that the operator reports as Starting, waiting or ended.
+Rule: RLHFCoordinatorWithoutSessions does not fire for a job that the operator reports as Starting, waiting, ending or
+ended.
 """
 
 from typing import Final

@@ -1,7 +1,7 @@
 """Checks a pod template against the API server's schema: unknown or missing fields, wrong types and enum values.
 
-Rule: total; any JSON gives a list of problems, each with its path in the manifest. A wrong type is an error, because
-types never change. Fields and enum values that a newer Kubernetes may know are left to the API server if there is one.
+Rule: any JSON that is not nested too deeply gives a list of problems, each with its path in the manifest. A wrong type
+is an error. Fields and enum values that a newer Kubernetes may know have `Severity.SERVER`.
 """
 
 import json
@@ -21,7 +21,7 @@ KUBERNETES: Final[str] = _SCHEMA["kubernetes"]
 
 QUANTITY: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(([KMGTPE]i)|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?")
 QUANTITY_MAX: Final = 64
-"""Characters of a quantity; the largest has 19 digits."""
+"""Most characters of a quantity."""
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 _LARGEST: Final[Mapping[str, int]] = {"int32": 2**31 - 1, "int64": 2**63 - 1}
 _WORDS: Final[Mapping[str, str]] = {
@@ -34,7 +34,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "time": "a time such as 2026-08-22T10:00:00Z",
 }
 _KEYS: Final = frozenset({"name", "mountPath", "containerPort"})
-"""Required fields that merging and look-ups of lists depend on."""
+"""Required fields whose absence is an error here, because merging and look-ups of lists depend on them."""
 _HOMES: Final = ("PodSpec", "Container", "PodSecurityContext", "SecurityContext", "ResourceRequirements")
 """Types whose fields are often put into the wrong type."""
 

@@ -1,9 +1,8 @@
 """Writes schema.json, the pod template's part of an API server's OpenAPI, in a small and readable form.
 
-A type is a mapping of fields to type expressions: `string`, `[Container]` for a list, `{string}` for a mapping with any
-names, `A|B` for one of these words. Rule: a type that this form cannot express is an error. Defaults and descriptions
-are dropped. `make pod-schema` runs it against the API server of the tests, and a test checks that the result is
-current.
+A type has its required fields, and a mapping of fields to type expressions: `string`, `[Container]` for a list,
+`{string}` for a mapping with any names, `A|B` for one of these words. Rule: a type that this form cannot express is an
+error. Defaults and descriptions are dropped. `make pod-schema` runs it.
 """
 
 import json
@@ -24,9 +23,9 @@ _SCALARS: Final[Mapping[tuple[str, str], str]] = {
     ("boolean", ""): "boolean",
 }
 _SPECIAL: Final[Mapping[str, str]] = {"Quantity": "quantity", "IntOrString": "int-or-string", "Time": "time"}
-"""Types whose schema is a scalar to which the API server gives a further meaning."""
+"""Types that get a type expression of their own."""
 _OPAQUE: Final = frozenset({"FieldsV1"})
-"""Objects without own fields, which only the API server writes."""
+"""Objects whose schema has no fields."""
 
 
 def generate(openapi: Mapping[str, Any], version: str) -> Json:

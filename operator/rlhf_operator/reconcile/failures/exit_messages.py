@@ -13,9 +13,9 @@ LINES_SHOWN: Final = 8
 OUT_OF_MEMORY: Final = "OOMKilled"
 """Reason of a container that the kernel killed for exceeding its memory limit."""
 _KILLED: Final = 137
-"""Exit code: 128 + SIGKILL."""
+"""Exit code 128 + SIGKILL."""
 _NOT_STARTED: Final = frozenset({"StartError", "ContainerCannotRun"})
-"""Reasons of container runtimes, with code 128 or 127, if the command does not exist."""
+"""Reasons of a container whose command could not be started."""
 _MEANINGS: Final = {
     ExitCode.USAGE: "its settings or the manifest are wrong",
     ExitCode.USER_CODE: "the reward failed",
@@ -29,13 +29,13 @@ _MEANINGS: Final = {
 
 
 def last_words(log: str) -> str:
-    """Return the last line of a log, which says why the process ended."""
+    """Return the last line of a log that is not blank; empty if there is none."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
 
 def log_lines(pod: ObservedPod) -> str:
-    """Return the last lines of a pod's log, to be shown below its very last; empty if there are no others."""
+    """Return at most LINES_SHOWN last lines of a pod's log, under a heading; empty for a log of fewer than two."""
     lines = pod.end.message.splitlines() if pod.end else []
     if len(lines) < 2:
         return ""

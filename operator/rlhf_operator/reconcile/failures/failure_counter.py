@@ -6,8 +6,8 @@ deletions from outside, and all but one of the workers that are lost at once. An
 which runPolicy.backoffLimit are forgiven. An end that it declares final fails the job at once.
 
 Rule: pure. Ends are distinguished by ids, never by order or number of events. The counted ids stay in the status while
-their pods exist, so an operator that died in between neither forgets an end nor counts it twice. A container that ended
-several times between two reconciles counts once, in the job's favour.
+their pods are observed, so that an end is not counted twice. A container that ended several times between two
+reconciles counts once, in the job's favour.
 """
 
 from collections import Counter
@@ -31,10 +31,10 @@ from rlhf_operator.reconcile.timestamps import rfc3339
 Json = dict[str, Any]
 
 MAX_EVENTS_PER_RECONCILE: Final = 10
-"""Ends that become events in one reconcile; a lost rack should not cause a thousand events."""
+"""Most ends that become events in one reconcile."""
 LAST_REASON_MAX: Final = 1024
 REQUESTED: Final = PolicyMatch("")
-"""Match of an end that was requested by or from the process; it counts as nothing."""
+"""Match of an end that was requested by or from the process; it is neither a failure nor a disruption."""
 
 
 class JobFailure(NamedTuple):
@@ -83,7 +83,7 @@ class UncountedEnd:
 
     @property
     def well(self) -> bool:
-        """Return whether the process had finished its work."""
+        """Return whether the container ended with exit code 0."""
         return self.pod.end is not None and self.id == self.pod.end.id and self.pod.end.code == ExitCode.OK
 
 
@@ -98,7 +98,7 @@ class FailureCounts:
     last_reason: str | None = None
     last_time: str | None = None
     ends: Mapping[str, int] = field(default_factory=dict)
-    """Group -> new ends, requested ones included, without processes that had finished their work."""
+    """Group -> new ends, requested ones included, without those with exit code 0; empty if `complete`."""
     out_of_memory: Mapping[str, int] = field(default_factory=dict)
     """Group -> new ends of containers that were killed for their memory."""
     failed: JobFailure | None = None
@@ -106,7 +106,7 @@ class FailureCounts:
     complete: bool = False
     """Whether the coordinator finished."""
     restarts: Mapping[str, GroupRestart] = field(default_factory=dict)
-    """Group -> restart of all its pods; the coordinator restarts with the whole job."""
+    """Group -> restart of all its pods; empty for a job that stops."""
     messages: Mapping[str, str] = field(default_factory=dict)
     """Uid of a pod -> how it or its container ended, for new ends."""
     events: tuple[JobEvent, ...] = ()
@@ -139,8 +139,7 @@ def count_failures(
     """Return the counts with every new end of `pods`; `before` is `status.restarts`.
 
     `lost`: uid -> reason for pods that are deleted now because the coordinator has lost them. Deletions requested
-    before `started` belong to a suspension. If the job is `stopping`, all ends are intended, except for what the
-    coordinator reports about the job.
+    before `started` do not count. If the job is `stopping`, only ends of the coordinator count.
     """
     counted = {str(entry["id"]): str(entry["pod"]) for entry in before.get("accounted") or []}
     listed = sorted(pods, key=lambda pod: pod.name)
@@ -167,7 +166,7 @@ def count_failures(
         accounted=retained | {end_id: end.pod.name for end in ends for end_id in end.ids},
         last_reason=reasons[-1] if reasons else before.get("lastReason"),
         last_time=rfc3339(now) if reasons else before.get("lastTime"),
-        # Workers end well after the last iteration, and their end is often observed before the coordinator's.
+        # Workers may end with exit code 0 after the last iteration.
         ends=Counter() if complete else Counter(end.pod.group for end in ends if not end.well),
         out_of_memory=Counter(end.pod.group for end in ends if end.out_of_memory),
         failed=None if complete else counter.failed,
@@ -214,7 +213,7 @@ class FailureCounter:
         match, coordinator = end.match, end.pod.group == Group.COORDINATOR
         message = f"the coordinator ended with {end.message}" if coordinator else end.described
         remedy = f". To go on, {match.remedy}" if match.remedy else ""
-        # The coordinator knows why the others ended, so its reason takes precedence.
+        # The coordinator's reason takes precedence.
         if self.failed is None or coordinator:
             self.failed = JobFailure(match.reason, f"{message.rstrip('.')}{match.by}{remedy}", log_lines(end.pod))
         self.events.append(JobEvent("CoordinatorEnded" if coordinator else "WorkerFailed", end.described, warning=True))

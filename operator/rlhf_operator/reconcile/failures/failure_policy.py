@@ -1,8 +1,7 @@
 """Matches the end of a pod with the failure policy: the job's own rules in order, then the built-in ones.
 
-Rule: pure; the first match wins. An exit code counts only if the container ended by itself. The exit code of a
-disrupted or deleted pod says nothing about the job, and whether it is observed depends on timing. Requested ends (exit
-code 75, a worker's 0, the coordinator's 130) are no failures and never come here.
+Rule: pure; the first match wins. An exit code counts only if the container ended by itself, not in a disrupted or
+deleted pod.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +26,7 @@ VERDICTS: Final[Mapping[int, FinishedReason]] = {
 }
 """Exit codes with which the coordinator ends the job because no restart would help."""
 INCURABLE: Final = frozenset({ExitCode.USER_CODE, ExitCode.BAD_MODEL, ExitCode.BAD_DATA, ExitCode.STORAGE})
-"""Exit codes of a worker that no restart would help; another pod may help with a wrong setting or a port in use."""
+"""Exit codes of a worker that fail the job by the built-in rules, because no restart would help."""
 REMEDIES: Final[Mapping[int, str]] = {
     ExitCode.USAGE: "correct what it names",
     ExitCode.USER_CODE: "correct spec.models.reward, and what it calls",
@@ -36,7 +35,7 @@ REMEDIES: Final[Mapping[int, str]] = {
     ExitCode.SAMPLE_FAILED: "correct or remove its line of the prompts, or allow some by spec.rollout.maxFailedSamples",
     ExitCode.STORAGE: "make the volume under spec.checkpoints.path writable, free or enlarge it",
 }
-"""Exit code -> remedy, for codes that no restart would help."""
+"""Exit code -> remedy, for codes in VERDICTS that have one."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def of_lost(rules: Sequence[FailureRule], pod: ObservedPod, *, alone: bool) -> P
 
 
 def of_end(rules: Sequence[FailureRule], pod: ObservedPod) -> PolicyMatch:
-    """Return the match of a pod or container that ended by itself with an error."""
+    """Return the match of a pod or container that ended by itself, without having been asked to."""
     assert pod.end is not None
     code, said = pod.end.code, (pod.end.reason, pod.end.message)
     for rule in _about(rules, pod):

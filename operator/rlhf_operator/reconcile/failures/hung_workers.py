@@ -1,11 +1,10 @@
 """Decides which workers to replace that the coordinator has lost although their pods look healthy.
 
-A process that hangs or has no network looks healthy to its kubelet. Its coordinator has not received a message for
-spec.runPolicy.workerTimeoutSeconds, has reassigned its samples, and waits for it if it is a training rank. Rule: pure.
-A pod is replaced if three conditions hold. The lost process still runs in it, because a newer process must load first.
-A lost node would have been noticed. At least half of the workers known to the coordinator are connected; otherwise the
-coordinator's own network has failed and replacements would not help. Without a recent reading of the coordinator, no
-worker counts as lost.
+A process that hangs or has no network may look healthy to its kubelet, while its coordinator receives no message of it.
+Rule: pure. A pod is replaced if three conditions hold. The silent process still runs in it: its container started
+before the last message. The silence has lasted for spec.runPolicy.workerTimeoutSeconds and NODE_NOTICED. No more
+workers (or pods, if a pod has several ranks) are silent than connected; otherwise the coordinator's own network has
+probably failed. Without a recent reading of the coordinator, no worker counts as lost.
 """
 
 from collections.abc import Iterable
@@ -19,11 +18,11 @@ from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 
 NODE_NOTICED: Final = timedelta(seconds=60)
-"""Time after which a lost node is noticed (40 to 50 s); its pods are then not ready and are handled elsewhere."""
+"""Time after which the pods of a lost node are expected not to be ready; such pods are handled elsewhere."""
 READ_LATELY: Final = timedelta(seconds=30)
-"""Largest age of a reading; a new one comes every nine seconds."""
+"""Largest age of a reading."""
 GRACE_SECONDS: Final = 30
-"""Grace period in seconds of a pod that is deleted because its process hangs; it no longer saves anything."""
+"""Grace period in seconds of a pod that is deleted because its process hangs."""
 
 
 def lost(
@@ -52,7 +51,7 @@ def next_lost(
 
 
 def silence_message(job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading | None) -> str:
-    """Return the message about silent workers that are not replaced yet; empty if there are none."""
+    """Return the message about silent workers in healthy-looking pods; empty if there are none."""
     silent = [pod.name for pod, _ in _silent(job, pods, reading)] if reading is not None else []
     if reading is None or not silent:
         return ""

@@ -1,13 +1,13 @@
 """Delays the next creation of a pod: the more often it ended in a row, the longer.
 
 A pod is identified by its name, which has its group and index. Every end counts (a failure, a disruption, a request, a
-restart of its group), because endless recreation harms the node, the API server and the job. The first replacement is
-created at once. The next one waits BASE after the previous creation, and each further one twice as long, up to LONGEST.
-The count restarts after a pod ran for RAN_WELL, or when its template has changed, as that may be the cure. So a pod
-that always ends early is created at most six times in the first five minutes, and later once per LONGEST.
+restart of its group). The first replacement is created at once. The next one waits BASE after the previous creation,
+and each further one twice as long, up to LONGEST. The count restarts after a pod ran for RAN_WELL, or when its template
+has changed, as that may be the cure. So a pod that always ends early is created at most six times in the first five
+minutes, and later once per LONGEST.
 
-Rule: pure. Delays start at the creation of a pod and are stored in `status.restarts.backOff`, so that neither a restart
-of the operator nor a slow node changes them. The write that accounts for an end also enters it here.
+Rule: pure. Delays start at the creation of a pod and are stored in `status.restarts.backOff`, so that a restart of the
+operator does not change them.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -22,13 +22,13 @@ from rlhf_operator.reconcile.timestamps import rfc3339, time_of
 Json = dict[str, Any]
 
 BASE: Final = timedelta(seconds=10)
-"""First delay, as the kubelet's between two runs of a container."""
+"""First delay that is not zero, as the kubelet's between two runs of a container."""
 LONGEST: Final = timedelta(minutes=5)
-"""Longest delay, as the kubelet's: a repaired node is used again within minutes."""
+"""Longest delay, as the kubelet's."""
 RAN_WELL: Final = timedelta(minutes=5)
-"""Running time that ends a back-off: models are loaded and iterations trained."""
+"""Running time that ends a back-off."""
 REASONS_KEPT: Final = 16
-"""Pods whose reason is stored; a lost rack has one reason and a thousand pods."""
+"""Most pods whose reason is stored."""
 REASON_MAX: Final = 256
 SHOWN: Final = 3
 """Pods that are named; for more, the number is given."""
@@ -48,7 +48,7 @@ class PodBackOff:
 
 
 def delay(ends: int) -> timedelta:
-    """Return the delay between the creation of a pod and of its replacement after a number of consecutive ends."""
+    """Return the least delay between the creation of a pod and of its replacement after some consecutive ends."""
     return timedelta(0) if ends <= 1 else min(LONGEST, BASE * 2 ** min(ends - 2, 16))
 
 

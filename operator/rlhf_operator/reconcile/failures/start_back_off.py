@@ -1,15 +1,13 @@
 """A job that cannot start releases its resources, waits, and tries again, so that it does not hold idle GPUs.
 
 A job cannot start in two cases. Scheduled pods do not start (an image, a volume, an init container) for
-spec.runPolicy.podStartTimeoutSeconds. Or workers run but the coordinator does not get all it needs for
-spec.runPolicy.startTimeoutSeconds. Time without a node does not count: that is a lack of capacity, and gangs and queues
-keep other pods from holding resources meanwhile. A pod that an iteration does not need is replaced alone, with its own
-back-off.
+spec.runPolicy.podStartTimeoutSeconds. Or the pods of an iteration are ready but the coordinator waits for more than
+spec.runPolicy.startTimeoutSeconds. Time without a node does not count. A pod that an iteration does not need is
+replaced alone, with its own back-off.
 
-The job ends its pods as for a suspension, with the coordinator's checkpoint first, and then its gang object and its
-reservation. It tries again after FIRST, then after twice as long each time, up to LONGEST (Kueue's values for jobs
-whose pods do not become ready), or at once after an edit of its spec. The attempts count towards no limit; the deadline
-continues.
+The job ends its pods as for a suspension. It tries again after FIRST, then after twice as long each time, up to LONGEST
+(Kueue's values for jobs whose pods do not become ready), or at once after an edit of its spec. The attempts count
+towards no limit; the deadline continues.
 
 Rule: pure; computed from times in the pods, the reading and `status.release`.
 """
@@ -31,7 +29,7 @@ Json = dict[str, Any]
 FIRST: Final = timedelta(seconds=60)
 LONGEST: Final = timedelta(hours=1)
 MARGIN: Final = timedelta(seconds=60)
-"""Time beyond startTimeoutSeconds: a coordinator then restarts what is stuck, which may be the cure."""
+"""Time beyond startTimeoutSeconds for which a waiting coordinator is given time."""
 READ_LATELY: Final = timedelta(seconds=60)
 REASON_MAX: Final = 512
 _KEPT_FROM_STARTING: Final = IMAGE_REASONS | CONFIG_REASONS | {CREATING}
@@ -39,10 +37,10 @@ _KEPT_FROM_STARTING: Final = IMAGE_REASONS | CONFIG_REASONS | {CREATING}
 
 @dataclass(frozen=True)
 class StartBackOff:
-    """The latest release of all resources; stored until the job runs again."""
+    """The latest release of all resources."""
 
     attempts: int
-    """Consecutive attempts."""
+    """Consecutive attempts that failed."""
     since: datetime
     until: datetime
     generation: int
@@ -88,7 +86,10 @@ def decided(
     generation: int,
     now: datetime,
 ) -> StartBackOff | None:
-    """Return the current or latest back-off; a new one if the job must release its resources now."""
+    """Return the current or latest back-off; a new one if the job must release its resources now.
+
+    None: there was none, or the job has run since its last attempt began.
+    """
     if before is not None and before.holds(generation, now):
         return before
     why = _cannot_begin(job, pods.values(), reading, now)
@@ -101,7 +102,7 @@ def decided(
 
 
 def unable_to_start(job: RLHFJob, pods: Iterable[ObservedPod], now: datetime) -> list[ObservedPod]:
-    """Return pods that cannot start and that an iteration does not need; they are replaced, perhaps on another node."""
+    """Return pods that cannot start while all pods that an iteration needs are ready; empty while some are not."""
     listed = list(pods)
     return _overdue(job, listed, now) if _enough(job, listed) else []
 
@@ -143,7 +144,7 @@ def _cannot_begin(job: RLHFJob, pods: Iterable[ObservedPod], reading: Coordinato
 
 
 def _began(pods: Iterable[ObservedPod]) -> datetime | None:
-    """Return when the last of the running pods started; None if none runs."""
+    """Return when the container that started last of the active pods started; None if none runs."""
     return max((pod.running for pod in pods if pod.running is not None and pod.active), default=None)
 
 

@@ -1,6 +1,6 @@
 """Describes how the body of a pod deviates from the expected form, for the fields that are read.
 
-Rule: runs only after a body could not be read, so it may be slow.
+Rule: meant for a body that could not be read, so it may be slow.
 """
 
 from collections.abc import Mapping
@@ -90,7 +90,7 @@ class _Pod(_Shape):
 
 
 def misshapen(body: Mapping[str, Any]) -> str:
-    """Return how the form of a pod's body is wrong; empty if it is right."""
+    """Return how the form of a pod's body is wrong, at its first wrong place; empty if it is right."""
     try:
         bounded(body)
         _Pod.model_validate(body)

@@ -1,4 +1,4 @@
-"""The input of reconcile besides the job: everything that was observed of it at one moment.
+"""The input of reconcile besides the job: everything that was observed of it.
 
 Rule: data only. Unknown values are absent, never guessed.
 """
@@ -55,7 +55,7 @@ class CoordinatorReading:
     lock_shared: bool = False
     """Whether other nodes see the lock of the journal."""
     lock_doubt: str = ""
-    """Reason why that is not known."""
+    """Reason why that is not known; empty if there is none."""
     silent: Mapping[str, datetime] = field(default_factory=dict)
     """Workers that the coordinator has lost -> time of their last message."""
     engines: Mapping[str, int] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class CoordinatorReading:
     """Plan for spec.devices as JSON; empty without one."""
 
     def says_else(self, other: "CoordinatorReading") -> bool:
-        """Return whether a later reading is news, that is, differs in more than elapsed times.
+        """Return whether a later reading is news, that is, differs in more than times and the seconds left.
 
         The list that a working coordinator waits for does not count, because it is not shown.
         """
@@ -103,15 +103,15 @@ class ObservedJob:
     stored_revision: StoredRevision = field(default_factory=StoredRevision)
     """The stored revision in the job's ConfigMap."""
     certificates_expire: datetime | None = None
-    """Time to replace the certificate in the job's Secret; None if there is no usable Secret."""
+    """Time to replace the certificate in the job's Secret; None if no usable Secret is known."""
     reading: CoordinatorReading | None = None
-    """Latest reading of a coordinator, perhaps of one that is gone; `current_reading` is not."""
+    """Latest reading of a coordinator, perhaps of one that is gone; `current_reading` leaves such a reading out."""
     unreachable: str = ""
     """Reason why the last reading of the coordinator failed."""
     refusals: Mapping[str, str] = field(default_factory=dict)
     """Object name -> why it was not written the last time."""
     api_failure: str = ""
-    """Message about consecutive reconciles that the API server ended; empty if there are none."""
+    """Message about several consecutive reconciles that an error of the API server ended; empty if there is none."""
     occupied: Mapping[str, str] = field(default_factory=dict)
     """Objects of others with names that the job needs: `Service job` -> `service/job`, its name for kubectl."""
     dry_run_problem: str = ""
@@ -124,11 +124,11 @@ class ObservedJob:
     served: ServedApis = field(default_factory=ServedApis)
     """APIs of schedulers and queues that can be used."""
     queue: QueueState | None = None
-    """State of the job's queue; None without a queue."""
+    """State of the queue for the job, also for a job that names no queue; None if no backend has a queue."""
 
     @property
     def current_reading(self) -> CoordinatorReading | None:
-        """Return the latest reading; None if the process that answered has ended or its pod is gone."""
+        """Return the latest reading; None without one, or if the process that answered has ended or its pod is gone."""
         if self.reading is None or not self.reading.run_id:
             return self.reading
         runs = {pod.run_id for pod in self.pods.values() if pod.group == Group.COORDINATOR}

@@ -1,6 +1,6 @@
 """The observed pod: a small record of the fields that decisions read. `pod_parsing` creates it.
 
-Rule: data only. The operator holds a thousand of them per job in memory.
+Rule: data only, and small, because a job may have thousands of pods.
 """
 
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from rlhf_common import names
 from rlhf_operator.reconcile.observed.termination_log import FinalReport
 
 PATIENCE: Final = timedelta(seconds=10)
-"""Time for which a new pod may have no node; claims are bound, and nodes appear, within seconds."""
+"""Age up to which a pod without a node, or with scheduling gates, is not reported."""
 INIT_FAILED: Final = "Init:Error"
-"""Reason of a pod with a failing init container, as in kubectl; the kubelet restarts it."""
+"""Reason of a pod with a failing init container, as in kubectl."""
 INIT_RUNS: Final = "Init:Running"
 """Reason of a pod with a running init container; the message has its name and start."""
 IMAGE_REASONS: Final = frozenset(
@@ -25,7 +25,7 @@ CONFIG_REASONS: Final = frozenset(
 )
 """Reasons of a container that cannot be started in its present form."""
 CREATING: Final = "ContainerCreating"
-"""Reason of a container whose image or volumes are not ready."""
+"""Reason of a container that the kubelet has not created yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class PodEnd:
     reason: str
     """OOMKilled, Error, Completed; for a pod Evicted, UnexpectedAdmissionError, ..."""
     message: str
-    """The last lines of the log, or the kubelet's reason for ending the pod."""
+    """The last lines of the log or of the container's message, or the kubelet's message about the pod's end."""
     at: datetime | None
     report: FinalReport | None = None
     """Final report of a coordinator."""
@@ -65,9 +65,9 @@ class ObservedPod:
     deletion: datetime | None = None
     """End of its grace period, once its deletion is requested."""
     grace: int = 0
-    """Length of the grace period in seconds."""
+    """Length of the grace period in seconds, once its deletion is requested; else 0."""
     unschedulable: str = ""
-    """The scheduler's message if no node fits."""
+    """The scheduler's message if no node fits; else empty."""
     unscheduled: datetime | None = None
     """Time since when no node fits."""
     scheduled: datetime | None = None
@@ -121,11 +121,11 @@ class ObservedPod:
         return not self.over and self.deletion is None
 
     def stuck(self, now: datetime) -> bool:
-        """Return whether no node fits, for longer than volumes take to be bound."""
+        """Return whether no node fits the active pod, whose age is at least PATIENCE or unknown."""
         return bool(self.unschedulable) and self.active and (self.created is None or now - self.created >= PATIENCE)
 
     def gated(self, now: datetime) -> bool:
-        """Return whether scheduling gates block it, for longer than an admission takes."""
+        """Return whether scheduling gates block the active pod, whose age is at least PATIENCE or unknown."""
         return bool(self.gates) and self.active and (self.created is None or now - self.created >= PATIENCE)
 
     @property

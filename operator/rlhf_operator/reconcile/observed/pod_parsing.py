@@ -1,8 +1,8 @@
 """Parses the body of a pod, and decides whether a pod that failed as a whole failed because of a disruption.
 
 Anybody who may create pods writes their labels, annotations and termination logs. A body becomes a record with typed,
-bounded fields, or an `UnreadableObject` with the problem. Hundreds of bodies are read per second, so the parser assumes
-a well-formed body. If it raises, `malformed_pod` finds the place.
+bounded fields, or an `UnreadableObject` with the problem. The parser assumes a well-formed body. If it raises another
+error than UnreadableError, `malformed_pod` finds the place.
 
 Since Kubernetes 1.26 the condition DisruptionTarget marks a running pod that others ended (preemption, drain, node
 pressure, lost node). Two kinds of failed pods lack it. One was refused by its node before it ran; that is a disruption
@@ -43,21 +43,21 @@ Json = Mapping[str, Any]
 CONTAINER_ID_SHOWN: Final = 16
 """Characters of a container's id that are stored; enough to distinguish the containers of a pod."""
 MESSAGE_KEPT: Final = 600
-"""Characters of a message that are stored, such as the scheduler's."""
+"""Most characters of a message that are stored, such as the scheduler's."""
 WORD_KEPT: Final = 128
-"""Characters of a reason, a condition's type or a fingerprint."""
+"""Most characters that are stored of a reason, a condition's type or a template's hash."""
 INDEX_MAX: Final = 10**9
 """Largest index or epoch in a label."""
 GRACE_MAX: Final = 10**9
 """Longest grace period in seconds, 30 years; a template may ask for more than a datetime can represent."""
 UID_MAX: Final = 40
-"""Characters of a uid; the API server's have 36."""
+"""Most characters of a uid; the API server's have 36."""
 NAMES_KEPT: Final = 8
 """Finalizers, or scheduling gates, that are stored."""
 CODE_MAX: Final = 2**32
 """Bound of exit codes, which have 32 bits, with or without a sign."""
 GONE: Final = frozenset({"NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated"})
-"""Reasons of pods that ran; most of them also have the condition."""
+"""Reasons of pods that others ended."""
 REFUSED: Final = frozenset(
     {
         "InvalidNodeInfo",
@@ -190,7 +190,7 @@ def _words(value: object) -> str:
 
 @lru_cache(maxsize=1024)
 def _interned(conditions: frozenset[tuple[str, str]]) -> frozenset[tuple[str, str]]:
-    """Return one shared object for pods with equal conditions, which most are."""
+    """Return one shared object for pods with equal conditions, while they are cached."""
     return conditions
 
 
@@ -228,7 +228,7 @@ def _names(values: Any) -> tuple[str, ...]:
 
 
 def _init_problem(spec: Json, status: Json) -> Json | None:
-    """Return the `waiting` state of our container that an init container causes; None if none does."""
+    """Return the `waiting` state that init containers cause, for our container; None if they cause none."""
     inits = status.get("initContainerStatuses") or []
     sidecars = {each["name"] for each in spec.get("initContainers") or () if each.get("restartPolicy") == "Always"}
     if inits and ((inits[0].get("state") or {}).get("waiting") or {}).get("reason") == "PodInitializing":

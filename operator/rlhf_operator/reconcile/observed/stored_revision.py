@@ -14,7 +14,7 @@ from rlhf_operator.manifests.mount_paths import JOB_KEY, REVISION_KEY
 
 @dataclass(frozen=True)
 class StoredRevision:
-    """The stored revision of a job, compressed: every job has one, and most are read once."""
+    """The stored revision of a job, compressed."""
 
     packed: bytes = b""
 
@@ -26,6 +26,6 @@ class StoredRevision:
 
     @property
     def data(self) -> dict[str, str]:
-        """Return the data of the ConfigMap."""
+        """Return the revision's part of the data of the ConfigMap; empty if nothing is stored."""
         data: dict[str, str] = json.loads(zlib.decompress(self.packed)) if self.packed else {}
         return data

@@ -2,9 +2,7 @@
 report.
 
 Rule: pure and total. Our processes write one JSON object per line, of which people need the message. A line that the
-kubelet cut at its start is used as far as possible. Users' code writes to the same log, so a line may contain anything:
-a malformed report is shown like any other line. The pod may be deleted a minute later, so nothing else of the log
-remains.
+kubelet cut at its start is used as far as possible. Users' code writes to the same log, so a line may contain anything.
 """
 
 import re
@@ -15,19 +13,19 @@ from typing import Any, Final
 from rlhf_operator.untrusted import UnreadableError, clean, loads, shown, text, whole
 
 READ: Final = 16 * 1024
-"""Characters of a log that are read; the kubelet provides 4 KiB."""
+"""Most characters of a log that are read."""
 KEPT: Final = 1000
-"""Characters of a log that are stored: the end of a traceback. A thousand pods per job are in memory."""
+"""Most characters of a log that are stored."""
 ITERATION_MAX: Final = 2**31 - 1
 """Largest iteration of a report, as in control.proto."""
 PATH_MAX: Final = 4096
 """Characters of a path, as in Linux."""
 METRICS_MAX: Final = 512
-"""Metrics of a report; the coordinator has some dozens."""
+"""Most metrics of a report that are read."""
 METRIC_NAME_MAX: Final = 64
-"""Characters of a metric's name."""
+"""Most characters of a metric's name."""
 METRIC_MAX: Final = 1e300
-"""Largest value of a metric, so that six digits of it can be written."""
+"""Largest absolute value of a metric."""
 _ESCAPE: Final = 6
 """Length of the longest JSON escape, which a cut may split."""
 
@@ -37,17 +35,17 @@ _TEXT: Final = re.compile(r'"(message|traceback)": ("(?:[^"\\]|\\.)*")')
 
 @dataclass(frozen=True, slots=True)
 class FinalReport:
-    """A coordinator's final report, like its status, which can no longer be read."""
+    """A coordinator's final report."""
 
     iteration: int
     """Iterations trained."""
     checkpoint: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of the last iteration."""
+    """Its metrics by name."""
 
 
 def readable(log: str) -> str:
-    """Return the last lines as plain text; the very last says why the process ended."""
+    """Return the last lines as plain text, of at most KEPT characters."""
     # Marks below a line of a traceback are useless without its position.
     lines = [line for entry in log[-READ:].splitlines() for line in _lines(entry) if line.strip(" ^~")]
     shown_log = clean("\n".join(lines))
@@ -78,7 +76,7 @@ def _report(report: Mapping[str, Any]) -> FinalReport | None:
 
 
 def metrics(entries: Any) -> dict[str, float]:
-    """Return the entries of a map that are finite numbers with names."""
+    """Return the entries of a map that are finite numbers, at most METRICS_MAX, with shortened names."""
     items = entries.items() if isinstance(entries, Mapping) else ()
     numbers = {clean(name[:METRIC_NAME_MAX]): value for name, value in items if type(value) in (int, float)}
     return {
@@ -108,7 +106,7 @@ def _lines(line: str) -> Iterator[str]:
 
 def _message_lines(entry: Mapping[str, Any]) -> Iterator[str]:
     trace = _words(entry.get("traceback")).rstrip().splitlines()
-    # The traceback ends with the error, which the message describes better.
+    # The last line of the traceback is the error, which the message describes.
     yield from trace[:-1] if "message" in entry else trace
     if "message" in entry:
         yield _words(entry["message"])

@@ -1,16 +1,14 @@
 """Decides when a job gets another revision: at a start, by its user's edits, and if its revision is lost.
 
-- A job that has neither pods nor status.startTime is not started: it is new, or was fully suspended or evicted. It gets
-  a revision of this version of the operator, with its images.
+- A job that has neither pods nor status.startTime is not started. It gets a revision of this version of the operator,
+  with its images.
 - After its start the revision stays. An edit is the difference between the job stored in the revision and the current
   one, both parsed by this version, so a new default is not an edit. The edit's effect on this version's result is
   applied to the revision; the rest stays unchanged. A field that the revision's version did not know waits for the
   next start.
 - A running job whose revision is lost gets one of this version, with the images that its status names.
 
-Rule: pure. A rule that a newer version adds does not stop a running job: an edit is refused for what it breaks itself.
-If the operator dies after writing the status of a start and before its ConfigMap, a job may start with the revision of
-its previous start.
+Rule: pure. A rule that a newer version adds does not stop a running job.
 """
 
 import json
@@ -60,19 +58,17 @@ class PinnedJob(ParsedJob):
     """A parsed job with the revision that it runs with."""
 
     stored_revision: StoredRevision = field(default_factory=StoredRevision)
-    """The job's revision; if empty, no pod is created."""
+    """The job's revision; empty if there is none."""
     status: Mapping[str, str] = field(default_factory=dict)
     """`status.revision`."""
     hashes: Mapping[Group, str] = field(default_factory=dict)
     """Hashes by which outdated pods are recognised."""
     fingerprints: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """(kind, name) -> fingerprint of the objects that pods need, without the Secret. The objects would take more
-    memory.
-    """
+    """(kind, name) -> fingerprint of the objects that pods need, without the Secret."""
     note: str = ""
     """Note for the user about the revision."""
     settled: bool = False
-    """Whether the job already has this revision, so that it is not validated again."""
+    """Whether the job's ConfigMap already has this revision."""
 
     @property
     def revision(self) -> Revision | None:
@@ -81,7 +77,7 @@ class PinnedJob(ParsedJob):
 
 
 def pin_revision(parsed: ParsedJob, stored: Mapping[str, Any], observed: ObservedJob) -> PinnedJob:
-    """Return a stored job with its revision."""
+    """Return a stored job with its revision, or without one if its manifest is refused."""
     if parsed.job is None and (stored.get(UNREADABLE) or too_deep(dict(stored))):
         return _without(parsed)
     status, images = stored.get("status") or {}, observed.images
@@ -151,10 +147,7 @@ def _from_stored(text: str, stored_revision: StoredRevision, vouched: tuple[str,
 
 
 def _problem(stored: Json) -> str:
-    """Return the problems of a job. An edit need not correct problems that existed before it.
-
-    If the definition is newer than this operator, a stored object may have fields that it does not know.
-    """
+    """Return the problems of a job, without those of fields that this version does not know."""
     return parse_job({**stored, "spec": pruned(stored["spec"], spec_schema())}).problem
 
 
@@ -239,13 +232,13 @@ def _default(path: str) -> Any:
 
 
 def _with_metadata(text: str, job: RLHFJob) -> str:
-    """Return job.json with the job's current labels."""
+    """Return job.json with the job's current metadata."""
     written, meta = json.loads(text), document(job)["metadata"]
     return text if written.get("metadata") == meta else text_of({**written, "metadata": meta})
 
 
 def read(stored: Mapping[str, Any]) -> RLHFJob | None:
-    """Return the job of a stored object without validating this version's rules; None if it cannot be read."""
+    """Return the resolved job of a stored object without checking rules across fields; None if it cannot be read."""
     try:
         return manifest.resolve(protocol.read_job(without_nulls(dict(stored))), _PODS_ROOT)
     except ValidationError:

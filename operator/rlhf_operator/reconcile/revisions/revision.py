@@ -6,7 +6,7 @@ by which a queue admitted the job. It also contains the user's job at that time,
 new defaults. `pinning` decides when there is another one.
 
 Rule: pure. Pods are created from a revision, but users who may write ConfigMaps must not create pods that way. A
-revision is therefore valid only with the digest in the job's status, which the operator writes.
+revision is therefore valid only with a digest in the job's status.
 """
 
 import base64
@@ -33,7 +33,7 @@ from rlhf_operator.reconcile.observed.stored_revision import StoredRevision
 Json = dict[str, Any]
 
 PLAIN_MAX: Final = 200_000
-"""Characters of a revision that are stored uncompressed; a ConfigMap takes 1 MiB."""
+"""Most characters of a revision that is stored uncompressed."""
 
 
 class RevisionFile(BaseModel):
@@ -65,14 +65,14 @@ class Revision:
     document: str
     """Content of job.json."""
     pods: Mapping[Group, Json]
-    """One pod of each group, with INDEX and EPOCH for its index and restart."""
+    """One pod of each group, with INDEX (except the coordinator's) and EPOCH for its index and restarts."""
     spares: Mapping[Group, Json]
     """One pod without a training rank, with SPARE for its index, for a group whose first `ranks` pods have them."""
     ranks: int
     hashes: Mapping[Group, str]
     """Template hash of each group."""
     requests_hash: str
-    """Hash of the requests that the queue's object was created with."""
+    """`members.requests_hash` of the pods."""
 
     @property
     def data(self) -> dict[str, str]:
@@ -110,20 +110,18 @@ def _read(written: str) -> str:
 
 
 def digest(data: Mapping[str, str]) -> str:
-    """Return the digest by which the status verifies the ConfigMap."""
+    """Return the digest of the data of a ConfigMap."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def digests(status: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the valid digests in a job's status: of the current revision, and of the previous one until that is
-    replaced.
-    """
+    """Return the digests in a job's status: of the current revision, and of the previous one if that is named."""
     revision = status.get("revision") or {}
     return tuple(str(revision[name]) for name in ("digest", "previousDigest") if revision.get(name))
 
 
 def trusted(stored_revision: StoredRevision, vouched: tuple[str, ...]) -> Revision | None:
-    """Return the revision in a ConfigMap; None if there is none, or its digest is not valid."""
+    """Return the revision in a ConfigMap; None if there is none, it cannot be read, or `vouched` lacks its digest."""
     data = stored_revision.data
     if REVISION_KEY not in data or digest(data) not in vouched:
         return None
@@ -143,7 +141,7 @@ def shapes(job: RLHFJob, images: Images) -> dict[Group, Json]:
 
 
 def spares(job: RLHFJob, images: Images) -> dict[Group, Json]:
-    """Return one pod without a training rank, for a group in which others have them."""
+    """Return one pod without a training rank, for a group in which others have them; empty without such a group."""
     return {} if job.spec.rank_group is Group.TRAINING else _rendered_pods(job, [job.spec.rank_group], images, SPARE)
 
 
