@@ -36,7 +36,7 @@ def read_sizes(spec: RLHFJobSpec) -> dict[str, ModelSize | None]:
 
 
 def read_size(folder: Path) -> ModelSize | None:
-    """Return the size of the model in a Hugging Face folder; None when its files are absent or unreadable."""
+    """Return the size of the model in a Hugging Face folder; None when its files do not show it."""
     try:
         config = json.loads((folder / "config.json").read_text())
         tensors = read_weight_files(folder, whole=False).tensors

@@ -1,5 +1,4 @@
-"""Inter-stage fusion over the life of a job: measured costs, learned lengths, and a plan for the tail of every
-iteration.
+"""Inter-stage fusion over the life of a job: measured costs, learned lengths, and plans for the tails of iterations.
 
     measure (Auto) -> store costs with the job -> all is scored: learn, choose for the next iteration
 
@@ -33,7 +32,7 @@ from rlhf_planner.inter_stage.forecast import IterationSetup
 log = logging.getLogger(__name__)
 
 BALANCE_INTERVAL_SECONDS: Final = 0.25
-"""Least seconds between two searches for balancing moves."""
+"""Least seconds from the end of a tick that may balance to the next one."""
 MEASUREMENTS_PER_COORDINATOR: Final = 1 << 20
 """Measurement ids per coordinator; the first one is the coordinator's epoch times this, plus 1."""
 

@@ -1,4 +1,4 @@
-"""Histograms of every sample, step and iteration of a job, for percentiles.
+"""Histograms of samples, steps and iterations of a job, for percentiles.
 
 Rule: the exemplar of a value names the worker, the iteration and the sample on which it was measured, as far as given.
 """

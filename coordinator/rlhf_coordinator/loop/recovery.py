@@ -5,7 +5,7 @@
   open_run          2. read the tokenized prompts that the journal's folder stores, or tokenize and store them
   restore_run       3. find the position: journal and checkpoints show the iteration in progress and its results
                        (`storage.restore`); from here on the number of this process is durable
-                    4. open the trackers, which continue after the last closed iteration
+                    4. open the trackers, which continue at the last report that they may lack
                     5. build the job's parts
                        -- the service is up from here on, and workers may register
   resume_iteration  6. restore the costs and response lengths learned from earlier iterations (`fusion.learning`), and

@@ -24,7 +24,7 @@ Version = tuple[Tokens, Tokens]
 
 
 class SampleHistories(BaseModel):
-    """One iteration; each column has an entry for each sample, by index."""
+    """One iteration; each column about samples has an entry for each sample, by index."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

@@ -63,7 +63,7 @@ class SampleRow:
     """Draft tokens verified for it on the worker where it ended."""
     accepted_tokens: int
     migrated: bool
-    """Whether it moved between workers while it was decoded."""
+    """Whether more than one worker leased it for decoding."""
     cut: bool
     """Whether the stored prompt or response was cut."""
     shaped_reward: float | None = None

@@ -24,7 +24,7 @@ class FilePiece:
     lines: tuple[bytes, ...]
     place: FilePlace
     more: bool = False
-    """Whether the file had more bytes after these lines."""
+    """Whether something was read, and the file had more bytes after it."""
     anew: bool = False
     """Whether the file was replaced or cut since the position, so that earlier lines are invalid."""
 

@@ -42,7 +42,7 @@ class DerivedState:
     early_scorers: tuple[Worker, ...]
     """Additional workers that may get tasks of models that are not trained, while a critic update is pending."""
     published: bool
-    """Whether the iteration is trained or handed on, and the workers have the next weights (`is_published`)."""
+    """Whether the iteration is trained or handed on, and `readiness.is_published` holds."""
     checkpoint_due: bool
     """Whether a checkpoint of the job's version is wanted and does not exist."""
 

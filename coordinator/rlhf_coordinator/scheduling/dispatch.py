@@ -23,7 +23,7 @@ PREFETCH_SHARE: Final = 8
 """Divisor of the batch: a worker has 1/8 more samples than it decodes at once, and at least one more."""
 
 SCORES_IN_FLIGHT: Final = 64
-"""Number of samples, or of leased tasks of whole groups, from which a scorer gets no more."""
+"""Number of samples from which a scorer gets no more; for tasks of whole groups, of leased (sample, task) pairs."""
 
 SHARES: Final = 2
 """Divisor: the limit of each of n workers is 1 / (2 n) of the unscored samples, within the limits."""

@@ -164,7 +164,7 @@ def _doing(worker: Worker) -> str:
 
 
 def _standing_still(state: JobState, kind: CommandKind) -> str:
-    """Describe which ranks in a slow command wait for no other rank; empty unless some of them wait."""
+    """Describe which ranks in a slow command wait for no other rank; empty unless others wait, and outside a Train."""
     if kind is not CommandKind.TRAIN:
         return ""
     training = [rank for rank in state.fleet.ranks() if rank.slow_command is not None]

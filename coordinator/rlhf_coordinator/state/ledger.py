@@ -161,8 +161,9 @@ class Ledger(ScoringLedger):
         """Revoke all leases of a worker that is lost, or that brought `reported` (sample -> attempt, tokens) to a new
         session.
 
-        The ledger keeps reported tokens if the sample is now queued and was not decoded under a later attempt. A sample
-        that was moving to this worker stays with its source; a sample that was leaving it returns to the queue.
+        The ledger keeps reported tokens if they are more than it knows, the sample is now queued, and it was not
+        decoded under a later attempt. A sample that was moving to this worker stays with its source; a sample that was
+        leaving it returns to the queue.
         """
         unclaimed = dict(reported or {})
         queued = self.held_by(worker)
