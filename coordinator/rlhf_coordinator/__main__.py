@@ -1,9 +1,8 @@
 """`python -m rlhf_coordinator`: the coordinator of one job, configured by `names.Env` variables.
 
-It ends with `names.ExitCode`: 0 when the job is complete, or 130 when it was stopped (SIGTERM, or the Stop call).
-Otherwise the exit code is that of its failure, whose message is the last log line. A coordinator that was
-killed continues from its journal (`loop.recovery`) when it starts again with the same RLHF_RUN_DIR. This process never
-loads torch.
+It ends with `names.ExitCode`: 0 when the job is complete, or 130 when it was stopped (SIGTERM, SIGINT, or the Stop
+call). A failure ends it with the failure's own code, after a log line with its message. A coordinator that was killed
+continues from its journal (`loop.recovery`) when it starts again with the same job and RLHF_RUN_DIR.
 """
 
 import asyncio
@@ -45,7 +44,7 @@ EXIT_CODES: Final = {"Complete": ExitCode.OK, "Stopped": ExitCode.INTERRUPTED, "
 
 
 def environment(name: Env) -> str:
-    """Return a variable that must be set. Raises JobError."""
+    """Return a variable of the environment. Raises JobError when it is empty or not set."""
     value = os.environ.get(name, "")
     if not value:
         raise JobError("Usage", f"{name} is not set", field=name, exit_code=ExitCode.USAGE)
@@ -53,7 +52,7 @@ def environment(name: Env) -> str:
 
 
 def read_job(path: Path) -> RLHFJob:
-    """Return the resolved job. Raises JobError."""
+    """Return the resolved job in a file. Raises JobError when it cannot be read or is invalid."""
     try:
         return protocol.read_job(read_document(path.read_text()).data)
     except (OSError, ManifestError, ValidationError) as error:
@@ -62,7 +61,10 @@ def read_job(path: Path) -> RLHFJob:
 
 
 def prepare() -> tuple[JobRun, Restored]:
-    """Check the job and take steps 1 to 5 of `loop.recovery`; return the job's parts. Raises JobError."""
+    """Check the job and take steps 1 to 5 of `loop.recovery`; return the job's parts and the restored state.
+
+    Raises JobError.
+    """
     job = read_job(Path(environment(Env.JOB_FILE)))
     say_job(job)
     check_model_folders(job.spec)
@@ -80,7 +82,7 @@ def prepare() -> tuple[JobRun, Restored]:
 
 
 async def run_job(run: JobRun, restored: Restored, endpoint: Endpoint | None) -> JobOutcome:
-    """Serve the job until it ends or a signal stops it; return the outcome."""
+    """Serve the job to its end, which SIGTERM and SIGINT request; return the outcome. Raises JobError."""
     certificates = os.environ.get(Env.CERTIFICATES)
     addresses = ServiceAddresses(
         listen=environment(Env.LISTEN),
@@ -96,7 +98,7 @@ async def run_job(run: JobRun, restored: Restored, endpoint: Endpoint | None) ->
 
 
 def failed(failure: pb.Failure) -> int:
-    """Write the last log line; return the exit code."""
+    """Log a failure; return its exit code, or 1 if it has none."""
     said = not failure.field or failure.message.startswith(f"{failure.field}: ")
     where = "" if said else f"{failure.field}: "
     log.error("%s: %s%s", failure.reason or "Failed", where, failure.message)
@@ -105,7 +107,7 @@ def failed(failure: pb.Failure) -> int:
 
 def main() -> int:
     """Run the process; return its exit code."""
-    # transformers imports torch wherever it is installed; this process needs only its tokenizers.
+    # This process needs only the tokenizers of transformers, not torch.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     configure_logs()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -113,7 +115,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(ExitCode.INTERRUPTED))
     try:
-        # First, because the kubelet probes from now on and reading a journal may take minutes.
+        # First, so that probes are answered while the journal is read.
         address = os.environ.get(Env.METRICS)
         endpoint = open_endpoint(address) if address else None
         run, restored = prepare()

@@ -1,7 +1,6 @@
 """The plan of a job with `spec.devices`: the recorded one of its journal, or a new one, which is recorded.
 
-Rule: a plan is recorded before a worker of it exists. While the request stays the same the recorded plan is taken, also
-if costs or models have changed since. A new plan is a function of the job, its models and the costs.
+Rule: while the request (`plan_request`) stays the same, a readable recorded plan is taken.
 """
 
 from collections.abc import Callable
@@ -26,9 +25,10 @@ KEY: Final = "devicePlan"
 def take_plan(
     job: RLHFJob, journal: Journal, choose_plan: Callable[[RLHFJob], DevicePlanRecord]
 ) -> tuple[RLHFJob, DevicePlanRecord | None]:
-    """Return a resolved job with all its sizes, and its plan; None without `spec.devices`. Raises JobError.
+    """Return a resolved job with all its sizes, and its plan; None where it has none. Raises JobError.
 
-    `choose_plan` is called only if sizes are missing and no plan for them is recorded. It may raise UnplannableError.
+    `choose_plan` is called only if sizes are missing and no plan for the same request is recorded. It may raise
+    UnplannableError.
     """
     if job.spec.devices is None:
         return job, None
@@ -54,7 +54,7 @@ def recorded_plan(journal: Journal) -> DevicePlanRecord | None:
 
 
 def choose(job: RLHFJob) -> DevicePlanRecord:
-    """Return the plan of a resolved job by public hardware figures and assumed lengths. Raises UnplannableError."""
+    """Return the plan of a resolved job by assumed costs and lengths. Raises UnplannableError."""
     spec = job.spec
     lengths, prompts = assumed_lengths(spec)
     workload = Workload(spec, read_sizes(spec), read_shapes(spec), lengths, tuple(prompts))

@@ -1,7 +1,4 @@
-"""A failure that ends the job, with its reason, field, message and exit code.
-
-Rule: an error that a user can fix is raised as a JobError where it is detected, and printed once, on the last line.
-"""
+"""A failure that ends the job, with its reason, field, message and exit code."""
 
 from pathlib import Path
 
@@ -11,7 +8,7 @@ from rlhf_common.surrogates import escaped
 
 
 class JobError(Exception):
-    """Carries the `pb.Failure` of the job's status."""
+    """A failure of the job, in words that a user can act on; `failure` is its message for the status."""
 
     def __init__(self, reason: str, message: str, *, field: str = "", exit_code: ExitCode = ExitCode.FAILED) -> None:
         message = escaped(message)

@@ -1,7 +1,6 @@
-"""Finds unusable model folders of a job before a worker loads anything.
+"""Finds unusable model folders of a job.
 
-Rule: it reads folders on this disk. The workers that load a hub id, or a folder that only they mount, check it with the
-same function. Nothing is downloaded.
+Rule: it reads what is on this disk and downloads nothing.
 """
 
 from collections.abc import Iterator
@@ -19,9 +18,10 @@ from rlhf_coordinator.tokenizer_problems import tokenizer_problems
 
 
 def model_folder_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderError]]:
-    """Yield (field, path, error of the folder) for the models of a resolved job.
+    """Yield (field, path, error) for the models, the initial adapters and the tokenizers of a resolved job.
 
-    A folder is checked once with a head or without; the check with a head covers the one without.
+    Only absolute paths of folders on this disk are checked, except for tokenizers. A folder is checked once without a
+    head, and once with one; after the check with a head, or an error, it is not checked again.
     """
     checked: set[tuple[str, bool]] = set()
     for field, path, head in _models(spec):
@@ -39,11 +39,7 @@ def model_folder_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderE
 
 
 def check_model_folders(spec: RLHFJobSpec) -> None:
-    """Raise JobError for the first unusable folder.
-
-    A missing file is no error here, because it may be mounted only in workers, which look for it when they load the
-    model.
-    """
+    """Raise JobError for the first problem of a model folder, except that of a missing file."""
     for field, path, error in model_folder_problems(spec):
         if error.reason == MISSING:
             continue
@@ -52,7 +48,7 @@ def check_model_folders(spec: RLHFJobSpec) -> None:
 
 
 def _adapter_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderError]]:
-    """Yield the problems of the actor's initial adapters, in the form of `model_folder_problems`."""
+    """Yield the first problem of the actor's initial adapters, if any, in the form of `model_folder_problems`."""
     lora = spec.training.lora
     if lora is None or lora.adapter is None or not Path(lora.adapter).is_absolute() or not Path(lora.adapter).is_dir():
         return
@@ -66,7 +62,7 @@ def _adapter_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderError
 
 
 def _weights(folder: Path) -> WeightFiles | None:
-    """Return the weights of a folder; None where they are unreadable, which another check reports."""
+    """Return the weights of a folder; None if it is no absolute path of a folder here, or they are unreadable."""
     try:
         return read_weight_files(folder) if folder.is_absolute() and folder.is_dir() else None
     except FolderError:
@@ -74,7 +70,7 @@ def _weights(folder: Path) -> WeightFiles | None:
 
 
 def _models(spec: RLHFJobSpec) -> Iterator[tuple[str, str, bool]]:
-    """Yield (field, path, whether the head of the language model is used) for every model of a job."""
+    """Yield (field, path, whether the head of the language model is used) for every model that a manifest sets."""
     for role in ModelRole:
         source = spec.models.explicit_source(role) if role.kind is not ModelKind.REWARD else None
         if source is not None:

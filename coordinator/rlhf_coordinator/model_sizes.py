@@ -1,6 +1,6 @@
 """The sizes and shapes of a job's models, from config.json and safetensors headers.
 
-Rule: nothing is loaded; the size of a model that is not on this disk (a hub id outside the cache) is unknown, not zero.
+Rule: no weights are loaded; the size of a model that is not on this disk is None, not zero.
 """
 
 import json
@@ -20,10 +20,10 @@ from rlhf_planner.transformer_shape import TransformerShape, shape_of
 
 
 def read_sizes(spec: RLHFJobSpec) -> dict[str, ModelSize | None]:
-    """Return the size of each model that a job names: of roles, of rewards, and of the draft model.
+    """Return the size of each model that a resolved job sets: of roles, of rewards, and of the draft model.
 
-    The size is None for a folder that is not on this disk or cannot be read. A role without a model has no key. The
-    keys are the names in `rlhf_planner.device_memory`; `spec` is of a resolved job.
+    The size is None for a folder that is not on this disk or cannot be read. A role without a model of its own has no
+    key. Keys are roles, the names of `reward_model`, and DRAFT_MODEL.
     """
     sources: dict[str, ModelSource | None] = {}
     sources |= {role: spec.models.explicit_source(role) for role in ModelRole if role.kind is not ModelKind.REWARD}
@@ -36,7 +36,7 @@ def read_sizes(spec: RLHFJobSpec) -> dict[str, ModelSize | None]:
 
 
 def read_size(folder: Path) -> ModelSize | None:
-    """Return the size of a Hugging Face folder; None when it is absent or unreadable."""
+    """Return the size of the model in a Hugging Face folder; None when its files do not show it."""
     try:
         config = json.loads((folder / "config.json").read_text())
         tensors = read_weight_files(folder, whole=False).tensors
@@ -54,7 +54,7 @@ def read_size(folder: Path) -> ModelSize | None:
 
 
 def read_shapes(spec: RLHFJobSpec) -> Mapping[str, TransformerShape]:
-    """Return the shapes of the roles whose config.json is on this disk and states one."""
+    """Return role -> shape of its model, for models that the manifest sets, whose config.json here states one."""
     shapes = {}
     for role in ModelRole:
         source = spec.models.explicit_source(role)
@@ -70,14 +70,17 @@ def read_shapes(spec: RLHFJobSpec) -> Mapping[str, TransformerShape]:
 
 
 def _map_widths(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return the inputs plus outputs of each linear map, over all layers; empty where the configuration lacks them."""
+    """Return the inputs plus outputs of the linear maps of attention, and of the MLP without experts, over all layers.
+
+    Return an empty dictionary where the configuration states no shape.
+    """
     try:
         shape = shape_of(config)
     except (KeyError, TypeError, ValueError):
         return {}
     hidden, queries, keys, inner = shape.hidden, shape.queries, shape.keys, shape.intermediate
     widths = {"q_proj": hidden + queries, "k_proj": hidden + keys, "v_proj": hidden + keys, "o_proj": queries + hidden}
-    if shape.experts is None:  # experts have no adapters
+    if shape.experts is None:
         widths |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + inner)
     return {name: width * shape.layers for name, width in widths.items()}
 

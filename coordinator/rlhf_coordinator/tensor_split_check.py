@@ -1,6 +1,6 @@
-"""Checks whether models can be split as in the manifest, before a worker with several GPUs, or a rank, loads anything.
+"""Checks whether the actor and the trained models can be split as in the manifest.
 
-Rule: it reads only config.json of folders on this disk; the workers report problems of other models.
+Rule: it reads only config.json on this disk, also in the hub's cache.
 """
 
 import json
@@ -19,7 +19,10 @@ TRAINING: Final = "spec.training.parallelism"
 
 
 def tensor_split_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, int, str]]:
-    """Yield (field, its value, the reason why a model cannot be split so) of a resolved job."""
+    """Yield (field, its value, the reason why a model cannot be split so) of a resolved job.
+
+    A model whose config.json is not readable here has no known problem.
+    """
     generation, training = spec.generation.parallelism.tensor, spec.training.parallelism
     if generation > 1 and (problem := split_problem(_config(spec.models.actor.path), generation)):
         yield GENERATION, generation, problem
@@ -35,7 +38,7 @@ def tensor_split_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, int, str]]:
 
 
 def check_tensor_split(spec: RLHFJobSpec) -> None:
-    """Raise JobError when a model cannot be split."""
+    """Raise JobError for the first model that cannot be split."""
     for field, degree, problem in tensor_split_problems(spec):
         raise JobError("DoesNotFit", f"{degree}: {problem}", field=field, exit_code=ExitCode.USAGE)
 

@@ -1,7 +1,6 @@
-"""Checks whether reference and critics, which get the policy's tokens, agree on their meaning and on the chat format.
+"""Checks whether models that get the policy's tokens agree on their meaning and on the chat format.
 
-Rule: it reads folders and caches on this disk, and downloads nothing; the workers that load a model check the same. No
-torch is needed.
+Rule: it reads folders and caches on this disk, and downloads nothing.
 """
 
 import json
@@ -20,7 +19,8 @@ TEMPLATE_FILE: Final = "chat_template.jinja"
 
 
 def tokenizer_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderError]]:
-    """Yield (field, path, error) for each model whose tokenizer is unreadable or gives a policy's token another id."""
+    """Yield (field, path, error) for each model here whose tokenizer is unreadable or gives a token another id than the
+    actor's."""
     for field, path, folder, actor in _readers(spec):
         try:
             if problem := tokenizer_problem(folder, actor, _vocabulary):
@@ -30,7 +30,7 @@ def tokenizer_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderErro
 
 
 def template_warnings(spec: RLHFJobSpec) -> Iterator[tuple[str, str]]:
-    """Yield (field, sentence) for each model that reads conversations in another chat template than its own."""
+    """Yield (field, sentence) for each model here that reads conversations in another chat template than its own."""
     for field, path, folder, actor in _readers(spec) if spec.prompts.chat_template else ():
         own = _template(folder)
         if own and own != _template(actor):
@@ -38,7 +38,8 @@ def template_warnings(spec: RLHFJobSpec) -> Iterator[tuple[str, str]]:
 
 
 def tools_warnings(spec: RLHFJobSpec) -> Iterator[str]:
-    """Yield a sentence for each reward model here whose chat template does not read the tools in prompts."""
+    """Yield a sentence for each reward model here whose chat template does not mention tools; none where the job uses
+    no chat template."""
     for named in spec.models.all_rewards if spec.prompts.chat_template else ():
         source = named.reward.model
         folder = None if source is None else local_folder(source.path)
@@ -49,7 +50,10 @@ def tools_warnings(spec: RLHFJobSpec) -> Iterator[str]:
 
 
 def _readers(spec: RLHFJobSpec) -> Iterator[tuple[str, str, Path, Path]]:
-    """Yield (field, path, folder, the actor's folder) of models with their own folder that get the policy's tokens."""
+    """Yield (field, path, folder, the actor's folder) of the graph's models, except rewards and the policy.
+
+    A model that the manifest does not set, or that is not on this disk, is left out.
+    """
     actor, graph = local_folder(spec.models.actor.path), graph_of(spec)
     for role in ModelRole:
         source = None if role.kind is ModelKind.REWARD or role is graph.policy else spec.models.explicit_source(role)
@@ -71,7 +75,7 @@ def _vocabulary(folder: Path) -> Mapping[str, int]:
 
 
 def _template(folder: Path) -> Any:
-    """Return the chat template of a folder; None where it has none."""
+    """Return the chat template of a folder; None where it has none, or its file is unreadable."""
     try:
         if (folder / TEMPLATE_FILE).is_file():
             return (folder / TEMPLATE_FILE).read_text(encoding="utf-8")

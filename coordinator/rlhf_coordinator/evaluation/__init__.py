@@ -3,7 +3,6 @@
   rounds    the begin, the record and the abandonment of an evaluation; the seconds that the iteration waits for it
   figures   the result as numbers
 
-Rule: the samples of an evaluation have their own ledger (`state.evaluation_state`) and numbers that no sample of a
-batch has. Nothing here touches the ledger of the batch. `scheduling.evaluation` decides who decodes them and when.
-Leases and messages take the same path as those of the batch (`loop.sample_sets`).
+Rule: the samples of an evaluation have their own ledger (`state.evaluation_state`). Nothing here changes the ledger of
+the batch. `scheduling.evaluation` decides who decodes them and when.
 """

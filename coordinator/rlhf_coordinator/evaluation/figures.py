@@ -1,7 +1,7 @@
 """The result of an evaluation as numbers.
 
-Rule: pure. A response without a score, or that no worker could decode, is counted but is in no mean of rewards. The
-mean of an empty set is absent.
+Rule: pure. A response without a finite reward counts as a sample, but is in no mean of rewards. The mean of an empty
+set is absent.
 """
 
 import math
@@ -14,7 +14,7 @@ from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import Sample
 
 LARGEST_TABLE: Final = 9
-"""Number of powers of two among the values of k in pass@k: 1, 2, 4, ... up to 256."""
+"""Most powers of two among the values of k in pass@k: 1, 2, 4, ... up to 256."""
 
 
 def pass_at(judged: int, passed: int, k: int) -> float:
@@ -29,8 +29,8 @@ def pass_at(judged: int, passed: int, k: int) -> float:
 def evaluation_metrics(ledger: Ledger, per_prompt: int, pass_reward: float, field: str) -> dict[str, float]:
     """Return the metrics of a complete evaluation; each run of `per_prompt` samples belongs to one prompt.
 
-    `reward` is the mean over responses, `reward_best` the mean over prompts of the best response. `pass_at_K` covers
-    the prompts that have K responses with a reward.
+    `field`: the field with the reward. `reward` is the mean over responses, `reward_best` the mean over prompts of the
+    best response. `pass_at_K` covers the prompts that have at least K responses with a reward.
     """
     groups = [ledger.samples[start : start + per_prompt] for start in range(0, len(ledger.samples), per_prompt)]
     rewards = [[value for sample in group if (value := _reward(sample, field)) is not None] for group in groups]
@@ -61,7 +61,7 @@ def evaluation_metrics(ledger: Ledger, per_prompt: int, pass_reward: float, fiel
 
 
 def _table(per_prompt: int) -> Sequence[int]:
-    """Return powers of two up to the number of responses, and this number itself."""
+    """Return the first LARGEST_TABLE powers of two up to the number of responses, and this number itself, sorted."""
     powers = [2**power for power in range(LARGEST_TABLE) if 2**power <= per_prompt]
     return sorted({*powers, per_prompt})
 

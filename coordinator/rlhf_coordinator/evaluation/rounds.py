@@ -1,8 +1,6 @@
-"""The life of an evaluation: it begins with a version, and is recorded when its iteration closes, or abandoned.
+"""The life of an evaluation: it begins with a version, and is recorded or abandoned.
 
-Rule: level-triggered. Samples that an earlier coordinator journaled are reused; the others are decoded again with the
-same random keys. The record that closes the iteration contains the result; without it, the next process computes the
-result again from the samples.
+Samples that an earlier coordinator journaled are reused.
 """
 
 import logging
@@ -18,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def begin_iteration(run: JobRun) -> None:
-    """Begin the evaluation of the iteration's version where one is due."""
+    """Begin the evaluation of the iteration's version where one is due or was deferred."""
     settings, state = run.context.spec.evaluation, run.state
     if settings is None or not (
         state.evaluation.deferred or settings.due(state.iteration, run.context.spec.iterations)
@@ -28,7 +26,7 @@ def begin_iteration(run: JobRun) -> None:
 
 
 def begin(run: JobRun, version: int) -> None:
-    """Begin the evaluation of a version; one that is complete is recorded first."""
+    """Begin the evaluation of a version; an earlier one is recorded first if it is complete, and abandoned if not."""
     settings, evaluation = run.context.spec.evaluation, run.state.evaluation
     assert settings is not None
     record(run)
@@ -44,7 +42,10 @@ def begin(run: JobRun, version: int) -> None:
 
 
 def note_wait(run: JobRun, now: float) -> None:
-    """Update whether the iteration now waits for the evaluation. `now`: seconds of the monotonic clock."""
+    """Update the end of the evaluation, and the time for which the iteration waits for it.
+
+    `now`: seconds of the monotonic clock.
+    """
     evaluation = run.state.evaluation
     if evaluation.ledger is not None and not evaluation.unfinished and not evaluation.ended:
         evaluation.ended = now
@@ -78,7 +79,7 @@ def record(run: JobRun) -> EvaluationResult | None:
 
 
 def give_up(run: JobRun, version: int) -> None:
-    """Continue without the evaluation of a version that no worker has any more; the next version is evaluated
+    """Abandon the evaluation in progress, because no worker has its version; the next iteration evaluates its own
     instead."""
     _drop(run, "no worker holds these weights any more")
     run.state.evaluation.deferred = True

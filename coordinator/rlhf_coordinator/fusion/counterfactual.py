@@ -1,8 +1,6 @@
-"""The counterfactual of incremental scoring in mode Auto: the last iteration's time with and without it.
+"""The counterfactual of incremental scoring in mode Auto: an iteration's time with and without it.
 
-Rule: the next iteration scores early if that gains enough. Early scoring stays off until a whole iteration was
-observed. The simulation runs in a thread, and nothing waits for it. After a restart, the first iteration scores
-nothing early.
+Rule: the next iteration scores early if that gains enough. The simulation runs in a thread.
 """
 
 import asyncio
@@ -25,7 +23,7 @@ MODE: Final = "Auto"
 
 
 def estimate_gain(run: JobRun) -> None:
-    """Simulate the gain of early scoring in a fully scored iteration; the answer arrives later."""
+    """Start to simulate the gain of early scoring in a fully scored iteration, in mode Auto."""
     if run.context.spec.inference.incremental != MODE or not incremental_dispatch.is_possible(run.context):
         return
     trace = trace_of(run)
@@ -36,7 +34,7 @@ def estimate_gain(run: JobRun) -> None:
 def trace_of(run: JobRun) -> Trace | None:
     """Return the observed times of the iteration, in seconds from its first lease.
 
-    Return None when this process has not seen all of the iteration.
+    Return None when this process has not seen all of the iteration, or no worker that scores.
     """
     state, incremental_state = run.state, run.state.incremental
     indices = range(len(state.ledger.samples))

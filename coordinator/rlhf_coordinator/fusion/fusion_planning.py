@@ -1,11 +1,8 @@
-"""Inter-stage fusion over the life of a job: measured costs, learned lengths, and a plan for the tail of every
-iteration.
+"""Inter-stage fusion over the life of a job: measured costs, learned lengths, and plans for the tails of iterations.
 
-    measure (Auto, once per job) -> store costs with the job -> all is scored: learn, choose for the next iteration
+    measure (Auto) -> store costs with the job -> all is scored: learn, choose for the next iteration
 
-In mode Auto a simulation in a thread chooses the plan. An iteration without a plan fuses nothing, and nothing waits for
-one. An error in measuring or choosing turns fusion off. After a restart, the costs come from the journal's facts, and
-the next plan is computed again.
+In mode Auto a simulation in a thread chooses the plan. A failed measurement or simulation turns fusion off.
 """
 
 import asyncio
@@ -35,7 +32,7 @@ from rlhf_planner.inter_stage.forecast import IterationSetup
 log = logging.getLogger(__name__)
 
 BALANCE_INTERVAL_SECONDS: Final = 0.25
-"""Seconds between two checks of how evenly samples are spread."""
+"""Least seconds from the end of a tick that may balance to the next one."""
 MEASUREMENTS_PER_COORDINATOR: Final = 1 << 20
 """Measurement ids per coordinator; the first one is the coordinator's epoch times this, plus 1."""
 
@@ -69,7 +66,8 @@ def disable_fusion(run: JobRun, why: str) -> None:
 
 
 def adopt_costs(run: JobRun) -> None:
-    """Use the measured costs from here on; all ready workers have measured."""
+    """Use the measured costs from here on, store them, and plan the iteration in progress; turn fusion off if they are
+    invalid."""
     fusion, results = run.state.fusion, run.state.fusion.results
     generation = [result.generation for (_, role), result in results.items() if role == Group.GENERATION]
     scoring = [result.scoring for (_, role), result in results.items() if role == Group.INFERENCE]
@@ -123,7 +121,7 @@ def _medians(measured: list[list[pb.StepCost]]) -> list[StepTime]:
 
 
 def begin_iteration(run: JobRun) -> None:
-    """Plan the tail of an iteration that begins, or of the one in progress when the costs have arrived."""
+    """Reset fusion for the iteration in progress, and plan its tail, if it may consolidate and has open responses."""
     fusion, settings = run.state.fusion, run.context.spec.fusion.inter_stage
     ahead = fusion.planned
     fusion.begin_iteration()
@@ -144,7 +142,7 @@ def begin_iteration(run: JobRun) -> None:
 def plan_next_iteration(run: JobRun) -> None:
     """Learn from a fully scored iteration.
 
-    While training runs, plan the tail of the next iteration, and whether it scores incrementally.
+    In mode Auto, start to plan the tail of the next iteration, and whether it scores incrementally.
     """
     learning.learn(run)
     if run.scheduled.consolidation.possible and run.state.fusion.learned is not None:
@@ -190,9 +188,9 @@ def _adopt(run: JobRun, choice: FusionChoice) -> None:
 
 
 def track_consolidation(run: JobRun, before: Consolidation) -> None:
-    """Record when the tail consolidates and when that ends, by comparison with the decision `before`.
+    """Record when the tail consolidates and when that ends, by comparison with the state `before`.
 
-    Plan the next iteration as soon as this one is scored.
+    Plan the next iteration once this one is scored, and set the time of the next balancing.
     """
     state, fusion, now = run.state, run.state.fusion, time.monotonic()
     if fusion.learned is None and state.ledger.all_scored:

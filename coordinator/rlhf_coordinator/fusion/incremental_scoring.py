@@ -1,7 +1,6 @@
 """Carries out incremental scoring: sends prefixes, stores the results, counts.
 
-Rule: nothing here changes the ledger or the journal. The prefixes of a worker that is lost, or does not answer, are
-lost with it: its samples start again elsewhere, or are scored as a whole when they are finished.
+Rule: nothing here changes the ledger or the journal.
 """
 
 import logging
@@ -43,7 +42,7 @@ def request_prefixes(run: JobRun, decision: ScorePrefix) -> None:
 
 
 def prefix_scored(run: JobRun, worker: str, message: pb.ScoredPrefix) -> None:
-    """Record that a worker has scored a sample as far as it can."""
+    """Record that a worker has scored a sample of the iteration as far as it can, and which prefixes it dropped."""
     incremental_state, index = run.state.incremental, message.key.sample
     if message.key.iteration != run.state.iteration:
         return
@@ -72,13 +71,13 @@ def decoding_started(run: JobRun, index: int) -> None:
 
 
 def response_finished(run: JobRun, index: int) -> None:
-    """Record that a response is complete: early scoring of it ends, and its prefix stays for its Score."""
+    """Record when a response was complete; a requested prefix of it is not awaited any more."""
     run.state.incremental.asked.pop(index, None)
     run.state.incremental.finished[index] = time.monotonic()
 
 
 def scoring_assigned(run: JobRun, index: int, worker: str, tasks: tuple[str, ...]) -> None:
-    """Record that a finished sample's tasks went to a worker: a prefix on another worker is lost."""
+    """Record that a finished sample's tasks went to a worker; forget its prefix, which counts as dropped elsewhere."""
     incremental_state = run.state.incremental
     incremental_state.joined.setdefault(worker, time.monotonic())
     if index in incremental_state.prefixes and not set(tasks).isdisjoint(incremental_tasks(run.context.tasks)):
@@ -86,7 +85,7 @@ def scoring_assigned(run: JobRun, index: int, worker: str, tasks: tuple[str, ...
 
 
 def score_taken(run: JobRun, message: pb.ScoredSample) -> None:
-    """Record when a sample has all its scores, and count the tokens that were scored before its response ended."""
+    """Record when a sample has all its scores; count the tokens of an incremental task, and those scored early."""
     if run.state.ledger.samples[message.key.sample].state is SampleState.SCORED:
         run.state.incremental.scored[message.key.sample] = time.monotonic()
         run.state.incremental.last_tasks[message.task] += 1
@@ -97,14 +96,14 @@ def score_taken(run: JobRun, message: pb.ScoredSample) -> None:
 
 
 def observe(run: JobRun, observation: pb.Observation) -> None:
-    """Record a worker's pass: the tokens of a task and the seconds that they took."""
+    """Record a worker's scoring pass in this iteration: the tokens of a task and the seconds that they took."""
     if observation.WhichOneof("work") == "scoring" and observation.iteration == run.state.iteration:
         line = run.state.incremental.passes.setdefault(observation.scoring.task, PassSums())
         line.add(observation.scoring.tokens, (observation.end_ns - observation.start_ns) / 1e9)
 
 
 def worker_lost(run: JobRun, worker: str) -> None:
-    """Forget the prefixes on a worker."""
+    """Forget the prefixes on a worker, which count as dropped, and its requests and limits."""
     incremental_state = run.state.incremental
     before = len(incremental_state.prefixes)
     incremental_state.prefixes = {
@@ -117,7 +116,7 @@ def worker_lost(run: JobRun, worker: str) -> None:
 
 
 def prefix_refused(run: JobRun, worker: str, failure: pb.Failure) -> None:
-    """Ask a worker for no more prefixes in this iteration, because it could not begin one."""
+    """Forget the prefixes on a worker that failed, and ask it for no more in this iteration while it is not lost."""
     log.warning("%s could not score unfinished samples: %s", worker, failure.message)
     worker_lost(run, worker)
     run.state.incremental.full[worker] = 0

@@ -1,8 +1,7 @@
 """Learning of inter-stage fusion from an iteration: response lengths, and the costs of work.
 
-Rule: learning starts as soon as the whole iteration is scored, so that the next one is planned while training runs.
-Costs follow measured work, with the number of steps, rows or tokens that it covers, and never a simulation, whose error
-would become a cost. After a restart, lengths are read from the stored segments, and costs from the journal's facts.
+Rule: costs follow measured work, with the number of steps, rows or tokens that it covers. After a restart, lengths are
+read from the stored segments, and costs from the journal's facts.
 """
 
 import logging
@@ -36,9 +35,9 @@ log = logging.getLogger(__name__)
 
 
 def restore_learned(run: JobRun, written: dict[str, Any]) -> None:
-    """Restore the stored costs, and the lengths of iterations whose segments still exist.
+    """Restore the stored costs, and the lengths of the last WINDOW iterations whose segments still exist.
 
-    `written` is the entry JOB_KEY of the journal's facts.
+    `written` is the entry JOB_KEY of the journal's facts. Nothing is restored where inter-stage fusion is disabled.
     """
     fusion = run.state.fusion
     if run.context.spec.fusion.inter_stage.mode == "Disabled":
@@ -85,7 +84,8 @@ def iteration_setup(run: JobRun, prompts: Sequence[int], lines: Sequence[int]) -
 def learn(run: JobRun) -> None:
     """Learn lengths and costs from a fully scored iteration; a second call does nothing.
 
-    Where fusion is possible, the state gets metrics of the prediction and of a simulation with the observed lengths.
+    Where fusion is possible, the state gets metrics of the prediction, and, with measured costs, of a simulation with
+    the observed lengths. Costs are learned only there.
     """
     state, fusion = run.state, run.state.fusion
     if fusion.learned is not None:
@@ -147,7 +147,7 @@ def expected_drafts(run: JobRun) -> SpeculationForecast:
 
 
 def store_costs(run: JobRun) -> None:
-    """Write the current costs into the job's facts, where `restore_learned` and `rlhf plan` read them."""
+    """Write the current costs into the job's facts, where `restore_learned` reads them."""
     run.journal.write_job(run.journal.job() | {JOB_KEY: {"costs": run.state.fusion.costs.document()}})
 
 
@@ -177,7 +177,7 @@ def observe(run: JobRun, name: str, observation: pb.Observation) -> None:
 
 
 def _take_decoded(run: JobRun, interval: WorkInterval, observation: pb.Observation) -> None:
-    """Record decode steps: plain steps give the cost, all steps give the effect of drafts and this worker's speed."""
+    """Record decode steps: plain steps give the cost, all steps give the effect of drafts and this worker's pace."""
     fusion, decode = run.state.fusion, observation.decode
     if not decode.rows_per_step:
         return
@@ -197,10 +197,7 @@ def _take_decoded(run: JobRun, interval: WorkInterval, observation: pb.Observati
 def with_contention(
     decoded: Iterable[tuple[WorkInterval, ObservedWork]], scored: Iterable[WorkInterval]
 ) -> Iterator[ObservedWork]:
-    """Yield the decoded work, each with the share of its interval in which another generation worker scored.
-
-    A worker does one thing at a time, so the other worker is never itself.
-    """
+    """Yield the decoded work, each with the share of its interval that the `scored` intervals cover."""
     starts, ends, before = [0], [0], [0]
     for _, start, end in sorted(scored, key=lambda interval: interval.start_ns):
         if start > ends[-1]:
@@ -225,13 +222,12 @@ def observe_migration(run: JobRun, pending: PendingCommand, samples: Sequence[pb
 
 
 def observe_withdrawal(run: JobRun, pending: PendingCommand) -> None:
-    """Record the answer to a Withdraw. A worker acts on that command at once, so the answer shows the latency of a
-    command."""
+    """Record the time to the answer to a Withdraw as the latency of a command."""
     run.state.fusion.observed.append(ObservedWork("command", 1, 1, 1, time.monotonic() - pending.sent))
 
 
 def transfer_work(samples: Sequence[pb.MigratedSample], bytes_per_token: float, seconds: float) -> list[ObservedWork]:
-    """Return the work of one Migrate: these samples reached their destination after `seconds`."""
+    """Return the work of one Migrate: these samples reached their destination after `seconds`; empty without any."""
     if not samples or bytes_per_token <= 0:
         return []
     count, paused = len(samples), sum(item.paused_seconds for item in samples)
@@ -273,7 +269,7 @@ def rebuild_work(observation: pb.Observation) -> ObservedWork:
 
 
 def scoring_work(context: JobContext, observation: pb.Observation) -> ObservedWork:
-    """Return one task's pass in the unit of the cost model, where a pass covers every task that a model does."""
+    """Return one task's pass in the unit of the cost model, where a pass covers all tasks that are no calls."""
     tasks = len(context.tasks) - len(context.calls)
     scoring = observation.scoring
     tokens_per_sample = scoring.tokens / max(1, scoring.samples)

@@ -1,9 +1,8 @@
 """The measured and the predicted gain of moves that balance workers: metrics, and a span for each measured move.
 
-Rule: the measured time runs from the move until the last sample of the two workers is finished, on any worker. The gain
-compares it with the time that the two workers would have taken without the move, from their learned throughput and the
-observed lengths. Later moves count in, because a sample may move again. A move with a sample that was not finished in
-this iteration is not measured. After a restart, the moves of the iteration are forgotten.
+Rule: the measured time runs from the decision until the last sample that the two workers decoded then is finished, on
+any worker. The gain compares it with the time that the two workers would have taken without the move, from their
+learned throughput and the observed lengths. A move with a sample that was not seen to finish is not measured.
 """
 
 import time
@@ -27,7 +26,7 @@ class MeasuredReallocation(NamedTuple):
 
 
 def note(run: JobRun, decision: d.NoteReallocation) -> None:
-    """Record the destination of samples and the predicted gain."""
+    """Record the destination of samples, and the data for measuring the gain later."""
     state, fusion, reallocation = run.state, run.state.fusion, decision.reallocation
     first = reallocation.moves[0]
     sample_lengths = tuple(_decoding_samples(run, name) for name in (first.source, first.destination))

@@ -1,8 +1,6 @@
 """Moves of samples from worker to worker: the commands, and the ledger's changes when they are answered.
 
-Rule: the pending command contains the request, so an answer is judged from that and the ledger. If a worker reports a
-sample under an attempt that is not in force, the coordinator withdraws it from the worker. This covers a lost receipt
-and a source that died after the hand-over, so two workers do not decode a sample for long.
+Rule: the pending command contains the request, so an answer is judged from that and the ledger.
 """
 
 import logging
@@ -25,7 +23,7 @@ from rlhf_coordinator.storage.sample_codec import key_message
 log = logging.getLogger(__name__)
 
 MIGRATE_SECONDS: Final = 30.0
-"""Time-out of one Migrate in seconds; after it, the source continues."""
+"""Time-out of one Migrate in seconds."""
 
 
 def migrate(run: JobRun, decision: d.Migrate) -> None:
@@ -68,8 +66,7 @@ def withdraw(run: JobRun, decision: d.Withdraw) -> None:
 def reclaim_fenced(run: JobRun, worker: str, key: pb.SampleKey) -> None:
     """Let a worker drop a sample that it decodes under an old lease.
 
-    Do nothing while the worker waits for the destination's receipt: it has paused the sample, and will soon learn where
-    the sample is. If it dropped the sample now, it would answer that the sample did not move.
+    Do nothing while a pending command of the worker lets the sample leave under this attempt.
     """
     left = (key.iteration, key.sample, key.attempt)
     pending = run.state.fleet.workers[worker].pending.values()
@@ -80,7 +77,7 @@ def reclaim_fenced(run: JobRun, worker: str, key: pb.SampleKey) -> None:
 
 
 def take_answer(run: JobRun, worker: str, pending: PendingCommand, message: pb.CommandDone) -> None:
-    """Process the answer to a Migrate or a Withdraw. Raises ValueError for an invalid answer."""
+    """Process the answer to a Migrate or a Withdraw, or its failure. Raises ValueError for an invalid answer."""
     if message.HasField("failure"):
         log.warning("%s could not %s: %s", worker, pending.detail, message.failure.message)
         run.event("migration-failed", f"{worker} could not {pending.detail}: {message.failure.message}", worker=worker)
@@ -140,7 +137,7 @@ def _withdrawn(run: JobRun, pending: PendingCommand, result: pb.WithdrawResult) 
 
 
 def _current(run: JobRun, pending: PendingCommand) -> list[LeavingSample]:
-    """Return the samples of the iteration in progress; the ledger of an earlier one is gone."""
+    """Return the leaving samples of the iteration in progress."""
     return [item for item in pending.leaving if item.iteration == run.state.iteration]
 
 

@@ -1,8 +1,6 @@
-"""Tasks that run beside the loop: simulations in threads, searches in child processes, files to complete.
+"""Tasks that run beside the loop, for example simulations in threads, searches in child processes, files to complete.
 
-It owns the tasks of one job from their start until they end or are cancelled with the job.
-Rule: a task changes the state only on the event loop's thread. A task that fails is logged by its name; its creator
-catches the expected errors.
+Rule: an exception that a task does not catch is logged with the task's name.
 """
 
 import asyncio
@@ -21,7 +19,7 @@ class BackgroundTasks:
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the running tasks, sorted."""
+        """The names of the running tasks, sorted."""
         return sorted(task.get_name() for task in self._tasks)
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
@@ -31,7 +29,7 @@ class BackgroundTasks:
         task.add_done_callback(self._ended)
 
     async def cancel_all(self) -> None:
-        """Cancel every task and wait until all have ended."""
+        """Cancel every running task and wait until they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

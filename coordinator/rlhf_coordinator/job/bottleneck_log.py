@@ -1,6 +1,6 @@
-"""The last iterations, and the time of the next bottleneck log.
+"""The profiles of the last iterations, and the time of the next bottleneck log.
 
-Rule: plain data, lost with the process. `bottlenecks` changes it.
+Rule: plain data, lost with the process.
 """
 
 import time
@@ -11,9 +11,9 @@ from typing import Final
 from rlhf_planner.explain.iteration_profile import IterationProfile
 
 EVERY_SECONDS: Final = 30.0
-"""Least interval between two logs, in seconds, because people read them."""
+"""Least interval between two logs, in seconds."""
 KEPT: Final = 4
-"""Number of iterations: enough for a mean, and little memory."""
+"""Most stored iterations."""
 
 
 @dataclass

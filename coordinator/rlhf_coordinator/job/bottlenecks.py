@@ -1,7 +1,7 @@
-"""Logs why iterations take as long as they do, for `rlhf describe` and `rlhf explain`.
+"""Logs why iterations take as long as they do.
 
-Rule: the replay runs in a thread, at most every EVERY_SECONDS and for a twentieth of the time, and nothing waits for
-it. It logs at most SHOWN lines. A failure is logged as that of a background task.
+Rule: the search runs in a thread, and rests at least EVERY_SECONDS and IDLE_TIMES its duration. It logs at most SHOWN
+lines each time.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from rlhf_planner.explain.ranking import SHOWN, explain
 log = logging.getLogger(__name__)
 
 IDLE_TIMES: Final = 20.0
-"""Least ratio of the pause to the duration of the replays."""
+"""Least ratio of the pause after a search to its duration."""
 
 
 def log_bottlenecks(
@@ -29,7 +29,7 @@ def log_bottlenecks(
     """
     bottlenecks.facts.append(facts)
     if now >= bottlenecks.next_at:
-        bottlenecks.next_at = float("inf")  # one replay at a time
+        bottlenecks.next_at = float("inf")  # one search at a time
         background.start("losses", _log(bottlenecks, list(bottlenecks.facts)))
 
 

@@ -1,7 +1,4 @@
-"""Sends a command to a worker; it is pending until it is answered or the worker's session ends.
-
-Rule: every command but Exit is sent from here, so that the pending commands of a worker are always known.
-"""
+"""Sends a command to a worker, and records it as pending."""
 
 import time
 
@@ -11,7 +8,7 @@ from rlhf_coordinator.state.worker import PendingCommand
 
 
 def send(run: JobRun, worker: str, command: pb.Command, pending: PendingCommand) -> None:
-    """Number the command and queue it; the scheduler asks a disconnected worker again when it returns."""
+    """Number the command, record it as pending now, and queue it; without a session the message is dropped."""
     command.id = next(run.command_ids)
     receiver = run.state.fleet.workers[worker]
     pending.sent = receiver.last_progress = time.monotonic()

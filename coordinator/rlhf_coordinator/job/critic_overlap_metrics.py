@@ -1,6 +1,6 @@
 """The choice of an iteration about its critics, where the job chooses (spec.training.criticOverlap Auto).
 
-Rule: read only. A gain that was not predicted is absent.
+Rule: read only.
 """
 
 from rlhf_coordinator.job.job_run import JobRun
@@ -8,9 +8,9 @@ from rlhf_coordinator.scheduling import training_overlap
 
 
 def critic_overlap_metrics(run: JobRun) -> dict[str, float]:
-    """Return whether the iteration trains its critics beside the next decoding, and the predicted gain in seconds.
+    """Return whether the iteration chose to train its critics separately, and the predicted gain in seconds, if any.
 
-    The result is empty where nothing is chosen.
+    The result is empty where the mode is not Auto.
     """
     state = run.state.critic_overlap
     if not training_overlap.may_choose(run.context):

@@ -1,11 +1,10 @@
 """The GPU time of a job: seconds of computation by group, and idle seconds by group and cause.
 
-For each worker and each time between heartbeats, the reported compute time is busy, and the rest is idle. A worker does
-not report when it was idle. The computation is assigned to phases in which the worker's group has work, so the rest
-falls into phases in which it waits for others.
-Rule: `attribute` is pure; moments are arguments, in seconds of one monotonic clock. Busy and idle add up to the time
-between heartbeats, times the worker's GPUs. The time before a session's first heartbeat is in neither, because nothing
-is known about it.
+For each worker and each time between heartbeats, the reported compute time without device turns is busy, and the rest
+is idle. A worker does not report when it was idle. The computation is assigned first to phases in which the worker's
+group may have work.
+Rule: moments are arguments, in seconds of one monotonic clock. Busy and idle add up to the time between heartbeats,
+times the worker's GPUs.
 """
 
 from collections import deque
@@ -16,7 +15,7 @@ from typing import Final, NamedTuple
 from rlhf_common.names import Group
 
 SEGMENTS: Final = 256
-"""Number of stored phases."""
+"""Most stored phases."""
 _WORK: Final = {
     Group.GENERATION: frozenset({"Starting", "Generating", "Scoring", "Publishing", "Recovering"}),
     Group.INFERENCE: frozenset({"Starting", "Generating", "Scoring", "Publishing", "Recovering"}),
@@ -45,7 +44,7 @@ class Segment(NamedTuple):
 
 
 def attribute(segments: Iterable[Segment], busy: float) -> dict[str, float]:
-    """Return cause -> idle seconds. `busy` seconds of computation fill the segments with work first."""
+    """Return cause -> idle seconds. `busy` seconds of computation fill the segments with `works` first."""
     idle: dict[str, float] = {}
     for segment in sorted(segments, key=lambda segment: not segment.works):
         computed = min(busy, segment.seconds)
@@ -56,7 +55,7 @@ def attribute(segments: Iterable[Segment], busy: float) -> dict[str, float]:
 
 
 def cause_of(phase: str, group: Group, *, tail: bool) -> str:
-    """Return why a GPU of a group idles in a phase. `tail`: no sample is queued for decoding."""
+    """Return why a GPU of a group idles in a phase. `tail`: no sample is queued for decoding any more."""
     if phase != "Generating":
         return _CAUSES.get(phase, "no_work")
     if tail:
@@ -74,7 +73,7 @@ class GpuTime:
     _phases: deque[tuple[float, str]] = field(default_factory=lambda: deque([(0.0, "Starting")], maxlen=SEGMENTS))
     """(when it began, phase), oldest first."""
     _turns: dict[str, float] = field(default_factory=dict)
-    """Worker -> seconds of device turns since its last heartbeat; heartbeats report them as compute time."""
+    """Worker -> seconds of device turns since its last recorded heartbeat, which also counts them as compute time."""
 
     def enter(self, phase: str, now: float) -> None:
         """Begin another phase."""
@@ -96,7 +95,7 @@ class GpuTime:
         ranks: bool,
         tail: bool,
     ) -> None:
-        """Record a heartbeat: since the last one, a worker computed for `computed` seconds.
+        """Record a heartbeat: between the moments `since` and `now`, a worker computed for `computed` seconds.
 
         `ranks`: workers of this group also run the training ranks. `tail`: no sample is queued for decoding.
         """

@@ -1,8 +1,6 @@
-"""Histograms of every sample, step and iteration of a job, for percentiles.
+"""Histograms of samples, steps and iterations of a job, for percentiles.
 
-Rule: the input is results, typed observations and the coordinator's own clock, never spans. The exemplar of a value
-names the worker, the iteration and the sample on which it was measured, if they are single. Only a scrape reads the
-histograms. With spec.metrics Disabled nothing is recorded.
+Rule: the exemplar of a value names the worker, the iteration and the sample on which it was measured, as far as given.
 """
 
 from typing import Final
@@ -46,7 +44,7 @@ class JobHistograms:
         worker: str = "",
         sample: int | None = None,
     ) -> None:
-        """Add one value of a metric with these labels and its exemplar."""
+        """Add one value of a metric with these labels and its exemplar; nothing when metrics are disabled."""
         series = self._all.get(metric.name)
         if series is None:
             return

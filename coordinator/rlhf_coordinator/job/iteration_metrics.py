@@ -1,8 +1,7 @@
 """The metrics of an iteration, for metrics.jsonl, trackers, Prometheus, status and journal.
 
-It collects the metrics of a closed iteration, also those of its neighbours (`staleness_metrics`, `speculation_metrics`,
-`critic_overlap_metrics`) and those that `fusion.learning` computes while it learns. A mechanism counts in the state;
-this module turns the counts into the numbers that people see.
+It collects the metrics of a closed iteration, also those of `staleness_metrics`, `speculation_metrics` and
+`critic_overlap_metrics`, and those that `fusion.learning` computes while it learns.
 Rule: it changes only the times of the phase in progress. A missing reward is absent. A value that is infinite or NaN is
 absent under its own name, and `nonfinite/<name>` is 1 in its place.
 """
@@ -37,15 +36,15 @@ PHASE_METRICS: Final = {
     "Recovering": "seconds/recovery",
 }
 CRITIC_ONLY: Final = "train/critic_only"
-"""Metric of a rank: 1 while the policy is frozen during its critics' warm-up."""
+"""Metric of a rank: not 0 where only critics were trained."""
 CRITICS_SECONDS: Final = "critic_overlap_seconds"
-"""Metric of a rank: seconds of critic training, where it came after the publication of the policy."""
+"""Metric of a rank: seconds of critic training, where it was separate from that of the policy."""
 FUSED_PHASES: Final = ("Generating", "Scoring")
-"""Phases that inter-stage fusion shortens."""
+"""Phases of decoding and scoring."""
 
 
 def iteration_metrics(run: JobRun, now: float) -> dict[str, float]:
-    """Return the metrics of the iteration that ends at the moment `now`, by name."""
+    """Return the finite metrics of the iteration that ends at the moment `now`, by name (`finite_metrics`)."""
     run.times.enter(run.times.phase, now)
     metrics = {
         **batch_metrics(run.state.ledger, run.context.graph),
@@ -73,7 +72,7 @@ def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def time_metrics(run: JobRun, now: float) -> dict[str, float]:
-    """Return seconds by phase, rates per second, and counts of moved samples."""
+    """Return seconds by phase and stage, rates per second, and counts of returned, moved and retried samples."""
     ledger, times = run.state.ledger, run.times
     seconds = max(1e-9, now - times.start)
     metrics = {
@@ -94,7 +93,10 @@ def time_metrics(run: JobRun, now: float) -> dict[str, float]:
 
 
 def idle_share(run: JobRun, worker: str) -> float:
-    """Return the share, 0..1, of generation and inference so far in which a worker neither decoded nor scored."""
+    """Return the share, 0..1, of the recorded Generating and Scoring time in which a worker neither decoded nor scored.
+
+    The phase in progress is not recorded yet; before any is, the share is 0.
+    """
     elapsed = sum(run.times.seconds.get(phase, 0.0) for phase in FUSED_PHASES)
     busy = sum(run.state.fusion.busy.get(worker, {}).values())
     return min(1.0, max(0.0, 1 - busy / elapsed)) if elapsed else 0.0
@@ -104,7 +106,7 @@ def idle_share(run: JobRun, worker: str) -> float:
 
 
 def batch_metrics(ledger: Ledger, graph: Graph) -> dict[str, float]:
-    """Return reward statistics, response lengths in tokens, and the divergence from the reference.
+    """Return counts of samples, reward statistics, response lengths in tokens, and the divergence from the reference.
 
     Greedy baselines count among the tokens, not in the rewards or the lengths.
     """
@@ -127,6 +129,7 @@ def reward_statistics(ledger: Ledger, graph: Graph) -> dict[str, float]:
     """Return mean and deviation of each reward and cost, and the range of the first.
 
     All cover the same samples: those that were not cut off, are no greedy baselines, and have every reward and cost.
+    The result is empty without such samples.
     """
     fields = graph.reward_fields
     judged = [sample for sample in ledger.trainable if all(field in sample.fields for field in fields)]
@@ -143,8 +146,8 @@ def reward_statistics(ledger: Ledger, graph: Graph) -> dict[str, float]:
 def rewards_by_name(ledger: Ledger, graph: Graph) -> dict[str, float]:
     """Return mean, deviation, minimum and maximum of each of several rewards, over the samples that have it.
 
-    The result also has the number of abstentions and the means of each reward's extra values. A single reward of a role
-    has the name of its task.
+    The result also has the number of abstentions of each of several rewards, and the means of every reward's extra
+    values. A single reward of a role has the name of its task.
     """
     metrics: dict[str, float] = {}
     for task in graph.tasks:
@@ -180,11 +183,10 @@ def refill_metrics(ledger: Ledger) -> dict[str, float]:
 
 
 def divergence(ledger: Ledger, graph: Graph) -> dict[str, float]:
-    """Return the divergence from the reference, in nats.
+    """Return the divergence from the first compared policy, in nats.
 
-    `kl` is log p - log q summed over a response, averaged over responses; klTarget is compared with it. `kl_per_token`
-    is its mean over tokens. Abstained samples are not trained on and have none. The result is empty without any
-    divergence, and where the policy sampled nothing.
+    `kl` is log p - log q summed over a response, averaged over responses. `kl_per_token` is its mean over tokens.
+    Abstained samples are left out. The result is empty without any divergence, and where the job generates nothing.
     """
     if not graph.generates:
         return {}
@@ -208,8 +210,8 @@ def _scalar(value: bytes) -> float:
 def given_metrics(run: JobRun) -> dict[str, float]:
     """Return metrics of the prompt file and of trackers.
 
-    These are the loss of the first trained model where the file contains the responses, in place of a reward; the
-    number of overlong prompts left out; the passes over each of several sources; and the number of lost service
+    These are the loss of the policy where the job generates nothing; with overlong Filter, the number of overlong
+    prompts left out; the passes over each named source; and, where the manifest names trackers, the number of lost
     trackers.
     """
     metrics, graph = {}, run.context.graph
@@ -229,7 +231,7 @@ def given_metrics(run: JobRun) -> dict[str, float]:
 
 
 def training_rows(training: Mapping[str, float]) -> dict[str, float]:
-    """Return the training metrics of an iteration by their public names."""
+    """Return the training metrics of an iteration by their public names, and the total of skipped steps, if known."""
     rows = {f"training/{name}": value for name, value in training.items()}
     if (skipped := training.get("train/nonfinite_steps_total")) is not None:
         rows["nonfinite_steps"] = skipped
@@ -237,7 +239,8 @@ def training_rows(training: Mapping[str, float]) -> dict[str, float]:
 
 
 def training_metrics(run: JobRun, iteration: int) -> dict[str, float]:
-    """Return the ranks' measurements of an iteration's training, and the index of its schedule in METHODS."""
+    """Return the ranks' measurements of an iteration's training, the index of the schedule in METHODS, and its
+    prediction for a step, if it applies."""
     schedule = run.state.schedule
     metrics = _merged(run.state.fleet.ranks(), iteration)
     metrics["schedule"] = float(METHODS.index(schedule.method))
@@ -286,7 +289,10 @@ def skipped_steps(training: Mapping[str, float], iteration: int) -> str:
 
 
 def fusion_metrics(run: JobRun) -> dict[str, float]:
-    """Return the metrics of inter-stage fusion: its actions, the learned values, and the idle shares of the groups."""
+    """Return the metrics of inter-stage fusion: the learned values, the idle shares of the groups, and its actions.
+
+    Without a possible consolidation its actions are absent.
+    """
     state, fusion, moved = run.state, run.state.fusion, run.state.fusion.moved
     metrics = dict(fusion.learned or {})
     for group in (Group.GENERATION, Group.INFERENCE):

@@ -1,7 +1,7 @@
 """The profile of the iteration that ends: measurements of its samples, steps, tasks and phases, for findings.
 
-Rule: computed from existing state, which does not change. The columns of samples are absent for an iteration that this
-process did not see whole, that has too many samples, or that left samples out. With spec.metrics Disabled nothing is
+Rule: computed from existing state. The columns of samples are absent for an iteration that this process did not see
+whole, that has too many samples, or where samples failed or were cut off. With spec.metrics Disabled nothing is
 recorded.
 """
 
@@ -31,13 +31,16 @@ log = logging.getLogger(__name__)
 DIGITS: Final = 4
 """Decimal places of moments in seconds: a tenth of a millisecond."""
 STARTING: Final = "Starting"
-"""The phase before workers are ready, which is no part of an iteration's work."""
+"""The phase that a profile leaves out."""
 TRAINING: Final = ("bubble_share", "bubble_seconds", "step_seconds", "predicted_step_seconds")
-"""Metrics of the ranks that findings read."""
+"""Training metrics in a profile, without their prefix."""
 
 
 def record_facts(run: JobRun, metrics: Mapping[str, float]) -> None:
-    """Give the profile of the closed iteration to the trackers and the bottleneck log. `metrics`: its metrics."""
+    """Give the profile of the closed iteration to the trackers and the bottleneck log; log one that is invalid.
+
+    `metrics`: metrics of the iteration.
+    """
     if run.context.spec.metrics == "Disabled":
         return
     try:
@@ -117,7 +120,10 @@ def _samples(run: JobRun) -> SampleFacts | None:
 
 
 def _steps(run: JobRun) -> list[StepFacts]:
-    """Return sums of decode steps by worker, batch size in powers of two, and whether drafts were verified."""
+    """Return decode steps grouped by worker, batch size in powers of two, and whether drafts were verified.
+
+    At most MAX_STEPS groups are returned.
+    """
     sums: dict[tuple[str, int, bool], list[float]] = {}
     for interval, stretch in run.state.fusion.stretches:
         if stretch.steps <= 0 or stretch.rows <= 0:

@@ -1,7 +1,6 @@
 """The time of an iteration, divided into stages.
 
-Rule: pure. Each phase belongs to one stage, and time outside the phases of this process is `other`, so the stages add
-up to the whole.
+Rule: pure. Each phase belongs to one stage; the rest of the time is `other`.
 """
 
 from collections.abc import Mapping
@@ -22,8 +21,8 @@ STAGE_OF_PHASE: Final = {
 
 
 def stage_seconds(phases: Mapping[str, float], total: float | None = None) -> dict[str, float]:
-    """Return the seconds of every stage. `phases`: seconds by phase; `total`: seconds of all stages, by default their
-    sum."""
+    """Return the seconds of every stage. `phases`: seconds by phase; `total`: seconds up to which `other` fills the
+    sum, by default none."""
     seconds = dict.fromkeys(STAGES, 0.0)
     for phase, spent in phases.items():
         seconds[STAGE_OF_PHASE.get(phase, "other")] += spent
@@ -34,10 +33,7 @@ def stage_seconds(phases: Mapping[str, float], total: float | None = None) -> di
 
 @dataclass(frozen=True)
 class PhaseTotals:
-    """Seconds by phase since this process started.
-
-    The object is replaced as a whole, so a scrape reads one consistent moment, and its counts never fall.
-    """
+    """Seconds by phase since this process started, as of one moment."""
 
     phase: str = "Starting"
     since: float = 0.0

@@ -18,15 +18,12 @@ class IterationTimes:
     seconds: dict[str, float] = field(default_factory=dict)
     """Phase -> seconds."""
     control_seconds: dict[str, float] = field(default_factory=dict)
-    """Phase -> seconds between the message that ended it and the commands that began the next one.
-
-    This is the coordinator's own share of an iteration's critical path.
-    """
+    """Phase -> seconds from the first undecided change to the entry into the next phase in the same tick."""
     turn_seconds: dict[str, float] = field(default_factory=dict)
-    """Worker -> seconds in which its device changed between training and the other roles."""
+    """Worker -> seconds of its offloads and onloads."""
 
     def enter(self, phase: str, now: float) -> float:
-        """Begin another phase; return the seconds of the one before since it was entered."""
+        """Begin another phase, or the same one again; return the seconds since the last call or the phase's start."""
         spent = now - self.phase_start
         self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + spent
         self.phase, self.phase_start = phase, now
@@ -42,7 +39,7 @@ class IterationTimes:
         self.control_seconds[phase] = self.control_seconds.get(phase, 0.0) + seconds
 
     def observe(self, worker: str, observation: pb.Observation) -> None:
-        """Record that a worker's device changed between roles: a role was offloaded or onloaded."""
+        """Add the seconds of an offload or onload; ignore other observations."""
         if observation.WhichOneof("work") in ("offload", "onload"):
             seconds = (observation.end_ns - observation.start_ns) / 1e9
             self.turn_seconds[worker] = self.turn_seconds.get(worker, 0.0) + seconds

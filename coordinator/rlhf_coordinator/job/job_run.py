@@ -1,8 +1,4 @@
-"""One running job: its mutable parts, for the modules that change them.
-
-Rule: `event_handlers` changes it on messages of workers, `actions` on decisions, and background tasks on their results,
-on the event loop's thread. It decides nothing; its few methods wake the loop and record.
-"""
+"""One running job: its mutable parts, for the modules that change them."""
 
 import asyncio
 import itertools
@@ -30,7 +26,7 @@ from rlhf_coordinator.storage.prompts import Prompt, PromptSet
 log = logging.getLogger("coordinator")
 
 MAX_WARNINGS: Final = 16
-"""Number of start warnings in the status; the log and the events contain all."""
+"""Most start warnings in the status; the log and the events contain all."""
 
 
 @dataclass
@@ -54,15 +50,15 @@ class JobRun:
     sessions: Sessions
     times: IterationTimes
     coordinator_epoch: int
-    """Number of coordinator processes of the job so far, this one included: fences requests of earlier ones."""
+    """Number of coordinator processes of the job so far, this one included."""
     started_ns: int
     rewards: list[float]
     training_metrics: dict[str, float]
     last_metrics: dict[str, float]
     command_ids: "itertools.count[int]"
     advantages: Sequence[float] = ()
-    """Advantage of each sample of the iteration in progress once it is trained; NaN where a sample has none. Empty if
-    unknown."""
+    """Advantage of each sample of the batch in progress once it is trained, by place in the batch; NaN where a sample
+    has none. Empty if unknown."""
     shaped_rewards: Sequence[float] = ()
     """Shaped rewards from which the advantages were computed, in the same form."""
     evaluation_prompts: Sequence[Prompt] = ()
@@ -70,12 +66,11 @@ class JobRun:
     evaluation_records: list[Record] = field(default_factory=list)
     """Records of an evaluation that the journal contained when this process started."""
     warnings: list[str] = field(default_factory=list)
-    """Warnings about probable mistakes in the job, found at the start; `rlhf run` and the condition Running show
-    them."""
+    """The first MAX_WARNINGS different warnings about probable mistakes in the job, found at the start."""
     totals: ProcessTotals = field(default_factory=ProcessTotals)
     histograms: JobHistograms = field(default_factory=JobHistograms)
     scheduled: SchedulerOutput = field(default_factory=SchedulerOutput)
-    """Last output of the scheduler; actions carry it out, status and metrics report it."""
+    """Last output of the scheduler."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: float = 0.0
     """Moment of the first change that was not decided on yet; 0 without one."""
@@ -90,11 +85,11 @@ class JobRun:
         self.changed.set()
 
     def event(self, kind: str, message: str, **attributes: str) -> None:
-        """Record an event."""
+        """Record an event of this moment in the trackers."""
         self.trackers.event(time.time_ns(), kind, message, **attributes)
 
     def warn(self, kind: str, message: str) -> None:
-        """Warn about a finding of the start, in the log, as an event and in the job's status."""
+        """Warn about a finding of the start, in the log, as an event, and in `warnings` while there is room."""
         log.warning("%s", message)
         self.event(kind, message)
         if message not in self.warnings and len(self.warnings) < MAX_WARNINGS:
@@ -108,13 +103,13 @@ class JobRun:
 
 
 def load_iteration_prompts(state: JobState, prompts: PromptSet) -> None:
-    """Put the prompts of the ledger's iteration into the state."""
+    """Put the prompt lengths and lines of the ledger's samples into the state."""
     state.prompt_tokens, state.prompt_lines = iteration_prompts(
         prompts, [sample.origin for sample in state.ledger.samples]
     )
 
 
 def iteration_prompts(prompts: PromptSet, origins: Iterable[Origin]) -> tuple[list[int], list[int]]:
-    """Return the number of tokens and the line in the prompt file of every sample's prompt."""
+    """Return the numbers of tokens, and the lines, of the samples' prompts, in the order of `origins`."""
     batch = [prompts.prompt(*origin) for origin in origins]
     return [len(prompt.tokens) // ITEM_BYTES for prompt in batch], [prompt.line for prompt in batch]

@@ -1,7 +1,6 @@
 """Measurements of a job: times and lengths of samples, steps, moves, loads and phases, and their counters.
 
-Rule: the input is messages that passed their checks, and the loop's phases, never spans. It changes only counters and
-histograms, so a job behaves the same with metrics Disabled.
+Rule: it changes only counters and histograms.
 """
 
 import time
@@ -17,12 +16,14 @@ from rlhf_coordinator.state.worker import Worker
 OUT_OF_MEMORY: Final = "OutOfMemory"
 """Reason of a worker's failure."""
 MAX_SECONDS: Final = 86400.0
-"""Longest plausible queueing, step, load or move in seconds. A longer queueing or step is ignored;
-`loop.message_checks` refuses messages with longer times of other work."""
+"""Longest plausible queueing or optimizer step in seconds; a longer one is ignored."""
 
 
 def heartbeat(run: JobRun, worker: Worker, message: pb.Heartbeat, now: float) -> None:
-    """Count the GPU time of a worker since its last heartbeat. Call this before the fleet processes the message."""
+    """Count the GPU time of a worker since its last heartbeat; nothing for the first one of a session.
+
+    Call this before the fleet processes the message.
+    """
     before = worker.heartbeat
     if not before.ByteSize() or message.busy_seconds < before.busy_seconds:
         return  # the first of a session has no predecessor to compare with
@@ -39,14 +40,14 @@ def heartbeat(run: JobRun, worker: Worker, message: pb.Heartbeat, now: float) ->
 
 
 def gpus_of(run: JobRun, group: Group) -> int:
-    """Return the GPUs of one worker of a group; a worker without a GPU counts as one."""
+    """Return the GPUs of one worker of a group; a worker without a GPU counts as having one."""
     spec = run.context.spec
     fields = {Group.GENERATION: spec.generation, Group.INFERENCE: spec.inference, Group.TRAINING: spec.training}
     return max(1, fields[group].gpus_per_replica)
 
 
 def observed(run: JobRun, worker: str, observation: pb.Observation) -> None:
-    """Record a worker's interval of work: an optimizer step, or a device turn."""
+    """Record a worker's interval of work if it is an optimizer step, or a device turn."""
     seconds, kind = (observation.end_ns - observation.start_ns) / 1e9, observation.WhichOneof("work")
     if kind == "train_step" and seconds <= MAX_SECONDS:
         run.histograms.observe(training.STEP_SECONDS, seconds, iteration=observation.iteration, worker=worker)
@@ -55,13 +56,13 @@ def observed(run: JobRun, worker: str, observation: pb.Observation) -> None:
 
 
 def failed(run: JobRun, worker: Worker, failure: pb.Failure) -> None:
-    """Record a worker's failure: of a command, a sample, a score, or the worker itself."""
+    """Count a worker's failure if it is out of memory."""
     if failure.reason == OUT_OF_MEMORY:
         run.totals.out_of_memory[worker.group] += 1
 
 
 def response_finished(run: JobRun, worker: str, message: pb.FinishedSample, tokens: int) -> None:
-    """Record a complete response of `tokens` tokens."""
+    """Record a complete response of a batch, of `tokens` tokens."""
     run.totals.samples += 1
     run.totals.truncated += message.finish_reason == "length"
     iteration, index = message.key.iteration, message.key.sample
@@ -76,7 +77,7 @@ def response_finished(run: JobRun, worker: str, message: pb.FinishedSample, toke
 
 
 def score_taken(run: JobRun, worker: str, message: pb.ScoredSample) -> None:
-    """Record the result of a scoring task."""
+    """Record the result of a scoring task of a batch."""
     now, iteration, index = time.monotonic(), message.key.iteration, message.key.sample
     run.totals.abstained += message.abstained and run.state.ledger.samples[index].abstained
     finished, begun = run.state.incremental.finished.get(index), run.state.incremental.begun
@@ -102,9 +103,9 @@ def sample_moved(run: JobRun, worker: str, moved: pb.MigratedSample) -> None:
 
 
 def weights_loaded(run: JobRun, worker: Worker, load: pb.LoadResult) -> None:
-    """Record that a worker loaded a version."""
+    """Record that a worker loaded a version, if it belongs to a group that loads weights."""
     if worker.group.value not in labels.WEIGHT_GROUP.values:
-        return  # restored weights of a rank are no update
+        return
     run.totals.weight_bytes[worker.group] += load.bytes
     group, iteration = worker.group.value, load.version - 1
     run.histograms.observe(storage.WEIGHT_UPDATE, load.seconds, group, iteration=iteration, worker=worker.name)
@@ -113,7 +114,7 @@ def weights_loaded(run: JobRun, worker: Worker, load: pb.LoadResult) -> None:
 
 
 def phase_entered(run: JobRun, phase: str, now: float, now_ns: int) -> None:
-    """Record the begin of another phase."""
+    """Record the begin of another phase. `now`, `now_ns`: one moment by both clocks."""
     before = run.totals.phases
     if before.phase == "Publishing":
         run.histograms.observe(storage.WEIGHT_PAUSED, now - before.since, iteration=run.state.iteration)
@@ -122,5 +123,5 @@ def phase_entered(run: JobRun, phase: str, now: float, now_ns: int) -> None:
 
 
 def iteration_finished(run: JobRun, seconds: float) -> None:
-    """Record that an iteration is closed."""
+    """Record the seconds of an iteration that is closed."""
     run.histograms.observe(job.ITERATION_SECONDS, seconds, iteration=run.state.iteration)

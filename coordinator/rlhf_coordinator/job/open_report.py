@@ -1,7 +1,6 @@
 """The report of an iteration that was closed before its batch, or its critics, were trained.
 
-Rule: once they are trained, the report contains all metrics of training, as at a normal end. It is written to the
-journal before it goes to the trackers.
+Rule: the completed report is written to the journal before it goes to the trackers.
 """
 
 import logging
@@ -36,6 +35,6 @@ def complete(run: JobRun) -> dict[str, float]:
 
 
 def _waited(run: JobRun, now: float) -> float:
-    """Return the seconds in which the iteration in progress only waited for the reported training."""
+    """Return the seconds of the phase Training in the iteration in progress."""
     before = run.times.seconds.get("Training", 0.0)
     return before + (now - run.times.phase_start if run.times.phase == "Training" else 0.0)

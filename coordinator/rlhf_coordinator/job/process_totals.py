@@ -1,8 +1,4 @@
-"""Counters of a coordinator since its process started, for Prometheus.
-
-Rule: a count does not fall. The event loop adds to counters and a scrape reads them from another thread, so the
-`PhaseTotals` are replaced as a whole.
-"""
+"""Counters of a coordinator since its process started, for Prometheus."""
 
 import time
 from collections import Counter
@@ -29,7 +25,7 @@ class ProcessTotals:
     refilled: int = 0
     """Samples that replaced dropped ones."""
     decode_failures: int = 0
-    """Attempts to decode a sample that failed with it as the only possible cause."""
+    """Failures to decode a sample that count it as their cause."""
     evaluated: int = 0
     """Finished responses of evaluations."""
     evaluations_given_up: int = 0
@@ -47,11 +43,11 @@ class ProcessTotals:
     siblings_sent: int = 0
     """Sibling tokens sent to workers as draft hints, counted once per worker."""
     siblings_dropped: int = 0
-    """Sibling tokens that came too late to be sent."""
+    """Sibling tokens that a worker had not received when it no longer needed their prompt group."""
     drafts: DraftTotals = field(default_factory=DraftTotals)
     checkpoint_failures: int = 0
     checkpoint_bytes: int = 0
-    """Bytes of the newest checkpoint; 0 if this process has saved none."""
+    """Bytes of the ranks' files in the newest checkpoint that this process saved; 0 without one."""
     lost: Counter[Group] = field(default_factory=Counter)
     out_of_memory: Counter[Group] = field(default_factory=Counter)
     """Out-of-memory failures that workers of a group reported."""
@@ -60,9 +56,9 @@ class ProcessTotals:
     weight_bytes: Counter[Group] = field(default_factory=Counter)
     """Bytes of weights that workers of a group loaded."""
     last_progress_ns: int = field(default_factory=time.time_ns)
-    """Time of the last result of a worker; before the first, the start of this process."""
+    """Time of the last progress in nanoseconds since the Unix epoch; before the first, of the start of this process."""
     first_scored: int = -1
-    """Last iteration that had its first score."""
+    """Last iteration whose first score was recorded; -1 before one."""
     phases: PhaseTotals = field(default_factory=lambda: PhaseTotals(since=time.monotonic(), since_ns=time.time_ns()))
     gpu_time: GpuTime = field(default_factory=GpuTime)
 

@@ -1,9 +1,7 @@
 """The histories of the samples in the iteration in progress, for the page of a run.
 
-Rule: nothing here decides anything. Changes of place are noted in the state at the end of each tick of the loop, so a
-moment is somewhat late. The histories are recorded when the iteration closes. Nothing is recorded with spec.metrics
-Disabled, or for a batch of more than MAX_SAMPLES. Histories are lost with the process: moments that an earlier
-coordinator saw are null.
+Rule: changes of place are noted in the state at the end of each tick of the loop, so a moment is somewhat late. Nothing
+is recorded with spec.metrics Disabled, or for more than MAX_SAMPLES samples. Histories are lost with the process.
 """
 
 import logging
@@ -26,7 +24,7 @@ LEFT_OUT: Final = (SampleState.FAILED, SampleState.DROPPED, SampleState.CUT)
 
 
 def note_places(run: JobRun, now: float) -> None:
-    """Note which worker decodes which samples since the last call."""
+    """Note the changes of place since the last call, with the moment `now`; at most MAX_PLACES of each sample."""
     changes = run.state.ledger.take_places()
     if not changes or not _recorded(run):
         return
@@ -37,7 +35,7 @@ def note_places(run: JobRun, now: float) -> None:
 
 
 def record_histories(run: JobRun) -> None:
-    """Give the histories of the closed iteration to the trackers."""
+    """Give the histories of the closed iteration to the trackers; log invalid ones."""
     if not _recorded(run):
         return
     note_places(run, time.monotonic())

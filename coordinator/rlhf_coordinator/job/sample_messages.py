@@ -1,7 +1,7 @@
 """Checks of messages about samples, the same for the batch and for evaluations.
 
-Rule: pure. Raises ValueError for an invalid message, which ends the session of its sender; a bad score is a failure of
-its task instead. Leases are not checked here: the ledger does that.
+Rule: pure. Raises ValueError for an invalid message; a bad score is a failure of its task instead. Leases are not
+checked here.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.storage.sample_codec import response_of, unpacked
 
 MAX_DRAFT_TOKENS: Final = 2**40
-"""Most draft tokens that a message may report for a response; more than any engine verifies."""
+"""Most draft tokens that a message may report for a response."""
 
 
 def progress_of(message: pb.SampleProgress, limit: int) -> PackedResponse:
@@ -50,7 +50,7 @@ def finished_response(message: pb.FinishedSample, limit: int) -> PackedResponse:
 def returned_response(progress: pb.SampleProgress, ledger: Ledger, index: int, limit: int) -> PackedResponse:
     """Return the whole unfinished response of at most `limit` tokens with which a worker returns a sample.
 
-    Raises ValueError.
+    Raises ValueError, also where other weights than the iteration's drew tokens after a carried beginning.
     """
     name = f"sample {progress.key.sample}"
     response = response_of(progress.tokens, progress.log_probabilities, progress.versions)

@@ -1,6 +1,6 @@
 """The rows of an iteration's sample table, built from its ledger when it closes.
 
-Rule: read only. A missing reward or advantage is None; a value that only an earlier coordinator knew is empty.
+A missing reward or advantage is None.
 """
 
 import math
@@ -29,7 +29,7 @@ def record_samples(run: JobRun) -> None:
 
 
 def sample_row(run: JobRun, index: int, place: int | None) -> SampleRow:
-    """Return the row of one sample of the iteration in progress. `place`: its place in the batch, or None."""
+    """Return the row of one sample of the iteration in progress. `place`: its place in the batch, None outside it."""
     ledger, prompts, graph = run.state.ledger, run.prompts, run.context.graph
     sample = ledger.samples[index]
     prompt = prompts.prompt(*sample.origin)
@@ -60,7 +60,7 @@ def sample_row(run: JobRun, index: int, place: int | None) -> SampleRow:
 
 
 def rewards_by_name(sample: Sample, graph: Graph) -> dict[str, float]:
-    """Return the rewards of a sample by name, with their extra values.
+    """Return the finite rewards of a sample by name, with their finite extra values.
 
     With several rewards, each has its own entry, and an extra value has the name of its reward before it, such as
     `correct/length`.
@@ -77,7 +77,7 @@ def rewards_by_name(sample: Sample, graph: Graph) -> dict[str, float]:
 
 
 def _at(numbers: Sequence[float], place: int | None) -> float | None:
-    """Return the number at a place of the batch; None where there is none."""
+    """Return the number at a place of the batch; None where there is no finite one."""
     number = numbers[place] if place is not None and place < len(numbers) else math.nan
     return number if math.isfinite(number) else None
 
@@ -94,7 +94,7 @@ def copy_sample_numbers(run: JobRun, result: pb.TrainResult) -> None:
 
 
 def numbers_by_sample(numbers: pb.Array | None) -> list[float]:
-    """Return the values of an array that has one number per sample."""
+    """Return the values of a float32 array; empty without one. Raises ValueError for another type or shape."""
     if numbers is None or not numbers.data:
         return []
     return [float(value) for value in np.frombuffer(unpacked(numbers, "float32"), dtype="<f4")]

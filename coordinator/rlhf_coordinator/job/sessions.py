@@ -1,7 +1,6 @@
 """The open sessions: one outgoing queue per worker.
 
-Rule: sending never blocks and never fails. A message to a disconnected worker is dropped, because the worker reports
-its state in its next Register, and the scheduler decides again.
+Rule: sending does not block. A message to a worker without a session is dropped.
 """
 
 import asyncio
@@ -19,11 +18,11 @@ class WorkerStream:
     outgoing: asyncio.Queue[pb.CoordinatorMessage | None] = field(default_factory=asyncio.Queue)
     """Messages to the worker; None ends the stream."""
     problem: str = ""
-    """Error in a message of the worker; the status that ends the stream contains it."""
+    """Error in a message of the worker; empty without one."""
 
 
 class Sessions:
-    """Sessions by worker name; session numbers count up from 1 and are never reused."""
+    """Sessions by worker name; `number` counts up from 1."""
 
     def __init__(self) -> None:
         self._open: dict[str, WorkerStream] = {}

@@ -7,7 +7,7 @@ from rlhf_coordinator.job.job_run import JobRun
 
 
 def speculation_metrics(run: JobRun) -> dict[str, float]:
-    """Return the metrics of drafting in the iteration; empty where the job decodes token by token."""
+    """Return the metrics of drafting and sibling tokens in the iteration; empty where speculation is disabled."""
     settings, state = run.context.spec.generation.speculation, run.state
     if settings.mode == "Disabled":
         return {}

@@ -1,6 +1,6 @@
 """The metrics of an iteration about samples that earlier ones cut off, and the age of the weights that drew its tokens.
 
-Rule: read only; the values follow from the ledger, so a restarted coordinator reports the same.
+Rule: read only; the values follow from the ledger and the job.
 """
 
 from rlhf_api.algorithms import prompt_schedule
@@ -16,8 +16,8 @@ def carried_tokens(ledger: Ledger) -> int:
 def staleness_metrics(run: JobRun) -> dict[str, float]:
     """Return the numbers of carried and restarted samples, and the staleness of the trained tokens.
 
-    Staleness is the number of versions between the weights that drew a token and those in training. The result is empty
-    where staleness is impossible.
+    Staleness is the number of versions between the weights that drew a token and those in training. The counts are
+    absent where maxStaleness is 0, and the result is empty where staleness is impossible.
     """
     ledger = run.state.ledger
     if not run.context.spec.rollout.may_be_stale:
@@ -44,7 +44,7 @@ def _carried(run: JobRun) -> dict[str, float]:
 
 
 def waiting_prompts(ledger: Ledger) -> int:
-    """Return the number of prompts that wait for a long round after the iteration."""
+    """Return the number of prompts that are cut off or wait after the iteration."""
     return len(ledger.carry_over()) // ledger.group_size
 
 

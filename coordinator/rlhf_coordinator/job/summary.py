@@ -1,7 +1,4 @@
-"""The facts of a finished job, for the summaries of trackers.
-
-Rule: rewards, times and counts of iterations cover all coordinators that ran the job.
-"""
+"""The facts of a finished job, for the summaries of trackers."""
 
 import math
 import time
@@ -13,12 +10,11 @@ from rlhf_coordinator.storage.restore import mean
 
 
 def summary(run: JobRun, samples_per_prompt: int) -> dict[str, Any]:
-    """Return facts about the whole job, over all coordinators that ran it.
+    """Return facts about the whole job, over all coordinators of its journal.
 
     `reward_first` and `reward_last` are means of the first and last tenth of the iterations (at least one); None when
-    no sample of them had a reward. `tokens_per_step` and `acceptance` of drafts are of the last iteration; absent where
-    its metrics lack them. The `loss` of a job that generates nothing is of the last iteration, too. `prompts_waiting`
-    counts the prompts that were cut off and still wait for a long round.
+    none of them had a reward. `tokens_per_step`, `acceptance` of drafts and `loss` are of the last iteration; absent
+    where its metrics lack them. `prompts_waiting` counts the prompts that still wait for a long round.
     """
     assert run.outcome is not None
     rewards = run.rewards
@@ -60,7 +56,7 @@ def summary(run: JobRun, samples_per_prompt: int) -> dict[str, Any]:
 
 
 def evaluation_facts(run: JobRun) -> dict[str, Any]:
-    """Return every evaluation of the run, the best of them, and its checkpoint."""
+    """Return every evaluation of the run, the best of them, and the folder of the best evaluated checkpoint."""
     results, top = run.state.evaluation.results, best(run.state.evaluation.results)
     return {
         "results": [dict(result.metrics) for result in results],

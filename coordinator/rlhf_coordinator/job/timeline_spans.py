@@ -1,8 +1,7 @@
 """Completion of spans for the timeline, with values that a worker cannot know, before they are written.
 
-Rule: spans are drawn, and no decision reads them; the cost model learns from `pb.Observation`. The added values are the
-name of a migration's destination, and the predictions of the schedule in use. The measured gain of a balancing move is
-drawn beside the predicted one. Must never change the state of the job.
+The added values are the name of a migration's destination, and the predictions of the schedule in use. The measured
+gain of a balancing move is drawn beside the predicted one. Must never change the state of the job.
 """
 
 from typing import Final
@@ -14,7 +13,7 @@ from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.state.fusion_state import ExecutedReallocation
 
 DRAWN_NS: Final = 50_000_000
-"""Drawn width of a balancing move, which is a decision and takes no time itself."""
+"""Drawn width of a balancing move in nanoseconds."""
 
 
 def record_worker_span(run: JobRun, span: pb.Span) -> None:
@@ -25,10 +24,9 @@ def record_worker_span(run: JobRun, span: pb.Span) -> None:
 
 
 def draw_last_phase(run: JobRun, now: float, now_ns: int) -> None:
-    """Draw the phase in which an iteration closes.
+    """Draw the phase in progress, from the moment since which it is counted.
 
-    The loop draws a phase when another begins, but this phase is counted again from here on. `now`, `now_ns`: one
-    moment by both clocks.
+    `now`, `now_ns`: one moment by both clocks.
     """
     seconds = now - run.times.phase_start
     run.record_span(run.times.phase, now_ns - int(seconds * 1e9), now_ns, run.state.iteration)
@@ -55,7 +53,7 @@ def draw_reallocation(run: JobRun, executed: ExecutedReallocation, predicted: fl
 
 
 def _name_destination(run: JobRun, span: pb.Span) -> None:
-    """Add the destination's name, because a worker knows only the address to which it sent a sample."""
+    """Add the destination's name to a migration, or its address if no worker has it."""
     if span.name == "migrate" and "peer" in span.attributes:
         peer = span.attributes["peer"]
         names = [worker.name for worker in run.state.fleet.in_group(Group.GENERATION) if worker.address == peer]
@@ -63,7 +61,7 @@ def _name_destination(run: JobRun, span: pb.Span) -> None:
 
 
 def _add_prediction(run: JobRun, span: pb.Span) -> None:
-    """Add predicted times to a rank's mini-batch or to a step in it.
+    """Add predicted times to a rank's mini-batch or to a step in it, if the schedule has a forecast.
 
     For the first mini-batch of an iteration, also draw the whole prediction on a separate row.
     """
@@ -85,7 +83,7 @@ def _add_prediction(run: JobRun, span: pb.Span) -> None:
 
 
 def row_of(rank: int, rows: int, parallelism: TrainingParallelism) -> int:
-    """Return the row of the schedule table that a training rank runs; the ranks of a row are neighbours."""
+    """Return the row of a schedule table with `rows` rows that a training rank runs."""
     block = parallelism.pipeline * parallelism.tensor
     return rank % block * rows // block
 

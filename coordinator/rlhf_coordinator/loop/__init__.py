@@ -8,8 +8,6 @@
   actions         the effect of each kind of decision; leases for samples
   recovery        the return of a coordinator from its journal
 
-This package owns the order of these steps.
-Rule: a result is in the journal before it is decided on; an invalid message ends its session. The scheduler decides
-from the state. Some answers need no decision and are sent at once: a worker that decodes a sample of an old lease must
-drop it, for example, and a refused session gets the reason.
+Rule: an invalid message ends its session. The scheduler decides from the state. Some commands need no decision and are
+sent at once: a worker that decodes a sample of an old lease must drop it, for example.
 """

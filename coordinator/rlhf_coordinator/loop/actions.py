@@ -1,6 +1,6 @@
 """Carries out decisions: leases samples, sends commands, writes the journal, ends iterations and the job.
 
-Rule: one function per kind of decision, called in the order of the decisions. The functions of `scheduling` decide.
+Rule: one function per kind of decision. The functions of `scheduling` decide.
 """
 
 import logging
@@ -87,7 +87,7 @@ class Actions:
         }
 
     def carry_out(self, decision: d.Decision) -> None:
-        """Carry out one decision. Raises JobError when the journal cannot be written."""
+        """Carry out one decision. Raises JobError, for example when the journal cannot be written."""
         self._methods[type(decision)](decision)
 
     def begin_iteration(
@@ -95,8 +95,8 @@ class Actions:
     ) -> None:
         """Begin an iteration that has no segment in the journal yet.
 
-        `handed_on`: samples that earlier iterations cut off. `one_step_off`: the previous iteration was closed
-        before its batch was trained, and this one decodes meanwhile.
+        `handed_on`: samples that earlier iterations cut off and none took up yet. `one_step_off`: the previous
+        iteration was closed before its batch was trained, and this one decodes meanwhile.
         """
         run = self._run
         spec = run.context.spec
@@ -138,7 +138,7 @@ class Actions:
     # ---------------------------------------------------------------- samples
 
     def _cut_groups(self, decision: d.CutGroups) -> None:
-        """Journal the cut before anything follows from it, so that a replay leaves out the same prompts."""
+        """Journal the cut, apply it to the ledger, and let workers drop its samples."""
         run, ledger = self._run, self._run.state.ledger
         cut = Cut(groups=decision.groups)
         if run.context.spec.rollout.max_staleness:
@@ -291,9 +291,9 @@ class Actions:
             )
 
     def _report(self, decision: d.CloseIteration, metrics: dict[str, float], last_version: dict[str, float]) -> None:
-        """Give a closed iteration to trackers, metrics and the log.
+        """Give a closed iteration to trackers, metrics and the log; its metrics only if no training is awaited.
 
-        `last_version`: metrics of the evaluation of the job's last version.
+        `last_version`: metrics of the evaluation of the version after this iteration; empty without one.
         """
         run, iteration = self._run, self._run.state.iteration
         draw_last_phase(run, time.monotonic(), time.time_ns())

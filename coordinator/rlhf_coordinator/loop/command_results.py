@@ -1,8 +1,8 @@
 """The answers to commands: a worker's new state, or the failure of a command and its consequence.
 
-Rule: an answer updates the coordinator's view of the worker, of leased samples and of measurements; the scheduler
-decides what to do. Failed checkpoints, trainings, measurements and prefixes have their own consequences. After another
-failed command, a failure that a retry may fix delays the retry; any other ends the job with the worker's message.
+Rule: an answer updates the coordinator's view of the worker, of leased samples and of measurements. Failed moves,
+checkpoints, trainings, measurements and prefixes have their own consequences. After another failed command the worker
+is used again after a delay; a failure that a retry cannot fix, or the last of too many, ends the job.
 """
 
 import logging
@@ -25,18 +25,21 @@ MAX_RETRY_SECONDS: Final = 10.0
 """Longest delay between retries of a failed command, in seconds."""
 
 FINAL_EXIT_CODES: Final = frozenset({ExitCode.USER_CODE, ExitCode.BAD_MODEL, ExitCode.BAD_DATA, ExitCode.STORAGE})
-"""Exit codes of a worker that no restart fixes."""
+"""Exit codes of a worker's failure that end the job, unless it is retryable."""
 
 
 class CommandResults:
-    """Processes the CommandDone messages of one job."""
+    """Processes the CommandDone messages of the workers of one job."""
 
     def __init__(self, run: JobRun, checkpoints: CheckpointSaver) -> None:
         self._run = run
         self._checkpoints = checkpoints
 
     def done(self, name: str, message: pb.CommandDone) -> None:
-        """Process one answer; ignore an unknown id, which belongs to an earlier session."""
+        """Process one answer, or, without a command id, the failure of a worker; ignore an unknown id.
+
+        Raises ValueError for an invalid answer about moved samples.
+        """
         worker = self._run.state.fleet.workers[name]
         measurements.failed(self._run, worker, message.failure)
         if not message.command_id:
@@ -123,7 +126,7 @@ class CommandResults:
         return worker.group is Group.GENERATION and bool(self._run.state.fleet.sizes.get(Group.INFERENCE))
 
     def _take_worker_failure(self, worker: Worker, failure: pb.Failure) -> None:
-        """Process a failure outside any command that ends the worker; a new process fixes most causes, but not all."""
+        """Process a failure outside any command that ends the worker; end the job if its exit code is final."""
         log.error("%s ends: %s", worker.name, failure.message)
         self._run.event("worker-failed", f"{worker.name}: {failure.message}", worker=worker.name)
         if failure.reason not in sample_failures.WEIGHTS_FAULTS:

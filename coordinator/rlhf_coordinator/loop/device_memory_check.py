@@ -1,6 +1,6 @@
-"""Checks that a device can hold the models of a worker with a training rank, at once or in turn, before it loads them.
+"""Checks by the planner's estimate that a device can hold the models of a worker with a training rank.
 
-Rule: it reads headers of model files, once. It refuses if the estimate of the planner exceeds the memory.
+Rule: it reads model files on this disk, once.
 """
 
 from functools import cached_property
@@ -20,7 +20,10 @@ class DeviceMemory:
         self._context = context
 
     def problem(self, register: pb.Register, rank: int | None) -> pb.Failure | None:
-        """Return why the job cannot run on the device of a worker; None without a known reason."""
+        """Return why the job cannot run on the device of a worker; None without a known reason.
+
+        Only a CUDA device of known memory with a training rank is checked.
+        """
         spec = self._context.spec
         if rank is None or not register.device.startswith("cuda") or not register.device_memory_bytes:
             return None

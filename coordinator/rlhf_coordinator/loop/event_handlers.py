@@ -1,8 +1,7 @@
 """Dispatches each message of a worker to the module that processes it.
 
-This module owns sessions: a worker that registers, is lost or leaves. `sample_handler` processes messages about samples
-and checks them; `message_checks` checks all others first. Rule: an invalid message ends the session; the worker then
-opens another one and returns its samples.
+This module itself processes a worker that registers, is lost or leaves. `message_checks` checks messages first, except
+progress and results of samples, which `sample_handler` checks.
 """
 
 import logging
@@ -73,7 +72,10 @@ class EventHandlers:
             self._run.wake()
 
     def expire(self, now: float) -> None:
-        """Revoke the leases of lost workers."""
+        """Mark workers as lost that are away or silent for too long, or that left, and revoke their leases.
+
+        `now`: seconds of the monotonic clock.
+        """
         run = self._run
         for worker in run.state.fleet.expire(now):
             sample_failures.worker_ended(run, worker, "it was lost without a report")
@@ -90,7 +92,7 @@ class EventHandlers:
     def _reclaim(self, worker: str, brought: Sequence[tuple[pb.SampleKey, PackedResponse]] = ()) -> tuple[int, int]:
         """Revoke the leases of a lost or reconnecting worker; return the numbers of samples and of scoring tasks.
 
-        `brought`: the responses that arrive with its new session; their tokens stay known.
+        `brought`: the responses that arrive with its new session; the ledgers may keep their tokens.
         """
         run, queued, tasks = self._run, 0, 0
         for samples in sample_sets(run):
@@ -149,7 +151,7 @@ class EventHandlers:
                 raise ValueError(f"a {other} message in the middle of a session")
 
     def _observe(self, worker: str, observation: pb.Observation) -> None:
-        """Give an observation to all modules that learn from it."""
+        """Give an observation to the modules that learn from it. Raises ValueError for an invalid one."""
         if observation.WhichOneof("work") == "scoring":
             task_named(self._run.context.tasks, observation.scoring.task)
         learning.observe(self._run, worker, observation)

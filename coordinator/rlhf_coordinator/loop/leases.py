@@ -1,8 +1,4 @@
-"""Leases samples of the batch and of the evaluation to workers, for decoding and for scoring.
-
-Rule: the scheduler decides on the leases. The random key of a response depends on the job's seed and on the sample, not
-on the worker.
-"""
+"""Leases samples of the batch and of the evaluation to workers, for decoding and for scoring."""
 
 from collections.abc import Iterable
 

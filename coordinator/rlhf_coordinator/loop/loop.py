@@ -1,8 +1,7 @@
 """The ticks of the coordinator: decide and carry out until no decision is left; then wait.
 
-Rule: a tick carries out every decision of the scheduler and stores the last output for status and metrics. The loop
-wakes on every relevant message, and on a slow tick for changes that only time causes (lost workers, time-outs,
-retries).
+Rule: the loop wakes on changes (`JobRun.wake`), and after TICK_SECONDS for changes that only time causes (lost workers,
+time-outs, retries).
 """
 
 import asyncio
@@ -23,23 +22,22 @@ from rlhf_coordinator.scheduling import iteration
 log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 0.25
-"""Resolution, in seconds, of changes that only time causes."""
+"""Longest wait for a change, in seconds."""
 
 DEBOUNCE_SECONDS: Final = 0.002
 """Seconds to collect messages before a decision.
 
-The pause is longer after a long decision (hundreds of workers), see DEBOUNCE_FACTOR.
+The pause is longer after a long tick, see DEBOUNCE_FACTOR.
 """
 
 DEBOUNCE_FACTOR: Final = 4.0
-"""Ratio of the pause after a decision to its duration, up to MAX_DEBOUNCE_SECONDS."""
+"""Ratio of the pause after a tick to its duration, up to MAX_DEBOUNCE_SECONDS."""
 
 MAX_DEBOUNCE_SECONDS: Final = 0.02
-"""Longest pause in seconds. A long tick did something rare (began an iteration), and the next one must not wait for
-it."""
+"""Longest pause in seconds."""
 
 MAX_ROUNDS: Final = 64
-"""Limit of decisions that follow from decisions; more means that a decision does not change its own input."""
+"""Most rounds of decisions in one tick."""
 
 
 def pause_before_tick(start: float, end: float, now: float) -> float:
@@ -73,7 +71,10 @@ class Loop:
             end = time.monotonic()
 
     def tick(self) -> None:
-        """Decide and act until no decision is left, in at most MAX_ROUNDS rounds."""
+        """Decide and act until no decision is left or the job is over, in at most MAX_ROUNDS rounds.
+
+        A JobError becomes the failure that ends the job.
+        """
         run = self._run
         arrived, run.arrived = run.arrived, 0.0
         before = run.scheduled.consolidation

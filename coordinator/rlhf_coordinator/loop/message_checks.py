@@ -1,10 +1,7 @@
 """Limits for the content of worker messages: finite numbers, counts from zero, names and texts of limited length.
 
-Rule: pure. Progress and results of samples are checked by `job.sample_messages` and `sample_handler`; other messages
-are checked here before other code reads them. A worker runs code of users in a process that has the job's
-certificate, so its messages are untrusted even when its sender is trusted: their content reaches the ledger, commands
-to others, metrics and files. Raises ValueError, which ends only the session of the sender. The receivers check the
-meaning of a value, for example whether a version is the requested one.
+Rule: pure. Progress and results of samples are checked by `job.sample_messages` and `sample_handler`. Raises
+ValueError. The meaning of a value, for example whether a version is the requested one, is not checked here.
 """
 
 import math
@@ -19,28 +16,25 @@ from rlhf_coordinator.job.measurements import MAX_SECONDS
 from rlhf_coordinator.state.worker import Worker
 
 MAX_NAME_CHARACTERS: Final = 256
-"""Longest name, address or attribute, in characters."""
+"""Longest text of other fields, in characters: names, addresses, attributes."""
 MAX_TEXT_CHARACTERS: Final = 65536
 """Longest message about a failure, document of costs, or `parameters`, in characters."""
 MAX_ENTRIES: Final = 100_000
-"""Most entries of a list or a map that is no batch and no response."""
+"""Most entries of a list or a map."""
 MAX_NUMBER: Final = 1e18
 """Largest number of a message, except those below."""
 MAX_SAMPLE_BYTES: Final = 2**40
-"""Largest KV cache of a sample in bytes. The sum over millions of moves fits into the 64 bits of a status."""
+"""Largest KV cache of a sample in bytes."""
 MAX_GROUP_EPOCH: Final = 2**30
-"""Largest epoch of a training group, which has 32 bits and is incremented from the workers' reports."""
+"""Largest epoch of a training group in a registration."""
 _CHECKED: Final = frozenset({"register", "heartbeat", "done", "span", "prefix", "observation", "failed"})
-"""Kinds of messages that are checked field by field.
-
-Progress and results consist of arrays and are too frequent for that; their few numbers are checked at their use.
-"""
+"""Kinds of messages that are checked field by field."""
 _ANY_NUMBER: Final = frozenset({"rlhf.v1.TrainResult.metrics", "rlhf.v1.Failure.exit_code"})
-"""Fields that allow any number: a metric may be NaN and is left out later, an exit code may be negative."""
+"""Fields that allow any number: a metric may be NaN, an exit code may be negative."""
 _CLOCK_TIMES: Final = frozenset({"start_ns", "end_ns"})
 """Nanoseconds since 1970, which are above MAX_NUMBER today."""
 _SINCE_START: Final = "busy_seconds"
-"""Seconds since the start of a worker, perhaps more than a day."""
+"""Field with seconds since the start of a worker, perhaps more than a day."""
 _LIMITS: Final = {"rlhf.v1.MigratedSample.bytes": MAX_SAMPLE_BYTES}
 _TEXTS: Final = frozenset({"rlhf.v1.Failure.message", "rlhf.v1.TrainingCostsObservation.document"})
 _ARRAYS: Final = frozenset({"rlhf.v1.Array", "rlhf.v1.SampleProgress"})
@@ -50,7 +44,7 @@ _INTEGERS: Final = (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64
 
 
 def check_message(worker: str, message: pb.WorkerMessage) -> None:
-    """Raise ValueError for an impossible message, with the field, its value and the valid values."""
+    """Raise ValueError for an impossible message of a kind in _CHECKED, with the field and its value."""
     kind = message.WhichOneof("message")
     if kind not in _CHECKED:
         return
@@ -64,7 +58,7 @@ def check_message(worker: str, message: pb.WorkerMessage) -> None:
 
 
 def _sample_arrays(result: pb.TrainResult, place: str) -> None:
-    """Check arrays that are read when the iteration closes, long after the sender's session could be ended."""
+    """Raise ValueError unless the arrays of a result are absent, or float32 of one dimension with all their bytes."""
     arrays = {"advantages": result.advantages, "shaped_rewards": result.shaped_rewards}
     for name, array in arrays.items():
         if array.ByteSize() and (array.dtype != "float32" or list(array.shape) != [len(array.data) / 4]):
@@ -73,7 +67,7 @@ def _sample_arrays(result: pb.TrainResult, place: str) -> None:
 
 
 def _span(worker: str, span: pb.Span) -> None:
-    """Check a span. Attributes are texts; numeric ones are drawn as numbers."""
+    """Raise ValueError for a span of another worker, of negative length, or with a number outside 0 to MAX_NUMBER."""
     if span.worker != worker:
         raise ValueError(f"span.worker is {span.worker[:MAX_NAME_CHARACTERS]!r}, must be {worker!r}, who sends it")
     if span.end_ns < span.start_ns:
@@ -150,7 +144,7 @@ def _number(field: Any, value: float, place: str) -> None:
 
 
 def _limit(field: Any) -> float:
-    """Return the largest value of a field with a number."""
+    """Return the largest valid value of a field with a number."""
     if field.name in _CLOCK_TIMES:
         return math.inf
     if field.name.endswith("seconds") and field.name != _SINCE_START:

@@ -2,18 +2,17 @@
 
   open_journal      1. lock the journal, so that no other coordinator of this job writes it
                        -- the sizes of a job with spec.devices are read from it, or chosen and written (`device_plan`)
-  open_run          2. read the prompts, tokenized when the journal was begun
+  open_run          2. read the tokenized prompts that the journal's folder stores, or tokenize and store them
   restore_run       3. find the position: journal and checkpoints show the iteration in progress and its results
                        (`storage.restore`); from here on the number of this process is durable
-                    4. open the trackers, which continue after the last closed iteration
+                    4. open the trackers, which continue at the last report that they may lack
                     5. build the job's parts
                        -- the service is up from here on, and workers may register
   resume_iteration  6. restore the costs and response lengths learned from earlier iterations (`fusion.learning`), and
                        their responses as draft hints (`speculation`)
                     7. continue the iteration in progress after its last whole record, or begin the next one
 
-Rule: before step 3 only files are written that a further start reads or replaces. When the process dies in here, the
-next one takes the same steps.
+Rule: when the process dies in here, the next one takes the same steps.
 """
 
 import itertools
@@ -56,18 +55,18 @@ from rlhf_coordinator.training import critic_overlap_choice
 log = logging.getLogger("coordinator")
 
 COMMANDS_PER_COORDINATOR: Final = 1 << 32
-"""Number of command ids per coordinator, so that an answer to an earlier coordinator's command is never mistaken."""
+"""Number of command ids per coordinator; the first one is the coordinator's epoch times this, plus 1."""
 
 
 def open_journal(run_dir: Path) -> Journal:
-    """Take step 1 in a run folder. Raises JobError."""
+    """Take step 1 in a run folder; return its journal. Raises JobError."""
     return Journal(run_dir / "journal", hold(run_dir / "journal"))
 
 
 def open_run(context: JobContext, journal: Journal, run_dir: Path, *, resume: bool) -> tuple[JobRun, Restored]:
     """Take steps 2 to 5 in a run folder; return the job's parts and the restored state. Raises JobError.
 
-    `resume`: a new journal may continue from existing checkpoints.
+    `resume`: a new journal may continue from existing checkpoints. Leftovers of unfinished checkpoints are removed.
     """
     digest = prompts_digest(context.spec)
     prompts = read_prompt_set(context, journal, digest)
@@ -95,7 +94,8 @@ def _warn_of_prompts(run: JobRun) -> None:
 def _read_with(context: JobContext) -> dict[str, str]:
     """Return digests of the other inputs of tokenized prompts.
 
-    These are the tokenizer with its chat template, if its files are on this machine, and the prompts of the evaluation.
+    These are the tokenizer with its chat template, if its files are on this machine, and the prompts of an evaluation
+    with its own files.
     """
     spec = context.spec
     tokenizer = tokenizer_digest(spec.models.actor.path)
@@ -116,7 +116,7 @@ def restore_run(
     trackers: RunTrackers | None = None,
     read: Mapping[str, str] | None = None,
 ) -> tuple[JobRun, Restored]:
-    """Take steps 3 to 5. Raises JobError.
+    """Take steps 3 to 5; return the job's parts and the restored state. Raises JobError.
 
     `trackers` replace those of the run folder; `read` is as for `restore`.
     """
@@ -139,7 +139,7 @@ def restore_run(
 
 
 def resume_iteration(run: JobRun, restored: Restored, actions: Actions) -> None:
-    """Take steps 6 and 7. Raises JobError when the journal cannot be written."""
+    """Take steps 6 and 7. Raises JobError."""
     learning.restore_learned(run, restored.inter_stage)
     critic_overlap_choice.restore_measured(run, restored.critic_overlap)
     learned.restore_learned_drafts(run)
@@ -171,7 +171,10 @@ def read_evaluation_prompts(context: JobContext, journal: Journal, prompts: Prom
 
 
 def read_prompt_set(context: JobContext, journal: Journal, digest: str) -> PromptSet:
-    """Return the tokenized prompts of a job, from the start of its journal or tokenized now. Raises JobError."""
+    """Return the tokenized prompts of a job, as the journal's folder stores them, or tokenized and stored now.
+
+    Raises JobError.
+    """
     spec = context.spec
     per_prompt = samples_per_prompt(spec)
     prompts = tokenized_before(journal, digest)

@@ -1,8 +1,6 @@
 """The consequences of a growing iteration: the state gets the new prompts, and people are informed.
 
-Rule: the ledger drops and adds groups itself when it takes the last score of a group. Call this after every such step;
-it never changes the ledger. It is idempotent and may be called at any time. After a restart, the new process rebuilds
-the ledger with the prompts, and may repeat a log message.
+Rule: nothing here changes the ledger. A repeated call without a change of the ledger does nothing.
 """
 
 import logging
@@ -13,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def follow(run: JobRun) -> None:
-    """Process a possible growth or completion of the ledger."""
+    """Process a possible growth or completion of the ledger; nothing where groups are not refilled."""
     ledger, refill = run.state.ledger, run.state.ledger.refill
     if not refill.rule.rounds:
         return
@@ -30,7 +28,7 @@ def follow(run: JobRun) -> None:
 
 
 def summary(run: JobRun) -> str:
-    """Describe the fate of the groups of a scored iteration in words."""
+    """Describe the dropped, added and missing groups of a scored iteration in words."""
     refill = run.state.ledger.refill
     added, rounds = refill.groups - refill.first, refill.rounds
     text = (

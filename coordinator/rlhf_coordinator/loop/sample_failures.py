@@ -1,10 +1,8 @@
 """Samples that fail in decoding: their counters, the reports about them, and iterations that leave them out.
 
-Rule: the ledger counts (`state.decode_failures`); this module reports in the log, as an event and in the status. A
-failed sample is left out if spec.rollout.maxFailedSamples allows another one; this is journaled before anything is
-decided on it. Otherwise the job fails and names the sample. An evaluation continues without it. A failure must never
-become a result: a sample that is left out has no response and is masked out of training. After a restart, unjournaled
-failures are counted again.
+Rule: the ledger counts (`state.decode_failures`); this module reports in the log and as an event. A failed sample is
+left out, and that is journaled, if spec.rollout.maxFailedSamples allows another one. Otherwise the job fails and names
+the sample. An evaluation continues without it.
 """
 
 import logging
@@ -27,9 +25,9 @@ WEIGHTS_FAULTS: Final = frozenset({"NotFinite"})
 
 
 def worker_ended(run: JobRun, worker: Worker, why: str) -> None:
-    """Count the end of a worker as a failure of the samples that it decodes, once per worker process.
+    """Count the end of a worker as a failure of the samples that it decodes, unless it is blameless; mark it so.
 
-    A requested end does not count. Call this before the samples return to the queue.
+    Call this before the samples return to the queue.
     """
     if worker.blameless:
         return
@@ -66,7 +64,7 @@ def sample_failed(run: JobRun, samples: Samples, index: int, worker: str, messag
 
 
 def settle(run: JobRun, samples: Samples) -> None:
-    """Continue without the failed samples, or fail the job."""
+    """Leave out the queued samples that have failed, or, beyond the limit, set the job's failure."""
     ledger, retries = samples.ledger, run.context.spec.rollout.sample_retries
     for index in list(ledger.faulted):
         sample = ledger.samples[index]

@@ -1,9 +1,7 @@
 """The effects of messages about samples: on the ledger of the batch or of the evaluation, and on the journal.
 
-Both take one path (`sample_sets` owns the differences). Rule: `job.sample_messages` checks a message first. A result is
-journaled in the same step in which the ledger takes it. A message of an old lease, or of a finished evaluation, is
-counted and dropped. Must never accept a response that is too long, or whose finish reason or weight version is not an
-allowed one.
+Both take one path (`sample_sets` owns the differences). Rule: a response is journaled when the ledger takes it. A
+message of an old lease, or about a sample of no present set, counts as stale.
 """
 
 import time
@@ -21,7 +19,10 @@ from rlhf_coordinator.storage.sample_codec import episode_of
 
 
 def progressed(run: JobRun, worker: str, message: pb.SampleProgress) -> None:
-    """Add new tokens of an unfinished response. Raises ValueError for an invalid message."""
+    """Add new tokens of an unfinished response; withdraw a sample that the worker does not have leased.
+
+    Raises ValueError for an invalid message.
+    """
     key = message.key
     more = progress_of(message, run.context.spec.rollout.max_response_tokens)
     place = find(run, key)
@@ -63,7 +64,7 @@ def scored(run: JobRun, worker: str, message: pb.ScoredSample) -> None:
 
 
 def _moved(run: JobRun, worker: str) -> None:
-    """Record that a worker made progress."""
+    """Record that a worker, and the job, made progress."""
     run.state.fleet.workers[worker].last_progress = time.monotonic()
     run.totals.progressed()
 
@@ -86,7 +87,7 @@ def _finished(run: JobRun, samples: Samples, index: int, worker: str, message: p
 
 
 def _count(run: JobRun, worker: str, taken: bool) -> None:
-    """Count a message, and wake the loop for the change."""
+    """Count a message that was not taken as stale; after another, record progress and wake the loop."""
     if not taken:
         run.totals.stale += 1
         return
@@ -95,6 +96,6 @@ def _count(run: JobRun, worker: str, taken: bool) -> None:
 
 
 def _is_new(more: PackedResponse, version: int) -> bool:
-    """Return whether this weight version sampled all of the tokens."""
+    """Return whether the spans cover all of the tokens, and are of this weight version."""
     tokens = sum(count for _, count in more.versions)
     return tokens == len(more) and all(v == version for v, _ in more.versions)

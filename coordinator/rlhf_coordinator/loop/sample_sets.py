@@ -1,10 +1,8 @@
 """The samples that workers decode and score: those of the batch, and those of an evaluation in progress.
 
 Messages and leases take one path for both. This module owns the differences: the ledger, the numbers in messages and in
-the journal, the prompts, and the consequences of a result. Samples of a batch are learned from, scored early and
-replaced; those of an evaluation are only counted.
-Rule: nothing here checks a message, or puts a result into a ledger. A result of an evaluation must never change the
-state of the batch.
+the journal, the prompts, and the consequences of a result.
+Rule: nothing here puts a result into a ledger.
 """
 
 import math
@@ -51,12 +49,12 @@ class SampleSet:
         return SampleKey(self.ledger.iteration, self.first + index, attempt)
 
     def index(self, key: pb.SampleKey) -> int | None:
-        """Return the index of a sample of this set; None for a sample of another set, or of an earlier ledger."""
+        """Return the index of a sample of this set; None for any other sample."""
         index = key.sample - self.first
         return index if key.iteration == self.ledger.iteration and 0 <= index < len(self.ledger.samples) else None
 
     def random_key(self, sample: Sample) -> int:
-        """Return the random key of a sample, which follows from its first iteration and its number there."""
+        """Return the random key of a sample, which follows from the seed, its first iteration and its number there."""
         seed, origin = self._run.context.spec.seed, sample.origin
         return random_key(seed, origin.iteration, self.first + origin.sample)
 
@@ -92,16 +90,16 @@ class BatchSamples(SampleSet):
         return self._run.prompts.prompt(*sample.origin)
 
     def drawing(self, sample: Sample) -> Drawing:
-        """Return the sampling settings of a sample."""
+        """Return the sampling method of a sample."""
         return Drawing.GREEDY if sample.greedy else Drawing.ROLLOUT
 
     @property
     def max_failed(self) -> float:
-        """Number of samples that may fail before the job fails."""
+        """Most failed samples that an iteration may leave out."""
         return self._run.context.spec.rollout.max_failed_samples
 
     def failure(self, sample: Sample) -> pb.Failure:
-        """Return the decoding failure of a sample."""
+        """Return the description of a sample's decoding failures, as a failure."""
         return pb.Failure(reason="SampleFailed", field=MAX_FAILED_FIELD, message=failed_sample(self._run.state, sample))
 
     def decoding_leased(self, index: int) -> None:
@@ -112,7 +110,7 @@ class BatchSamples(SampleSet):
         incremental_scoring.scoring_assigned(self._run, index, worker, tasks)
 
     def decoded(self, index: int, new: int) -> bool:
-        """Return whether the new tokens complete a block that can be scored early, or may decide a cut by counts."""
+        """Count the new tokens; return whether they complete a block to score early, or may decide a cut by counts."""
         run, length = self._run, len(self.ledger.samples[index].response)
         run.totals.tokens += new
         awaited = run.scheduled.awaited_tokens
@@ -162,11 +160,11 @@ class EvaluationSamples(SampleSet):
         return self._run.evaluation_prompts[sample.index // self._settings.samples_per_prompt]
 
     def drawing(self, sample: Sample) -> Drawing:
-        """Return the sampling settings of a sample."""
+        """Return the sampling method of a sample."""
         return Drawing.EVALUATION if self._settings.temperature else Drawing.GREEDY
 
     def failure(self, sample: Sample) -> pb.Failure:
-        """Return the decoding failure of a sample."""
+        """Return the description of a sample's decoding failures, as a failure."""
         return pb.Failure(message=decode_failure(self.name(sample.index), sample))
 
     def finished(self, index: int, worker: str, message: pb.FinishedSample, new: int) -> None:
@@ -191,7 +189,7 @@ def sample_sets(run: JobRun) -> Iterator[Samples]:
 
 
 def find(run: JobRun, key: pb.SampleKey) -> tuple[Samples, int] | None:
-    """Return the set and the index of a sample; None when its iteration or its evaluation is over."""
+    """Return the set and the index of a sample; None when no present set has it."""
     samples = BatchSamples(run) if key.sample < FIRST_SAMPLE else evaluation_samples(run)
     index = None if samples is None else samples.index(key)
     return None if samples is None or index is None else (samples, index)

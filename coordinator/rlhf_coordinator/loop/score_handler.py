@@ -1,9 +1,7 @@
 """The effects of a worker's score on the ledger, the journal and the counters.
 
-Rule: a result is journaled in the same step in which the ledger takes it, that of a group with its last result. A
-failed task stays open and is retried, elsewhere if possible. When its retries are used up, it ends the job, or its
-reward abstains where the manifest allows it. Must never accept a result of another shape or range than requested, and
-never turn a failure into a number.
+Rule: a result is journaled when the ledger takes it, those of a group with the last one. A failed task is reopened.
+When its retries are used up, it ends the job, or its reward abstains where the manifest allows it.
 """
 
 import logging
@@ -24,14 +22,14 @@ from rlhf_coordinator.storage.sample_codec import group_score, unpacked
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 0.5
-"""Seconds before the first retry of a failed score; the delay doubles with each retry, so that a short outage
-passes."""
+"""Least seconds before the first retry of a failed score; the delay doubles with each retry."""
 
 
 def scored(run: JobRun, samples: Samples, index: int, worker: str, message: pb.ScoredSample) -> bool:
     """Process a result, an abstention or a failure of a task on a sample; return False when the message is stale.
 
-    Raises ValueError for an unknown task or an impossible number of early tokens.
+    An invalid result counts as a failure. Raises ValueError for an unknown task, or an impossible number of early
+    tokens.
     """
     task = task_named(samples.tasks, message.task)
     rollout = run.context.spec.rollout
@@ -65,7 +63,7 @@ def _take(run: JobRun, samples: Samples, index: int, worker: str, message: pb.Sc
 def _scored_in_group(run: JobRun, ledger: Ledger, worker: str, message: pb.ScoredSample, values: bytes | None) -> bool:
     """Process the result of a group task for one sample; return False when it is stale.
 
-    The group is journaled as a whole with its last result. Only a batch has group tasks.
+    The group is journaled as a whole with its last result.
     """
     key, samples = message.key, ledger.samples
     taken, results = ledger.score_in_group(key.sample, key.attempt, worker, message.task, values)
@@ -101,7 +99,7 @@ def _score_failed(
 def _abstain(
     run: JobRun, samples: Samples, index: int, worker: str, message: pb.ScoredSample, failure: pb.Failure, tries: int
 ) -> bool:
-    """Record that a reward abstains after its last failure on a sample."""
+    """Record that a reward abstains after its last failure on a sample; return False when the message is stale."""
     run.totals.score_failures[message.task] += 1
     text = f"{message.task} abstains of {samples.name(index)}, as it failed {tries} times: {failure.message}"
     log.warning("%s", text)

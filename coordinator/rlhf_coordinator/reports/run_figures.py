@@ -1,7 +1,6 @@
-"""Figures of a finished run: a timeline with one row per worker, and the reward over iterations.
+"""Figures of a run: a timeline with one row per worker, and the reward over iterations.
 
-Rule: the timeline shows the last iterations, as many as stay readable. The caller logs drawing errors. Uses matplotlib
-without its global state.
+Rule: the timeline shows the last iterations, at most SHOWN_ITERATIONS. Uses matplotlib without its global state.
 """
 
 from collections.abc import Sequence
@@ -25,13 +24,13 @@ REWARD_PICTURE: Final = "reward.png"
 SHOWN_SECONDS: Final = 60.0
 """Most seconds that are drawn, unless the last iteration is longer: earlier ones are added while they fit."""
 SHOWN_ITERATIONS: Final = 3
-"""Most iterations in the timeline; more are not distinguishable on one page."""
+"""Most iterations in the timeline."""
 DOTS_PER_INCH: Final = 140
 _MERGE_SHARE: Final = 1 / 2000
-"""Largest gap between joined spans of one kind, as a share of the picture: less than a dot."""
+"""Largest gap between joined spans of one kind, as a share of the picture."""
 
 _LABEL_SHARE: Final = 0.06
-"""Width of an iteration's label, as a share of the picture."""
+"""Least distance between two iterations' labels, as a share of the picture."""
 
 KINDS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("generate", "#4c78a8", ("decode", "Generating")),
@@ -49,8 +48,8 @@ KINDS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("wait", "#e3e0de", ()),
     ("other", "#5b5b5b", ("",)),
 )
-"""(legend, colour, span name prefixes); the first kind with a matching prefix applies. Spans named `.../wait...` are
-waits."""
+"""(legend, colour, span name prefixes); the first kind with a matching prefix applies. Spans with `/wait` in their name
+are waits."""
 MIGRATION: Final = "migrate"
 _MIGRATION_COLOUR: Final = "#d62bb8"
 _ORDER: Final = ("coordinator", "generation", "inference", "training")
@@ -70,7 +69,10 @@ def draw_run(run_dir: Path) -> list[Path]:
 
 
 def draw_timeline(spans: Sequence[TimelineSpan], path: Path) -> Path:
-    """Draw the last iterations of the run, one row per worker, with a colour per kind of work; return the file."""
+    """Draw the last iterations of the spans, one row per worker, with a colour per kind of work; return the file.
+
+    There must be a span.
+    """
     spans, first = _last_iterations(spans)
     start = _begin(spans)
     end = max(span.start + span.seconds for span in spans)
@@ -108,8 +110,7 @@ def _draw_bars(axes: Axes, spans: Sequence[TimelineSpan], rows: Sequence[str], s
 
 
 def _draw_migrations(axes: Axes, spans: Sequence[TimelineSpan], rows: Sequence[str], start: float) -> int:
-    """Draw an arrow per migrated sample, from its departure at the source to its arrival; return the number of
-    arrows."""
+    """Draw an arrow for each migration span with a shown destination, begin to end; return the number of arrows."""
     drawn = [s for s in spans if s.name == MIGRATION and s.destination in rows and s.start >= start]
     for span in drawn:
         tail = (span.start - start, rows.index(span.worker))
@@ -120,7 +121,7 @@ def _draw_migrations(axes: Axes, spans: Sequence[TimelineSpan], rows: Sequence[s
 
 
 def _draw_iterations(axes: Axes, spans: Sequence[TimelineSpan], first: int, start: float, end: float) -> None:
-    """Draw a line between iterations, and a number at each begin; omit a number that would cover the previous one."""
+    """Draw a line at the begin of each iteration but the first, and a label; omit a label close to the previous one."""
     labelled = -1.0
     for iteration in range(first, max(span.iteration for span in spans) + 1):
         begins = [s.start for s in spans if s.iteration == iteration and s.worker != _ORDER[0] and s.start >= start]
@@ -135,8 +136,7 @@ def _draw_iterations(axes: Axes, spans: Sequence[TimelineSpan], first: int, star
 
 
 def draw_reward(lines: Sequence[dict[str, Any]], path: Path) -> Path:
-    """Draw the reward per iteration, its running mean, and KL to the reference on the right if present; return the
-    file."""
+    """Draw the reward per iteration, its running mean, and the KL on the right if present; return the file."""
     shown = [line for line in lines if line.get("reward") is not None]
     steps = [line["iteration"] for line in shown]
     rewards = [float(line["reward"]) for line in shown]
@@ -177,12 +177,12 @@ def _kind(name: str) -> str:
 
 
 def _drawn(span: TimelineSpan) -> bool:
-    """Return whether a span is drawn: not one that encloses others, which it would cover, and not a prediction."""
+    """Return whether a span is drawn: not that of a whole training step, and not a prediction."""
     return span.name != "train/step" and not span.name.startswith("predicted/")
 
 
 def _begin(spans: Sequence[TimelineSpan]) -> float:
-    """Return the begin of the picture: the first work, so that the start of all workers does not fill it."""
+    """Return the begin of the picture: the first work of a worker that is not its start, if any."""
     work = [span.start for span in spans if _kind(span.name) != "start" and span.worker != _ORDER[0]]
     return min(work or [span.start for span in spans])
 

@@ -1,7 +1,7 @@
 """The history of each sample of an iteration: which worker decoded it when, when it ended, when it was scored.
 
-Rule: plain, bounded, versioned data for JSON. Readers ignore unknown fields and skip lines of another version. A moment
-is in seconds from `began_ns`; an unknown moment is null.
+Rule: plain, bounded, versioned data for JSON. Unknown fields are ignored, and another version is invalid. A moment is
+in seconds from `began_ns`; an unknown moment is null.
 """
 
 from typing import Annotated, Final, Literal, Self
@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 VERSION: Final = 1
 MAX_SAMPLES: Final = 8192
-"""Largest batch whose histories are recorded."""
+"""Most samples of an iteration."""
 MAX_PLACES: Final = 64
-"""Number of recorded changes of place per sample, the first ones."""
+"""Most changes of place, and most weight versions, of a sample."""
 MAX_WORKERS: Final = 10_000
 
 Moment = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -24,7 +24,7 @@ Version = tuple[Tokens, Tokens]
 
 
 class SampleHistories(BaseModel):
-    """One iteration; each column has an entry for each sample, in the order of the batch."""
+    """One iteration; each column about samples has an entry for each sample, by index."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -50,7 +50,7 @@ class SampleHistories(BaseModel):
     accepted: Annotated[list[Tokens], Field(max_length=MAX_SAMPLES)]
     rewards: Annotated[list[Number | None], Field(max_length=MAX_SAMPLES)]
     left_out: Annotated[dict[Annotated[int, Field(ge=0, lt=MAX_SAMPLES)], Name], Field(max_length=MAX_SAMPLES)]
-    """Sample that is not trained on -> failed, dropped or cut."""
+    """Sample that failed, was dropped or was cut off -> its state."""
 
     @model_validator(mode="after")
     def _columns_fit(self) -> Self:

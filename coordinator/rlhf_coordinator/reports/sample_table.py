@@ -1,7 +1,6 @@
 """A row of a sample table, and its line in a file.
 
-Rule: the content of a row comes from models and users, so a line is ASCII without control characters and is safe on a
-terminal. A text that is too long is cut, and the row says so. A line read from a file is untrusted: an invalid row
+Rule: a line is ASCII without control characters before its end. A line read from a file is untrusted: an invalid row
 raises an error that names the line.
 """
 
@@ -20,7 +19,7 @@ FOLDER: Final = "samples"
 FILE: Final = "iteration-{:06d}.jsonl"
 """File name of one iteration's table."""
 MAX_TEXT_CHARACTERS: Final = 65536
-"""Longest stored prompt or response, in characters."""
+"""Longest prompt or response after `cut_text`, in characters."""
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories of control, format, private and unassigned characters, surrogates and unusual line breaks."""
 ESCAPE_BYTES: Final = 12
@@ -28,7 +27,7 @@ ESCAPE_BYTES: Final = 12
 OTHER_BYTES: Final = 512 * 1024
 """Bytes that a line may have beside the prompt and the response."""
 MAX_LINE_BYTES: Final = 2 * ESCAPE_BYTES * MAX_TEXT_CHARACTERS + OTHER_BYTES
-"""Longest line that is read, in bytes: a prompt and a response of the maximum length in any script fit."""
+"""Longest line that is read, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +47,11 @@ class SampleRow:
     finish_reason: str
     """stop, length, or empty for a failed sample."""
     reward: float | None
-    """Unshaped reward, combined from several rewards, before spec.rewardShaping; None when nothing scored the
-    sample."""
+    """Reward before shaping, combined from several rewards; None without one."""
     rewards: Mapping[str, float]
     """Values by name: the reward, each of several rewards, a cost, and extra values of rewards."""
     advantage: float | None
-    """Mean over the response tokens, as training computed it from the shaped reward; None without training or
-    advantages."""
+    """Mean over the response tokens, as training reported it; None if unknown."""
     abstained: bool
     failed: bool
     """Whether no worker could decode it, so that the iteration left it out."""
@@ -66,11 +63,11 @@ class SampleRow:
     """Draft tokens verified for it on the worker where it ended."""
     accepted_tokens: int
     migrated: bool
-    """Whether more than one worker decoded it."""
+    """Whether more than one worker leased it for decoding."""
     cut: bool
     """Whether the stored prompt or response was cut."""
     shaped_reward: float | None = None
-    """Reward after all shaping; None when not trained on."""
+    """Reward after shaping, as training reported it; None if unknown."""
 
 
 _ROWS: Final = TypeAdapter(SampleRow)
@@ -125,7 +122,7 @@ def table_files(run_dir: Path) -> dict[int, Path]:
 
 
 def best_first(rows: Iterable[SampleRow]) -> list[SampleRow]:
-    """Return the rows that have a reward, highest first; equal ones in the order of the batch."""
+    """Return the rows that have a reward, highest first; equal ones by iteration and sample."""
     judged = [(row.reward, row) for row in rows if row.reward is not None]
     return [row for _, row in sorted(judged, key=lambda pair: (-pair[0], pair[1].iteration, pair[1].sample))]
 

@@ -1,9 +1,7 @@
 """`python -m rlhf_coordinator.run_page`: the page of the job in whose coordinator's container it is started.
 
 It is meant for `kubectl exec`, with `kubectl port-forward` to the same port. The server listens on the pod's own
-loopback, so the rest of the cluster cannot reach it. Rule: it is a separate process that only reads the run folder. It
-ends on Ctrl-C, with its terminal, and after IDLE_SECONDS without a request, because nothing ends an exec that lost its
-client.
+loopback. It ends on Ctrl-C, with its terminal, and after IDLE_SECONDS without a request.
 """
 
 import argparse
@@ -18,9 +16,9 @@ from rlhf_common.names import Env, ExitCode
 from rlhf_coordinator.run_page.server import LOOPBACK, MAX_PORT, RunPageServer
 
 PORT: Final = 8080
-"""Default port; no other server in the pod uses it."""
+"""Default port."""
 IDLE_SECONDS: Final = 900.0
-"""Seconds without a request after which the server ends; an open page sends one every few seconds."""
+"""Seconds without a request after which the server ends."""
 
 
 def main() -> int:

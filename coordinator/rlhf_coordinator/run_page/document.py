@@ -1,8 +1,7 @@
 """The page as one file: markup, style and program, with a policy that blocks other code, and fetches from elsewhere.
 
-Rule: content of a run is only data. It lies in an element that is no program, with every `<` escaped, and the program
-shows it as text. The policy names the program and the style by their hashes, so the browser runs nothing else even if
-an escape failed.
+Rule: content of a run is only data: `embedded` escapes every `<`. The policy names the program and the style by their
+hashes.
 """
 
 import base64
@@ -33,7 +32,7 @@ def page(deltas: str = "") -> bytes:
 
 
 def policy(*, live: bool) -> str:
-    """Return the Content-Security-Policy of the page."""
+    """Return the Content-Security-Policy of the page. `live`: whether it may connect to its own server."""
     connect = "'self'" if live else "'none'"
     return (
         f"default-src 'none'; script-src '{_sum(_program())}'; style-src '{_sum(_part('style.css'))}'; "
@@ -42,7 +41,7 @@ def policy(*, live: bool) -> str:
 
 
 def embedded(deltas: Sequence[dict[str, Any]]) -> str:
-    """Return deltas as text that is safe inside a page."""
+    """Return deltas as JSON without the characters `<`, `>` and `&`. Raises ValueError as `plain_json` does."""
     return plain_json(deltas).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

@@ -1,7 +1,7 @@
 """Reads a growing file in blocks of whole lines; the reader stores the position of the next block.
 
-Rule: no state is stored between two blocks, so any number of readers cost no memory. A file that was replaced or cut is
-read from its beginning, and the block says so. A line longer than a block comes in parts, which parsers refuse.
+Rule: no state is stored between two blocks. A file that was replaced or cut is read anew, and the block says so. A line
+longer than a block comes in parts.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class FilePlace:
-    """A position in a file: the file's identity, and its first unread byte."""
+    """A position in a file: the file's inode, 0 before it was read, and the offset of its first unread byte."""
 
     file: int = 0
     offset: int = 0
@@ -19,12 +19,12 @@ class FilePlace:
 
 @dataclass(frozen=True)
 class FilePiece:
-    """Whole lines, and the position of the next ones."""
+    """Whole lines that are not empty, and the position of the next ones."""
 
     lines: tuple[bytes, ...]
     place: FilePlace
     more: bool = False
-    """Whether more lines can be read at once."""
+    """Whether something was read, and the file had more bytes after it."""
     anew: bool = False
     """Whether the file was replaced or cut since the position, so that earlier lines are invalid."""
 

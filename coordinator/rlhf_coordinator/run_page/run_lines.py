@@ -1,7 +1,6 @@
 """Parses lines of a run's files for the page: spans, marks, iterations, histories, rows of sample tables.
 
-Rule: total functions of untrusted bytes: an invalid line gives None, never an exception. Numbers are finite, and texts
-have a maximum length. Texts are not escaped here; the page escapes them.
+Rule: a line is untrusted: an invalid one gives None. Texts are not escaped here.
 """
 
 import json
@@ -39,7 +38,8 @@ SHOWN_METRICS: Final = {
 def timeline_event(line: bytes) -> tuple[str, list[Any]] | None:
     """Parse a timeline line into a span or a mark, with times in milliseconds since the Unix epoch.
 
-    Return ("spans", [worker, name, start, milliseconds, iteration, attributes]) or ("marks", [at, kind, words]).
+    Return ("spans", [worker, name, start, milliseconds, iteration, attributes]) or ("marks", [at, kind, words]); None
+    for any other line.
     """
     event = _object(line.rstrip(b",\r "))
     if event is None:
@@ -63,7 +63,7 @@ def timeline_event(line: bytes) -> tuple[str, list[Any]] | None:
 
 
 def iteration_of(line: bytes) -> dict[str, Any] | None:
-    """Return an iteration's entry in the list of iterations; None for a line that contains only an evaluation."""
+    """Return an iteration's entry in the list of iterations; None for an invalid line, or that of an evaluation."""
     metrics = _object(line)
     if metrics is None or is_evaluation(metrics):
         return None
@@ -80,7 +80,7 @@ def iteration_of(line: bytes) -> dict[str, Any] | None:
 
 
 def histories_of(line: bytes) -> dict[str, Any] | None:
-    """Return the history of each sample of an iteration."""
+    """Return the history of each sample of an iteration; None for an invalid line."""
     try:
         return SampleHistories.model_validate_json(line).model_dump(exclude={"version"})
     except ValidationError:
@@ -109,8 +109,10 @@ def row_of(row: SampleRow) -> dict[str, Any]:
 
 
 def _worker(process: Any, thread: Any) -> str:
-    """Return the name of a timeline row. Rows are numbered by group; those without a group are a rank's predicted
-    schedule."""
+    """Return the name of a timeline row from its numbers; empty for invalid ones.
+
+    The number after those of the groups stands for a rank's predicted schedule.
+    """
     if not isinstance(process, int) or not isinstance(thread, int) or not 0 <= process <= len(_GROUPS):
         return ""
     if process == len(_GROUPS):

@@ -1,8 +1,7 @@
 """The data for the page of a run, from the files of its folder, in deltas, each from the end of the previous one.
 
-Rule: a delta has a bounded part of each growing file. Its cursor contains its end, and the page returns the cursor, so
-the reader has no state. A cursor is untrusted: an invalid one starts from the beginning. Files with other names than
-those below are not read.
+Rule: a delta has a bounded part of each growing file. Its cursor contains its end, so the reader has no state. A cursor
+is untrusted: an invalid one starts from the beginning.
 """
 
 import json
@@ -17,20 +16,20 @@ from rlhf_coordinator.run_page.run_lines import histories_of, iteration_of, row_
 from rlhf_planner.explain.ranking import SHOWN, comparable, explain, headline
 
 MAX_BYTES: Final = 1024 * 1024
-"""Most bytes of the timeline or the metrics in one delta."""
+"""Most bytes of the timeline, and of the metrics, in one delta."""
 MAX_LINE_BYTES: Final = 8 * 1024 * 1024
 """Most bytes of sample histories in one delta, and the longest line of one iteration."""
 NEWEST_BYTES: Final = 32 * 1024 * 1024
-"""Part of a long file that the page reads, in bytes before its end."""
+"""Part of a long followed file that is read at first, in bytes before its end."""
 MAX_TABLES: Final = 16
-"""Newest sample tables on the page."""
+"""Most sample tables in a delta, the newest."""
 MAX_ROWS: Final = 512
 """Most rows of one table."""
 FILES: Final = ("timeline", "metrics", "histories")
 
 
 class RunReader:
-    """Reads one run folder."""
+    """Reads one run folder; `newest_bytes` replaces NEWEST_BYTES."""
 
     def __init__(self, run_dir: Path, newest_bytes: int = NEWEST_BYTES) -> None:
         self._run_dir, self._newest_bytes = run_dir, newest_bytes
@@ -114,7 +113,7 @@ class RunReader:
         }
 
     def _goes_on(self) -> bool:
-        """Return whether iterations follow the summary, which then belongs to an earlier coordinator."""
+        """Return whether metrics.jsonl is newer than the summary."""
         return self._stamp("metrics.jsonl") > self._stamp("summary.json")
 
     def _document(self, name: str) -> dict[str, Any]:
@@ -126,7 +125,10 @@ class RunReader:
 
 
 def _read_cursor(cursor: str) -> tuple[dict[str, FilePlace], dict[str, int]]:
-    """Return the position in each followed file, and the modification times of the others."""
+    """Return the position in each followed file, and the modification times of the others, from a cursor.
+
+    An invalid cursor gives the beginning, and times that differ from all others.
+    """
     try:
         parsed = json.loads(cursor) if cursor else {}
         places = {name: FilePlace(*map(_count, parsed[name])) for name in FILES}

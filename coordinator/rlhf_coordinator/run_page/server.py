@@ -1,8 +1,7 @@
 """Serves the page of a run, and deltas of the run, on this machine's loopback.
 
-Rule: it reads one run folder, answers only GET requests, and listens only on 127.0.0.1. A path begins with a secret
-token of the process that started it, so other users of the machine see nothing. A request whose Host is not a loopback
-name is refused, so no page of another site can read the run. Requests are not logged.
+Rule: it reads one run folder, answers only GET requests, and listens only on 127.0.0.1. A path must begin with a random
+token. A request whose Host is not 127.0.0.1 or localhost with the server's port is refused. Requests are not logged.
 """
 
 import http.server
@@ -23,7 +22,7 @@ log = logging.getLogger(__name__)
 LOOPBACK: Final = "127.0.0.1"
 MAX_PORT: Final = 65535
 ANSWER_SECONDS: Final = 30.0
-"""Seconds after which a response that the browser does not read is abandoned."""
+"""Time-out of a connection in seconds."""
 
 
 class RunPageServer:
@@ -45,7 +44,7 @@ class RunPageServer:
 
     @property
     def idle_seconds(self) -> float:
-        """Return the seconds since the last request."""
+        """Seconds since the last connection, or since the creation of the server."""
         return time.monotonic() - self._asked
 
     def __enter__(self) -> Self:
@@ -110,4 +109,4 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *arguments: object) -> None:
-        """Log nothing, because the path contains the token."""
+        """Log nothing."""

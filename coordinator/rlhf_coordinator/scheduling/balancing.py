@@ -1,8 +1,7 @@
-"""Balancing: before the tail consolidates, samples move from the worker that would end last to the one that ends first.
+"""Balancing: before the tail consolidates, samples move from workers that would end last to those that end first.
 
-It starts once no sample is queued; until then the queue balances. The search costs time too, so it runs at intervals
-(`FusionState.next_balance`).
-Rule: pure; a worker that gave or took samples a moment ago is left out.
+It starts once no sample is queued or moving. The search runs at intervals (`FusionState.next_balance`).
+Rule: pure; a worker in `FusionState.moved_at` rests for COOLDOWN_SECONDS.
 """
 
 from collections.abc import Sequence
@@ -22,13 +21,16 @@ from rlhf_planner.inter_stage.throughput import EVEN_PACE
 SPREAD: Final = 1.5
 """Ratio of the most to the least loaded worker, in samples times pace, from which samples are balanced."""
 COOLDOWN_SECONDS: Final = 2.0
-"""Seconds for which a worker that gave or took samples is left out, so that the effect of the move shows first."""
+"""Seconds for which a worker is left out after its entry in `FusionState.moved_at`."""
 
 
 def reallocations(
     context: JobContext, state: JobState, now: float, ready: Sequence[Worker]
 ) -> tuple[Reallocation, ...]:
-    """Return the moves that shorten the decoding of the workers that are `ready` to decode; empty when it is even."""
+    """Return moves of samples between the workers that are `ready` to decode.
+
+    The result is empty where balancing is disabled, costs are not measured, nothing is due, or no move gains enough.
+    """
     ledger, fusion, settings = state.ledger, state.fusion, context.spec.fusion.inter_stage
     if settings.balance == "Disabled" or not fusion.measured or now < fusion.next_balance:
         return ()
@@ -48,8 +50,7 @@ def reallocations(
 
 
 def _lacking(state: JobState, per_prompt: int, worker: str, sample: TailSample) -> float:
-    """Return the seconds until a destination has the sibling tokens of a sample's prompt, which travel while it
-    moves."""
+    """Return the estimated seconds until a destination has the sibling tokens of a sample's prompt."""
     group = sample.sample // per_prompt
     has = state.siblings.has.get(group, {}).get(worker, {})
     unsent = max(0, sibling_sharing.unsent_tokens(state, group, has, per_prompt) - sample.tokens)
@@ -63,6 +64,6 @@ def unfinished_sample(state: JobState, index: int) -> TailSample:
 
 
 def staying_samples(state: JobState, name: str) -> list[int]:
-    """Return the samples that a worker decodes and that are not asked to move."""
+    """Return the samples that a worker decodes and that were not asked to move, by index."""
     samples = state.ledger.samples
     return [index for index in state.ledger.held_by(name) if samples[index].state is SampleState.DECODING]

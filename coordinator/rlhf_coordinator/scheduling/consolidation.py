@@ -2,13 +2,13 @@
 
 A generation worker that can score has the scoring models next to the policy. It is *released* when it has nothing left
 to decode and will get nothing. This holds outside the migration pool once the tail consolidates, in the pool once
-nothing is queued, and for all workers when every response is finished. Without fusion only the last rule applies, and
-only where there are no inference workers. Released workers and inference workers share one queue.
+nothing is queued or moving, and when every response is finished. Without a planned consolidation only the last rule
+applies, and only where there are no inference workers.
 
-Once few enough samples are unfinished, every sample outside the pool moves there. It moves with its KV cache by a
-Migrate to its worker, or by its tokens through a Withdraw, after which it is queued and leased to the pool. A sample
-whose cache could not move goes by its tokens the next time.
-Rule: pure and level-triggered. A moving sample is marked in the ledger, so deciding again does not ask for it again.
+Once few enough samples are unfinished, samples outside the pool move there. They move with the KV cache by a Migrate,
+or by their tokens through a Withdraw, after which they are queued. A sample whose cache could not move goes by its
+tokens the next time.
+Rule: pure. A moving sample is marked in the ledger, so deciding again does not ask for it again.
 """
 
 from collections import defaultdict
@@ -43,11 +43,11 @@ class Consolidation:
     """The current state of the iteration's tail."""
 
     possible: bool = False
-    """Whether this job may choose inter-stage fusion."""
+    """Whether the tail may consolidate (`fusion_possible`)."""
     planned: bool = False
-    """Whether the tail of this iteration will go to fewer workers than there are."""
+    """Whether the choice for this iteration is that its tail goes to fewer workers than there are."""
     begun: bool = False
-    """Whether so few samples are unfinished that they belong in the pool."""
+    """Whether a consolidation is planned, and so few samples are unfinished that they belong in the pool."""
     pool: tuple[str, ...] = ()
     """Names of the workers in the migration pool, which decode the tail; empty before it consolidates."""
     moves: tuple[Move, ...] = ()
@@ -66,7 +66,11 @@ NO_CONSOLIDATION: Final = Consolidation()
 
 
 def fusion_possible(context: JobContext, state: JobState) -> bool:
-    """Return whether the tail may consolidate: a worker can be released, and scoring can start before the end."""
+    """Return whether the tail may consolidate.
+
+    Fusion must not be disabled or given up, there must be several generation workers and scoring tasks, and scoring
+    must be allowed before the end.
+    """
     several = state.fleet.sizes.get(Group.GENERATION, 0) > 1
     overlaps = context.spec.inference.overlap != "Disabled"
     wanted = context.spec.fusion.inter_stage.mode != "Disabled" and not state.fusion.given_up
@@ -74,7 +78,10 @@ def fusion_possible(context: JobContext, state: JobState) -> bool:
 
 
 def generation_can_score(context: JobContext, state: JobState, possible: bool) -> bool:
-    """Return whether generation workers also have the scoring models: there are no others, or some may be released."""
+    """Return whether generation workers also have the scoring models.
+
+    There must be scoring tasks, and no inference workers or a `possible` consolidation.
+    """
     return bool(context.tasks) and (not state.fleet.sizes.get(Group.INFERENCE, 0) or possible)
 
 
@@ -131,7 +138,7 @@ def _released(context: JobContext, state: JobState, planned: bool, pool: Collect
 
 
 def decide(state: JobState, consolidation: Consolidation, ready: Sequence[Worker], measures: bool) -> list[Decision]:
-    """Return the commands that move samples, offload idle scoring models, and measure costs.
+    """Return the decisions that move samples, offload idle scoring models, and measure costs; empty in a stopping job.
 
     `ready`: the workers that can decode; `measures`: the costs of work are measured now.
     """
@@ -146,7 +153,7 @@ def decide(state: JobState, consolidation: Consolidation, ready: Sequence[Worker
 
 
 def _move(state: JobState, moves: Iterable[Move]) -> list[Decision]:
-    """Return one command per source (tokens), or per source and destination (KV cache)."""
+    """Return one command per source (tokens), and one per source and destination (KV cache)."""
     by_cache: dict[tuple[str, str], list[int]] = defaultdict(list)
     by_tokens: dict[str, list[int]] = defaultdict(list)
     for move in moves:
@@ -162,7 +169,7 @@ def _move(state: JobState, moves: Iterable[Move]) -> list[Decision]:
 
 
 def _offload(state: JobState, ready: Sequence[Worker], released: Collection[str]) -> list[Decision]:
-    """Return commands that offload idle scoring models, because decoding needs the device memory again."""
+    """Return commands that offload the scoring models of ready CUDA workers that are not released and score nothing."""
     return [
         Offload(worker.name, Group.INFERENCE)
         for worker in ready
@@ -175,7 +182,10 @@ def _offload(state: JobState, ready: Sequence[Worker], released: Collection[str]
 
 
 def measures_costs(context: JobContext, state: JobState, possible: bool) -> bool:
-    """Return whether to measure costs now: they are wanted and unknown, and no sample is being decoded."""
+    """Return whether to measure costs now: they are wanted and unknown, and no sample is being decoded.
+
+    Nothing is measured once all responses are finished.
+    """
     fusion = state.fusion
     if fusion.measured or context.spec.fusion.inter_stage.mode != "Auto" or state.stop is not None or state.trained:
         return False
@@ -184,10 +194,7 @@ def measures_costs(context: JobContext, state: JobState, possible: bool) -> bool
 
 
 def _measure(state: JobState, ready: Sequence[Worker]) -> list[Decision]:
-    """Return commands with which every ready generation worker measures each role once, then the adoption of costs.
-
-    A worker that is still starting is not waited for.
-    """
+    """Return a measurement for each ready worker that lacks one, one role at a time, and then the adoption of costs."""
     decisions: list[Decision] = []
     for worker in ready:
         missing = [role for role in MEASURED if (worker.name, role.value) not in state.fusion.results]

@@ -1,10 +1,9 @@
 """Training of critics beside the next iteration's decoding (`spec.training.criticOverlap`).
 
 The ranks train the policy on a batch (`training_overlap.train_part`), and the iteration then counts as trained: its
-policy is published, it is closed, and the next one decodes. Then the ranks train the critics on the same mini-batches,
-and the iteration's report is completed. Critics are loaded from ranks, and a checkpoint is saved, only when their
-version is complete, so scoring by critics waits for them.
-Rule: pure. No critic is trained while workers read the policy from ranks, and none is read while it is trained.
+policy is published, it is closed, and the next one decodes. Then the ranks train the critics on the same batch, and the
+iteration's report is completed.
+Rule: pure. No critic is trained while a worker may read weights from ranks.
 """
 
 from rlhf_common import control_pb2 as pb
@@ -14,7 +13,7 @@ from rlhf_coordinator.state.job_state import JobContext, JobState
 
 
 def decide(context: JobContext, state: JobState, facts: DerivedState) -> list[Decision]:
-    """Return the commands that train the pending critics, or the completion of their iteration's report."""
+    """Return the commands that train pending critics, or the completion of the previous iteration's open report."""
     group = facts.group
     if not group.formed:
         return []
@@ -25,8 +24,7 @@ def decide(context: JobContext, state: JobState, facts: DerivedState) -> list[De
 
 
 def _train_critics(state: JobState, facts: DerivedState) -> list[Decision]:
-    """Return commands for every rank whose trained policy version is recorded; it continues with the batch before that
-    version."""
+    """Return commands for every idle rank with pending critics whose policy has the job's version."""
     return [
         Train(rank.name, state.version - 1, pb.TRAIN_PART_CRITICS)
         for rank in facts.group.ranks
@@ -35,8 +33,10 @@ def _train_critics(state: JobState, facts: DerivedState) -> list[Decision]:
 
 
 def _begins(context: JobContext, state: JobState, facts: DerivedState) -> bool:
-    """Return whether critics may be trained: their iteration is closed, or its policy is published and it must end
-    completely."""
+    """Return whether critics may be trained now: no weights are read, and their iteration is closed.
+
+    An iteration that must end completely need only be published.
+    """
     if facts.group.is_read:
         return False
     whole = state.stop is not None or context.last(state.iteration) or facts.checkpoint_due

@@ -1,7 +1,6 @@
 """The decisions of the coordinator: plain data that `actions` carries out, in order.
 
-Rule: a decision names workers and samples, and contains no clock, socket or file. The action adds attempts, command
-ids, tokens and times.
+Rule: a decision contains no clock, socket or file.
 """
 
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ class ScorePrefix:
 
 
 class SharedPart(NamedTuple):
-    """Tokens of a source, response positions `start` to `stop`, that a worker has from now on."""
+    """Tokens of a source, response positions `start` to before `stop`, that a worker has from now on."""
 
     group: int
     worker: str
@@ -64,14 +63,14 @@ class SharedPart(NamedTuple):
 
 @dataclass(frozen=True)
 class ShareSiblings:
-    """Send workers the sibling tokens of the prompts whose samples they decode."""
+    """Send workers the sibling tokens of the prompts whose samples they decode, and set the next round."""
 
     parts: tuple[SharedPart, ...]
     forgotten: tuple[tuple[int, str], ...]
     """(prompt group, worker that no longer decodes any of it) pairs."""
     next_group: int
     next_share: float
-    """Moment of the next check."""
+    """Moment before which no full round begins."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class MeasureCosts:
 
 @dataclass(frozen=True)
 class AdoptCosts:
-    """Use the measured costs from now on; every ready generation worker has measured."""
+    """Use the measured costs from now on."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ class Train:
     iteration: int
     part: pb.TrainPart.ValueType = pb.TRAIN_PART_ALL
     keep: bool = False
-    """Whether the rank must keep its initial weights, because workers decode with them and may load them meanwhile."""
+    """Whether the rank must keep its initial weights, because workers decode with them."""
 
 
 @dataclass(frozen=True)
@@ -172,23 +171,22 @@ class ExitWorker:
     code: int
     reason: str
     stuck: bool = False
-    """Whether the worker makes no progress, which one of its samples may cause."""
+    """Whether the worker makes no progress, which counts as a failure of the samples that it decodes."""
 
 
 @dataclass(frozen=True)
 class RestartGroup:
-    """Restart a broken training group: its checkpoint in progress is lost, and its connected ranks get an
-    ExitWorker."""
+    """Record that a broken training group restarts; each connected member gets an ExitWorker after it."""
 
     members: tuple[str, ...]
     reason: str
     counted: bool
-    """Whether this is a failure without a lost rank; runPolicy.backoffLimit limits these."""
+    """Whether this counts towards runPolicy.backoffLimit."""
 
 
 @dataclass(frozen=True)
 class CommitBatch:
-    """Make the scored batch durable, before training may start."""
+    """Make the scored batch durable before training."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +196,7 @@ class CommitTrained:
 
 @dataclass(frozen=True)
 class ReportCritics:
-    """Report the previous iteration, whose critics are now trained."""
+    """Complete the open report of the previous iteration, whose training is complete now."""
 
 
 @dataclass(frozen=True)
@@ -210,12 +208,12 @@ class SaveCheckpoint:
 
 @dataclass(frozen=True)
 class CloseIteration:
-    """Close the iteration: report its metrics, and begin the next segment and ledger unless it was the last."""
+    """Close the iteration, and begin the next segment and ledger unless it was the last."""
 
     last: bool = False
     """Whether this is the job's last iteration."""
     awaits: Literal["", "training", "critics"] = ""
-    """Training that is still pending beside the next iteration and completes the report; empty for none."""
+    """Training that is still pending, after which the report is completed; empty for none."""
     late_critics: bool = False
     """Whether the critics were trained after the policy, so that the metrics of training are read again."""
 
@@ -229,7 +227,7 @@ class BeginEvaluation:
 
 @dataclass(frozen=True)
 class GiveUpEvaluation:
-    """Abandon the evaluation of a version that no worker has any more; the next version is evaluated instead."""
+    """Abandon the evaluation of a version that no worker has any more."""
 
     version: int
 

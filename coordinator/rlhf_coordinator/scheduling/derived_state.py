@@ -1,9 +1,8 @@
 """The facts behind the decisions, derived from the state once per round of decisions.
 
-This module owns facts that several decisions need: the state of the training group, the workers that can decode or
-score, the placement of the tail, the publication of weights, and whether a checkpoint is due.
-Rule: pure; one frozen value for one state and one time. Decisions read these facts and do not derive them again. Status
-and metrics read the result (`iteration.SchedulerOutput`).
+These are the state of the training group, the workers that can decode or score, the placement of the tail, the
+publication of weights, and whether a checkpoint is due.
+Rule: pure; one frozen value for one state and one time.
 """
 
 from dataclasses import dataclass
@@ -32,24 +31,24 @@ class DerivedState:
     can_score: bool
     """Whether generation workers also have the scoring models."""
     ready: tuple[Worker, ...]
-    """Generation workers that can decode: they have their role, weights and device."""
+    """Idle generation workers that can decode: they have their roles, the policy's current version and the device."""
     measures: bool
     """Whether the costs of generation and inference are measured now."""
     consolidation: Consolidation
     decoders: tuple[Worker, ...]
     """Workers of `ready` that may get samples: none while costs are measured, the pool once the tail consolidates."""
     scorers: tuple[Worker, ...]
-    """Workers that may get scoring tasks: those of the inference group, and released generation workers."""
+    """Current workers that may get scoring tasks: those of the inference group, and released generation workers."""
     early_scorers: tuple[Worker, ...]
-    """Additional workers that may get scoring tasks without critics while a critic update is pending."""
+    """Additional workers that may get tasks of models that are not trained, while a critic update is pending."""
     published: bool
-    """Whether the iteration's weights are no longer needed, and the next iteration's workers have the next ones."""
+    """Whether the iteration is trained or handed on, and `readiness.is_published` holds."""
     checkpoint_due: bool
     """Whether a checkpoint of the job's version is wanted and does not exist."""
 
 
 def derive(context: JobContext, state: JobState, now: float) -> DerivedState:
-    """Return the facts of a state. `now`: seconds of the state's monotonic clock."""
+    """Return the facts about a state. `now`: seconds of the state's monotonic clock."""
     possible = fusion_possible(context, state)
     can_score = generation_can_score(context, state, possible)
     serving = readiness.serving_workers(state)

@@ -1,12 +1,10 @@
 """Dispatch: leases queued samples to generation workers, and scoring tasks to scorers.
 
-The least loaded worker comes first. A worker gets the samples that it can decode at once and a few more, so that it
-does not wait for a command and late work is still spread evenly. Among up to MAX_SORTED samples, the longest are leased
-first for scoring, because short ones even out the end. A failed task goes to another worker than the one where it
-failed, if there is one; so does a sample whose worker failed. A sample whose workers failed too often is decoded alone,
+The least loaded worker comes first. A worker gets the samples that it can decode at once and a few more. Among up to
+MAX_SORTED samples, the longest are leased first for scoring. A failed task goes to another worker than the one where it
+failed, if there is one; so does a sample whose worker failed, if another has room. An isolated sample is decoded alone,
 once nothing else is queued (`decode_failures`).
-Rule: pure; workers with the current weights of a task's model get it. While a critic update is pending, the tasks of
-other models do not wait for it.
+Rule: pure. While a critic update is pending, the tasks of models that are not trained do not wait for it.
 """
 
 import heapq
@@ -22,30 +20,32 @@ from rlhf_coordinator.state.sample import Sample, SampleState
 from rlhf_coordinator.state.worker import Worker
 
 PREFETCH_SHARE: Final = 8
-"""Divisor of the batch: a worker has 1/8 more samples than it decodes at once, to refill a finished row in the same
-step."""
+"""Divisor of the batch: a worker has 1/8 more samples than it decodes at once, and at least one more."""
 
 SCORES_IN_FLIGHT: Final = 64
-"""Samples from which a scorer gets no more: enough for slow rewards to overlap, few enough for late workers."""
+"""Number of samples from which a scorer gets no more; for tasks of whole groups, of leased (sample, task) pairs."""
 
 SHARES: Final = 2
-"""Divisor: each of n workers takes 1 / (2 n) of the unscored samples at a time."""
+"""Divisor: the limit of each of n workers is 1 / (2 n) of the unscored samples, within the limits."""
 
 MIN_IN_FLIGHT: Final = 4
-"""Least limit of samples per worker: one in scoring, and enough queued until the next command arrives."""
+"""Least limit of samples per worker."""
 
 MAX_SORTED: Final = 4096
 """Most waiting samples that are sorted by length in a round."""
 
 SCORE_CHUNK: Final = 16
-"""Samples in one Score command; the worker starts on the first ones while more arrive."""
+"""Most samples in one Score command."""
 
 _Kind = tuple[tuple[str, ...], int, tuple[Worker, ...]]
 """(tasks leased together, most samples of them per worker, workers that may get them)."""
 
 
 def decide(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
-    """Return the leases of queued samples and open scoring tasks, as far as workers have capacity."""
+    """Return the leases of queued samples and open scoring tasks, as far as workers have capacity.
+
+    The result is empty in a trained iteration and in a stopping job.
+    """
     if state.trained or state.stop is not None:
         return []
     scores = [*_score(context, state, now, facts), *_score_groups(context, state, now, facts)]
@@ -80,10 +80,9 @@ def _generate(context: JobContext, state: JobState, workers: Sequence[Worker]) -
 def _to_destinations(
     state: JobState, queued: Iterable[int], workers: Sequence[Worker], room: list[int]
 ) -> dict[int, list[int]]:
-    """Return position of a worker -> samples that balancing withdrew for it, and take them off its `room`.
+    """Return position of a worker -> queued samples whose last balancing move led to it, and take them off its `room`.
 
-    Without this rule, the least loaded worker may be the slow one that the sample left. A sample that failed on its
-    destination, or finds it full, is leased as any other.
+    A sample that last failed on its destination, or finds it full, is left out.
     """
     positions = {worker.name: order for order, worker in enumerate(workers)}
     assigned: dict[int, list[int]] = {}
@@ -98,7 +97,10 @@ def _to_destinations(
 
 
 def _alone(state: JobState, workers: Sequence[Worker]) -> list[Decision]:
-    """Return leases of isolated samples to idle workers, each elsewhere than where it failed, if possible."""
+    """Return leases of isolated samples to workers without samples, one each, elsewhere than where they last failed.
+
+    A single worker may get a sample that failed on it.
+    """
     ledger = state.ledger
     if not ledger.isolated():
         return []
@@ -133,10 +135,7 @@ def _score(context: JobContext, state: JobState, now: float, facts: DerivedState
 
 
 def _score_groups(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
-    """Return leases of whole-group tasks to the least loaded scorers; a retry goes to another worker if possible.
-
-    A worker has about as many samples of them as of other tasks.
-    """
+    """Return leases of whole-group tasks to the least loaded scorers; a retry goes to another worker if possible."""
     ledger = state.ledger
     waiting = context.spec.inference.overlap == "Disabled" and not ledger.all_generated
     if waiting or not ledger.open_groups():
@@ -164,9 +163,8 @@ def _score_groups(context: JobContext, state: JobState, now: float, facts: Deriv
 def _kinds(context: JobContext, state: JobState, facts: DerivedState) -> list[_Kind]:
     """Return which tasks are leased together, the most samples of them per worker, and the workers that may get them.
 
-    Where workers are released one after another, calls of user code are separate from models: many calls are in flight,
-    but the last passes of models are spread. While a critic update is pending, tasks without critics are separate from
-    the others.
+    Where generation workers can score, tasks of rewards without a model are separate from those of models. Where there
+    are early scorers, tasks of trained models are separate from the others.
     """
     names, everybody = tuple(task.name for task in context.tasks), (*facts.scorers, *facts.early_scorers)
     if not facts.can_score:
@@ -183,15 +181,12 @@ def _kinds(context: JobContext, state: JobState, facts: DerivedState) -> list[_K
 
 
 def _trained_tasks(context: JobContext) -> frozenset[str]:
-    """Return the scoring tasks of trained models, which need the job's version."""
+    """Return the scoring tasks of trained models."""
     return frozenset(task.name for task in context.tasks if task.model in context.scored_models)
 
 
 def _share(state: JobState, workers: int) -> int:
-    """Return the most samples that a worker may have (guided self-scheduling).
-
-    It is a share of the remaining ones, so that late workers find work and the last samples are spread evenly.
-    """
+    """Return the most samples that a worker may have: a share of the unscored ones, within the limits."""
     scored = state.ledger.count(SampleState.SCORED, SampleState.DROPPED)
     everybody = max(workers, len(state.fleet.in_group(Group.GENERATION)) + len(state.fleet.in_group(Group.INFERENCE)))
     share = -(-(len(state.ledger.samples) - scored) // (SHARES * everybody))
@@ -199,8 +194,7 @@ def _share(state: JobState, workers: int) -> int:
 
 
 def _longest_first(state: JobState) -> Collection[int]:
-    """Return samples to score, longest first; above MAX_SORTED, in order of arrival, because the order matters only at
-    the end."""
+    """Return samples with open tasks, longest response first; above MAX_SORTED, in the order in which they got one."""
     waiting, samples = state.ledger.unscored(), state.ledger.samples
     if len(waiting) > MAX_SORTED:
         return waiting
@@ -215,9 +209,8 @@ def _while_room(samples: Iterable[int], load: dict[str, int], limit: int) -> Ite
 
 
 def _places(sample: Sample, tasks: Sequence[str], load: dict[str, int], holder: str | None) -> dict[str, list[str]]:
-    """Return worker -> tasks of this sample.
+    """Return worker -> open tasks of this sample: the least loaded worker, or, for a failed task, another one.
 
-    Tasks that are leased together stay together, so that the sample's tokens travel once; a failed task goes elsewhere.
     The `holder`, which scored the beginning of the sample, is preferred while its load is low.
     """
     places: dict[str, list[str]] = {}

@@ -1,11 +1,10 @@
 """Evaluation: when a weight version is evaluated, which workers decode and score its responses, and what waits for it.
 
-Version i is evaluated in iteration i, by generation workers that have it and no work of the batch left: released ones
-while the tail is decoded, all of them while the batch is scored and trained. A worker with undecoded responses does not
-load the next version yet, and unscored responses keep the iteration open. The last version has no iteration; it is
-evaluated after the last training. Colocated ranks take the devices of the decoding workers, so there the batch waits
-until the evaluation is decoded.
-Rule: pure; a worker decodes work of the batch first. The evaluation must never change what is trained on.
+Version i is evaluated in iteration i, by generation workers that have it and no work of the batch. While responses wait
+to be decoded, such a worker does not load the next version; unscored responses keep the iteration open. The last
+version has no iteration; it is evaluated after the last training. With colocated ranks, the batch waits until the
+evaluation is decoded (`EvaluationState.holds_training`).
+Rule: pure; a worker decodes work of the batch first.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -26,11 +25,11 @@ from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.worker import Worker
 
 SCORES_IN_FLIGHT: Final = 32
-"""Most responses of an evaluation that a worker scores: enough for slow rewards to overlap."""
+"""Number of responses of an evaluation from which a worker gets no more to score."""
 
 
 def decide(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
-    """Return the next commands of the evaluation; empty without one."""
+    """Return the next decisions about the evaluation; empty without one, and in a stopping job."""
     if context.spec.evaluation is None or state.stop is not None:
         return []
     if final_is_due(context, state) and not state.evaluation.unfinished:
@@ -44,7 +43,7 @@ def decide(context: JobContext, state: JobState, now: float, facts: DerivedState
 
 
 def final_is_due(context: JobContext, state: JobState) -> bool:
-    """Return whether the last version of the job exists and its evaluation has not begun."""
+    """Return whether the job evaluates, its last version exists, and the evaluation's ledger is not of this version."""
     if context.spec.evaluation is None or not state.trained or not context.last(state.iteration):
         return False
     ledger = state.evaluation.ledger
@@ -52,20 +51,20 @@ def final_is_due(context: JobContext, state: JobState) -> bool:
 
 
 def wants_last_version(context: JobContext, state: JobState) -> bool:
-    """Return whether generation workers need the last version of the job, which only its evaluation uses."""
+    """Return whether generation workers need the last version of the job, for its evaluation."""
     ledger = state.evaluation.ledger
     own = ledger is not None and ledger.iteration == state.version and state.evaluation.decodes
     return final_is_due(context, state) or (own and context.last(state.iteration))
 
 
 def keeps_open(context: JobContext, state: JobState) -> bool:
-    """Return whether the iteration must not be closed yet."""
+    """Return whether the iteration must not be closed yet because of an evaluation."""
     return state.stop is None and (state.evaluation.unfinished or final_is_due(context, state))
 
 
 def keeps_weights(context: JobContext, state: JobState, worker: Worker) -> bool:
-    """Return whether a worker must not load the job's version yet, because it decodes the evaluation of the previous
-    one."""
+    """Return whether a worker must not load the job's version yet, because it has an earlier one whose evaluation it
+    decodes, or may decode."""
     ledger = state.evaluation.ledger
     if ledger is None or ledger.iteration == state.version or state.stop is not None:
         return False
@@ -85,7 +84,7 @@ def waits(context: JobContext, state: JobState, facts: DerivedState) -> bool:
 
 
 def _is_lost(context: JobContext, state: JobState, ledger: Ledger) -> bool:
-    """Return whether no worker has the version any more, and none can get it."""
+    """Return whether responses are missing, no generation worker has the version, and none can get it."""
     if ledger.all_generated or (ledger.iteration == state.version and not _gone(state)):
         return False
     return not any(
@@ -95,7 +94,7 @@ def _is_lost(context: JobContext, state: JobState, ledger: Ledger) -> bool:
 
 
 def _gone(state: JobState) -> bool:
-    """Return whether the batch waits for the evaluation, so that no rank serves the version."""
+    """Return whether the complete batch waits for the evaluation of a trained version, which no rank serves then."""
     return state.evaluation.holds_training and state.ledger.all_scored and bool(state.version)
 
 
@@ -163,8 +162,8 @@ def _score(context: JobContext, state: JobState, now: float, facts: DerivedState
 def _judges(state: JobState, facts: DerivedState) -> Collection[str]:
     """Return the workers that can score.
 
-    These are the workers of the inference group, or, without any, generation workers that decode no batch sample. A
-    reward does not change with training, so the version of other models does not matter.
+    These are idle workers of the inference group, or, where it has no workers, idle generation workers that have the
+    device and decode no sample of the batch.
     """
     able = [worker for worker in state.fleet if worker.idle and Group.INFERENCE in worker.roles]
     of_group = [worker.name for worker in able if worker.group is Group.INFERENCE]

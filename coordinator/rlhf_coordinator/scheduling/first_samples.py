@@ -3,7 +3,7 @@
 Partial rollouts (`spec.rollout.maxStaleness`) take up all samples that the previous iteration cut off. Long rounds
 (`spec.rollout.longRounds`) take them up without tokens but with their origin, so with the same prompt and the same
 random key: a long round takes the prompts that waited longest, and a short round takes none.
-Rule: pure. The decision is made once, when an iteration begins, and recorded there; a replay reads the record.
+Rule: pure.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,8 @@
 """Incremental scoring: assigns prefixes of unfinished samples to idle scoring workers.
 
-A worker gets prefixes only while no finished sample waits for a model. The tasks of a sample stay on one worker, and
-samples with the most unscored tokens come first. A finished sample prefers its worker, unless others wait for it there.
-Rule: pure; the assignments are hints about when a score is computed.
+A worker gets prefixes only while no finished sample waits for a model. Later prefixes of a sample go to the worker that
+began it. Samples with the most unscored tokens come first.
+Rule: pure.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,9 @@ from rlhf_coordinator.state.sample import SampleState
 from rlhf_coordinator.state.worker import Worker
 
 IN_FLIGHT: Final = 8
-"""Most samples that a worker is asked for at a time: some share a pass, and a finished sample waits for one pass
-only."""
+"""Most samples that a worker is asked for at a time."""
 LEAD: Final = 2
-"""Finished samples that a worker may have above the least loaded one and still get the sample that it began."""
+"""Samples that a worker may have above the least loaded one and still get the finished sample that it began."""
 UNFINISHED: Final = (SampleState.QUEUED, SampleState.DECODING, SampleState.MIGRATING)
 
 
@@ -71,12 +70,12 @@ def gained_block(state: JobState, index: int, tokens: int) -> bool:
 
 
 def scorable_tokens(state: JobState, index: int) -> int:
-    """Return how many tokens of a sample, including the prompt, can be scored now."""
+    """Return how many tokens of a sample, including the prompt, can be scored now, in whole blocks."""
     return whole_blocks(state.prompt_tokens[index] + len(state.ledger.samples[index].response)) * BLOCK
 
 
 def _models(context: JobContext) -> frozenset[str]:
-    """Return the scoring tasks that use a worker's device: all but calls."""
+    """Return the scoring tasks that are no calls (`JobContext.calls`)."""
     return frozenset(task.name for task in context.tasks) - context.calls
 
 
@@ -86,7 +85,10 @@ def _waits(state: JobState, index: int, models: frozenset[str], now: float) -> b
 
 
 def _by_work(state: JobState) -> list[int]:
-    """Return the unfinished samples with a whole block to score, most tokens first."""
+    """Return the unfinished samples with a whole new block to score, most new tokens first.
+
+    Samples without a response token, and those that a worker was asked for, are left out.
+    """
     incremental_state, samples = state.incremental, state.ledger.samples
     work = []
     for sample in samples:

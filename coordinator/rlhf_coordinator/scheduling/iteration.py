@@ -1,10 +1,10 @@
 """The phases of an iteration in order, what each waits for, and the decisions of one round.
 
   phase          activity                                               continues when
-  Starting       workers register, get roles, load weights              samples are leased, or ranks train
+  Starting       workers register, get roles, load weights              samples are leased, or ranks are sent a Train
   Generating     samples are leased, decoded and balanced; finished     no response is unfinished
                  ones are scored; the long tail consolidates
-  Scoring        the rest is scored, by every worker that can score     every sample has all of its fields
+  Scoring        the rest is scored                                     every sample is scored or left out
   Training       the ranks train on the batch                           every rank has the next version, or its policy
   Publishing     generation and inference workers load that version     the workers of the next iteration have it
   Checkpointing  ranks save a checkpoint, where one is due              it is complete: the next iteration begins
@@ -12,10 +12,8 @@
 
 A job ends as Complete after its last iteration, and as Failed or Stopped from any phase.
 
-Level-triggered: `decide` reads the whole state and returns what is missing. It remembers nothing. Deciding again
-without a change decides nothing new: sent commands are pending, and leases are in the ledger.
-Rule: pure. `derived_state` derives the facts once, then each module decides its part from them, from top to bottom.
-Training starts only when every sample is scored.
+Level-triggered: `decide` reads the whole state and returns what is missing. It remembers nothing.
+Rule: pure. `derived_state` derives the facts once, then each module decides its part, from top to bottom.
 """
 
 from dataclasses import dataclass
@@ -41,7 +39,7 @@ from rlhf_coordinator.state.job_state import JobContext, JobState
 
 @dataclass(frozen=True)
 class SchedulerOutput:
-    """The decisions on one state: the loop carries them out, status and metrics report them."""
+    """The decisions on one state, and what status and metrics report about it."""
 
     phase: str = "Starting"
     """Phase of a job that has not ended."""
@@ -56,7 +54,10 @@ class SchedulerOutput:
 
 
 def decide(context: JobContext, state: JobState, now: float) -> SchedulerOutput:
-    """Return what to do now. `now`: seconds of the state's monotonic clock."""
+    """Return what to do now. `now`: seconds of the state's monotonic clock.
+
+    A failure that ends the job, or a cut of prompts, comes without other decisions.
+    """
     facts = derive(context, state, now)
     failure = iteration_end.failure(context, state, now)
     choice = oversampling.decide(state.ledger, context.spec.rollout.cut_by)
@@ -74,7 +75,7 @@ def _decisions(context: JobContext, state: JobState, now: float, facts: DerivedS
     tail = facts.consolidation
     dispatched = dispatch.decide(context, state, now, facts)
     return (
-        # Workers that stay behind for too long restart.
+        # Overdue waits restart workers, or fail the job.
         *overdue(context, state, now),
         # The training group forms, or restarts; it trains when the whole batch is scored.
         *training_group.decide(context, state, now, facts.group),
@@ -82,7 +83,7 @@ def _decisions(context: JobContext, state: JobState, now: float, facts: DerivedS
         *critic_overlap.decide(context, state, facts),
         # Every worker gets its role, and loads the weights of the job's version.
         *roles_and_weights.decide(context, state, now, facts),
-        # Samples move to the pool, or from a full worker to one that would run dry; costs are measured once.
+        # Samples move to the pool, or between workers; costs are measured.
         *consolidation.decide(state, tail, facts.ready, facts.measures),
         # Workers that decode, or are about to, get sibling tokens of the same prompts as draft hints.
         *sibling_sharing.decide(context, state, now, dispatched),

@@ -1,10 +1,9 @@
 """The end of an iteration and of a job: what is committed, checkpointed and closed, and which ranks may leave earlier.
 
-A trained iteration is closed when its weights are published and a due checkpoint is saved. An iteration that trains
-beside the next one is closed when its batch is complete and the weights of the previous batch are published. A stopping
-job first finishes the optimizer batch in progress. It does not wait for an absent training group, because the journal
-contains everything needed.
-Rule: pure. While weights are read from ranks, no rank leaves, and a stopping job does not close its iteration.
+A trained iteration is closed when its weights are published, a due checkpoint is saved, and no evaluation keeps it
+open. An iteration that trains beside the next one is closed when its batch is complete and the weights of the previous
+batch are published. A stopping job first finishes the training in progress.
+Rule: pure. While weights are read from ranks, draining ranks do not leave.
 """
 
 from typing import Final
@@ -25,11 +24,12 @@ from rlhf_coordinator.scheduling.derived_state import DerivedState
 from rlhf_coordinator.state.job_state import JobContext, JobState
 
 TOGETHER_SECONDS: Final = 10.0
-"""Seconds within which a drained node asks all its pods to end."""
+"""Least seconds from the first report of a draining rank to the exit of ranks."""
 
 
 def failure(context: JobContext, state: JobState, now: float) -> pb.Failure | None:
-    """Return the failure that ends the job before any other decision: an error, a missing batch, or its deadline."""
+    """Return the failure that ends the job before any other decision: an error, a batch that is not full, or its
+    deadline."""
     if state.failure is not None:
         return state.failure
     if (short := _not_full(context, state)) is not None:
@@ -88,7 +88,7 @@ def _close(context: JobContext, state: JobState, now: float, facts: DerivedState
 
 def _hand_on(context: JobContext, state: JobState, facts: DerivedState) -> list[Decision]:
     """Return the closing of an iteration with a complete batch, once the previous one is trained, reported and
-    published."""
+    published, and no evaluation keeps it open."""
     whole = facts.group.version == state.iteration and state.open_report is None
     ends = state.batch_handed_on and whole and facts.published and not evaluation.keeps_open(context, state)
     return [_closing(state)] if ends else []
@@ -111,7 +111,7 @@ def _after_training(context: JobContext, state: JobState, now: float, facts: Der
 
 
 def _closing(state: JobState, *, last: bool = False) -> CloseIteration:
-    """Return the closing decision. An iteration that meanwhile became the last one has waited for its critics."""
+    """Return the closing decision: what the report still awaits, or that training metrics must be read again."""
     if state.overlaps_training:
         return CloseIteration(last, awaits="training", late_critics=state.critic_update_pending and last)
     if not state.critic_update_pending:
@@ -131,7 +131,7 @@ def _stop(state: JobState, now: float, facts: DerivedState) -> list[Decision]:
 def _drain(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
     """Return the exits of draining ranks, or first a missing checkpoint of the job's version that they can save.
 
-    The coordinator may be asked at the same moment; it then needs them until it has ended.
+    Nothing follows in a stopping job, while ranks are busy or read, and before TOGETHER_SECONDS.
     """
     group = facts.group
     since = min((rank.draining_since for rank in group.draining), default=now)

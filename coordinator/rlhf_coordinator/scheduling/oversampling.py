@@ -2,14 +2,12 @@
 
 `spec.rollout.cutBy` chooses the prompts that stay:
 
-- Clock: the prompts that are finished first. A prompt with a failed sample stays only if it is needed.
+- Clock: prompts that are finished, as soon as they are enough; those without a failed sample first, then by number.
 - Counts: the prompts whose longest response has the fewest tokens, ties by number. A failed sample counts as the
   longest. The decision waits until these prompts are finished and each other prompt has a response with more tokens, or
-  with as many and a later number. Tokens known so far only grow, so the result depends on whole responses and not on
-  the moment of the decision.
+  with as many and a later number.
 
-Rule: pure; one decision per iteration, and the remaining prompts are the batch. The cut is journaled; a replay reads it
-from the journal.
+Rule: pure.
 """
 
 import math
@@ -31,7 +29,7 @@ class PromptLength:
     tokens: float
     """Tokens of its longest response so far; infinite if a sample failed."""
     complete: bool
-    """Whether every sample is finished or failed, so that `tokens` is final."""
+    """Whether no sample is unfinished, so that `tokens` is final."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +63,7 @@ def decide(ledger: Ledger, cut_by: CutBy) -> CutChoice:
 def shortest_prompts(lengths: Sequence[PromptLength], count: int) -> frozenset[int] | None:
     """Return the `count` prompts whose longest response is shortest, ties by number; None while it is uncertain.
 
-    `lengths`: known lengths by prompt number. Lengths grow until they are complete, so complete prompts that are first
-    now remain first.
+    `lengths`: known lengths by prompt number. It is uncertain while one of the first prompts is incomplete.
     """
     first = sorted(range(len(lengths)), key=lambda prompt: (lengths[prompt].tokens, prompt))[:count]
     return frozenset(first) if all(lengths[prompt].complete for prompt in first) else None

@@ -1,10 +1,8 @@
 """How partial rollouts re-enter the next iteration (`spec.rollout.maxStaleness`).
 
-Whole prompts are carried. They are the first prompts of the next iteration, in their order, and count among its
-prompts. A sample restarts under its own random key, and is counted, in two cases: a token was drawn by weights more
-than maxStaleness versions older than that iteration's, or the response is longer than now allowed. A failed sample is
-not tried again.
-Rule: pure. The decision is made once, when an iteration begins, and recorded there; a replay reads the record.
+A carried sample restarts in two cases: a token was drawn by weights more than maxStaleness versions older than that
+iteration's, or the response is longer than now allowed.
+Rule: pure.
 """
 
 from collections.abc import Iterable
@@ -14,7 +12,7 @@ from rlhf_coordinator.state.carried_sample import CarriedSample
 
 
 def resume_partial(carried: Iterable[CarriedSample], iteration: int, rollout: Rollout) -> tuple[CarriedSample, ...]:
-    """Return the first samples of an iteration; empty where samples are not carried."""
+    """Return the first samples of an iteration, those that restart without tokens; empty where maxStaleness is 0."""
     return tuple(_resumed(sample, iteration, rollout) for sample in carried) if rollout.max_staleness else ()
 
 

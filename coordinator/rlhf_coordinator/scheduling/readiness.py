@@ -1,11 +1,9 @@
 """The readiness of workers: whose turn its device is, whether its weights are current, whether it can decode or score.
 
-A worker that returns is stale until it has the weights of the job's version: it gets no samples. A generation worker
-that also runs a training rank (spec.placement Colocated) shares its device. Training has the device until the rank is
-at the job's version (its group forms, replays) and its stage costs are measured, and again from the moment a batch is
-scored until it is trained. Decoding and scoring have it in between. The worker itself puts the other side to sleep when
-a command arrives.
-Rule: pure, and a function of the current state.
+A generation worker that also runs a training rank (spec.placement Colocated) shares its device. Training has the device
+until the rank is at the job's version (its group forms, replays) and its stage costs are measured, and again while a
+scored batch waits to be trained, unless it waits for an evaluation. Decoding and scoring have it in between.
+Rule: pure.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -33,8 +31,8 @@ def _has_turn(state: JobState, worker: Worker) -> bool:
 def current_workers(
     context: JobContext, state: JobState, workers: Iterable[Worker], role: Group, serving: Collection[str]
 ) -> tuple[Worker, ...]:
-    """Return the idle `workers` with this role, the turn of the device, and all weights of the role at the job's
-    version.
+    """Return the idle `workers` with this role, the turn of the device, and all trained weights of the role at
+    `JobState.workers_version`.
 
     Their order stays the same.
     """
@@ -52,7 +50,7 @@ def current_workers(
 def early_scorers(
     workers: Iterable[Worker], scorers: Collection[Worker], serving: Collection[str]
 ) -> tuple[Worker, ...]:
-    """Return the `workers` beside the `scorers` that lack only the critics' version for scoring."""
+    """Return the idle `workers` with the inference role and the turn of the device that are not among `scorers`."""
     ready = {worker.name for worker in scorers}
     return tuple(
         worker
@@ -64,12 +62,11 @@ def early_scorers(
 def is_published(
     context: JobContext, state: JobState, current: Mapping[Group, Collection[Worker]], critic_update_pending: bool
 ) -> bool:
-    """Return whether every worker that can take part in the next iteration is `current`, and each group has one.
+    """Return whether every connected worker with its group's role is `current`, and each group that loads weights has
+    one.
 
-    While a critic update is pending, only the policy is published: workers that score with critics get them later.
-
-    A worker that is away or starting is not waited for: it gets the weights later. After the last iteration, and in a
-    job that stops, no iteration needs weights.
+    While a critic update is pending, only the policy counts. After the last iteration, and in a job that stops, the
+    answer is always True.
     """
     if state.stop is not None or context.last(state.iteration):
         return True
@@ -84,10 +81,9 @@ def is_published(
 
 
 def free_to_score(context: JobContext, state: JobState, pool: Collection[str]) -> tuple[Worker, ...]:
-    """Return the generation workers with both roles and the iteration's policy that have nothing left to decode, by
-    index.
+    """Return the connected generation workers with both roles and the current policy that have no samples, by index.
 
-    Queued and moving samples may still reach the `pool`. A worker that loads a scoring model counts too.
+    Workers of the `pool` are left out while samples are queued or moving. A worker that loads weights counts too.
     """
     ledger = state.ledger
     unplaced = ledger.count(SampleState.QUEUED, SampleState.MIGRATING) > 0

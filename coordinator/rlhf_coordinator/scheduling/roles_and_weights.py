@@ -1,15 +1,12 @@
 """Roles and weights: which worker gets which role, and which version it loads from where.
 
 Where generation workers can score, they also get the inference role, with those models offloaded. Their trained scoring
-models are updated only when they are released, so publishing waits only for the policy.
+models are updated only when they are released.
 
 Version 0 is in the manifest's folders. A later one is served by the first training ranks that together have every
-parameter: the stages of data replica 0, or all ranks where models are sharded. A trained draft model comes with the
-policy, both or neither. A worker that returns is stale until it has the current version: it gets no samples.
-Where an iteration decodes beside the training of the previous one, ranks keep the version that it decodes with, for
-workers that return.
-Rule: pure. No load from ranks starts while a complete batch or critics wait for them. While ranks train, only a version
-that they keep is loaded.
+parameter (`keepers`). A trained draft model comes with the policy. Where an iteration decodes with an earlier version
+than the job's, workers load it from ranks that keep it.
+Rule: pure.
 """
 
 from rlhf_common import control_pb2 as pb
@@ -27,8 +24,10 @@ Sources = list[pb.WeightLocation] | None
 
 
 def decide(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
-    """Return a command for every idle worker whose role or weights differ from what the job needs, if the weights are
-    available now."""
+    """Return a command for each idle worker whose role or weights differ from what the job needs, if available now.
+
+    A worker whose retry is delayed, or whose device training has, gets none.
+    """
     unneeded = state.trained and context.last(state.iteration) and not evaluation.wants_last_version(context, state)
     if state.stop is not None or unneeded:
         return []
@@ -45,7 +44,7 @@ def decide(context: JobContext, state: JobState, now: float, facts: DerivedState
 
 
 def _sources(context: JobContext, state: JobState, group: TrainingGroup) -> Sources:
-    """Return the locations of the workers' version of any trained model, after version 0; None when no rank can serve
+    """Return the ranks that serve the workers' version of any trained model, after version 0; None when none may serve
     it now."""
     keepers = group.ranks[: context.spec.training.parallelism.keepers]
     if state.workers_version < state.version:  # the ranks train on top of it, or have done so
@@ -76,9 +75,9 @@ def _generation(
 def _second_role(
     context: JobContext, state: JobState, sources: Sources, worker: Worker, facts: DerivedState
 ) -> list[Decision]:
-    """Return the command for the scoring models of a generation worker.
+    """Return the command for the scoring models of a generation worker, if any.
 
-    They are at version 0 next to the policy, and are updated once the worker is released.
+    It loads them at version 0 next to the policy, and updates them once the worker is released.
     """
     if Group.INFERENCE in worker.roles:
         released = worker.name in facts.consolidation.released

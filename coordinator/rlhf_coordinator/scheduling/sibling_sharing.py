@@ -1,12 +1,10 @@
 """Chooses the sibling tokens that each worker gets as draft hints: responses of others to the prompts that it decodes.
 
 Level-triggered: the tokens of a worker (`SiblingState.has`) are compared with the known tokens of its prompt groups,
-and a part of the difference is sent. Nothing is queued; tokens that do not fit are sent in a later round. Live siblings
-come before responses of earlier epochs. A group is forgotten when a worker decodes none of it and will not. A lease
-does not wait for the next round, because a short response could end before: the known tokens of its prompt are sent
-just before the lease.
+and a part of the difference is sent. Live siblings come before responses of earlier epochs. A group is forgotten for a
+worker that decodes none of it once no sample of it is queued. A lease does not wait for the next full round.
 Each round limits the tokens per worker, the tokens in total, and the compared sources; groups take turns.
-Rule: pure. The tokens are hints: they affect the time that a token takes, and change it at most by rounding.
+Rule: pure.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,13 +18,13 @@ from rlhf_coordinator.state.sample import SampleState
 from rlhf_coordinator.state.sibling_state import TokenSource
 
 SHARE_SECONDS: Final = 0.1
-"""Seconds between two full rounds."""
+"""Least seconds between two full rounds."""
 MAX_WORKER_TOKENS: Final = 8192
 """Most tokens per worker and round: 32 KiB."""
 MAX_TOKENS: Final = 1 << 18
 """Most tokens per round for all workers: 1 MiB."""
 MAX_LOOKS: Final = 4096
-"""Sources after which a round ends."""
+"""Number of compared samples and sources after which no other group is processed in a round."""
 
 
 def is_enabled(context: JobContext) -> bool:
@@ -70,7 +68,7 @@ def unsent_tokens(state: JobState, group: int, has: dict[TokenSource, int], per_
 
 
 def sources(state: JobState, group: int, per_prompt: int) -> Iterator[tuple[TokenSource, int]]:
-    """Yield the token sources of a prompt group and their lengths, live siblings first."""
+    """Yield the token sources of a prompt group and their known lengths, live siblings first."""
     ledger = state.ledger
     for index in _members(state, group, per_prompt):
         yield TokenSource(ledger.iteration, index), len(ledger.samples[index].response)
@@ -94,12 +92,12 @@ class _Share:
     parts: list[SharedPart] = field(default_factory=list)
     forgotten: list[tuple[int, str]] = field(default_factory=list)
     room: dict[str, int] = field(default_factory=dict)
-    """Worker -> tokens that still fit."""
+    """Worker -> tokens that still fit, for workers that were processed."""
     left: int = MAX_TOKENS
     looks: int = 0
 
     def decision(self, now: float) -> ShareSiblings:
-        """Process one group after the other, until all had their turn or a limit is reached."""
+        """Process one group after the other, until all had their turn or a limit is reached; return the decision."""
         sharing = self.state.siblings
         groups = -(-len(self.state.ledger.samples) // self.per_prompt)
         group = sharing.next_group % groups
@@ -111,7 +109,10 @@ class _Share:
         return ShareSiblings(tuple(self.parts), tuple(self.forgotten), group, now + SHARE_SECONDS)
 
     def with_leases(self) -> list[Decision]:
-        """Process the leased groups within the limits; the time of the next full round does not change."""
+        """Process the leased groups within the limits; return the decision, if it sends tokens.
+
+        The time of the next full round does not change.
+        """
         for group, workers in self.leases.items():
             if self.left <= 0 or self.looks >= MAX_LOOKS:
                 break

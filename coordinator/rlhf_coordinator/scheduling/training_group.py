@@ -1,10 +1,9 @@
 """The training group: when ranks form one, when it is broken, what each trains on next, and the version that it has.
 
-The state of the group is derived from the ranks' own reports. A group starts from the newest checkpoint (or the
-manifest's models) and *replays* journaled batches up to the job's version. The same rule covers a new batch: a rank at
-version v trains on batch v when that batch is complete. A lost rank breaks the group: the others may wait in
-collectives without an end, so they restart as new processes.
-Rule: pure. Must never let ranks train while a worker reads weights from them.
+A group starts from the newest checkpoint (or the manifest's models) and *replays* journaled batches up to the job's
+version. The same rule covers a new batch: a rank at version v trains on batch v when that batch is complete. A lost
+rank breaks the group, and the others restart as new processes.
+Rule: pure. No Train is decided here while a worker may read weights from ranks.
 """
 
 from collections.abc import Collection
@@ -27,10 +26,7 @@ from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.worker import CommandKind, Worker
 
 SUSPECT_SECONDS: Final = 4.0
-"""Seconds to wait after a failure of training before it is taken at its word.
-
-When a rank dies the others fail too, and may report that before the dead rank's session counts as lost.
-"""
+"""Seconds from a failure of training, without the exit code RESTART, until it breaks the group."""
 
 
 @dataclass(frozen=True)
@@ -40,23 +36,26 @@ class TrainingGroup:
     ranks: tuple[Worker, ...]
     """Workers of the ranks, by rank."""
     formed: bool
-    """Whether all ranks are in one group epoch and none has failed."""
+    """Whether all ranks are connected and joined in one group epoch, and none has failed."""
     version: int | None
-    """Version that every idle rank has; None while they train, restart or differ, or a critic update is pending."""
+    """Version that every rank has; None while one has a command, they differ, or a critic update is pending.
+
+    It is None without a formed group.
+    """
     policy_version: int | None
-    """Version of the policy alone, under the same conditions."""
+    """Version of the policy alone: the same, but not None because a critic update is pending."""
     critic_update_pending: bool
     """Whether a rank still has to train the critics of an iteration whose policy is trained."""
     train_under_way: bool
-    """Whether a rank trains, or has trained, on the current batch."""
+    """Whether a rank trains, or has trained, on the current batch, as far as known, before that is recorded."""
     has_devices: bool
     """Whether training has the device of every rank."""
     measures: bool
-    """Whether its ranks take measurements for the choice of a schedule."""
+    """Whether a rank takes measurements."""
     draining: tuple[Worker, ...]
-    """Ranks whose machines asked them to end, and that stay while they may be needed."""
+    """Connected ranks that reported that their machines asked them to end."""
     is_read: bool
-    """Whether a worker reads weights from ranks, which therefore must not train."""
+    """Whether a worker may read weights from ranks."""
 
 
 def observe(state: JobState, serving: Collection[str]) -> TrainingGroup:
@@ -94,7 +93,7 @@ def _rank_does(rank: Worker, *kinds: CommandKind) -> bool:
 
 
 def decide(context: JobContext, state: JobState, now: float, group: TrainingGroup) -> list[Decision]:
-    """Return the decisions that form the group, restart it, or set it to work."""
+    """Return the decisions that form the group, restart it, or set it to work; a failure may end the job."""
     if not group.ranks:
         return []
     members = [rank for rank in group.ranks if _is_member(rank)]
@@ -148,7 +147,8 @@ def _train(context: JobContext, state: JobState, group: TrainingGroup) -> list[D
     """Return the commands that measure the schedule, or that train the next batch of each rank.
 
     A rank that is behind the job's version trains an earlier batch; other ranks train the batch in progress once it is
-    scored. With a stop or a draining rank no measurement or training begins, but a training in progress continues.
+    scored. With a stop or a draining rank no measurement begins, and no training unless a rank trains the batch in
+    progress.
     """
     if group.is_read or any(
         item.kind is CommandKind.CHECKPOINT for rank in group.ranks for item in rank.pending.values()
@@ -179,7 +179,7 @@ def _train(context: JobContext, state: JobState, group: TrainingGroup) -> list[D
 
 
 def _measure(state: JobState, group: TrainingGroup, ending: bool) -> list[Decision]:
-    """Return measurement commands for all ranks, or none: a rank that measures waits for the others."""
+    """Return the measurement by all ranks, once all are idle and training has their devices."""
     wanted = state.schedule.stage in ("stages", "tables") and not ending
     ready = all(rank.idle for rank in group.ranks) and group.has_devices
     return [MeasureSchedule()] if wanted and ready else []

@@ -1,13 +1,10 @@
 """Which part of a batch is trained while the next iteration decodes.
 
-With `spec.rollout.overlapTraining` an iteration is closed when its batch is complete, and the previous batch is trained
-and its weights are published. The next iteration decodes and scores with these weights, one version behind, while the
-ranks train; the new weights are loaded when its batch is complete. With `spec.training.criticOverlap` only the critics
-train beside the next iteration (`critic_overlap`); in mode Auto each iteration chooses when it begins
-(`training.critic_overlap_choice`). An iteration that is the last, or is followed by a due checkpoint or evaluation,
-trains completely before it is closed. So does a replay, which restores a restarted group completely.
-Rule: pure. The answers depend on the job, the iteration and its records, so all ranks get the same one. Must never let
-weights change within an iteration.
+With `spec.rollout.overlapTraining` an iteration is closed before its batch is trained; the next iteration decodes one
+version behind. With `spec.training.criticOverlap` only the critics train beside the next iteration (`critic_overlap`);
+in mode Auto each iteration chooses when it begins (`training.critic_overlap_choice`). An iteration that is the last, or
+is followed by a due checkpoint or evaluation, trains completely before the next one begins. A replay trains all models.
+Rule: pure.
 """
 
 from rlhf_common import control_pb2 as pb
@@ -28,10 +25,10 @@ def train_part(context: JobContext, state: JobState, iteration: int) -> pb.Train
 
 
 def may_choose(context: JobContext) -> bool:
-    """Return whether each iteration of the job chooses if its critics are trained separately."""
+    """Return whether the mode of critic overlap is Auto."""
     return context.spec.training.critic_overlap == "Auto"
 
 
 def gains(context: JobContext, iteration: int) -> bool:
-    """Return whether work follows an iteration that need not wait for its critics."""
+    """Return whether an iteration trains the policy, and need not be trained completely before the next one."""
     return context.spec.algorithm.fields.trains_policy(iteration) and not context.ends_whole(iteration)

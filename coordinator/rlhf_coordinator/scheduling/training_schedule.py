@@ -1,8 +1,7 @@
 """The serial schedule table with which a job starts, and the alternatives to it.
 
-Rule: the table is for one data-parallel block and one mini-batch (one optimizer step); solvers are in the planner.
-Where fusion may be chosen, the critic's stages are on the opposite ranks from the start, so the choice changes the
-order of work and never the placement of weights.
+Rule: the table is for one data-parallel block and one mini-batch. Where fusion may be chosen, every second model has
+its stages on the ranks in the opposite order.
 """
 
 import hashlib
@@ -16,7 +15,7 @@ from rlhf_planner.schedule.serial import serial_table
 
 
 def candidates(spec: RLHFJobSpec) -> tuple[str, ...]:
-    """Return the methods whose tables may replace the serial one; empty when there is nothing to fuse."""
+    """Return the methods whose tables may replace the serial one; empty when the job cannot or must not fuse."""
     parallelism, models = spec.training.parallelism, graph_of(spec).trained
     several = len(models) > 1 and min(parallelism.stages_of(model) for model in models) > 1
     unlike = spec.training.micro_batch_tokens is not None  # a fused table is for a fixed number of micro-batches
@@ -29,7 +28,7 @@ def candidates(spec: RLHFJobSpec) -> tuple[str, ...]:
 def schedule_json(spec: RLHFJobSpec) -> str:
     """Return the table that runs 1F1B of one trained model after the other, as JSON.
 
-    Without fusion, stage s of each model is on the same ranks. Raises JobError when the mini-batch cannot be split.
+    Raises JobError when the mini-batch cannot be split.
     """
     parallelism = spec.training.parallelism
     mini, step = spec.algorithm.fields.mini_batch_size, spec.training.micro_batch_size * parallelism.data
@@ -44,5 +43,5 @@ def schedule_json(spec: RLHFJobSpec) -> str:
 
 
 def question(spec: RLHFJobSpec, serial: str) -> str:
-    """Return a hash of the tables to compare: a stored choice is valid while the hash stays the same."""
+    """Return a hash of the methods to compare and of the serial table."""
     return hashlib.sha256(f"{candidates(spec)}:{serial}".encode()).hexdigest()

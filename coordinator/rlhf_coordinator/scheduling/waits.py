@@ -1,6 +1,6 @@
 """The waits of the job, for the status and the time-outs, and descriptions of samples that keep failing.
 
-Rule: pure. A wait names the worker, its task and the moment of the last sign of life.
+Rule: pure.
 """
 
 import math
@@ -26,17 +26,17 @@ class Wait:
     description: str
     """Worker and task: `generation-1 to load actor version 3`."""
     since: float
-    """Moment of the last sign of life, in seconds of the monotonic clock."""
+    """Moment of the last sign of progress, or since which the worker is away, in seconds of the monotonic clock."""
     stuck: bool
-    """Whether the worker is connected and has the work: without progress for too long, it is stuck."""
+    """Whether the worker is connected and has the work: it restarts when the wait is overdue."""
     fatal: bool
-    """Whether an absent worker has no substitute, and nothing else restarts it."""
+    """Whether an overdue wait fails the job, unless `stuck`."""
     allowance: float = 0.0
-    """Additional seconds beyond spec.runPolicy.startTimeoutSeconds: slow rewards have their own time-out."""
+    """Additional seconds beyond spec.runPolicy.startTimeoutSeconds, for tries of rewards."""
     limit: float = math.inf
-    """Seconds after which it is stuck, if known to be less than spec.runPolicy.startTimeoutSeconds."""
+    """Seconds after which it is overdue, if known to be less than spec.runPolicy.startTimeoutSeconds."""
     cause: str = ""
-    """Reason, where a worker waits for others of its kind; empty if unknown."""
+    """Ranks that may be the reason, in words; empty if unknown."""
 
 
 def waits(context: JobContext, state: JobState, before: float = math.inf) -> list[Wait]:
@@ -62,10 +62,7 @@ def descriptions(context: JobContext, state: JobState, now: float) -> list[str]:
 
 
 def overdue(context: JobContext, state: JobState, now: float) -> list[Decision]:
-    """Return the decisions on overdue waits.
-
-    A stuck worker restarts. A needed but absent worker fails a job whose workers nothing else restarts.
-    """
+    """Return the decisions on overdue waits: a stuck worker restarts, and a fatal wait fails the job."""
     most = context.spec.run_policy.start_timeout_seconds
     decisions: list[Decision] = []
     for wait in waits(context, state, now - _of_training(context, state)):
@@ -94,22 +91,25 @@ def overdue(context: JobContext, state: JobState, now: float) -> list[Decision]:
 
 
 def failed_sample(state: JobState, sample: Sample) -> str:
-    """Describe the number and the last cause of a batch sample's decoding failures."""
+    """Describe the number of a batch sample's decoding failures, and the last one."""
     line = f" (line {state.prompt_lines[sample.index]} of the prompts)" if state.prompt_lines else ""
     return decode_failure(f"sample {sample.index} of iteration {state.iteration}{line}", sample)
 
 
 def decode_failure(name: str, sample: Sample) -> str:
-    """Describe the number and the last cause of the decoding failures of a sample with this name."""
+    """Describe the number of the decoding failures of a sample with this name, and the last one."""
     faults = sample.faults
-    if not faults.count:  # an earlier coordinator counted them
+    if not faults.count:
         return f"{name} could not be decoded"
     times = "once" if faults.count == 1 else f"{faults.count} times"
     return f"{name} could not be decoded, {times}, the last time on {faults.worker}: {faults.why}"
 
 
 def sample_failures(state: JobState) -> list[str]:
-    """Describe the samples that cause decoding failures, in reverse order of their first failure."""
+    """Describe at most FAILURES_SHOWN samples that failed, are isolated, or caused their last decoding failure.
+
+    Those that failed first come last.
+    """
     samples = [state.ledger.samples[index] for index in reversed(state.ledger.faulted)]
     shown = [sample for sample in samples if sample.failed or sample.isolated or sample.faults.proven]
     return [failed_sample(state, sample) + _what_follows(sample) for sample in shown[:FAILURES_SHOWN]]
@@ -136,21 +136,19 @@ def _absent(context: JobContext, state: JobState, worker: Worker) -> list[Wait]:
 
 
 def _last_sign(state: JobState, worker: Worker, kind: CommandKind) -> float:
-    """Return when a worker in a slow command last showed progress; 0 if the command shows none."""
+    """Return when a worker in a slow command last showed progress; 0 in a command that prepares it."""
     if kind in (CommandKind.BECOME, CommandKind.LOAD):
         return 0.0
     if kind is CommandKind.TRAIN and worker.heartbeat.training_pieces:
-        # Ranks wait for each other, so while one makes progress the others need not; beside a hanging rank none does.
+        # The progress of any rank counts for all of them.
         return max(rank.last_piece for rank in state.fleet.ranks())
-    # Saving is one long computation, and its clock also advances in a hanging worker.
     return max(worker.last_progress, worker.last_computing)
 
 
 def _of_training(context: JobContext, state: JobState) -> float:
     """Return the seconds for which all training ranks may be without progress.
 
-    The learned limit holds for ranks that have trained before: the first training also loads and builds libraries and
-    kernels.
+    The learned limit holds once every rank has a result of a Train.
     """
     policy = context.spec.run_policy
     if any(rank.last_train is None for rank in state.fleet.ranks()):
@@ -166,7 +164,7 @@ def _doing(worker: Worker) -> str:
 
 
 def _standing_still(state: JobState, kind: CommandKind) -> str:
-    """Describe which ranks hang when none makes progress in training: those that wait for no other rank."""
+    """Describe which ranks in a slow command wait for no other rank; empty unless others wait, and outside a Train."""
     if kind is not CommandKind.TRAIN:
         return ""
     training = [rank for rank in state.fleet.ranks() if rank.slow_command is not None]

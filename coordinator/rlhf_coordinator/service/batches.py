@@ -1,6 +1,6 @@
 """Batches that training ranks fetch: the current iteration's from the ledger, an earlier one's from the journal.
 
-Rule: the ranks that fetch a batch share one built form of it. Replays move forward, so two batches are cached.
+Rule: the ranks that fetch a batch share one built form of it.
 """
 
 from rlhf_api.algorithms import has_greedy_baseline, samples_begun, samples_of_batch, samples_per_prompt
@@ -9,7 +9,7 @@ from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.storage.batch import batch_parts, replayed
 
 KEPT = 2
-"""Batches in memory: the one in training and the previous one, which a slower rank may still fetch."""
+"""Most batches in memory."""
 
 
 class Batches:
@@ -22,7 +22,8 @@ class Batches:
     def parts(self, iteration: int) -> list[pb.BatchPart]:
         """Return all parts of a batch.
 
-        Raises LookupError when the batch is incomplete or its segment is gone, JobError when its segment is damaged.
+        Raises LookupError when the batch has not begun, is not scored, or has no segment any more, JobError when its
+        segment is incomplete.
         """
         run = self._run
         if iteration not in self._parts:
@@ -30,7 +31,6 @@ class Batches:
                 raise LookupError(f"iteration {iteration} has not begun; the job is in {run.state.iteration}")
             ledger = run.state.ledger
             if iteration < run.state.iteration and iteration not in run.journal.iterations():
-                # The rank is wrong, or late: no remaining checkpoint needs the batch.
                 raise LookupError(f"iteration {iteration} is not kept any more; the job is in {run.state.iteration}")
             if iteration < run.state.iteration:
                 records = run.journal.read(iteration)

@@ -1,8 +1,7 @@
 """The free space on the file systems of a job, for Prometheus.
 
-Rule: a hanging network file system must not block anything else. A thread queries it, one query at a time, and a scrape
-waits at most WAIT_SECONDS for all answers together. An answer is cached for KEPT_SECONDS. A file system that does not
-answer has no number: an old one would look like a healthy disk.
+Rule: a thread queries each folder, one query of a folder at a time, and a scrape waits at most WAIT_SECONDS for all
+answers together. An answer is cached for KEPT_SECONDS. Without a newer one there is no number.
 """
 
 import os
@@ -14,9 +13,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 KEPT_SECONDS: Final = 10.0
-"""Seconds for which an answer is cached, so that scrapes of several Prometheus servers share one query."""
+"""Seconds for which an answer is cached."""
 WAIT_SECONDS: Final = 1.0
-"""Seconds that a scrape waits for the answers of all file systems."""
+"""Most seconds that a scrape waits for the answers of all folders."""
 
 
 class Space(NamedTuple):
@@ -28,7 +27,7 @@ class Space(NamedTuple):
 
 
 def space_of(folder: Path) -> Space | None:
-    """Return the space of the file system of an existing or future folder; None when the query fails."""
+    """Return the space of the file system of a folder, or of its nearest existing parent; None when the query fails."""
     for place in (folder, *folder.parents):
         try:
             found = os.statvfs(place)
@@ -56,7 +55,7 @@ class DiskSpace:
         """Folder -> (time of the answer, the answer)."""
 
     def read(self) -> dict[str, Space]:
-        """Return the space of every folder that answers."""
+        """Return the space of every folder with an answer of the last KEPT_SECONDS; wait for new answers if needed."""
         with self._lock:
             asked = [self._asked(name) for name in self._folders]
         wait([query for query in asked if query is not None], WAIT_SECONDS)
@@ -65,7 +64,7 @@ class DiskSpace:
         return {name: space for name, at, space in answers if space is not None and now - at <= KEPT_SECONDS}
 
     def _asked(self, name: str) -> Future[None] | None:
-        """Return the query of a folder in progress; None when the last answer is still valid."""
+        """Return the query of a folder in progress, or a new one; None when the last answer is still valid."""
         query = self._asking.get(name)
         if query is not None and not query.done():
             return query
@@ -73,7 +72,7 @@ class DiskSpace:
         if answer is not None and self._clock() - answer[0] < KEPT_SECONDS:
             return None
         query = self._asking[name] = Future()
-        # A daemon: a query that hangs must not keep the process from ending, as the threads of an executor would.
+        # A daemon: a query that hangs must not keep the process from ending.
         threading.Thread(target=self._answer, args=(name, query), name="disk", daemon=True).start()
         return query
 

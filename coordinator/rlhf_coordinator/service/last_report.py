@@ -1,9 +1,4 @@
-"""The last report of a coordinator, which the kubelet stores for an operator that read the status some seconds ago.
-
-The report is a line of the log, because the kubelet stores the end of the log of a process that failed or was stopped.
-For a process that ended well it stores only the file of `Env.TERMINATION_MESSAGE`, which gets the same report. If the
-process dies earlier, the status stays as last read.
-"""
+"""The last report of a coordinator: a line of the log, and, for a complete job, `Env.TERMINATION_MESSAGE`'s file."""
 
 import json
 import logging
@@ -29,11 +24,11 @@ METRICS: Final = (
     "evaluation/best_reward",
     "evaluation/best_version",
 )
-"""Metrics that the status shows."""
+"""Metrics in the report."""
 
 
 def last_report(run: JobRun) -> dict[str, Any]:
-    """Return the number of closed iterations, the newest checkpoint, and metrics of the last iteration."""
+    """Return the number of closed iterations, the newest checkpoint, and the finite METRICS of the last iteration."""
     done = run.outcome is not None and run.outcome.phase == "Complete"
     metrics = {name: run.last_metrics[name] for name in METRICS if math.isfinite(run.last_metrics.get(name, math.nan))}
     return {

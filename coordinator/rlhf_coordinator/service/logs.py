@@ -1,7 +1,6 @@
 """Log lines of the coordinator on stderr: `time level coordinator message`, or one JSON object per line.
 
-Rule: the last line of a process that ends with an error gives the reason; the format is the same as for workers. A JSON
-line has the job, the iteration and the trace, as soon as they are known.
+A JSON line has the job, the iteration and the trace, as soon as they are known.
 """
 
 import logging
@@ -21,7 +20,7 @@ _CONTEXT: Final = LogContext()
 
 
 def configure_logs() -> None:
-    """Send the root logger to stderr in the format of RLHF_LOG_FORMAT."""
+    """Send log lines from level INFO on to stderr, as JSON if RLHF_LOG_FORMAT is json."""
     handler = logging.StreamHandler(sys.stderr)
     if os.environ.get(Env.LOG_FORMAT) == "json":
         handler.setFormatter(JsonLogFormatter(NAME, extras=("report",), context=_CONTEXT))

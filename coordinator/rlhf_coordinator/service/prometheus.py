@@ -1,9 +1,6 @@
 """Serves Prometheus: the coordinator's metrics of its job, as the catalogue (`rlhf_common.metrics`) declares them.
 
-Rule: values are read from the job's parts at each scrape; there is no second count. Scrapes come from another thread
-and only read. The phase totals are one object that is replaced as a whole, and a collection that changes while it is
-read is read again. Labels contain no user text except names in the graph and of run metrics, and no token or text
-of a sample.
+Rule: values are read from the job's parts at each scrape. Scrapes come from another thread and only read.
 """
 
 import time
@@ -60,7 +57,7 @@ class JobCollector(Collector):
         self._disks = DiskSpace(folders | ({"checkpoints": Path(checkpoints.path)} if checkpoints else {}))
 
     def collect(self) -> Iterator[Family]:
-        """Yield every series."""
+        """Yield the families of all series, with their values now."""
         run, now = self._run, time.monotonic()
         workers = settled(lambda: list(run.state.fleet))
         for part in (
@@ -205,7 +202,7 @@ def _by_position(tokens: Mapping[tuple[str, int], int]) -> dict[tuple[str, ...],
 
 
 def predicted_bubble(schedule: ScheduleState) -> float | None:
-    """Return the predicted share of a step in which a rank waits, as a mean over ranks; None without a prediction."""
+    """Return the predicted share of a step in which a rank waits, as a mean over rows of ranks; None without one."""
     forecast = schedule.forecast
     if not forecast or not schedule.predicted:
         return None
@@ -214,7 +211,7 @@ def predicted_bubble(schedule: ScheduleState) -> float | None:
 
 
 def prometheus_application(run: JobRun, certificates: Path | None = None) -> Application:
-    """Return the application that serves the metrics of a job. `certificates`: the folder from which TLS reads."""
+    """Return the application that serves the metrics of a job, or `disabled`. `certificates`: the folder of TLS."""
     if run.context.spec.metrics == "Disabled":
         return disabled
     return application(registry_of([JobCollector(run, certificates)]))

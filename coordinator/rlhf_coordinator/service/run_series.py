@@ -1,7 +1,7 @@
-"""The metrics of the last finished iteration as series with their own names.
+"""The metrics of an iteration as series with their own names.
 
-Rule: pure. A metric of the catalogue names its run metric (`run_metric`). Labels in that name have only their declared
-values. Other run metrics, such as those of a user's algorithm, are values of one label, at most MAX_NAMES.
+Rule: pure. A metric of the catalogue names its run metric (`run_metric`). The first MAX_NAMES run metrics are also
+values of one label.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +14,13 @@ from rlhf_common.metrics.exposition import Values
 from rlhf_common.metrics.metric import Metric
 
 OF_RUN: Final = tuple(metric for metric in METRICS if metric.run_metric)
-"""Metrics whose value is one of the last iteration's."""
+"""Metrics whose value is that of a run metric."""
 MAX_NAMES: Final = labels.RUN_METRIC.limit
 """Most names of run metrics that are served as values of a label."""
 
 
 def series_of_run(metrics: Mapping[str, float], models: Sequence[str]) -> Iterator[tuple[Metric, Values]]:
-    """Yield every metric of an iteration that has its own name, then all metrics by their name in metrics.jsonl.
+    """Yield the metrics of OF_RUN with their values, then the first MAX_NAMES of `metrics` by their name.
 
     `models`: roles of the trained models.
     """

@@ -1,8 +1,7 @@
 """The coordinator's gRPC service: sessions, batches, status, stop; with health and reflection, and optional mutual TLS.
 
-Rule: methods translate between the network and the job's parts. With TLS a caller needs a certificate of the job, and
-is still untrusted: an invalid message ends its own session, with a status that gives the reason. A worker that sends
-more of them than runPolicy.backoffLimit allows fails the job.
+Rule: methods translate between the network and the job's parts. An invalid message ends its session, with a status that
+gives the reason. A worker whose failures then exceed runPolicy.backoffLimit fails the job.
 """
 
 import asyncio
@@ -35,12 +34,12 @@ from rlhf_coordinator.state.job_state import StopOrder
 log = logging.getLogger(__name__)
 
 REGISTER_SECONDS: Final = 10.0
-"""Seconds within which a stream must register; after that it is not a worker's."""
+"""Seconds within which a stream must register."""
 WORKERS_PER_PROGRESS_STEP: Final = 16
 """Number of workers up to which progress comes every quarter second; with more, it comes proportionally less often."""
 MAX_WATCH_HZ: Final = 20.0
 MAX_STATUS_CHARACTERS: Final = 1000
-"""Longest gRPC status in characters: it travels in a header, of 8 KiB at most."""
+"""Longest text of a gRPC status in characters, where it is cut."""
 
 _CODES: Final = {
     Cause.UNKNOWN: grpc.StatusCode.INVALID_ARGUMENT,
@@ -63,7 +62,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     async def Session(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.WorkerMessage], context: Context
     ) -> AsyncIterator[pb.CoordinatorMessage]:
-        """Serve one worker's stream."""
+        """Serve one worker's stream, from its registration to its end."""
         register = await self._first(context)
         number = self._run.sessions.number()
         joined = self._register(register, number)
@@ -85,7 +84,10 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     async def FetchBatch(  # noqa: N802
         self, request: pb.FetchBatchRequest, context: Context
     ) -> AsyncIterator[pb.BatchPart]:
-        """Send an iteration's batch in parts."""
+        """Send an iteration's batch in parts.
+
+        The status is FAILED_PRECONDITION if the batch is not available, DATA_LOSS if its segment is incomplete.
+        """
         try:
             parts = self._batches.parts(request.iteration)
         except LookupError as error:
@@ -104,7 +106,10 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         self, request: pb.WatchStatusRequest, context: Context
     ) -> AsyncIterator[pb.JobStatus]:
         """Send a status that differs from the last one sent, at most at the requested rate; the stream ends with the
-        job."""
+        job.
+
+        The rate is at most MAX_WATCH_HZ, and 1 Hz by default.
+        """
         rate = min(MAX_WATCH_HZ, request.max_rate_hz) if request.max_rate_hz > 0 else 1.0
         last = pb.JobStatus()
         while True:
@@ -120,7 +125,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
                     await self._run.over.wait()
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:  # noqa: N802
-        """Stop the job; return after it has stopped."""
+        """Order the job to stop; return after it is over."""
         reason = request.reason[:MAX_STATUS_CHARACTERS] or "asked to stop"
         order_stop(self._run, checkpoint=request.checkpoint, reason=reason)
         await self._run.over.wait()
@@ -159,7 +164,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         return joined if isinstance(joined, Refused) else None
 
     async def _read(self, session: WorkerStream, context: Context) -> None:
-        """Process messages until the worker ends the stream or sends an invalid one."""
+        """Process messages until the worker ends the stream, sends an invalid one, or has another session."""
         workers = self._run.state.fleet.workers
         try:
             while (message := await _next(context)) is not grpc.aio.EOF:
@@ -180,8 +185,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     def _take(self, session: WorkerStream, message: pb.WorkerMessage) -> None:
         """Process one message.
 
-        Raises ValueError for an invalid message, and for an unforeseen error in processing: otherwise a session without
-        a reader would look alive.
+        Raises ValueError for an invalid message, and for an unforeseen error in processing. Raises JobError.
         """
         try:
             self._event_handlers.message(session.worker, message)
@@ -222,7 +226,7 @@ async def _next(context: Context) -> Any:
 
 
 def order_stop(run: JobRun, *, checkpoint: bool, reason: str) -> None:
-    """Let the job end after the optimizer batch in progress."""
+    """Order the job to stop, with a checkpoint or without."""
     log.info("stopping: %s", reason)
     run.event("stop", reason)
     run.state.stop = StopOrder(checkpoint, reason)

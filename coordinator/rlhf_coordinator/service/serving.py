@@ -1,8 +1,4 @@
-"""One coordinator process between its start and its end: the service is up, the loop runs, workers get their Exit.
-
-Rule: when the process dies in here, at any line, the next one recovers from the journal (`loop.recovery`) and calls
-this again.
-"""
+"""One coordinator process between its start and its end: the service is up, the loop runs, workers get their Exit."""
 
 import asyncio
 import contextlib
@@ -29,9 +25,9 @@ from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 log = logging.getLogger(__name__)
 
 EXIT_SECONDS: Final = 5.0
-"""Seconds to wait for the end of the workers' sessions after their Exit."""
+"""Most seconds to wait for the end of the workers' sessions after their Exit."""
 STOP_SECONDS: Final = 1.0
-"""Seconds for open calls (a status watcher, the answer to Stop) to end."""
+"""Most seconds for open calls (a status watcher, the answer to Stop) to end."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,10 @@ class ServiceAddresses:
 async def serve(
     run: JobRun, restored: Restored, addresses: ServiceAddresses, endpoint: Endpoint | None = None
 ) -> JobOutcome:
-    """Run the job to its end; return the outcome. Raises JobError, for example when an address is unavailable."""
+    """Run the job to its end; return the outcome. Raises JobError, for example when an address is unavailable.
+
+    A job whose iterations are all done completes without a server.
+    """
     checkpoints = CheckpointSaver(run)
     event_handlers, actions = EventHandlers(run, checkpoints), Actions(run, checkpoints)
     if (end := at_start(run.context, restored.ledger.iteration)) is not None:
@@ -73,8 +72,8 @@ async def serve(
 
 
 async def _watch(journal: Journal) -> None:
-    """End this process if, after a long disconnection, another coordinator has taken over its journal."""
+    """End this process if another coordinator has taken over its journal; check every WATCH_SECONDS."""
     while True:
         await asyncio.sleep(WATCH_SECONDS)
-        with contextlib.suppress(JobError):  # code that writes to the disk reports an unresponsive one
+        with contextlib.suppress(JobError):  # the lock's file cannot be read
             await asyncio.to_thread(journal.check)

@@ -69,7 +69,7 @@ def fusion_status(run: JobRun) -> pb.FusionStatus:
 
 
 def speculation_status(run: JobRun) -> pb.SpeculationStatus:
-    """Return the current state of drafting."""
+    """Return the state of drafting in the last iteration with steps, or in this one."""
     state = run.state.speculation
     totals = shown(state)
     return pb.SpeculationStatus(
@@ -91,7 +91,10 @@ def seconds_left(run: JobRun, now: float) -> float:
 
 
 def worker_status(worker: Worker, ledger: Ledger, trained: Iterable[str], now: float) -> pb.WorkerStatus:
-    """Return the state of one worker; versions that it decodes and scores with replace those of its rank."""
+    """Return the status of one worker; versions that it decodes and scores with replace those of its rank.
+
+    `ledger`: that of the batch; `trained`: the trained models.
+    """
     rank_versions = dict.fromkeys(trained, worker.trained_version) if worker.trains else {}
     decoding, scoring = ledger.decoding_on(worker.name), ledger.scoring_on(worker.name)
     tokens_per_second, busy = worker.rates

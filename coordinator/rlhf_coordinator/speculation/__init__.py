@@ -4,6 +4,5 @@
   learned   what workers learn about drafts: stored with the job, and sent to new workers
   summary   descriptions of drafting, in words with numbers
 
-This package carries out the decisions of `scheduling.sibling_sharing`. Rule: an error here costs time. The hints in a
-message have a limited size, so that a lease behind it does not wait long.
+This package carries out the decisions of `scheduling.sibling_sharing`.
 """

@@ -1,8 +1,6 @@
 """Learned statistics of drafts: collected from workers, stored with the job, and reported when drafting is switched.
 
-Rule: numbers arrive as observations, are checked before they count, and are stored at the end of an iteration. A
-restarted coordinator gives them to starting workers. This module does not decide how far to draft: each worker's
-controller does.
+Rule: numbers arrive as observations, are checked before they count, and are stored at the end of an iteration.
 """
 
 import logging
@@ -18,7 +16,7 @@ from rlhf_planner.speculation.learned_messages import counts_of, passes_of
 log = logging.getLogger(__name__)
 
 SAY_SECONDS: Final = 600.0
-"""Least seconds between two events about drafting: a job at the threshold may switch in every iteration."""
+"""Least seconds from a recorded switch of drafting to the next."""
 
 
 def observe(run: JobRun, observation: pb.Observation) -> None:
@@ -34,7 +32,7 @@ def observe(run: JobRun, observation: pb.Observation) -> None:
 
 
 def iteration_ended(run: JobRun, now: float) -> None:
-    """Store what was learned, from which drafting with the next weights starts; report when drafting was switched."""
+    """Age and store what was learned; report when drafting was switched, but not that a job starts with it off."""
     state = run.state.speculation
     if not state.learned:
         return
@@ -43,7 +41,7 @@ def iteration_ended(run: JobRun, now: float) -> None:
     on = is_on(state.iteration)
     if on is None or on is state.on or (state.on is not None and now - state.said_at < SAY_SECONDS):
         return
-    if on or state.on is not None:  # a job that starts with plain steps has switched nothing off
+    if on or state.on is not None:
         text = switched(run.state.iteration, state.iteration, on=on)
         log.info(text)
         run.event("speculation-switched", text)
@@ -53,7 +51,7 @@ def iteration_ended(run: JobRun, now: float) -> None:
 
 
 def restore_learned_drafts(run: JobRun) -> None:
-    """Restore what an earlier coordinator stored."""
+    """Restore what an earlier coordinator stored, if it is valid and speculation is not disabled."""
     written: Any = run.journal.job().get(FACTS_KEY)
     if written is None or run.context.spec.generation.speculation.mode == "Disabled":
         return

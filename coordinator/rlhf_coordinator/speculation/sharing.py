@@ -1,8 +1,7 @@
 """Carries out sharing: sends tokens of siblings and of earlier epochs, records what workers have, fills the store.
 
-Rule: a worker has the tokens that were passed to its session, which ends before any of them is lost. Nothing here
-changes the ledger or the journal. After a restart, the store is filled from the journal's newest remaining segments,
-and workers get the known tokens again.
+Rule: nothing here changes the ledger or the journal. After a restart, the store is filled from the journal's newest
+remaining segments.
 """
 
 import logging
@@ -46,7 +45,7 @@ def share(run: JobRun, decision: ShareSiblings) -> None:
 
 
 def response_finished(run: JobRun, index: int, worker: str) -> None:
-    """Record that the worker that finished a sample has all of its response."""
+    """Record that the worker that finished a sample has all of its response, if it has tokens of the group."""
     group = index // samples_per_prompt(run.context.spec)
     has = run.state.siblings.has.get(group, {}).get(worker)
     if has is not None:
@@ -54,12 +53,12 @@ def response_finished(run: JobRun, index: int, worker: str) -> None:
 
 
 def worker_lost(run: JobRun, worker: str) -> None:
-    """Record that a worker has no tokens: it is gone, or has a new session."""
+    """Record that a worker has no tokens."""
     run.state.siblings.forget_worker(worker)
 
 
 def iteration_ended(run: JobRun) -> None:
-    """Store the iteration's responses for the next epoch if prompts come again, and reset what workers have."""
+    """Forget what workers have; store the iteration's responses if the job drafts from siblings and prompts repeat."""
     sharing = run.state.siblings
     for group, workers in list(sharing.has.items()):
         for worker in list(workers):
@@ -71,7 +70,10 @@ def iteration_ended(run: JobRun) -> None:
 
 
 def restore_earlier(run: JobRun) -> None:
-    """Fill the store with the responses of earlier iterations, as far as the journal contains them."""
+    """Fill the store with the responses in the newest MAX_SEGMENTS segments of earlier iterations.
+
+    Nothing is stored unless the job drafts from siblings and prompts repeat.
+    """
     if not sibling_sharing.is_enabled(run.context) or not _prompts_come_again(run):
         return
     before = [iteration for iteration in run.journal.iterations() if iteration < run.state.iteration]
@@ -85,7 +87,7 @@ def restore_earlier(run: JobRun) -> None:
 
 
 def _prompts_come_again(run: JobRun) -> bool:
-    """Return whether a remaining iteration repeats earlier prompts."""
+    """Return whether the job's iterations go through the prompts of a source more than once."""
     return run.prompts.epoch(run.context.spec.iterations - 1) > 0
 
 

@@ -9,20 +9,20 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_coordinator.state.speculation_state import DraftTotals, SpeculationState
 
 ENOUGH_STEPS: Final = 64
-"""Steps of an iteration before it is described."""
+"""Steps from which it is judged whether drafting was on."""
 ON_SHARE: Final = 0.02
 """Share of steps with drafts, without probes, from which drafting counts as on."""
 
 
 def is_on(totals: DraftTotals) -> bool | None:
-    """Return whether drafting was on, apart from probes; None with too few steps."""
+    """Return whether the share of steps with drafts, without probes, is at least ON_SHARE; None with too few steps."""
     if totals.steps < ENOUGH_STEPS:
         return None
     return max(0, totals.drafted_steps - totals.probes) >= ON_SHARE * totals.steps
 
 
 def describe(spec: RLHFJobSpec, state: SpeculationState) -> str:
-    """Describe drafting in the last iteration, or in this one if it is the first."""
+    """Describe drafting in the last iteration, or in this one if the last has no steps."""
     mode = spec.generation.speculation.mode
     if mode == "Disabled":
         return "Disabled"
@@ -42,7 +42,7 @@ def switched(iteration: int, totals: DraftTotals, *, on: bool) -> str:
 
 
 def shown(state: SpeculationState) -> DraftTotals:
-    """Return the final counts of the last iteration, or those of this one if it is the first."""
+    """Return the counts of the last iteration, or those of this one if the last has no steps."""
     return state.before if state.before.steps else state.iteration
 
 

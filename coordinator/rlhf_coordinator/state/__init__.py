@@ -2,7 +2,6 @@
 
 It owns the states and their transitions: a sample is in exactly one state; a worker is missing, connected, broken or
 lost.
-Rule: plain data and pure state machines; the time is an argument. Inconsistent input is refused here. This package does
-not decide what to do (`scheduling`), and reads no clock, file or socket. It is lost with the process: the ledger is
-restored from the journal, and workers report their state when they register.
+Rule: plain data and pure state machines; the time is an argument. This package does not decide what to do
+(`scheduling`), and reads no clock, file or socket.
 """

@@ -1,8 +1,7 @@
 """The refill of an iteration: the dropped prompt groups, the number of groups, and the groups of the batch.
 
-Rule: pure, and a part of the ledger, which changes it; `rlhf_api.algorithms.refill` defines the rule. It judges
-unshaped rewards. A group is judged once, when all of its samples are scored or failed. A group with only failed samples
-stays in the batch, masked out.
+Rule: pure, and a part of the ledger; `rlhf_api.algorithms.refill` defines the rule. A group with only failed samples is
+not dropped.
 """
 
 from bisect import insort
@@ -19,17 +18,20 @@ NO_REFILL: Final = RefillRule(0)
 
 
 class BatchRefill:
-    """The dropped groups of one iteration."""
+    """The dropped groups of one iteration, and the groups that follow from them."""
 
     def __init__(self, rule: RefillRule, tasks: Sequence[Task], groups: int) -> None:
-        """`tasks`: the scoring tasks of the graph; `groups`: prompts of the batch."""
+        """`tasks`: the scoring tasks of the graph; `groups`: number of prompts of the batch."""
         self.rule, self.first = rule, groups
         self._reward = next(iter(Graph("", tuple(tasks)).reward_fields), "")
         self.dropped: list[int] = []
         """Numbers of the dropped groups, in ascending order."""
 
     def drops(self, group: int, members: Sequence[Sample]) -> bool:
-        """Judge a group by its samples that did not fail; return whether it is dropped."""
+        """Return whether a group is dropped: all its members are scored and have equal rewards; record it then.
+
+        `members`: the samples of the group that did not fail.
+        """
         if not self.rule.rounds or not members or any(sample.state is not SampleState.SCORED for sample in members):
             return False
         rewards = [sample.fields[self._reward] for sample in members if self._reward in sample.fields]
@@ -50,11 +52,11 @@ class BatchRefill:
 
     @property
     def missing(self) -> int:
-        """Number of groups missing in the batch, once everything is scored."""
+        """Number of groups that the batch lacks, if no other group is dropped."""
         return self.first - (self.groups - len(self.dropped))
 
     def batch(self) -> list[tuple[int, bool]]:
-        """Return the groups of the batch, and whether each is masked out.
+        """Return the groups of the batch, and for each whether it is masked out.
 
         Groups that were not dropped come in their order. Dropped groups, first ones first, take the places that no
         round could fill.

@@ -1,9 +1,8 @@
 """A sample that was cut off, on its way into a later iteration (`spec.rollout.maxStaleness` and `longRounds`).
 
-It has its origin, which determines its prompt and its random key, its tokens with their log-probabilities from the
-engine that drew them, and their weight versions. A finished response stays finished, but is scored again, because
-trained models have changed. Long rounds drop the tokens and decode them again.
-Rule: plain data. `scheduling.first_samples` decides once what becomes of it, and the decision is recorded.
+It has its origin, from which its prompt and its random key follow, and its response with log-probabilities and weight
+versions. Long rounds carry it without its response.
+Rule: plain data.
 """
 
 from collections.abc import Sequence
@@ -28,9 +27,9 @@ class CarriedSample:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     restarted: bool = False
-    """Whether its tokens were too old or too many: it has none, and starts again."""
+    """Whether it has no tokens because they were too old or too many for `spec.rollout`: it starts again."""
     failed: bool = False
-    """Whether no worker could decode it: it is not tried again, because it could end workers in every iteration."""
+    """Whether no worker could decode it: it is not tried again."""
 
     @classmethod
     def from_sample(cls, sample: Sample) -> Self:
@@ -48,7 +47,7 @@ class CarriedSample:
         )
 
     def without_response(self) -> Self:
-        """Return the sample without tokens: it starts again under its own random key."""
+        """Return the sample without its response: it starts again, unless it failed."""
         return type(self)(self.origin, failed=self.failed)
 
 

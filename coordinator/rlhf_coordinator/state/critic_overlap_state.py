@@ -1,8 +1,6 @@
 """The state of training critics beside the next decoding, where the job chooses (criticOverlap Auto).
 
-Rule: plain data. `apart` is in the journal before any rank trains with it, and measurements are in the journal's facts.
-The rest is lost with the process; a new process uses the stored choice until it has seen a whole iteration.
-`training.critic_overlap_choice` changes it.
+Rule: plain data.
 """
 
 from dataclasses import dataclass, field
@@ -12,21 +10,21 @@ from rlhf_planner.critic_overlap_choice import MeasuredOverlap, OverlapChoice, S
 
 @dataclass
 class CriticOverlapState:
-    """State of one job; decisions read it in mode Auto."""
+    """State of one job; it is used in mode Auto."""
 
     apart: bool = False
-    """Whether the iteration in progress trains its critics separately where possible; recorded when it began."""
+    """Whether the iteration in progress trains its critics separately where possible."""
     faster: bool = False
     """Result of the last comparison: whether separate training is faster."""
     choice: OverlapChoice | None = None
-    """Choice with which the iteration in progress began; None if an earlier process made it."""
+    """Choice with which the iteration in progress began; None if nothing was chosen, or an earlier process chose."""
     measured: MeasuredOverlap = field(default_factory=MeasuredOverlap)
     last: SeenIteration | None = None
     beside: bool = False
-    """Whether critics of the previous iteration are trained while the one in progress is decoded."""
+    """Whether the report of the previous iteration was open when the one in progress began."""
     trained_tokens: int = 0
-    """Tokens of the last batch that this process trained on; 0 without one."""
+    """Prompt and response tokens of the last batch whose training this process recorded; 0 without one."""
     warm_epoch: int = 0
-    """Epoch of the group that trained last; the first training of a group is not representative."""
+    """Epoch of the group that trained last."""
     warm: bool = False
-    """Whether the newest training was not the first one of its group."""
+    """Whether the newest training was not the first one of its group that this process recorded."""

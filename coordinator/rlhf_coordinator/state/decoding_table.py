@@ -1,7 +1,6 @@
 """The decoding table of an iteration: the queue of samples, the samples of each worker, and the samples in transit.
 
-Rule: pure, and a part of the ledger, which uses it: the ledger knows the states of samples, this table knows their
-workers. A lease has a higher attempt than the previous one of its sample.
+Rule: pure, and a part of the ledger. A lease has a higher attempt than the previous one of its sample.
 """
 
 from bisect import bisect_left, insort
@@ -11,7 +10,7 @@ from rlhf_common.samples import Lease
 from rlhf_coordinator.state.sample import Sample
 
 _Turn = tuple[int, int, int]
-"""Sort key of a queued sample: (negative number of tokens, place among its siblings, index); the smallest is next."""
+"""Sort key of a queued sample: (negative number of tokens, place among its siblings, index)."""
 
 
 class DecodingTable:
@@ -28,7 +27,10 @@ class DecodingTable:
         self._arriving: dict[str, set[int]] = {}
 
     def queued(self, limit: int) -> list[int]:
-        """Return the next samples to lease: those with most tokens first (they end last), then by place and index."""
+        """Return at most `limit` queued samples: those with most tokens first, then by place among siblings and index.
+
+        Samples that must be decoded alone are left out.
+        """
         return [index for *_, index in self._queue[:limit]]
 
     def isolated(self) -> list[int]:
@@ -36,7 +38,7 @@ class DecodingTable:
         return [index for *_, index in self._isolated]
 
     def decoding_on(self, worker: str) -> Collection[int]:
-        """Return the samples that a worker decodes, including those that leave it."""
+        """Return the samples that a worker has leased for decoding, including those that leave it."""
         return self._decoding.get(worker, ())
 
     def arriving_on(self, worker: str) -> Collection[int]:
@@ -44,7 +46,7 @@ class DecodingTable:
         return self._arriving.get(worker, ())
 
     def take_places(self) -> list[tuple[int, str]]:
-        """Return the changes of place since the last call, in order.
+        """Return the changes of place since the last call, in order: leases, arrivals and returns to the queue.
 
         Each is (sample, the worker that decodes it from then on; empty when it was queued).
         """
@@ -57,7 +59,7 @@ class DecodingTable:
         insort(self._queue_of(sample), self._turn(sample))
 
     def dequeue(self, sample: Sample) -> None:
-        """Remove a sample from the queue. It must have the same tokens as when it was queued."""
+        """Remove a sample from the queue. Its tokens and `isolated` must be the same as when it was queued."""
         queue = self._queue_of(sample)
         del queue[bisect_left(queue, self._turn(sample))]
 
@@ -98,7 +100,7 @@ class DecodingTable:
             sample.arriving = None
 
     def arrive(self, sample: Sample) -> None:
-        """Transfer the lease of a sample to its destination."""
+        """Transfer the lease of a sample to the worker to which it was promised."""
         arriving = sample.arriving
         assert arriving is not None
         self.end_lease(sample)

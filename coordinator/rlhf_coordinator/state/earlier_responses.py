@@ -1,9 +1,7 @@
 """Responses of earlier epochs, by the line of their prompt: draft hints for new samples of it.
 
-Rule: plain data with fixed limits. A prompt's newest responses come before its older ones. A new prompt is stored only
-while there is space: epochs visit all prompts, so evicting the least recently seen prompt would evict the one that
-comes next. After a restart, the responses in the journal's remaining segments are read again; the others return with
-the next epoch.
+Rule: plain data with fixed limits. A prompt's newest responses come before its older ones. Responses to one prompt do
+not replace those to another.
 """
 
 from collections.abc import Iterable
@@ -15,7 +13,7 @@ from rlhf_coordinator.state.sample import ITEM_BYTES
 MAX_TOKENS: Final = 8 << 20
 """Most tokens of all prompts: 32 MiB."""
 MAX_RESPONSES: Final = 16
-"""Most responses of one prompt: a typical prompt group."""
+"""Most responses of one prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +38,17 @@ class EarlierResponses:
         self.tokens = 0
         """Number of stored tokens."""
         self.refused = 0
-        """Number of tokens that did not fit."""
+        """Number of tokens of responses that did not fit, summed over all additions."""
 
     def for_line(self, line: int) -> tuple[EarlierResponse, ...]:
-        """Return the stored responses to a prompt, newest first."""
+        """Return the stored responses to a prompt, those of the last addition first."""
         return self._by_line.get(line, ())
 
     def add(self, line: int, responses: Iterable[EarlierResponse]) -> None:
-        """Add finished responses of one iteration to a prompt."""
+        """Add finished responses of one iteration to a prompt, as far as they fit.
+
+        Older responses to the prompt that no longer fit are dropped.
+        """
         earlier = self.for_line(line)
         before = sum(map(len, earlier))
         room = self._max_tokens - self.tokens + before

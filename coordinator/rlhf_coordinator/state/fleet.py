@@ -1,10 +1,9 @@
 """The workers of a job: which are wanted, which are connected, and when a worker counts as lost.
 
 A worker is missing until it registers, then connected (a session is open), broken (the session ended; it has a grace
-period to return), or lost. A new process under a worker's name (another incarnation) is a restart: the state of the old
-process is gone at once. A second *live* process under one name is refused, because workers were started wrongly.
-Rule: pure; the time is an argument. The scheduler decides what a worker does (`iteration.decide`). Nothing survives the
-process: workers register again and report their state.
+period to return), or lost. A new process under a worker's name (another incarnation) is a restart. It is refused while
+the session of the old process is open, recently heard, and not asked to exit.
+Rule: pure; the time is an argument.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -23,7 +22,7 @@ from rlhf_coordinator.state.hang_detection import HangDetector
 from rlhf_coordinator.state.worker import WEIGHT_READS, CommandKind, PendingCommand, Worker
 
 GRACE_SECONDS: Final = 2.0
-"""Grace period of a broken session in seconds. A longer period delays the worker's samples."""
+"""Grace period of a broken session in seconds."""
 
 HEARTBEATS_PER_SECOND: Final = 64
 """Heartbeats per second of all workers from which the interval grows, up to a sixth of the time-out."""
@@ -38,7 +37,7 @@ class Joined:
 
     worker: Worker
     restarted: bool
-    """Whether it is a new process, without the state of the old one."""
+    """Whether another process registered under the name before."""
 
 
 class Cause(Enum):
@@ -61,21 +60,21 @@ class Refused:
 
 
 class Fleet:
-    """The workers of a job. Iteration yields those that are wanted or still present."""
+    """The workers of a job. Iteration yields those that are wanted, and others that registered and are not lost."""
 
     def __init__(self, spec: RLHFJobSpec, now: float) -> None:
         self.timeout = float(spec.run_policy.worker_timeout_seconds)
         self.workers: dict[str, Worker] = {}
-        """All workers that were ever wanted, by name, because late messages may come from workers that left."""
+        """All workers that were wanted since this process started, by name."""
         self.sizes = wanted(spec)
         self.rank_group, self.world_size = spec.rank_group, spec.training.ranks
         self.pace = HangDetector()
         self._add_missing(now)
         self.heartbeat = min(self.timeout / 6, max(1.0, len(self.workers) / HEARTBEATS_PER_SECOND))
-        """Seconds between two heartbeats of a worker."""
+        """Seconds between two heartbeats of a worker, from the number of workers at the start."""
 
     def in_group(self, group: Group) -> list[Worker]:
-        """Return the workers of a group, by index."""
+        """Return the workers of a group that iteration yields, by index."""
         return [worker for worker in self if worker.group is group]
 
     def ranks(self) -> list[Worker]:
@@ -88,8 +87,8 @@ class Fleet:
     def resize(self, replicas: Mapping[str, int], now: float) -> bool:
         """Set the sizes of the generation and inference groups; return False if nothing changes.
 
-        A worker beyond the size counts, and keeps its leases, until it is lost. Raises ValueError naming the group when
-        it cannot have that size.
+        A registered worker beyond the size stays until it is lost. Raises ValueError naming the group when it cannot be
+        resized, or cannot have that size.
         """
         sizes = dict(self.sizes)
         for name, count in replicas.items():
@@ -118,13 +117,13 @@ class Fleet:
                     self.workers[name] = Worker(name, group, index, rank, since=now)
 
     def _retired(self, worker: Worker) -> bool:
-        """Return whether the worker is beyond its group's size and gone."""
+        """Return whether the worker is beyond its group's size, and lost or never registered."""
         return worker.index >= self.sizes[worker.group] and (worker.lost or not worker.seen)
 
     def register(self, message: pb.Register, session: int, now: float) -> Joined | Refused:
         """Open a session; return the worker, or the reason for refusing it.
 
-        The caller revokes the leases of an earlier process or session of the name.
+        The caller revokes the leases of an earlier session of the name.
         """
         worker = self.workers.get(message.worker)
         if (
@@ -175,7 +174,7 @@ class Fleet:
         worker.heartbeat, worker.rates, worker.draining_since = pb.Heartbeat(), (0.0, 0.0), 0.0
 
     def closed(self, name: str, session: int, now: float) -> bool:
-        """End a session; return False when the worker already has a newer one."""
+        """End a session; return False when it is not the worker's open one."""
         worker = self.workers[name]
         if worker.session != session:
             return False
@@ -218,7 +217,10 @@ class Fleet:
 
 
 def wanted(spec: RLHFJobSpec) -> dict[Group, int]:
-    """Return the size of each group. A group without a task in the graph does not exist."""
+    """Return the size of each group at the start.
+
+    A group without a task in the graph has no entry, nor has training where the ranks are in another group.
+    """
     counts = {
         Group.GENERATION: spec.generation.replicas,
         Group.INFERENCE: spec.inference.replicas,

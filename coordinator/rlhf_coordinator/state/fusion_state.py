@@ -1,8 +1,6 @@
 """The inputs of inter-stage fusion in an iteration, and its effects: costs, lengths, the choice, counts.
 
-Rule: plain data. The scheduler reads it (`consolidation`, `balancing`); the modules of `fusion` change it. The costs
-belong to the job and are stored. The length model is rebuilt from the journal. `begin_iteration` resets what belongs to
-one iteration.
+Rule: plain data. `begin_iteration` resets what belongs to one iteration.
 """
 
 from dataclasses import dataclass, field
@@ -21,9 +19,9 @@ from rlhf_planner.inter_stage.throughput import ThroughputCurve, WorkerPace
 from rlhf_planner.speculation.observed_gain import DraftedSteps
 
 LINK_BYTES_PER_SECOND: Final = 4e8
-"""Bytes per second between two workers until a migration was observed: gRPC over one connection, with serialization."""
+"""Assumed bytes per second between two workers, before migrations are observed."""
 NOMINAL: Final = (StepTime(1, 256, 0.02),)
-"""Nominal step for unmeasured costs (mode Fixed): only its order of magnitude relative to a transfer counts."""
+"""Nominal step for unmeasured costs."""
 
 
 NO_FUSION: Final = FusionChoice(0, 0, "Auto", 0.0, 0.0, (), "")
@@ -39,7 +37,7 @@ class MigrationCounts:
     tokens: int = 0
     """Samples that moved only with their tokens."""
     stayed: int = 0
-    """Samples that could not be moved with their KV cache."""
+    """Samples that were to move with their KV cache and stayed."""
     bytes: int = 0
     seconds: float = 0.0
     """Seconds from the first part of a cache to the answer, summed over samples."""
@@ -58,7 +56,7 @@ class ExecutedReallocation(NamedTuple):
     """The same in nanoseconds since the Unix epoch."""
     reallocation: Reallocation
     samples: tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
-    """Samples of the source and of the destination: pairs of a sample and its number of known tokens."""
+    """Samples that source and destination decoded: pairs of a sample and its number of known tokens."""
     curves: tuple[ThroughputCurve, ThroughputCurve]
     """Throughput curves of both workers, as known at that moment."""
 
@@ -78,20 +76,20 @@ class FusionState:
     costs: StageCosts
     lengths: LengthModel
     measured: bool = False
-    """Whether workers measured the costs; otherwise they are nominal."""
+    """Whether workers measured the costs, in this or an earlier process; otherwise they are nominal."""
     given_up: str = ""
-    """Reason why this job no longer fuses anything; empty while it may fuse."""
+    """Reason why nothing is fused until this process ends; empty without one."""
     measurement_id: int = 0
     results: dict[tuple[str, str], pb.MeasureResult] = field(default_factory=dict)
     """(worker, role) -> its measurement."""
     planning: tuple[int, IterationSetup] | None = None
-    """Last iteration for which a choice was simulated, with its setup; it may be the next one."""
+    """Last iteration for which the simulation of a choice was started, with its setup; it may be the next one."""
     choice: FusionChoice = NO_FUSION
     moved: MigrationCounts = field(default_factory=MigrationCounts)
     moved_at: dict[str, float] = field(default_factory=dict)
-    """Worker -> moment when samples were last asked to leave or join it, in seconds of the monotonic clock."""
+    """Worker -> moment of the last Migrate from or to it, or Withdraw from it, in seconds of the monotonic clock."""
     next_balance: float = 0.0
-    """Moment before which nothing is balanced, because the search costs time too."""
+    """Moment of the monotonic clock before which nothing is balanced."""
     busy: dict[str, dict[str, float]] = field(default_factory=dict)
     """Worker -> decode or score -> seconds, from its observations."""
     observed: list[ObservedWork] = field(default_factory=list)
@@ -99,9 +97,9 @@ class FusionState:
     decoded: list[tuple[WorkInterval, ObservedWork]] = field(default_factory=list)
     """Intervals and costs of plain decode steps."""
     stretches: list[tuple[WorkInterval, DraftedSteps]] = field(default_factory=list)
-    """Intervals of all decode steps, with the tokens that they drew."""
+    """Intervals of plain and drafted decode steps, with the tokens that they drew."""
     paces: dict[str, WorkerPace] = field(default_factory=dict)
-    """Worker -> its speed relative to the others; a restarted coordinator learns it again."""
+    """Worker -> its learned pace."""
     reallocated: list[ExecutedReallocation] = field(default_factory=list)
     """Moves of samples that balance the workers."""
     destinations: dict[int, str] = field(default_factory=dict)
@@ -111,10 +109,10 @@ class FusionState:
     learned: dict[str, float] | None = None
     """Metrics of what was learned from the iteration; None before that."""
     planned: FusionChoice | None = None
-    """Choice made ahead for the iteration in `planning`."""
+    """Choice made ahead for the iteration in `planning`; None without one."""
 
     def begin_iteration(self) -> None:
-        """Reset the state of an iteration: no choice, no moves."""
+        """Reset the state of an iteration: its choice, its moves and its observations."""
         self.choice, self.moved = NO_FUSION, MigrationCounts()
         self.moved_at, self.busy, self.learned, self.planned = {}, {}, None, None
         self.observed, self.decoded, self.scored = [], [], []

@@ -1,11 +1,9 @@
 """The group table of an iteration: tasks whose unit is a prompt's group, and whether they wait, are open or are leased.
 
-The unit of such a task is a group: all samples of one prompt. A task is open once every sample of the group has the
-fields that it needs. It goes to one worker in one lease, and is done when that worker returned a result for each
-sample. Results of an incomplete group are dropped with its lease, so answers of two comparing judges are never mixed. A
-failed sample is no longer in a group; the others form a group without it.
-Rule: pure, and a part of the ledger, which uses it. The scoring table has the leases of the samples, with separate
-attempts; this table knows which of them belong together.
+The unit of such a task is a group: the samples of one prompt that did not fail. A task is open once every sample of the
+group is generated, and has the fields of other tasks that it needs. It goes to one worker in one lease, and is done
+when that worker returned a result for each sample. Results of an incomplete group are dropped with its lease.
+Rule: pure, and a part of the ledger.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -80,7 +78,7 @@ class GroupTable:
         return members
 
     def collect(self, index: int, task: str, values: bytes | None) -> Results | None:
-        """Store the result of one sample; return all results with the last one, and None before.
+        """Store the result of one sample of a leased task; return all results with the last one, and None before.
 
         A second result of a sample is ignored.
         """
@@ -100,7 +98,7 @@ class GroupTable:
         return self._leased.pop(item).members
 
     def restore(self, task: str, indices: Collection[int]) -> None:
-        """Mark a task as done for these samples, from the journal. Raises ValueError if it cannot be."""
+        """Mark an open task as done for the group of these samples. Raises ValueError if it is not open."""
         item = self.group_of(min(indices)), task
         if item not in self._open:
             raise ValueError(f"task {task} of prompt group {item[0]} is not open")

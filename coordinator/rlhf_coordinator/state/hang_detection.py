@@ -1,18 +1,15 @@
 """Learns the longest normal gap between progress reports of training ranks; the hang time-out follows from it.
 
-Ranks count units of work in heartbeats: an action on one micro-batch of one stage, or a part of an optimizer step.
-Ranks wait for each other, so a gap is the time in which no rank finished a unit. Rule: pure; times are arguments, in
-seconds of the monotonic clock. There is no learned limit before the first whole Train, because nothing is known about
-the model. `waits` decides what follows for a worker. The learned gap is lost with the process and learned again from
-the next Train.
+A gap is the time in which no rank reported a finished unit of work. Rule: pure; times are arguments, in seconds of the
+monotonic clock. There is no learned limit before a rank finishes a Train.
 """
 
 from typing import Final
 
 SLACK: Final = 10.0
-"""Ratio of the limit to the longest gap so far, for far longer responses or a machine that is suddenly shared."""
+"""Ratio of the limit to the longest confirmed gap."""
 LEAST_SECONDS: Final = 60.0
-"""Least limit in seconds, for gaps that end by themselves, for example when a file server returns."""
+"""Least limit in seconds, unless the manifest sets a smaller one."""
 
 
 class HangDetector:
@@ -23,7 +20,7 @@ class HangDetector:
         self._known = False
 
     def moved(self, sent: float, now: float) -> None:
-        """Record that a rank finished a unit of the Train that was sent to it at `sent`."""
+        """Record that a rank reported finished units of the Train that was sent to it at `sent`."""
         self._present = max(self._present, now - max(sent, self._last))
         self._last = now
 
@@ -35,8 +32,8 @@ class HangDetector:
     def limit(self, hang_seconds: float, most: float) -> float:
         """Return the seconds without a finished unit after which the group counts as hung, at most `most`.
 
-        `hang_seconds`: spec.runPolicy.hangTimeoutSeconds, which lowers `LEAST_SECONDS` if it is smaller; 0 disables
-        learning.
+        `hang_seconds`: spec.runPolicy.hangTimeoutSeconds, which lowers `LEAST_SECONDS` if it is smaller; with 0 the
+        limit is `most`.
         """
         if not self._known or not hang_seconds:
             return most

@@ -1,8 +1,6 @@
 """The state of incremental scoring in an iteration: which prefixes are scored where, and its counts.
 
-Rule: plain data, outside the ledger. It reflects the last reports of workers and may be wrong, which costs time. The
-scheduler reads it (`incremental_dispatch`); `fusion.incremental_scoring`, `fusion.counterfactual` and
-`job.sample_histories` change it. Lost with the process.
+Rule: plain data, outside the ledger. It reflects the last reports of workers and may be wrong. Lost with the process.
 """
 
 from collections import Counter
@@ -13,7 +11,7 @@ from rlhf_planner.inter_stage.incremental_gain import PassSums
 
 @dataclass(frozen=True, slots=True)
 class HeldPrefix:
-    """The number of tokens of a sample that a worker has scored, including the prompt."""
+    """The number of tokens of a sample, including the prompt, that a worker has scored, or was asked to score."""
 
     worker: str
     tokens: int
@@ -29,7 +27,7 @@ class IncrementalState:
     planned: bool | None = None
     """The same for the next iteration; None without a newer counterfactual."""
     predicted: float | None = None
-    """In mode Auto, the predicted gain of this iteration in seconds; None if its counterfactual came too late."""
+    """In mode Auto, the predicted gain of this iteration in seconds; None without a counterfactual of it."""
     prefixes: dict[int, HeldPrefix] = field(default_factory=dict)
     """Sample -> the worker with a scored prefix of it."""
     asked: dict[int, HeldPrefix] = field(default_factory=dict)
@@ -43,9 +41,9 @@ class IncrementalState:
     dropped: int = 0
     """Prefixes that were lost: to make space, with their worker, or because another worker scored the sample."""
     early_tokens: int = 0
-    """Tokens of scored samples that were scored before their sample ended, over all incremental tasks."""
+    """Tokens that had passed through a model before the Score of their sample, over all incremental tasks."""
     tokens: int = 0
-    """All tokens of these samples, over the same tasks."""
+    """All prompt and response tokens of the scored samples, over the same tasks."""
     begun: dict[int, float] = field(default_factory=dict)
     """Sample -> moment of its first lease for decoding."""
     finished: dict[int, float] = field(default_factory=dict)
@@ -58,12 +56,12 @@ class IncrementalState:
     last_tasks: Counter[str] = field(default_factory=Counter)
     """Task -> number of samples whose last result it was."""
     joined: dict[str, float] = field(default_factory=dict)
-    """Worker -> moment when it first got scoring work."""
+    """Worker -> moment when it first got a prefix, or scores of a single sample."""
     passes: dict[str, PassSums] = field(default_factory=dict)
     """Task -> sums of its passes, from observations."""
 
     def begin_iteration(self) -> None:
-        """Reset the state of an iteration: samples and weights have changed."""
+        """Reset the state of an iteration, and apply the plan."""
         self.prefixes, self.asked, self.full, self.cache_bytes = {}, {}, {}, {}
         self.begun, self.finished, self.joined, self.passes = {}, {}, {}, {}
         self.scored, self.last_tasks, self.places = {}, Counter(), {}
@@ -72,7 +70,7 @@ class IncrementalState:
         self.adopt()
 
     def adopt(self) -> None:
-        """Apply the plan."""
+        """Apply the plan, if there is one."""
         self.chosen = self.chosen if self.planned is None else self.planned
         self.planned = None
 

@@ -1,7 +1,6 @@
-"""The number of iterations of the job, as of each iteration: the user may change it while the job runs.
+"""The number of iterations of the job, as of each iteration.
 
-Rule: stored, and append-only. Learning rates fall towards the end of the job, so a repeated training of a batch needs
-the number that the first one used.
+Rule: append-only.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """The input of the scheduler: the job's constants, and its observed state at one moment.
 
-Rule: the scheduler reads this and never changes it. Actions, event handlers and background tasks (`fusion`, `training`)
-change it.
+Rule: the scheduler reads this and does not change it.
 """
 
 import json
@@ -41,10 +40,9 @@ class JobContext:
     schedule: str
     """The serial schedule table, a `rlhf_common.schedule.ScheduleTable` as JSON."""
     device_plan: DevicePlanRecord | None = None
-    """The plan for spec.devices; None without it."""
+    """The plan for spec.devices; None without one."""
     awaits_workers: bool = False
-    """Whether an absent worker may still wait for a node. Its absence then does not fail the job, because others handle
-    it."""
+    """Whether an absent worker may still wait for a node. Its absence then does not fail the job."""
 
     @property
     def spec(self) -> RLHFJobSpec:
@@ -58,7 +56,7 @@ class JobContext:
 
     @cached_property
     def calls(self) -> frozenset[str]:
-        """Names of the scoring tasks that call user code or a server instead of running a model: they use no device."""
+        """Names of the scoring tasks of rewards that have no model of their own."""
         return frozenset(task.name for task in self.tasks if task.rewards and self._reward(task).own_model is None)
 
     def _reward(self, task: Task) -> Reward:
@@ -78,12 +76,12 @@ class JobContext:
 
     @cached_property
     def scored_models(self) -> tuple[ModelRole, ...]:
-        """Models of inference workers that training changes: they need every new version."""
+        """Models of scoring tasks that training changes."""
         return tuple(dict.fromkeys(task.model for task in self.tasks if task.model in self.graph.trained))
 
     @cached_property
     def draft_model(self) -> str:
-        """Folder of the initial draft model that is trained with the policy; empty without one."""
+        """Path of the initial draft model that is trained with the policy; empty without one."""
         draft = self.spec.generation.speculation.draft_model
         return draft.path if draft is not None and draft.train == "Enabled" else ""
 
@@ -102,7 +100,7 @@ class JobContext:
         return checkpoint or evaluation or self.last(iteration)
 
     def folder(self, model: str) -> str:
-        """Return the folder of version 0 of a model role."""
+        """Return the path, or hub id, of version 0 of a model role."""
         source = self.spec.models.source(ModelRole(model))
         assert source is not None  # tasks that call user code have no weights to load
         return source.path
@@ -141,15 +139,15 @@ class ScheduleState:
     stage: Literal["stages", "searching", "tables", "decided"] = "decided"
     method: str = SERIAL
     table: str = ""
-    """Table in force, as JSON; empty for the serial one of the context."""
+    """Chosen table as JSON; empty before a choice, while the serial one of the context is in force."""
     predicted: float = 0.0
-    """Predicted seconds of a mini-batch under it; 0 if unknown."""
+    """Predicted seconds of a mini-batch under the chosen table; 0 if unknown."""
     forecast: list[dict[tuple[str, str, str], tuple[float, float]]] = field(default_factory=list)
     """For each row of the table: (span name, stage, micro-batch) -> (start, end), in seconds from the start of a
     mini-batch."""
     measurement_id: int = 0
     results: dict[str, pb.MeasureResult] = field(default_factory=dict)
-    """Measurements of each rank, by the name of its worker."""
+    """Answers to the measurement in progress, by the name of the rank's worker."""
     candidates: dict[str, Any] = field(default_factory=dict)
     """Method -> the table that the search found, with its predictions."""
     timed: tuple[str, ...] = ()
@@ -196,15 +194,15 @@ class JobState:
     prompt_tokens: Sequence[int] = ()
     """Number of prompt tokens of each sample of the iteration, by index."""
     prompt_lines: Sequence[int] = ()
-    """Line in the prompt file of each sample, by index."""
+    """Line of the prompt of each sample, by index (`Prompt.line`)."""
     trained: bool = False
     """Whether the journal says that the ledger's iteration was trained."""
     critic_update_pending: bool = False
-    """Whether only the policy's part of that training, which is published first, is done."""
+    """Whether critics were still to be trained when that training was recorded."""
     overlaps_training: bool = False
-    """Whether the ledger's iteration is closed before its batch is trained, while the next one decodes."""
+    """Whether the ledger's iteration is closed before its batch is trained."""
     open_report: OpenReport | None = None
-    """Report of the previous iteration."""
+    """Report of the previous iteration while its training, or that of its critics, is open; otherwise None."""
     critic_overlap: CriticOverlapState = field(default_factory=CriticOverlapState)
     groups_dropped: int = 0
     """Groups of this iteration that were dropped and counted."""
@@ -220,16 +218,16 @@ class JobState:
     group_epoch: int = 0
     """Highest epoch of a training group so far: each new group has a higher one."""
     group_failures: int = 0
-    """Number of consecutive restarts of the training group without a lost rank as the cause."""
+    """Number of counted restarts of the training group since a training was last recorded."""
     rank_costs: dict[int, CostDocument] = field(default_factory=dict)
-    """Measured costs by rank, until all ranks have reported."""
+    """Measured costs by rank, emptied when all ranks have reported."""
     stop: StopOrder | None = None
     failure: pb.Failure | None = None
     """Failure that ends the job, if any."""
     deadline: float | None = None
     """Moment when the job fails because it took too long; None for never."""
     ever_ready: bool = False
-    """Whether this coordinator has leased samples or seen training, which ends the start of the job."""
+    """Whether this coordinator has leased samples of a batch for decoding, or sent a Train."""
 
     @property
     def iteration(self) -> int:
@@ -243,19 +241,15 @@ class JobState:
 
     @property
     def batch_handed_on(self) -> bool:
-        """Whether the batch is complete, and the iteration's weights draw and score nothing more before it is
-        closed."""
+        """Whether the batch is complete, in an iteration that is closed before its batch is trained."""
         return self.overlaps_training and self.ledger.all_scored
 
     @property
     def workers_version(self) -> int:
-        """The weight version with which workers decode and score, or that they load for the next iteration."""
+        """The weight version of policy and critics that workers need now, or for the next iteration."""
         return self.version if self.trained or self.batch_handed_on else self.ledger.version
 
     @property
     def may_be_saved(self) -> bool:
-        """Whether a checkpoint of the job's version would contain everything that the iteration in progress needs.
-
-        This is false where it decodes with the previous version's weights, which no file would contain.
-        """
+        """Whether the iteration in progress is trained, or decodes with the weights of its own version."""
         return self.trained or self.ledger.version == self.iteration

@@ -4,25 +4,19 @@
     |         |   ^  `-> migrating -> queued (with its tokens), or decoding@destination (with its KV cache)
     |         `---'  worker lost: back to queued with the tokens it reported
     `-> failed: no worker could decode it (`decode_failures`), and the iteration continues without it
-  scored -> dropped: all responses to its prompt have the same reward (`batch_refill`); the ledger gets other samples
-  any but trained -> cut: enough other prompts fill the batch (`spec.rollout.oversample`); where samples are carried
-    (`spec.rollout.maxStaleness`) the next iteration begins with their known tokens; with `spec.rollout.longRounds` they
-    start again in a later one
+  scored -> dropped: all responses to its prompt have the same reward (`batch_refill`)
+  any but trained -> cut: enough other prompts fill the batch (`spec.rollout.oversample`)
 
 Fencing: every lease of a sample (for decoding, or for some of its scoring tasks) has a higher attempt than the previous
 one. A worker's message about a sample under another attempt than that of its lease is ignored. Attempts of a
-coordinator start at its epoch times 2^16, so leases of an earlier coordinator do not match. Tokens from the last holder
-of a sample may be kept, because their random numbers depend on the sample and the position, not on the worker.
+coordinator start at its epoch times 2^16. Tokens that the last holder of a queued sample reports may be kept.
 A sample that migrates with its KV cache belongs to its source until the source answers, or until the destination sends
 a message about it under the promised attempt. At that moment it becomes the destination's.
 
-The ledger owns the states (`sample_states`) and refuses invalid transitions. This module covers decoding, migration,
-failures and cuts; `scoring_ledger` covers the steps after a finished response. The decoding table knows who decodes,
-the scoring table who scores, and the group table which tasks of whole groups are possible.
-Rule: pure; no clock, no I/O. A message under a stale attempt changes nothing, and the return value says so; a call that
-no state allows raises ValueError. Must never invent a result.
-After a restart the ledger is rebuilt from the journal: finished responses, scores, failures and cuts survive, and so do
-carried tokens. All other samples are queued.
+This module covers decoding, migration, failures and cuts; `scoring_ledger` covers the steps after a finished response.
+The decoding table knows who decodes, the scoring table who scores, and the group table which tasks of whole groups are
+possible.
+Rule: pure; no clock, no I/O. A message under a stale attempt changes nothing, and the return value says so.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -49,11 +43,8 @@ class Reclaimed:
 
 
 def interleave_prompt_groups(spec: RLHFJobSpec) -> int:
-    """Return the number of samples of a prompt that are interleaved with those of other prompts in the queue; 1 for
-    none.
-
-    Siblings that begin together are about equally long, so none could draft from the tokens of another.
-    """
+    """Return the number of samples of a prompt that are interleaved with those of other prompts in the queue; 1 where
+    the job does not draft from siblings."""
     speculation = spec.generation.speculation
     drafted = speculation.mode != "Disabled" and "Siblings" in speculation.drafters
     return samples_per_prompt(spec) if drafted else 1
@@ -84,12 +75,11 @@ class Ledger(ScoringLedger):
         self.tokens = 0
         """Number of known response tokens, over all samples."""
         self.returned = 0
-        """Number of decode leases after which the sample was queued again (worker lost or reconnected, failure on the
-        sample, migration without KV cache)."""
+        """Number of decode leases that ended with the sample in the queue again."""
         self.faulted: dict[int, None] = {}
-        """Samples with decode failures, in the order of their first failure."""
+        """Samples with decode failures, or given up, in the order in which that was first recorded."""
         self.migrated = 0
-        """Number of samples moved from a live worker to another, or to the queue for another."""
+        """Number of moves of samples: to another worker with the KV cache, or to the queue with their tokens."""
         self.carried: tuple[CarriedSample, ...] = ()
         """Carried samples that became the first samples, in their order."""
         self.waiting: tuple[CarriedSample, ...] = ()
@@ -98,7 +88,10 @@ class Ledger(ScoringLedger):
     # ---------------------------------------------------------------- reading
 
     def queued(self, limit: int) -> list[int]:
-        """Return the next samples to lease: those with most tokens first (they end last), then by place and index."""
+        """Return at most `limit` queued samples: those with most tokens first, then by place among siblings and index.
+
+        Samples that must be decoded alone are left out.
+        """
         return self._decoding.queued(limit)
 
     def isolated(self) -> list[int]:
@@ -130,7 +123,7 @@ class Ledger(ScoringLedger):
         return sorted(self._decoding.arriving_on(worker))
 
     def take_places(self) -> list[tuple[int, str]]:
-        """Return the changes of place since the last call, in order.
+        """Return the changes of place since the last call, in order: leases, arrivals and returns to the queue.
 
         Each is (sample, the worker that decodes it from then on; empty when it was queued).
         """
@@ -168,8 +161,9 @@ class Ledger(ScoringLedger):
         """Revoke all leases of a worker that is lost, or that brought `reported` (sample -> attempt, tokens) to a new
         session.
 
-        The ledger keeps reported tokens if the sample is now queued and was not decoded under a later attempt. A sample
-        that was moving to this worker stays with its source; a sample that was leaving it returns to the queue.
+        The ledger keeps reported tokens if they are more than it knows, the sample is now queued, and it was not
+        decoded under a later attempt. A sample that was moving to this worker stays with its source; a sample that was
+        leaving it returns to the queue.
         """
         unclaimed = dict(reported or {})
         queued = self.held_by(worker)
@@ -187,7 +181,10 @@ class Ledger(ScoringLedger):
     # ---------------------------------------------------------------- samples that decoding fails on
 
     def record_failure(self, worker: str, why: str, retries: int) -> None:
-        """Count the end of a worker as a failure of every sample that it decodes, before they are reclaimed."""
+        """Count the end of a worker as a failure of every sample that it decodes; call this before they are reclaimed.
+
+        A single sample counts as the cause.
+        """
         decoding = self.held_by(worker)
         for index in decoding:
             self._fault(self.samples[index], worker, why, retries, proven=len(decoding) == 1)
@@ -195,7 +192,10 @@ class Ledger(ScoringLedger):
     def failed_on(
         self, index: int, attempt: int, worker: str, response: PackedResponse, why: str, retries: int
     ) -> bool:
-        """Queue a sample on which a worker failed, and keep its tokens; return False when the message is stale."""
+        """Count a worker's failure on a sample, and queue it with its tokens.
+
+        Return False when the message is stale.
+        """
         sample = self._leased_sample(index, attempt, worker)
         if sample is None:
             return False
@@ -205,7 +205,7 @@ class Ledger(ScoringLedger):
         return True
 
     def give_up(self, index: int) -> None:
-        """Leave a queued sample out of the iteration; nothing of its response is kept or trained on."""
+        """Leave a queued sample out of the iteration, and drop its response."""
         sample = self.samples[index]
         self._require(sample, SampleState.QUEUED)
         self._decoding.dequeue(sample)
@@ -295,9 +295,9 @@ class Ledger(ScoringLedger):
         return True
 
     def stayed(self, index: int, source: Lease) -> bool:
-        """Record the source's message that it still has the sample.
+        """Record the source's message that it still has the sample, which then is not moved with its KV cache again.
 
-        Return False when the message is stale: another worker has the sample, or it is finished.
+        Return False when the message is stale.
         """
         sample = self._leaving(index, source.attempt, source.worker)
         if sample is None:
@@ -310,14 +310,14 @@ class Ledger(ScoringLedger):
     # ---------------------------------------------------------------- rebuilding from the journal
 
     def restore_response(self, index: int, response: PackedResponse, reason: str, text: str) -> None:
-        """Restore a finished response of an earlier coordinator."""
+        """Store a whole response of a queued sample, without a lease."""
         sample = self.samples[index]
         self._require(sample, SampleState.QUEUED)
         self._decoding.dequeue(sample)
         self._generated(sample, response, reason, text)
 
     def restore_tokens(self, index: int, response: PackedResponse) -> None:
-        """Restore the known tokens of an unfinished response."""
+        """Store known tokens of a queued sample, if they are more than it has."""
         sample = self.samples[index]
         self._require(sample, SampleState.QUEUED)
         self._decoding.dequeue(sample)
@@ -325,7 +325,7 @@ class Ledger(ScoringLedger):
         self._decoding.enqueue(sample)
 
     def resume_partial(self, carried: Sequence[CarriedSample], waiting: Sequence[CarriedSample] = ()) -> None:
-        """Make carried samples the first samples of the iteration. Call this before any is decoded.
+        """Make carried samples the first samples of the iteration, which must still be queued.
 
         `waiting`: samples that wait for a later iteration.
         """
@@ -349,8 +349,10 @@ class Ledger(ScoringLedger):
     # ---------------------------------------------------------------- inside
 
     def _leased_sample(self, index: int, attempt: int, worker: str) -> Sample | None:
-        """Return the sample if this worker has it under this attempt; a message of its destination moves it there
-        first."""
+        """Return the sample if this worker decodes it under this attempt, else None.
+
+        A sample that was promised to the worker under this attempt moves there first.
+        """
         if not 0 <= index < len(self.samples):
             return None
         sample = self.samples[index]

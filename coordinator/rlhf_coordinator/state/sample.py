@@ -1,6 +1,6 @@
 """One sample: its state, the response so far, its workers, and its known fields.
 
-Rule: plain data; the ledger and its scoring table change it.
+Rule: plain data.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from rlhf_common.samples import Episode, Lease, VersionSpan
 from rlhf_coordinator.state.decode_failures import NO_FAULTS, DecodeFailures
 
 ITEM_BYTES: Final = 4
-"""Bytes of an item: tokens are int32 and everything else is float32."""
+"""Bytes of an item of a packed array, int32 or float32."""
 
 
 class SampleState(StrEnum):
@@ -28,13 +28,13 @@ class SampleState(StrEnum):
     FAILED = "failed"
     """No worker could decode it; the iteration continues without it."""
     DROPPED = "dropped"
-    """All responses to its prompt have the same reward, and another prompt replaces it."""
+    """All scored responses to its prompt have the same reward (`batch_refill`)."""
     CUT = "cut"
     """Other prompts filled the batch first; the iteration continues without it."""
 
 
 class Origin(NamedTuple):
-    """The iteration and number in which a sample began; its prompt and its random key follow from them."""
+    """The iteration in which a sample began, and its number there."""
 
     iteration: int
     sample: int
@@ -50,7 +50,7 @@ class PackedResponse:
     log_probabilities: bytes = b""
     """float32, little endian, one per token; empty for a response of the prompt file."""
     versions: tuple[VersionSpan, ...] = ()
-    """Spans in the order of the tokens; their tokens sum to the length. Empty for a response of the prompt file."""
+    """Spans in the order of the tokens. Empty for a response of the prompt file."""
 
     def __len__(self) -> int:
         return len(self.tokens) // ITEM_BYTES
@@ -65,7 +65,10 @@ class PackedResponse:
         )
 
     def continues(self, carried: "PackedResponse", version: int) -> bool:
-        """Return whether it consists of the carried response, or a beginning of it, and then tokens of one version."""
+        """Return whether it consists of the carried response, or a beginning of it, and then tokens of this version.
+
+        Tokens and versions are compared.
+        """
         shared = min(len(carried), len(self))
         more = len(self) - shared
         wanted = join_spans(first_tokens(carried.versions, shared), (VersionSpan(version, more),) if more else ())
@@ -84,12 +87,12 @@ class Sample:
     """Whether it is decoded greedily: a baseline for the others, not trained on."""
     state: SampleState = SampleState.QUEUED
     attempt: int = 0
-    """Number of the last lease, for decoding or scoring."""
+    """Highest attempt of its leases and promises; before the first, the number from which the process counts."""
     decoding: Lease | None = None
     arriving: Lease | None = None
     """Future lease of a sample that migrates with its KV cache."""
     immovable: bool = False
-    """Whether moving its KV cache failed once: from then on only its tokens move."""
+    """Whether a move with its KV cache failed."""
     response: PackedResponse = field(default_factory=PackedResponse)
     finish_reason: str = ""
     text: str = ""
@@ -103,23 +106,23 @@ class Sample:
     scoring: dict[str, Lease] = field(default_factory=dict)
     """Task in progress -> its lease."""
     open_tasks: set[str] = field(default_factory=set)
-    """Own tasks that are not leased."""
+    """Own tasks that are open: not leased and not done."""
     group_tasks: set[str] = field(default_factory=set)
     """Tasks of its prompt's group whose result it lacks."""
     failures: Counter[str] = field(default_factory=Counter)
     """Task -> number of failed attempts."""
     failed_on: dict[str, str] = field(default_factory=dict)
-    """Task -> worker of the last failed attempt; the next one goes elsewhere if possible."""
+    """Task -> worker of the last failed attempt."""
     not_before: float = 0.0
     """Moment before which its failed tasks are not retried."""
     faults: DecodeFailures = NO_FAULTS
     """Decode failures of the sample."""
     given_up: bool = False
-    """Whether it ever failed, regardless of its current state."""
+    """Whether it was given up after decode failures, regardless of its current state."""
     isolated: bool = False
-    """Whether it is decoded alone, after the others."""
+    """Whether it must be decoded alone."""
     decoded_by: list[str] = field(default_factory=list)
-    """Workers that decoded it, in order."""
+    """Workers that leased it for decoding, in order, without direct repetition."""
     drafted_tokens: int = 0
     """Draft tokens verified for it on the worker where it ended."""
     accepted_tokens: int = 0
@@ -129,12 +132,12 @@ class Sample:
 
     @property
     def failed(self) -> bool:
-        """Whether no worker could decode it, so that the iteration continues without it."""
+        """Whether its state is FAILED."""
         return self.state is SampleState.FAILED
 
     @property
     def left_out(self) -> bool:
-        """Whether it is excluded from training because it failed or was cut off."""
+        """Whether it failed or was cut off."""
         return self.state in (SampleState.FAILED, SampleState.CUT)
 
     @property
@@ -155,7 +158,7 @@ def first_tokens(versions: Sequence[VersionSpan], tokens: int) -> tuple[VersionS
 
 
 def join_spans(left: tuple[VersionSpan, ...], right: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
-    """Concatenate spans; merge neighbours of one version."""
+    """Concatenate spans; merge the two that meet if they are of one version."""
     if left and right and left[-1].version == right[0].version:
         merged = VersionSpan(left[-1].version, left[-1].tokens + right[0].tokens)
         return (*left[:-1], merged, *right[1:])

@@ -1,7 +1,7 @@
 """The samples of an iteration and the state of each, from which it follows whether all are generated or scored.
 
-Rule: pure, and the base of the ledger, which changes it and defines the transitions. The numbers of samples by state
-sum to the size of the iteration.
+Rule: pure, and the base of the ledger, which defines the transitions. The numbers of samples by state sum to the size
+of the iteration.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from rlhf_coordinator.state.decoding_table import DecodingTable
 from rlhf_coordinator.state.sample import Origin, PackedResponse, Sample, SampleState
 
 ATTEMPTS_PER_COORDINATOR: Final = 1 << 16
-"""Most leases of one sample by one coordinator process."""
+"""Number of attempts of a sample that are reserved for each coordinator process."""
 
 
 class SampleStates:
@@ -29,8 +29,8 @@ class SampleStates:
     ) -> None:
         """Arguments as for `Ledger`. All samples start queued."""
         self.iteration = self.version = iteration
-        """`version` is the version of the weights that draw and score its samples; one lower where it decodes beside
-        training."""
+        """`version` is the version of the weights that draw and score its samples: `iteration`, unless it is set
+        lower."""
         self._first_attempt = coordinator_epoch * ATTEMPTS_PER_COORDINATOR
         self._counts: Counter[SampleState] = Counter({SampleState.QUEUED: size})
         self._decoding = DecodingTable(size, siblings)
@@ -52,12 +52,12 @@ class SampleStates:
 
     @property
     def all_generated(self) -> bool:
-        """Whether no sample may still get a complete response."""
+        """Whether no sample is unfinished."""
         return not self.unfinished
 
     @property
     def all_scored(self) -> bool:
-        """Whether every sample is scored or left out (failed, dropped, cut off); training requires this."""
+        """Whether every sample is scored, trained, failed, dropped or cut off, and no prompt is left to cut off."""
         done = (SampleState.SCORED, SampleState.TRAINED, SampleState.FAILED, SampleState.DROPPED, SampleState.CUT)
         return self.count(*done) == len(self.samples) and not self.groups_to_cut
 
@@ -67,7 +67,7 @@ class SampleStates:
         return (self._spare - self.count(SampleState.CUT)) // self.group_size
 
     def finished_groups(self) -> list[int]:
-        """Return the prompts whose samples are all generated or failed, and not cut off."""
+        """Return the prompts none of whose samples is unfinished or cut off, in ascending order."""
         waiting = {SampleState.QUEUED, SampleState.DECODING, SampleState.MIGRATING, SampleState.CUT}
         groups = len(self.samples) // self.group_size
         return [

@@ -1,9 +1,8 @@
 """The part of the ledger about finished responses: their scoring, their results, and the batch for training.
 
-The scoring table has the tasks of single samples, and the group table those of whole groups. Where batches are
-refilled, a group whose rewards are all equal is dropped as soon as the last response is scored (`batch_refill`).
-Rule: pure. A message under a stale attempt changes nothing, and the return value says so. Must never invent a result: a
-failed task is open.
+Where batches are refilled, a group whose rewards are all equal is dropped as soon as the last response is scored
+(`batch_refill`).
+Rule: pure. A message under a stale attempt changes nothing, and the return value says so. A failed task is open again.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -47,12 +46,11 @@ class ScoringLedger(SampleStates):
         return self._scoring.retried
 
     def unscored(self) -> Collection[int]:
-        """Return the samples with open tasks of their own, in the order in which the first of them opened."""
+        """Return the samples with open tasks of their own, in the order in which they got one."""
         return self._scoring.unscored()
 
     def open_groups(self) -> Collection[GroupTask]:
-        """Return the (group, task) pairs that can be leased: every sample of the group has the fields that the task
-        needs."""
+        """Return the open (group, task) pairs, in the order in which they opened."""
         return self._groups.open()
 
     def members(self, group: int) -> list[Sample]:
@@ -64,17 +62,17 @@ class ScoringLedger(SampleStates):
         return task in self._groups.names
 
     def scoring_on(self, worker: str, tasks: Collection[str] | None = None) -> int:
-        """Return the number of tasks that this worker has leased: all, or those with these names."""
+        """Return the number of (sample, task) pairs that this worker has leased: all, or those with these names."""
         leased = self._scoring.tasks_on(worker)
         return len(leased) if tasks is None else sum(task in tasks for _, task in leased)
 
     def tries(self, index: int, task: str) -> int:
-        """Return how often a task failed on a sample, or on any sample of its group where the group is its unit."""
+        """Return the failures of a task on a sample, or, for a task of a group, the most on one of its samples."""
         members = self.members(self._groups.group_of(index)) if self.is_of_group(task) else [self.samples[index]]
         return max(sample.failures[task] for sample in members)
 
     def batch(self) -> list[tuple[Sample, bool]]:
-        """Return the samples of the batch in their order, and whether each is masked out.
+        """Return the samples of the batch in their order, and for each whether it is masked out.
 
         Samples of groups that were cut off are not part of it. Samples of dropped groups take the places that no round
         could fill.
@@ -129,7 +127,8 @@ class ScoringLedger(SampleStates):
     def fail_score(self, index: int, attempt: int, worker: str, task: str, not_before: float) -> int:
         """Reopen a task that failed on a sample, for a retry from `not_before` on.
 
-        Return its failed attempts so far; 0 when the message is stale.
+        A task of a group is reopened for the whole group. Return the failed attempts on the sample so far; 0 when the
+        message is stale.
         """
         if not self._scores(index, attempt, worker, task):
             return 0
@@ -142,7 +141,7 @@ class ScoringLedger(SampleStates):
     def train(self) -> None:
         """Mark the scored samples as trained, except greedy baselines.
 
-        It is valid once, when all samples are scored.
+        Raises ValueError before all samples are scored or left out, and after samples were marked.
         """
         if not self.all_scored or self.count(SampleState.TRAINED):
             raise ValueError(f"iteration {self.iteration}: cannot be trained, its samples are {self.counts()}")
@@ -181,7 +180,7 @@ class ScoringLedger(SampleStates):
         return tasks
 
     def _settle(self, sample: Sample, complete: bool) -> None:
-        """Update a sample and its group after one of its fields became known."""
+        """Update a sample and its group after a response or a result became known."""
         if complete:
             self._move(sample, SampleState.SCORED)
         self._groups.refresh(sample.index, self.samples)
@@ -189,8 +188,8 @@ class ScoringLedger(SampleStates):
             self._judge(sample.index)
 
     def _judge(self, index: int) -> None:
-        """Drop the group of a sample if it is complete and has equal rewards, and let the iteration grow by its
-        replacement."""
+        """Drop the group of a sample if it is complete and has equal rewards, and let the iteration grow if a round is
+        left."""
         group = self._groups.group_of(index)
         members = self.members(group)
         if not self.refill.drops(group, members):

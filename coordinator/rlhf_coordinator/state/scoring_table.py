@@ -1,9 +1,8 @@
 """The scoring table of an iteration: which tasks of which finished samples are open, leased, or done.
 
-Rule: pure, and a part of the ledger, which uses it: the ledger knows the states of samples, this table knows their
-tasks. A lease has a higher attempt than the previous one of its sample; a failed task is open again. For tasks whose
+Rule: pure, and a part of the ledger. A lease has a higher attempt than the previous one of its sample. For tasks whose
 unit is a prompt's group it has the leases and results of each sample; the group table knows when they are open. Several
-rewards become one number when the last task of a sample is done, so it does not depend on the order of their results.
+rewards become one number when the last task of a sample is done.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,10 +30,10 @@ class ScoringTable:
         self._unscored: dict[int, None] = {}
         self._leased: dict[str, set[tuple[int, str]]] = {}
         self.retried = 0
-        """Number of failed scoring attempts after which the task was opened again."""
+        """Number of failed scoring attempts."""
 
     def unscored(self) -> Collection[int]:
-        """Return the samples with open tasks, in the order in which the first of them opened."""
+        """Return the samples with open tasks of their own, in the order in which they got one."""
         return self._unscored.keys()
 
     def tasks_on(self, worker: str) -> Collection[tuple[int, str]]:
@@ -42,7 +41,7 @@ class ScoringTable:
         return self._leased.get(worker, ())
 
     def open_all(self, sample: Sample) -> None:
-        """Open all tasks of a finished response, and mark those of its group as missing."""
+        """Open all own tasks of a finished response, and mark those of its group as missing."""
         sample.open_tasks = set(self._own)
         sample.group_tasks = set(self._field_of) - self._own
         if sample.open_tasks:
@@ -75,7 +74,10 @@ class ScoringTable:
         return self._store(sample, task, values)
 
     def fail(self, sample: Sample, task: str, worker: str, not_before: float) -> int:
-        """Reopen a task that failed on a worker, for a retry from `not_before` on. Return its failed attempts."""
+        """End the lease of a task that failed on a worker, and return its failed attempts on the sample.
+
+        An own task of the sample is open again. The sample's failed tasks are not retried before `not_before`.
+        """
         self._end_lease(sample, task)
         self._open(sample, task)
         sample.failures[task] += 1
@@ -85,7 +87,10 @@ class ScoringTable:
         return sample.failures[task]
 
     def reclaim(self, worker: str, samples: Sequence[Sample]) -> tuple[tuple[int, str], ...]:
-        """Reopen all tasks of a worker; return them. `samples`: all samples of the iteration, by index."""
+        """End all leases of a worker, and reopen own tasks of samples; return the leased tasks, sorted.
+
+        `samples`: all samples of the iteration, by index.
+        """
         tasks = tuple(sorted(self.tasks_on(worker)))
         for index, task in tasks:
             self._end_lease(samples[index], task)
@@ -123,7 +128,7 @@ class ScoringTable:
         return complete
 
     def _combine(self, sample: Sample) -> None:
-        """Combine the rewards of a complete sample; it abstains if all parts of a combination did."""
+        """Combine the rewards of a complete sample; it abstains if a combination gives no number."""
         rewards_by_part: dict[RewardPart, dict[str, float]] = {}
         for task, part in self._parts.items():
             of_field = rewards_by_part.setdefault(replace(part, name=""), {})

@@ -1,8 +1,6 @@
 """The tokens of each prompt group that each worker has, the numbers of sent and dropped ones, and earlier responses.
 
-Rule: plain data, outside the ledger: a lost hint costs time. The scheduler reads it (`sibling_sharing`, `balancing`),
-`speculation.sharing` changes it. A worker's tokens are forgotten with its session, and with the group. After a restart
-workers get the known tokens again.
+Rule: plain data, outside the ledger.
 """
 
 from collections.abc import Iterable
@@ -12,8 +10,7 @@ from typing import Final, NamedTuple
 from rlhf_coordinator.state.earlier_responses import EarlierResponses
 
 EARLIER_WEIGHT: Final = 0.5
-"""Weight of a response of the previous epoch relative to a sibling's, applied once per epoch, because the policy has
-changed."""
+"""Weight of a response of the newest earlier iteration, and factor for each older iteration among the responses."""
 
 
 class TokenSource(NamedTuple):
@@ -25,14 +22,14 @@ class TokenSource(NamedTuple):
 
 @dataclass
 class SiblingState:
-    """The shared tokens of the iteration in progress, counted once for each worker that gets them."""
+    """The shared tokens of the iteration in progress, counted once for each worker, and the earlier responses."""
 
     has: dict[int, dict[str, dict[TokenSource, int]]] = field(default_factory=dict)
     """Prompt group -> worker that got tokens of it -> source -> number of tokens that it has, sent or decoded there."""
     next_share: float = 0.0
     """Moment before which nothing is shared, in seconds of the monotonic clock."""
     next_group: int = 0
-    """Next group in the rotation."""
+    """Group with which the next full round begins."""
     sent: int = 0
     dropped: int = 0
     """Tokens that a worker had not received when it no longer needed the group."""
@@ -43,12 +40,12 @@ class SiblingState:
         self.has, self.next_share, self.next_group, self.sent, self.dropped = {}, 0.0, 0, 0, 0
 
     def forget_worker(self, worker: str) -> None:
-        """Record that a worker has no tokens: it is gone, or has a new session."""
+        """Record that a worker has no tokens of any group."""
         for group in list(self.has):
             self.forget(group, worker)
 
     def forget(self, group: int, worker: str) -> None:
-        """Record that a worker gets nothing more of a group."""
+        """Drop the record of a worker's tokens of a group."""
         workers = self.has.get(group, {})
         workers.pop(worker, None)
         if not workers:
@@ -56,5 +53,5 @@ class SiblingState:
 
 
 def weights(iterations: Iterable[int]) -> dict[int, float]:
-    """Return the weights of responses that were sampled in these iterations of earlier epochs."""
+    """Return iteration -> weight of the responses that were sampled in it."""
     return {number: EARLIER_WEIGHT ** (age + 1) for age, number in enumerate(sorted(set(iterations), reverse=True))}

@@ -1,8 +1,6 @@
 """The counts of drafts in the job, and what was learned from them.
 
-Rule: plain data, outside the ledger: it comes from workers' reports, and no decision about samples depends on it. Event
-handlers add to it, `speculation.learned` stores what is learned. The counts of an iteration are lost with the process;
-what was learned is read again.
+Rule: plain data, outside the ledger. The counts of an iteration are lost with the process.
 """
 
 from collections import Counter
@@ -12,7 +10,7 @@ from typing import Final
 from rlhf_planner.speculation.learned_drafts import LearnedDrafts
 
 SWITCHES_SHOWN: Final = 5
-"""Most switches of drafting in the status."""
+"""Most stored descriptions of switches."""
 
 
 @dataclass
@@ -52,7 +50,7 @@ class DraftTotals:
 
     @property
     def drafted_share(self) -> float:
-        """Return the share of steps that verified drafts."""
+        """Return the share of steps that verified drafts; 0 without a step."""
         return self.drafted_steps / self.steps if self.steps else 0.0
 
     def of_drafter(self, drafter: str) -> tuple[int, int]:
@@ -71,14 +69,14 @@ class SpeculationState:
     before: DraftTotals = field(default_factory=DraftTotals)
     """Counts of the previous iteration."""
     on: bool | None = None
-    """Whether drafting was on in the last report; None without a report."""
+    """Whether drafting was on when that was last recorded; None before."""
     said_at: float = 0.0
-    """Moment of the last report, in seconds of the monotonic clock."""
+    """Moment of that record, in seconds of the monotonic clock."""
     switches: list[str] = field(default_factory=list)
-    """Reported switches, newest first."""
+    """Descriptions of the last switches, newest first."""
 
     def begin_iteration(self) -> None:
-        """Reset the counts."""
+        """Begin new counts; the present ones become those of the previous iteration."""
         self.before, self.iteration = self.iteration, DraftTotals()
 
     def say(self, text: str, now: float, *, on: bool) -> None:

@@ -1,9 +1,8 @@
 """One worker of a job: its identity, its pending commands, and its own reports.
 
-A command is pending from the moment it is sent until it is answered or the worker's session ends. A worker with a
-pending slow command is busy. A worker that decodes and also has a training rank may be busy on either side.
-Rule: plain data. The fleet opens and ends sessions; event handlers and actions change the rest. The state of a process
-must be forgotten with the process.
+A command is pending from the moment it is sent until it is answered, or until the worker opens a new session or is
+lost.
+Rule: plain data.
 """
 
 from dataclasses import dataclass, field
@@ -43,11 +42,11 @@ SLOW_COMMANDS: Final = frozenset(
         CommandKind.UNKNOWN,
     }
 )
-"""Commands that make a worker busy: until it answers, it gets no other slow command and no samples."""
+"""Commands that make a worker busy: while one is pending, `idle` is false."""
 
 
 WEIGHT_READS: Final = frozenset({"load_weights", "become_generation", "become_inference"})
-"""Commands, by their protocol names, in which a worker may read weights from training ranks."""
+"""Commands, by their names in `WorkerState.command`, in which a worker may read weights from training ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +69,11 @@ class PendingCommand:
     detail: str
     """Task of the worker in words: the end of "waiting for generation-1 to ..."."""
     version: int = 0
-    """Weight version that the worker has after it."""
+    """BECOME, LOAD: the weight version after it."""
     model: str = ""
     """LOAD: the model role."""
     from_ranks: bool = False
-    """Whether it reads weights from training ranks, which therefore must not train."""
+    """Whether it may read weights from training ranks."""
     role: str = ""
     """BECOME: the worker's new role. MEASURE: the measured role."""
     leaving: tuple[LeavingSample, ...] = ()
@@ -95,16 +94,17 @@ class Worker:
     seen: bool = False
     """Whether it ever registered with this coordinator."""
     lost: bool = False
-    """Whether its session ended, or was silent, for too long."""
+    """Whether its session ended, or was silent, for too long, or it left."""
     leaving: bool = False
-    """Whether it was told to exit."""
+    """Whether it was asked to exit, until it registers again or is lost."""
     blameless: bool = False
     """Whether its end does not count as a failure of its samples: it was asked to end, or its end was already
-    counted."""
+    handled."""
     scorer_onloaded: bool = False
-    """For generation workers, whether scoring models may be in device memory; not after an Offload."""
+    """Whether scoring models may be in device memory: a session opened, or scoring work was sent, after the last
+    Offload."""
     refused: str = ""
-    """Reason why the last process under its name was refused: its version is incompatible."""
+    """Incompatibility of the last process that registered under its name; empty if it is compatible."""
     incarnation: str = ""
     address: str = ""
     rendezvous: str = ""
@@ -116,7 +116,7 @@ class Worker:
     versions: dict[str, int] = field(default_factory=dict)
     """Model -> the weight version with which it decodes or scores."""
     trained_version: int = 0
-    """Weight version of its rank, which has separate weights."""
+    """Weight version of its rank."""
     group_epoch: int = 0
     schedule_table: str = ""
     """Schedule table with which it trains; empty if unknown."""
@@ -127,29 +127,28 @@ class Worker:
     failed_at: float = 0.0
     pending: dict[int, PendingCommand] = field(default_factory=dict)
     failures: int = 0
-    """Number of failed commands and invalid messages since its last success."""
+    """Number of its failed commands that are retried, and of its invalid messages, since a command last succeeded."""
     not_before: float = 0.0
-    """Moment before which it gets no new slow command."""
+    """Moment before which it gets no role, no weights and no training group."""
     since: float = 0.0
-    """Moment when it entered its current state: connected, broken, lost, or missing."""
+    """Moment when it entered its current state: connected, leaving, broken, lost, or missing."""
     last_heard: float = 0.0
     last_progress: float = 0.0
-    """Moment when its tokens last changed, a result came, or it last got work."""
+    """Moment when its session opened, its tokens last changed, a result came, or it last got work."""
     last_computing: float = 0.0
-    """Moment when its compute time last changed: it may be in one long computation, or stuck."""
+    """Moment when its session opened, or its reported compute time last changed."""
     last_piece: float = 0.0
-    """Moment when it last finished a unit of training, or joined; it counts units if its heartbeat has a number."""
+    """Moment when its session opened, or its reported number of training units last changed."""
     restarts: int = 0
     draining_since: float = 0.0
-    """Moment when it first reported that its machine asked it to end; 0 if it did not. It stays while its rank may be
-    needed."""
+    """Moment when it first reported that its machine asked it to end; 0 if it did not."""
     heartbeat: pb.Heartbeat = field(default_factory=pb.Heartbeat)
     rates: tuple[float, float] = (0.0, 0.0)
-    """(tokens per second, share of time busy) between the last two heartbeats."""
+    """(tokens per second, share of time busy) between the last two heartbeats; zeros before there are two."""
 
     @property
     def connected(self) -> bool:
-        """Whether a session is open and the worker was not told to exit."""
+        """Whether a session is open and the worker was not asked to exit."""
         return self.session != 0 and not self.leaving
 
     def add_role(self, role: str) -> None:
@@ -178,7 +177,7 @@ class Worker:
 
     @property
     def training_since(self) -> float:
-        """Moment when the pending Train was sent; 0 without one."""
+        """Moment when the Train was sent that is the pending slow command; 0 without one."""
         slow = self.slow_command
         return slow.sent if slow is not None and slow.kind is CommandKind.TRAIN else 0.0
 
@@ -190,29 +189,29 @@ class Worker:
 
     @property
     def trains(self) -> bool:
-        """Whether it has joined a training group."""
+        """Whether it has the training role."""
         return Group.TRAINING in self.roles
 
     @property
     def idle(self) -> bool:
-        """Whether it can get a slow command now."""
+        """Whether it is connected and has no pending slow command."""
         return self.connected and self.slow_command is None
 
     @property
     def asks_restart(self) -> bool:
-        """Whether its failure only requires a restart of the group (a peer was lost)."""
+        """Whether its training failure has the exit code RESTART."""
         return self.train_failure is not None and self.train_failure.exit_code == ExitCode.RESTART
 
     def serves(self, version: int) -> bool:
-        """Return whether its rank has exactly this weight version and serves it."""
+        """Return whether its rank has exactly this weight version, and no slow command."""
         return self.connected and self.trains and self.trained_version == version and self.rank_command is None
 
     def keeps(self, version: int) -> bool:
-        """Return whether its rank keeps this weight version beside the one in training, and serves it."""
+        """Return whether its rank reports that it keeps this weight version beside the current one."""
         return self.connected and self.trains and self.heartbeat.kept_version == version
 
     def forget(self) -> None:
-        """Reset the state of a process that is gone."""
+        """Reset the session, the roles, the versions and the commands of a process that is gone."""
         self.session = 0
         self.roles, self.versions, self.trained_version, self.group_epoch = frozenset(), {}, 0, 0
         self.pending, self.last_train, self.train_failure = {}, None, None

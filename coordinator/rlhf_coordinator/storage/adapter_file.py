@@ -1,7 +1,6 @@
-"""Joins several safetensors files into one: PEFT reads an adapter from one file, but each rank writes its own stage's.
+"""Joins several safetensors files into one.
 
-Rule: bytes of tensors are copied unchanged; only the header is new. The parts were compared with their ranks' reports
-before. Raises OSError and ValueError; an incomplete file lies in a temporary folder.
+Rule: bytes of tensors are copied unchanged; only the header is new.
 """
 
 import json
@@ -13,14 +12,16 @@ from typing import Any, Final
 _LENGTH_BYTES: Final = 8
 """Bytes of the length field before the header."""
 _ALIGNMENT: Final = 8
-"""Multiple of bytes to which a header is padded, so that data starts aligned."""
+"""Multiple of bytes to which a header is padded."""
 _MAX_HEADER: Final = 100 * 1024 * 1024
-"""Largest header in bytes, close to the limit of the format's own library."""
+"""Largest header in bytes."""
 
 
 def join(parts: Sequence[Path], target: Path) -> None:
-    """Write all tensors of `parts` into `target`, in their order. Raises ValueError when two parts have the same
-    tensor."""
+    """Write all tensors of `parts` into `target`, in their order.
+
+    Raises OSError, and ValueError, for example when two parts have the same tensor.
+    """
     merged: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end, starts = 0, []
     for part in parts:

@@ -1,7 +1,6 @@
 """An iteration's scored batch for the training ranks, from the ledger in memory or from the journal's segment.
 
-Rule: both ways use a Ledger, so a replayed batch equals the one that was trained first. Must never return an incomplete
-batch.
+Rule: both ways use a Ledger.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +32,7 @@ FINISHED: Final[FinishReason] = "stop"
 
 
 def of_evaluation(record: Record) -> int | None:
-    """Return the weight version whose evaluation a record belongs to; None for a record of the batch."""
+    """Return the weight version whose evaluation a record belongs to; None for any other record."""
     kind = record.WhichOneof("record")
     if kind not in ("finished", "scored", "failed"):
         return None
@@ -44,7 +43,7 @@ def of_evaluation(record: Record) -> int | None:
 def finished_responses(records: Iterable[Record]) -> Iterator[pb.FinishedSample]:
     """Yield the responses of a batch in a segment of the journal.
 
-    Responses of evaluations are left out, because their sample numbers do not belong to the batch and its prompts.
+    Responses of evaluations are left out.
     """
     for record in records:
         if record.WhichOneof("record") == "finished" and of_evaluation(record) is None:
@@ -58,7 +57,10 @@ def apply_record(ledger: Ledger, record: Record) -> None:
 
 
 def restore_record(ledger: Ledger, record: Record, first: int = 0) -> None:
-    """Restore a record into its ledger, whose sample 0 has the number `first` in records."""
+    """Restore a record into its ledger, whose sample 0 has the number `first` in records of single samples.
+
+    Records of other kinds than those about samples are ignored.
+    """
     kind = record.WhichOneof("record")
     if kind == "finished":
         message = record.finished
@@ -94,7 +96,7 @@ def restore_record(ledger: Ledger, record: Record, first: int = 0) -> None:
 
 
 def refill_rule(records: Sequence[Record], otherwise: RefillRule = NO_REFILL) -> RefillRule:
-    """Return the rule by which a journaled iteration grows; `otherwise` if the records contain none yet."""
+    """Return the rule by which a journaled iteration grows; `otherwise` if its records do not start with a Begun."""
     if not records or not records[0].HasField("begun"):
         return otherwise
     written = records[0].begun.refill
@@ -102,7 +104,7 @@ def refill_rule(records: Sequence[Record], otherwise: RefillRule = NO_REFILL) ->
 
 
 def take_given(ledger: Ledger, prompts: PromptSet) -> Ledger:
-    """Return a new iteration's ledger with the responses that the prompt file contains for its samples."""
+    """Store the responses that the prompt file contains in a new iteration's ledger; return the ledger."""
     for sample in ledger.samples:
         response = prompts.response(ledger.iteration, sample.index)
         if response is not None:
@@ -128,7 +130,7 @@ def replayed(
     """Return the complete ledger of a journaled iteration.
 
     `group_size`: samples of one prompt; `spare`: samples of `size` beyond the batch; `greedy_baseline`: whether the
-    last sample of each prompt is one. Raises JobError when the segment is missing or damaged.
+    last sample of each prompt is one. Raises JobError when the records are incomplete.
     """
     rule = refill_rule(records)
     new_ledger = Ledger(
@@ -144,7 +146,10 @@ def replayed(
 
 
 def batch_parts(ledger: Ledger, prompts: PromptSet) -> Iterator[pb.BatchPart]:
-    """Yield the batch in its order, in parts of about CHUNK_BYTES. Its samples are renumbered without gaps."""
+    """Yield the batch in its order, in parts of about CHUNK_BYTES. Its samples are renumbered without gaps.
+
+    Raises ValueError unless all samples are scored or left out.
+    """
     if not ledger.all_scored:
         raise ValueError(f"iteration {ledger.iteration} is not scored yet: {ledger.counts()}")
     batch = ledger.batch()

@@ -1,10 +1,8 @@
 """The file of carried samples in a checkpoint.
 
-A checkpoint of version v contains the samples that iteration v takes up or that wait for a later one. They are one
-framed record, whose checksum is among those of the checkpoint, so a new run folder that resumes from it continues them.
-`checkpoint.json` contains the job's identity; `SHAPE` lists the part that determines the prompts of these samples. If
-that has changed, the samples are left out, with a warning.
-Rule: the record has the journal's format (`sample_codec`). Must never return a sample whose prompt would differ.
+A checkpoint of version v contains the samples that iteration v takes up or that wait for a later one, as one framed
+record of the journal's format. `checkpoint.json` contains the job's identity; `SHAPE` lists the part that is compared.
+If that has changed, the samples are left out, with a warning.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,20 +28,20 @@ SHAPE: Final = (
     "spec.prompts (settings and contents)",
     "spec.prompts.shuffle",
 )
-"""Fields of a job's identity that determine a sample's prompt and key from its origin."""
+"""Fields of a job's identity that must be the same, because prompts and random keys follow from them."""
 _BEFORE: Final = {"spec.rollout.longRounds": "Disabled"}
 """Fields that earlier versions did not write -> their value then."""
 
 
 def write(folder: Path, version: int, carried: Sequence[CarriedSample]) -> None:
-    """Write the samples cut off before iteration `version` into the folder of a checkpoint. Raises OSError."""
+    """Write samples that earlier iterations cut off into the folder of a checkpoint of `version`. Raises OSError."""
     (folder / FILE).write_bytes(frame(Record(begun=Begun(iteration=version, carried=carried_messages(carried)))))
 
 
 def read(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> tuple[tuple[CarriedSample, ...], list[str]]:
-    """Return the samples that were cut off before a checkpoint, and a warning if samples are left out.
+    """Return the samples that a checkpoint carries, and a warning if samples are left out.
 
-    `identity`: identity of the resuming job.
+    `identity`: identity of the resuming job. Raises OSError and ValueError.
     """
     path = checkpoint.folder / FILE
     if not path.is_file():

@@ -1,8 +1,7 @@
 """Chats of the prompt file as text: the prompt with the beginning of the answer, and the responses.
 
-Rule: a line is refused if the policy would not answer its prompt, or if the template leaves out tools or a message of
-another role than the assistant. Possibly intended deviations cause a warning (an earlier answer without its reasoning,
-a key that the template does not read, text that is already rendered). Responses: `chat_responses`.
+Rule: a line is refused if its prompt ends with an answer, or if the template leaves out tools or a message of another
+role than the assistant. Possibly intended deviations cause a warning. Responses: `chat_responses`.
 """
 
 import json
@@ -25,17 +24,18 @@ _ROLES: Final = (*OF_SYSTEM, "user", "assistant", "tool")
 _ASSISTANTS: Final = ("assistant", "model", "gpt", "chatgpt", "bot", "chatbot", "ai")
 """Names, in any case, that data sets use for the assistant."""
 _REASONING: Final = ("reasoning_content", "reasoning", "thinking")
-"""Synonyms among these keys: transformers gives templates a message's reasoning under any of them."""
+"""Keys of a message that count as synonyms for its reasoning."""
 
 
 class ChatLines:
-    """Renders the chats of a file."""
+    """Renders chats with one template."""
 
     def __init__(self, prompts: Prompts, template: ChatTemplate, warnings: PromptWarnings) -> None:
         self._prompts, self._template, self._warnings = prompts, template, warnings
         self._marks = ChatMarks(template)
         self._hidden_in: dict[tuple[object, ...], frozenset[int]] = {}
-        """Roles and keys of a chat's messages -> numbers of the messages that the template leaves out."""
+        """Shape of a chat (roles and keys of its messages, whether it has tools) -> numbers of the messages that the
+        template leaves out."""
         self._responses = ResponseWriter(template, warnings)
         self._remedy = f"give a template with {prompts.field}.chatTemplateFile"
 
@@ -75,7 +75,7 @@ class ChatLines:
         return self._responses.write(prompt, key, said)
 
     def _check_turns(self, place: Place, key: str, messages: Sequence[Message]) -> None:
-        """Refuse a chat that ends with the assistant's message; warn about one without a user's message."""
+        """Refuse a chat that ends with the assistant's message; warn about one with only system messages."""
         if messages[-1]["role"].casefold() in _ASSISTANTS:
             raise place.bad(
                 f"ends with a message of the assistant under {key!r}, which the policy would not go on with but "
@@ -121,7 +121,7 @@ class ChatLines:
     def _check_written(self, prompt: ChatPrompt, key: str) -> None:
         """Refuse a prompt if the template leaves out or changes a message of another role than the assistant.
 
-        System messages that only switch a template, such as /no_think, are not written but count.
+        A system message without which the prompt would differ causes only a warning, as does one of the assistant.
         """
         place, text = prompt.place, prompt.text
         hidden = self._hidden(prompt)
@@ -148,8 +148,8 @@ class ChatLines:
     def _hidden(self, prompt: ChatPrompt) -> frozenset[int]:
         """Return the numbers of the messages that the template leaves out.
 
-        The test uses a stand-in for each text, because a short text may occur elsewhere in the prompt. Chats with the
-        same roles and keys are tested once.
+        The test uses a stand-in for each text. Chats of the same shape are tested once; a shape for which the template
+        fails counts as complete.
         """
         shape = (*((message["role"], *sorted(message)) for message in prompt.messages), bool(prompt.tools))
         if shape not in self._hidden_in:
@@ -158,7 +158,7 @@ class ChatLines:
             try:
                 text = self._template.render(prompt.place, tried, add_generation_prompt=True, tools=prompt.tools)
             except JobError:
-                text = "".join(names)  # the template reads the content of the texts
+                text = "".join(names)
             self._hidden_in[shape] = frozenset(number for number, name in enumerate(names) if name not in text)
         return self._hidden_in[shape]
 
@@ -176,7 +176,7 @@ class ChatLines:
             self._warnings.add(place, problem, "write one of them, unless the model was trained with that role")
 
     def _warn_of_nulls(self, place: Place, calls: Sequence[Mapping[str, Any]]) -> None:
-        """Warn about nulls in the arguments of a table's tool calls: each row has every key of the others."""
+        """Warn about nulls in the arguments of tool calls in a table."""
         for call in calls if place.unit == "row" else ():
             if None in call["function"]["arguments"].values():
                 problem = f"has null in arguments of {call['function']['name']}, and the policy reads it"

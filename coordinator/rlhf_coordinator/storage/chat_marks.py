@@ -1,7 +1,6 @@
 """The marks of a chat template, which it writes around messages; they reveal a text that is already rendered.
 
-Rule: the marks come from the template's rendering of a user message. Tags that occur only in answers, such as <think>,
-are no marks, because prompts may mention them.
+Rule: the marks come from the template's rendering of a user message without an answer.
 """
 
 import re
@@ -26,7 +25,11 @@ class ChatMarks:
         self._template = template
 
     def first_in(self, text: str) -> str:
-        """Return the first mark in a text; empty without one."""
+        """Return the first mark in a text; empty without one.
+
+        A text that begins like the template's line before a user message, and ends like the beginning of an answer,
+        has that line as its mark.
+        """
         marks, (opening, answer) = self._pattern, self._openings
         found = marks.search(text) if marks is not None else None
         if found is not None:

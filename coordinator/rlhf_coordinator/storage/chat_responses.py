@@ -1,11 +1,8 @@
 """Responses of the prompt file after their rendered prompts: the texts of the line, unchanged, and the end of the turn.
 
 The template determines the text around the texts of a response: it is rendered with a stand-in for each of them. The
-chat with the real texts must be equal except for these. Otherwise the template drops, doubles or changes its input, and
-the line is refused. Then the texts follow the prompt as the policy would continue it: a tag at the end of the prompt
-and at the beginning of the response is written once.
-Rule: the assistant's text is trained on as in the line, including space at its ends, but without a tag with which the
-prompt already ends. The template adds the marks around it.
+chat with the real texts must be equal except for these and for space at their ends; otherwise the line is refused. A
+tag at the end of the prompt and at the beginning of the response is written once.
 """
 
 import json
@@ -21,17 +18,17 @@ from rlhf_coordinator.storage.prompt_places import Place
 from rlhf_coordinator.storage.prompt_warnings import PromptWarnings
 
 _TEXTS: Final = ("reasoning_content", "reasoning", "thinking", "content")
-"""Keys of a message whose texts are trained on; the first three are synonyms."""
+"""Keys of a message whose texts are those of a response."""
 _TAG: Final = re.compile(r"\s*(<[^<>\s/|]+>|\[[A-Z_]+\])")
 """An opening tag at the beginning of a text."""
 _OPEN: Final = re.compile(r"<([^<>\s/|]+)>\s*$")
 """An opening tag at the end of a prompt."""
 _THOUGHT: Final = re.compile("think|thought|reason")
-"""Pattern for names of tags that open reasoning; other tags may mark the turn before every answer."""
+"""Pattern in names of tags that open reasoning."""
 _CLOSED: Final = re.compile(r"</(\w*(?:think|thought|reason)\w*)>")
 """A tag that ends reasoning."""
 _SHOWN: Final = 80
-"""Longest part of a text in an error, in characters."""
+"""Longest part of a text in an error, and of a prompt's end that is searched for tags, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +36,9 @@ class ResponseText:
     """A response in a line."""
 
     text: str
-    """The text that the model learns to say."""
+    """Contents of the messages of the response, or `written` if they are empty."""
     written: str
-    """The text after the prompt as the policy reads it: a chat template may end the turn in its own way."""
+    """The text after the prompt, with what the template writes around the texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,7 @@ class _Text:
 
     text: str
     own: bool
-    """Whether the assistant says it; templates may write texts of others as JSON."""
+    """Whether the assistant says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +69,7 @@ class _Matched:
     """The parts before, between and after the texts."""
     texts: list[str]
     spaces: bool
-    """Whether the chat omits space at the ends of a text."""
+    """Whether the chat omits space at the ends of a text, which `texts` have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +89,7 @@ class ResponseWriter:
     def __init__(self, template: ChatTemplate, warnings: PromptWarnings) -> None:
         self._template, self._warnings = template, warnings
         self._usual = PROBE, ""
-        """The template's text before and after the last response; initially a text that never occurs."""
+        """The template's text before and after the last plain response; initially a stand-in."""
         self._begins_unasked: bool | None = None
         """Whether the template begins an answer without add_generation_prompt; None before the first test."""
 
@@ -169,8 +166,11 @@ class ResponseWriter:
         return extra + self._first(prompt, key, parts) + parts.rest
 
     def _first(self, prompt: ChatPrompt, key: str, parts: _Response) -> str:
-        """Return the first text without a tag at the end of the prompt. Raises JobError for a tag that the prompt has
-        closed."""
+        """Return the first text without a tag with which the prompt ends. Raises JobError for a tag that the template
+        writes before it.
+
+        Warn about reasoning that is not closed, or not opened.
+        """
         place, text = prompt.place, parts.first
         tag = _TAG.match(text)
         if tag is not None and prompt.text.rstrip().endswith(tag[1]):
@@ -240,7 +240,7 @@ def _split(text: str, names: Sequence[str]) -> tuple[list[str], list[str]] | Non
 
 
 def _matched(whole: str, texts: Sequence[_Text], between: Sequence[str]) -> _Matched | None:
-    """Return a chat split at its texts; None if it does not contain them unchanged."""
+    """Return a chat split at its texts; None if it does not contain them in a form of `_forms`."""
     at, around, written, spaces = 0, list[str](), list[str](), False
     for text, before in zip(texts, between, strict=False):
         for opening, shown, meant in _forms(text, before):

@@ -1,8 +1,6 @@
 """The chat template for prompts: that of the actor's tokenizer or of a file, with arguments.
 
-Rule: an argument that the template does not read is an error, because it would silently have no effect. So are the
-current date and random choices, because prompts would change from start to start. Must never change the tokenizer:
-published and saved models keep the template that they came with.
+Rule: an argument that the template does not read is an error. So are the current date and random choices.
 """
 
 import re
@@ -26,14 +24,14 @@ OWN_ARGUMENTS: Final = frozenset(
         *("return_tensors", "return_dict", "return_assistant_tokens_mask", "sanitize_control_tokens", "strftime_now"),
     }
 )
-"""Arguments that the coordinator sets itself, and those about tokens instead of text."""
+"""Names that a job must not give as arguments."""
 
 
 class ChatTemplate:
     """A template ready to render."""
 
     def __init__(self, prompts: Prompts, tokenizer: Any) -> None:
-        """Read the file, if there is one, and check the arguments. Raises JobError (exit code 22)."""
+        """Read the file, if there is one, and check template and arguments. Raises JobError (exit code 22)."""
         self._tokenizer, self._prompts = tokenizer, prompts
         self._arguments: dict[str, Any] = dict(prompts.chat_template_arguments or {})
         configured = template_text(prompts)
@@ -61,7 +59,7 @@ class ChatTemplate:
         return re.search(rf"\b{re.escape(name)}\b", self._text) is not None
 
     def reads_key(self, name: str) -> bool:
-        """Return whether the template reads this key of messages; a variable of the same name does not count."""
+        """Return whether this key occurs in the template after a dot or in quotes."""
         return re.search(rf"""\.\s*{re.escape(name)}\b|(['"]){re.escape(name)}\1""", self._text) is not None
 
     def render(
@@ -72,7 +70,8 @@ class ChatTemplate:
         add_generation_prompt: bool,
         tools: Sequence[dict[str, Any]] = (),
     ) -> str:
-        """Return messages in the model's format. Raises JobError, which names their place or the dated template."""
+        """Return messages in the template's format. Raises JobError, which names their place, or the template's file
+        if it asks for the date."""
         arguments = self._arguments | {"tools": list(tools)} if tools else self._arguments
         try:
             text = self._tokenizer.apply_chat_template(

@@ -2,11 +2,8 @@
 
 `<path>/iteration-000010/` contains version 10, the result of 10 iterations. It is written as `.tmp-iteration-000010`
 and compared with the sizes and SHA-256 sums that the ranks reported. It is completed (weight index, other files of the
-model's folder, `checkpoint.json`), made durable, and renamed. For a model given by hub id the ranks also write these
-other files, because they have loaded it: nothing is downloaded here. A process killed at any line leaves only a `.tmp-`
-folder, which the next one removes. Discovery checks every file of a folder, newest first; a damaged one is reported and
-skipped.
-Must never touch a folder under a final name except to replace a damaged one or to prune.
+model's folder, `checkpoint.json`), made durable, and renamed. Discovery checks the files of a folder, newest first; a
+damaged one is reported and skipped.
 """
 
 import contextlib
@@ -37,14 +34,14 @@ BEST_FILE: Final = "best.json"
 """File beside the checkpoints that names the checkpoint of the best evaluation."""
 _FACTS: Final = "checkpoint.json"
 _HASH_THREADS: Final = 4
-"""Threads for hashing, which releases the interpreter lock; more would only compete for the disk."""
+"""Threads for hashing."""
 _HASH_BLOCK: Final = 1 << 22
 """Bytes to read at once."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint."""
+    """A checkpoint under its final name."""
 
     version: int
     folder: Path
@@ -57,7 +54,7 @@ class Checkpoint:
 
     @property
     def made_ns(self) -> int:
-        """Time when it was complete, in nanoseconds since the Unix epoch; 0 if the file system does not know."""
+        """Time of its `checkpoint.json`, in nanoseconds since the Unix epoch; 0 if the file cannot be read."""
         try:
             return (self.folder / _FACTS).stat().st_mtime_ns
         except OSError:
@@ -78,7 +75,7 @@ def prepare(path: Path, version: int) -> Path:
 
 
 def discard(temporary: Path) -> None:
-    """Remove a temporary folder with its content."""
+    """Remove a temporary folder with its content; ignore errors."""
     shutil.rmtree(temporary, ignore_errors=True)
 
 
@@ -92,8 +89,8 @@ def finish(
 ) -> Checkpoint:
     """Complete, check and publish a folder that the ranks have written, and return it.
 
-    `sources`: model role -> its initial folder. Raises JobError when a file differs from its rank's report, or the
-    model's configuration is missing; OSError when a write fails.
+    `sources`: model role -> its initial folder. Raises JobError when a file differs from its rank's report, adapters
+    cannot be joined, or a source folder here is unusable; OSError when a write fails.
     """
     files = [file for result in results for file in result.files]
     sums = {file.path: (file.bytes, file.sha256) for file in files}
@@ -154,9 +151,9 @@ def name_best(path: Path, version: int, reward: float) -> None:
 
 
 def prune(path: Path, newest: int, keep: int, spared: Collection[int] = ()) -> list[int]:
-    """Remove all but the `keep` newest up to version `newest` and those `spared`; return the newest ones, newest first.
+    """Remove all up to version `newest` but the `keep` newest of them and those `spared`; return the `keep` newest.
 
-    A folder ahead of `newest` is a damaged one that was skipped: it does not count, and will be replaced.
+    They are returned newest first. Folders of later versions stay, and do not count.
     """
     candidates = [version for version in versions(path) if version <= newest]
     for version in (old for old in candidates[keep:] if old not in spared):
@@ -167,7 +164,7 @@ def prune(path: Path, newest: int, keep: int, spared: Collection[int] = ()) -> l
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove leftovers of processes that died during a write: folders, and files such as `.tmp-best.json`."""
+    """Remove the folders and files whose names begin with `.tmp-`."""
     for item in path.glob(".tmp-*") if path.is_dir() else ():
         if item.is_dir() and not item.is_symlink():
             discard(item)
@@ -179,7 +176,7 @@ def remove_leftovers(path: Path) -> None:
 def _index(folder: Path, weights: Sequence[pb.CheckpointFile], sums: dict[str, tuple[int, str]]) -> None:
     """Turn the stages' files into a Hugging Face folder: an index, or the single file's usual name.
 
-    Adapters become a PEFT folder, which has one file.
+    Adapters are joined into one file. `sums` changes with the files.
     """
     if (folder / ADAPTER_CONFIG).is_file():
         parts = [folder.parent / file.path for file in weights]
@@ -204,7 +201,10 @@ def _index(folder: Path, weights: Sequence[pb.CheckpointFile], sums: dict[str, t
 
 
 def _add_source_files(folder: Path, model: str, source: str) -> None:
-    """Copy the other files of the source folder that the ranks have not written."""
+    """Copy the companion files of a source on this disk that the ranks have not written.
+
+    Raises JobError and OSError.
+    """
     local = local_folder(source)
     try:
         files = {name: local / name for name in companion_files(local)} if local is not None else {}

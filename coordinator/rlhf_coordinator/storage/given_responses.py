@@ -1,11 +1,8 @@
-"""Responses of the prompt file as tokens after those of the prompt, and a ledger that contains them from the start.
+"""Responses of the prompt file as tokens after those of the prompt.
 
-The tokens are those of prompt and response tokenized together, without the prompt's, so that the space of a word is
-where the model will see it. If the two would share a token, the response is tokenized alone, as generation would have
-continued the prompt. Tokens that end a turn stay; white space that a chat template writes after the last one is left
-out. Each response ends in a token at which generation stops, because the model also learns where to stop.
-Rule: a response depends on its line, the tokenizer, the template and the stop tokens, so the segments of the journal do
-not contain it: a restarted coordinator builds the same ledger.
+The tokens are those of prompt and response tokenized together, without the prompt's. If these do not begin with the
+prompt's tokens, the response is tokenized alone. White space that a chat template writes after the last stop token is
+left out. Each response ends in a token at which generation stops.
 """
 
 from collections.abc import Sequence
@@ -40,8 +37,8 @@ def tokenized_responses(
     """Return the responses of each line.
 
     `prompts`: the tokens of its prompt; `special`: whether the tokenizer adds its special tokens, as for the prompts;
-    `stops`: ids at which generation stops, in addition to the tokenizer's end. Raises JobError where the tokenizer has
-    no end-of-sequence token.
+    `stops`: ids at which generation stops, in addition to the tokenizer's end. Raises JobError, for example where the
+    tokenizer has no end-of-sequence token.
     """
     end = tokenizer.eos_token_id
     if end is None:
@@ -66,8 +63,7 @@ def tokenized_responses(
 
 
 def text_ids(tokenizer: Any, texts: Sequence[str], *, special: bool) -> list[list[int]]:
-    """Return the tokens of continued texts; `special`: whether they begin with the tokenizer's first tokens. Raises
-    JobError."""
+    """Return the tokens of texts; `special`: whether they begin with the tokenizer's first tokens. Raises JobError."""
     if not special:
         return list(tokenizer(list(texts), add_special_tokens=False)["input_ids"])
     try:

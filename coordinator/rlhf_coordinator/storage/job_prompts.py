@@ -1,6 +1,6 @@
 """The prompts of a job, read with its policy's tokenizer and checked against its policy's limits.
 
-Rule: it needs no weights, so that `rlhf validate --for local` reads prompts as the start of a job does.
+Rule: it needs no weights.
 """
 
 import json

@@ -2,13 +2,9 @@
 `job.json`.
 
 Frame: length (uint32), CRC-32 of the payload (uint32), payload (a `journal.proto` Record), little endian. Records are
-written at once, so a killed process loses nothing on which it acted. They are flushed to the disk at commits (before
-training starts, when it is done, when an iteration closes), so a lost machine loses results since the last commit,
-which are computed again.
+written at once, so they survive the process. They are flushed to the disk at commits, so they survive the machine.
 A torn or damaged tail is cut off when a segment is opened for continuation. This works on a copy that takes over the
-name: later writes of an earlier coordinator go into a file that has no name any more. Segments older than the oldest
-remaining checkpoint are pruned; newer ones are needed when a training group restarts and replays them. Must never
-rewrite a record, and must contain only plain data.
+name: later writes of an earlier coordinator go into a file that has no name any more.
 """
 
 import json
@@ -40,7 +36,7 @@ def frame(record: Record) -> bytes:
 def unframe(data: bytes) -> Iterator[tuple[Record, int]]:
     """Yield (record, offset after it) for every whole record, up to the first torn or damaged one.
 
-    A record is never empty, so a tail of zeros, which some file systems leave behind, is no record.
+    A tail of zeros is no record.
     """
     offset = 0
     while offset + _FRAME.size <= len(data):
@@ -65,7 +61,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write the whole file under its name, or nothing; it is durable on return. Raises OSError."""
+    """Write the whole file under a temporary name and rename it; it is durable on return. Raises OSError."""
     temporary = path.with_name(f".tmp-{path.name}")
     try:
         with temporary.open("wb") as file:
@@ -80,10 +76,13 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 class Journal:
-    """The journal folder of a run. Methods raise JobError (exit code 23) when a write fails."""
+    """The journal folder of a run.
+
+    Methods that write records or facts raise JobError (exit code 23) when that fails.
+    """
 
     def __init__(self, folder: Path, lock: JournalLock | None = None) -> None:
-        """`lock`: this process's lock on the folder; the process ends when another coordinator has taken it."""
+        """Create the folder. `lock`: this process's lock on it, which `check` checks; None without one."""
         self.folder, self.lock = folder, lock
         self.bytes_written = 0
         self._segment: BinaryIO | None = None
@@ -94,14 +93,14 @@ class Journal:
             raise storage_error("the journal", folder, error, _FIELD) from error
 
     def check(self) -> None:
-        """End the process when another coordinator has the journal; called before data is made durable."""
+        """End the process when another coordinator has the journal. Raises JobError when the lock cannot be read."""
         if self.lock is not None:
             self.lock.check()
 
     # ---------------------------------------------------------------- the job's own facts
 
     def job(self) -> dict[str, Any]:
-        """Return the facts of the last `write_job`; {} in a fresh journal."""
+        """Return the facts of the last `write_job`; {} without one. Raises JobError when they cannot be read."""
         path = self.folder / _JOB_FILE
         try:
             facts = json.loads(path.read_bytes())
@@ -131,14 +130,14 @@ class Journal:
         return sorted(int(path.stem.removeprefix("iteration-")) for path in self.folder.glob("iteration-*.log"))
 
     def read(self, iteration: int) -> list[Record]:
-        """Return the whole records of a segment, up to the first torn or damaged one."""
+        """Return the whole records of a segment, up to the first torn or damaged one; empty without a segment."""
         try:
             return [record for record, _ in unframe(self.path(iteration).read_bytes())]
         except FileNotFoundError:
             return []
 
     def begin(self, begun: Begun) -> None:
-        """Begin a new segment (over a leftover without a whole record) and close the previous one."""
+        """Begin a new segment in place of any file of its name, and close the previous one."""
         self.check()
         path = self.path(begun.iteration)
         try:
@@ -163,7 +162,7 @@ class Journal:
         self._open(path, end)
 
     def append(self, record: Record) -> None:
-        """Pass a record to the operating system: it survives this process from here on."""
+        """Append a record to the open segment: it survives this process from here on."""
         assert self._segment is not None, "no segment is open"
         data = frame(record)
         end = self._segment.tell()

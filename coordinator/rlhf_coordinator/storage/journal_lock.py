@@ -1,14 +1,10 @@
 """One coordinator per journal: the folder's lock, which lasts until the process ends.
 
-A pod that is deleted by force disappears from the API server at once. Its coordinator may still save its last
-checkpoint, or run on an unreachable node. The next coordinator must not write the same journal meanwhile, so it waits.
-Rule: the lock is the kernel's (flock), so it ends with its process, on this machine, on a volume of the node, and over
-NFS. A file server revokes it from a node that is silent for its lease (90 s on NFS 4), and that node may return.
-Therefore a coordinator that gets the lock writes its name into it. It reads that name before a commit, a change of the
-job's facts and a checkpoint, and every few seconds, and ends when it finds another. Its writes in between went into
-files that the next coordinator has replaced (`journal.Journal.resume`). A volume without locks is used without one,
-with a warning.
-`doubt_of` says whether other nodes see the lock, for users who want to remove a pod by force.
+The next coordinator must not write the same journal while an earlier one runs, so it waits.
+Rule: the lock is the kernel's (flock), so it ends with its process. A file server may revoke it from a silent node.
+Therefore a coordinator that gets the lock writes its name into it, and `JournalLock.check` ends the process when it
+finds another. A volume without locks is used without one, with a warning.
+`doubt_of` says why other nodes might not see the lock.
 """
 
 import errno
@@ -31,19 +27,19 @@ log = logging.getLogger("coordinator")
 
 LOCK_FILE: Final = "coordinator.lock"
 PATIENCE_SECONDS: Final = 360.0
-"""Seconds to wait for the lock: the 300 s of grace of a coordinator's pod for its last checkpoint, and a minute."""
+"""Seconds to wait for the lock."""
 RETRY_SECONDS: Final = 0.5
 """Seconds between two attempts to get the lock."""
 WATCH_SECONDS: Final = 5.0
-"""Seconds between two checks of the owner: one small read, and far below the lease of a file server."""
+"""Seconds between two periodic checks of the owner."""
 UNKNOWN: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 """Errors of a volume without locks."""
 ONE_NODE: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay", "tmpfs"})
-"""File systems that one node uses at a time."""
+"""File systems that count as used by one node at a time."""
 SHARED: Final = frozenset({"nfs", "nfs4", "ceph", "lustre", "gpfs", "ocfs2", "gfs2"})
-"""File systems of several nodes, all of which see a flock, unless a mount option says otherwise."""
+"""File systems of several nodes that count as sharing a flock, unless a mount option says otherwise."""
 LOCAL_OPTIONS: Final = frozenset({"nolock", "local_lock=flock", "local_lock=all", "localflock", "noflock"})
-"""Mount options that make a lock local to the node."""
+"""Mount options that make a lock local to the node, or disable it."""
 MOUNTS: Final = Path("/proc/self/mountinfo")
 _FIELD: Final = "RLHF_RUN_DIR"
 
@@ -61,9 +57,9 @@ class JournalLock:
 
     @property
     def ours(self) -> bool:
-        """Return whether this process still owns the lock.
+        """Whether the file still has this process's name, or the volume has no locks. Raises JobError.
 
-        The file is opened again each time, because NFS asks its server only then.
+        The file is opened again each time.
         """
         if not self.name:
             return True
@@ -75,7 +71,7 @@ class JournalLock:
             raise storage_error("the journal", self.path.parent, error, _FIELD) from error
 
     def check(self, end: Callable[[int], NoReturn] = os._exit) -> None:
-        """End the process when another one owns the lock: it must not write one more byte."""
+        """End the process when another one owns the lock. Raises JobError when the file cannot be read."""
         if self.ours:
             return
         log.error(
@@ -94,7 +90,8 @@ def hold(
 ) -> JournalLock:
     """Wait until no other process has the journal in `folder`, and return its lock.
 
-    Raises JobError when the other process does not end (exit code 75: not a failure of the job) or the disk fails (23).
+    On a volume without locks, return at once. Raises JobError when the other process does not end (exit code 75), or
+    the disk fails (23).
     """
     path, warned = folder / LOCK_FILE, False
     try:
@@ -127,7 +124,7 @@ def hold(
 
 
 def doubt_of(folder: Path, mounts: Path = MOUNTS) -> str:
-    """Return why another node with the volume of `folder` might not see a lock in it; empty when it does."""
+    """Return why another node with the volume of `folder` might not see a lock in it; empty without a reason."""
     try:
         mount = _mount_of(folder.resolve(), mounts.read_text())
     except OSError as error:
@@ -161,7 +158,7 @@ def _mount_of(folder: Path, text: str) -> tuple[str, frozenset[str]] | None:
 
 
 def _sign(folder: Path, descriptor: int) -> str:
-    """Write our name into the lock's file; return it."""
+    """Write a new name of this process into the lock's file; return it. Raises JobError."""
     name = f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex}\n"
     try:
         os.ftruncate(descriptor, 0)

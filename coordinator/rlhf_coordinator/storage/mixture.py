@@ -2,9 +2,8 @@
 
 A cycle has as many turns as the weights sum to (divided by their common divisor), and each source has exactly its
 weight of them. A source with share p has its j-th turn between turns (j - 1) / p and j / p. Among the sources whose
-interval has begun, the one whose interval ends first is taken (earliest deadline first, which meets all deadlines).
-After any number n of prompts a source has therefore had n p of them, give or take less than one.
-Rule: a pure function of weights, without a seed, a file or an iteration.
+interval has begun, the one whose interval ends first is taken (earliest deadline first).
+Rule: a pure function of weights.
 """
 
 from collections.abc import Sequence

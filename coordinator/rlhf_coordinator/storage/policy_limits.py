@@ -1,6 +1,6 @@
-"""The policy's input limits and stop tokens, from its tokenizer and JSON files, before weights are loaded.
+"""The policy's input limits and stop tokens, from its tokenizer and JSON files.
 
-Rule: engines check requests and end responses with the same values (`rlhf_common.model_files.model_limits`).
+Rule: it needs no weights.
 """
 
 import json
@@ -22,12 +22,12 @@ _GENERATION: Final = "generation_config.json"
 
 @dataclass(frozen=True, slots=True)
 class PolicyLimits:
-    """Limits of the policy; an unknown policy has none."""
+    """Limits of the policy; the default values stand for an unknown policy."""
 
     vocabulary: int | None = None
-    """Width of the logits; token ids are smaller."""
+    """Size of the vocabulary in its configuration; None if unknown."""
     positions: int | None = None
-    """Longest sequence in tokens."""
+    """Longest sequence in tokens; None if unknown."""
     stops: frozenset[int] = frozenset()
     """Ids of tokens at which generation stops."""
     stop_strings: tuple[str, ...] = ()
@@ -35,9 +35,9 @@ class PolicyLimits:
     start: tuple[int, ...] = ()
     """Ids of the tokens with which the tokenizer begins a text."""
     unknown: int | None = None
-    """Id of the token for characters that the tokenizer does not know."""
+    """Id of the token for characters that the tokenizer does not know; None without one of its own."""
     generates: bool = False
-    """Whether the job samples responses, up to the length that the manifest allows."""
+    """Whether the job generates responses."""
 
 
 def read_policy_limits(spec: RLHFJobSpec, tokenizer: Any) -> PolicyLimits:
@@ -95,7 +95,7 @@ def _end_of(config: Any) -> Any:
 
 
 def _generation_config(source: str) -> dict[str, Any] | None:
-    """Return the content of generation_config.json; None where a model has none. Raises the errors of reading it."""
+    """Return the content of generation_config.json; None where none is found. Raises the errors of reading it."""
     from transformers.utils import cached_file
 
     path = cached_file(

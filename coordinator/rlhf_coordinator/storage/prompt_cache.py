@@ -1,6 +1,6 @@
 """A cache of tokenized prompts in the journal's folder, so that a restarted coordinator does not tokenize them again.
 
-Rule: the file is replaced as a whole, and its name contains the digest of the prompts from which it was made.
+Rule: the file is replaced as a whole, and its name contains the first 16 digits of the digest of its prompts.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ def _path(journal: Journal, digest: str) -> Path:
 
 
 def tokenized_before(journal: Journal, digest: str) -> list[Prompt] | None:
-    """Return the stored tokenized prompts; None when they are absent or unreadable."""
+    """Return the stored tokenized prompts; None when they are absent, unreadable or damaged."""
     try:
         data = _path(journal, digest).read_bytes()
     except OSError:

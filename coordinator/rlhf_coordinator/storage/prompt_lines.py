@@ -1,7 +1,6 @@
 """The content of the prompt file's records: each prompt and its responses, as text.
 
-Rule: a bad record is an error that names its place (exit code 22); nothing is skipped or cut here. Must never tokenize:
-`tokenized_prompts`, which creates tokens, checks lengths.
+Rule: a bad record is an error that names its place (exit code 22). Nothing is tokenized here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ class PromptLine:
     """One record."""
 
     number: int
-    """Number from 1: the line of a JSONL file, the row of a table."""
+    """Number from 1: the line of a JSONL file, the row of a table or of all tables of a folder."""
     place: Place
     text: str
     """The prompt; for a chat, in its template's rendering."""

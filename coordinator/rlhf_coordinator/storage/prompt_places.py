@@ -16,7 +16,7 @@ class Place:
 
     path: Path
     number: int = 0
-    """Number from 1."""
+    """Number from 1; 0 for the whole."""
     unit: str = "line"
     """Unit of the number: line or row."""
     field: str = "spec.prompts.path"

@@ -1,8 +1,7 @@
 """The records of a prompt file in any format: JSON objects, each with its place and its text.
 
 Lines of a JSONL file are records; so are rows of tables (`prompt_tables`), with their columns as keys.
-Rule: a bad record is an error that names its place; only blank lines are skipped, and nothing is cut. Readers of
-records must not depend on the format.
+Rule: a bad record is an error that names its place; only blank lines are skipped.
 """
 
 import hashlib
@@ -39,7 +38,7 @@ class PromptRecord:
     place: Place
     data: dict[str, Any]
     text: str
-    """JSON object as text; for a line that is taken whole, the line without space at its ends."""
+    """JSON object as text."""
 
 
 def places(prompts: Prompts) -> list[tuple[PromptSource, Place]]:
@@ -56,7 +55,8 @@ def read_records(
 ) -> Iterator[PromptRecord]:
     """Yield the records of a file of the prompts, whose place is `whole`. Raises JobError naming the first bad one.
 
-    Each has the prompt and `response_keys`. Other keys are included if `prompts.columns` lists them or is empty.
+    Each has the prompt, under `prompts.prompt_key`, and `response_keys`. Other keys are included if `prompts.columns`
+    lists them or is empty.
     """
     key = file.prompt_key or prompts.prompt_key
     needed = {key: "prompts.promptKey"}
@@ -98,7 +98,7 @@ def _objects(
 
 
 def content(whole: Place) -> Iterator[bytes]:
-    """Yield the bytes of a file, or the name and digest of each table of a folder (`tables_of`).
+    """Yield the bytes of a file in blocks, or the name and digest of each table of a folder (`tables_of`).
 
     Raises JobError for a file that cannot be read, and for a folder that `tables_of` refuses.
     """

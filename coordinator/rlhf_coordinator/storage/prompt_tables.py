@@ -19,9 +19,9 @@ from rlhf_coordinator.storage.prompt_places import Place
 from rlhf_coordinator.storage.table_reader import TableRequest
 
 PARQUET_MARK: Final = b"PAR1"
-"""First bytes of every parquet file."""
+"""First bytes of a parquet file."""
 SILENCE: Final = 300.0
-"""Seconds without a row before the reader is ended: enough for a start on a busy machine, or a volume that hangs."""
+"""Seconds without output before the reader is ended."""
 _BLOCK: Final = 1 << 20
 """Bytes to read from the process at once."""
 
@@ -66,7 +66,7 @@ def table_rows(whole: Place, needed: Mapping[str, str], *, all_columns: bool) ->
 
 
 def _lines(output: int, whole: Place) -> Iterator[bytes]:
-    """Yield the whole lines from a pipe. Raises JobError when none arrives within SILENCE."""
+    """Yield the whole lines from a pipe. Raises JobError when nothing arrives within SILENCE."""
     coming = select.poll()
     coming.register(output, select.POLLIN)
     rest = b""

@@ -1,7 +1,6 @@
 """Warnings about probable mistakes in the prompt files, with the place and the remedy.
 
-Rule: each kind of warning gives one sentence, which names the first line and the number of other ones. A warning never
-changes the prompts.
+Rule: each kind of warning gives one sentence, which names the first line and the number of other ones.
 """
 
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ class _Kind:
 
 
 class PromptWarnings:
-    """The warnings of all prompt files of a job."""
+    """Warnings about prompt files, collected by kind."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, str], _Kind] = {}

@@ -3,15 +3,12 @@
 Order: sample s of iteration i belongs to group s // n (n samples per prompt). Groups are numbered across iterations,
 and group number g visits entry g mod N of epoch g // N. With several sources, `mixture` assigns each group to a source,
 and the turns of a source visit its entries in this way. With shuffle, the order of an epoch is by the 64-bit hash of
-(seed, epoch, entry), and for a source after the first also its number, so it depends on nothing else. That hash, and
-the `random_key` of a sample, are the first 8 bytes (little endian) of BLAKE2b over unsigned 64-bit little-endian
-integers; the input of the key is (seed, iteration, sample).
-`rlhf_api.algorithms.iteration_prompts` says where an iteration begins. With carried prompts its first groups are the
-last ones of the previous iteration. Groups that it takes up take their places, each with its original prompt.
-A group beyond those of an iteration replaces a dropped one. It takes a turn of a source, too. The same hash draws its
-prompt from those that the iteration does not have, in an order that only this iteration uses: prompts of other
-iterations do not change.
-Rule: the order is a function of prompts, weights, sizes and seed, which are part of a journal's identity.
+(seed, epoch, entry), and for a source after the first also its number. That hash, and the `random_key` of a sample, are
+8-byte digests of BLAKE2b, read as little-endian integers, over unsigned 64-bit little-endian integers; the input of the
+key is (seed, iteration, sample).
+`rlhf_api.algorithms.iteration_prompts` says where an iteration begins.
+A group beyond the most of an iteration replaces a dropped one. It takes a turn of a source, too. The same hash draws
+its prompt, first from those that the iteration does not have.
 """
 
 import hashlib
@@ -110,7 +107,10 @@ class PromptSet:
         return [self._prompts[entry] for entry in entries[:count]]
 
     def passes(self, iteration: int) -> list[float]:
-        """Return the mean number of passes over the prompts of each source, up to the end of an iteration."""
+        """Return the number of begun prompts of each source per prompt that it has, up to the end of an iteration.
+
+        Replacements of dropped prompts do not count.
+        """
         counts = self._mixture.counts(self._schedule.end(iteration))
         return [count / size for count, size in zip(counts, self._sizes, strict=True)]
 
@@ -141,7 +141,7 @@ class PromptSet:
         return _Drawn(self._seed, iteration, source, size, own & set(range(size)))
 
     def response(self, iteration: int, sample: int) -> GivenResponse | None:
-        """Return the response that the prompt file contains for a sample; None where responses are generated."""
+        """Return the response that the prompt file contains for a sample; None without one."""
         responses = self.prompt(iteration, sample).responses
         return responses[sample % self._samples_per_prompt] if responses else None
 
@@ -191,13 +191,12 @@ class _Drawn:
 
 
 def random_key(seed: int, iteration: int, sample: int) -> int:
-    """Return the random key of a sample (unsigned, 64 bits); with the position in the response it determines the random
-    number of a token."""
+    """Return the random key of a sample (unsigned, 64 bits)."""
     return _hash(seed, iteration, sample)
 
 
 def _after_first(source: int) -> tuple[int, ...]:
-    """Return the hash salt of a source; empty for the first, so that a single source has the same order."""
+    """Return the hash salt of a source; empty for the first."""
     return (source,) if source else ()
 
 
@@ -207,9 +206,9 @@ def _hash(*numbers: int) -> int:
 
 
 def prompts_digest(spec: RLHFJobSpec, prompts: Prompts | None = None) -> str:
-    """Return the SHA-256 of a prompt file, the job's by default, and of the settings for reading it.
+    """Return the SHA-256 of prompt files, the job's by default, and of the settings for reading them.
 
-    A journal is never continued with other prompts.
+    Raises JobError.
     """
     prompts = prompts or spec.prompts
     how: list[object] = [prompts.prompt_key, prompts.chat_template, spec.models.actor.path]
@@ -243,8 +242,7 @@ def _rendered_by(prompts: Prompts) -> Iterator[object]:
 def load_tokenizer(source: str, rank_group: Group = Group.TRAINING) -> Any:
     """Return the actor's tokenizer, from a folder or a hub id. Raises JobError (exit code 21) when there is none.
 
-    `rank_group`: the group whose template shows the coordinator's mounts and the location of hub models. Loads no torch
-    by itself.
+    `rank_group`: the group that the error of a missing model names.
     """
     field = "spec.models.actor.path"
     if Path(source).is_absolute() and not Path(source).is_dir():

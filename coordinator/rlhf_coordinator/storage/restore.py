@@ -1,8 +1,7 @@
 """The position of a job: from its journal, from a checkpoint if a resume is requested, or the beginning.
 
-A folder with a journal is continued if the job is the same: this is how a killed coordinator recovers. A fresh journal
-next to old checkpoints is refused unless a resume is requested, because training would prune them. `loop.recovery`
-describes the next steps.
+A folder with a journal is continued if the job is the same. A fresh journal next to old checkpoints is refused unless a
+resume is requested. `loop.recovery` describes the next steps.
 """
 
 import logging
@@ -46,19 +45,19 @@ class Restored:
     """The state with which a new coordinator process starts."""
 
     coordinator_epoch: int
-    """Number of the job's coordinator processes, this one included: fences requests of earlier ones."""
+    """Number of the job's coordinator processes, this one included."""
     started_ns: int
     ledger: Ledger
     trained: bool
     training_metrics: dict[str, float]
-    """Metrics of the training that `trained` represents."""
+    """Metrics of the training that `trained` represents; empty without one."""
     begun_ns: int | None
     """Begin of the iteration in progress in nanoseconds since the Unix epoch; None before its segment exists."""
     checkpoint: CheckpointState
     rewards: list[float]
-    """Mean reward of every closed iteration of the run."""
+    """Mean reward of every closed iteration of the run, NaN without one."""
     last_closed: tuple[int, dict[str, float]] | None
-    """(iteration, metrics), given to the trackers again in case they lost it."""
+    """(iteration, metrics) of a complete report that the trackers may lack; None without one."""
     warnings: list[str] = field(default_factory=list)
     schedule: dict[str, Any] = field(default_factory=dict)
     """Stored choice of a training schedule, if any."""
@@ -66,11 +65,11 @@ class Restored:
     """Stored costs of generation and inference, if any."""
     iteration_totals: IterationTotals = field(default_factory=IterationTotals)
     evaluations: list[EvaluationResult] = field(default_factory=list)
-    """Evaluations of all closed iterations of the run."""
+    """Evaluations recorded with the closed iterations of the run."""
     evaluation_records: list[Record] = field(default_factory=list)
     """Journal records of the evaluation in progress."""
     handed_on: tuple[CarriedSample, ...] = ()
-    """Samples that earlier iterations cut off, for one that has not begun."""
+    """Samples that the previous iteration, or the checkpoint, hands on to the iteration in progress."""
     critic_update_pending: bool = False
     """Whether `trained` covers only the policy."""
     critics_apart: bool = False
@@ -82,7 +81,7 @@ class Restored:
     one_step_off: bool = False
     """Whether the last closed iteration was closed before its batch was trained."""
     critics_metrics: dict[str, float] | None = None
-    """Metrics of the previous iteration, once its critics were trained."""
+    """Metrics of the previous iteration's report, if this segment completes it."""
     open_report: OpenReport | None = None
     """Report of the previous iteration, whose training was not complete when the earlier process ended."""
     trained_result: pb.TrainResult = field(default_factory=pb.TrainResult)
@@ -101,7 +100,8 @@ def restore(
 ) -> Restored:
     """Return the position from journal and checkpoints, and make the new coordinator epoch durable.
 
-    `read`: digests, by name, of the other inputs of prompts. Raises JobError when the job cannot continue without loss.
+    `read`: digests, by name, of the other inputs of prompts. Raises JobError, for example when the job has changed, or
+    a batch for a replay is missing.
     """
     facts = journal.job()
     began = "identity" in facts  # a plan for spec.devices is recorded before
@@ -151,8 +151,7 @@ def _identity(context: JobContext, prompts_sha256: str) -> dict[str, Any]:
 
 
 def _same_job(old: dict[str, Any], new: dict[str, Any], folder: Path) -> None:
-    """Raise JobError unless the job is the one of the journal. A name that the previous version did not store is
-    ignored."""
+    """Raise JobError unless the job is the one of the journal. A name that the journal lacks is ignored."""
     for name, value in new.items():
         if name in old and old[name] != value:
             changed = f"{folder} was begun with {name} = {old[name]!r}, now it is {value!r}"
@@ -172,7 +171,7 @@ def _may_begin(path: Path | None, resume: bool) -> None:
 
 
 def _position(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict[str, Any]) -> Restored:
-    """Return the iteration in progress, rebuilt from its segment; the previous one gives the history."""
+    """Return the iteration in progress, rebuilt from its segment, with the history from the previous segment."""
     segments = journal.iterations()
     iteration = segments[-1] if segments else int(facts["base"])
     restored = _read(context, journal, prompts, facts, iteration)

@@ -39,11 +39,11 @@ def key_message(key: SampleKey) -> pb.SampleKey:
 
 
 def response_of(tokens: pb.Array, log_probabilities: pb.Array, versions: Iterable[pb.VersionSpan]) -> PackedResponse:
-    """Return the response in a message. Raises ValueError when the arrays do not match."""
+    """Return the response in a message. Raises ValueError when the arrays do not match, or a span is negative."""
     response = PackedResponse(
         unpacked(tokens, "int32") if tokens.dtype else b"",
         unpacked(log_probabilities, "float32") if log_probabilities.dtype else b"",
-        # A span without tokens is empty; a sample that moved before its first token may have one.
+        # Spans without tokens are left out.
         tuple(VersionSpan(span.version, span.tokens) for span in versions if span.tokens),
     )
     if any(count < 0 for _, count in response.versions):
@@ -123,8 +123,7 @@ def score_sample(
 def episode_of(message: pb.FinishedSample, *, wanted: bool = False) -> Episode | None:
     """Return an environment's result for a response; None without one.
 
-    Raises ValueError for invalid numbers, and for a missing result if one is `wanted`: a worker of a version without
-    environments then took a first turn for the whole response.
+    Raises ValueError for invalid numbers, and for a missing result if one is `wanted`.
     """
     episode, name = message.episode, f"sample {message.key.sample}"
     if not message.HasField("episode"):
@@ -157,7 +156,7 @@ def group_score(iteration: int, sample: Sample, task: str, values: bytes | None)
 def train_sample(sample: Sample, place: int, group: int, prompt: bytes, *, masked: bool) -> pb.TrainSample:
     """Return one scored sample for training, at a place of the batch; `prompt` is packed int32.
 
-    The losses ignore a `masked` sample, such as a failed one without a response, like an abstained one.
+    A `masked` sample counts as abstained.
     """
     fields = {name: packed("float32", values) for name, values in sample.fields.items()}
     if sample.response.log_probabilities or not sample.response.tokens:  # a response of the prompt file has none
@@ -192,7 +191,7 @@ def waiting_samples(begun: Begun) -> tuple[CarriedSample, ...]:
 
 
 def cut_message(iteration: int, sample: Sample) -> Carried:
-    """Return an unfinished sample that an iteration cuts off, in the journal's form."""
+    """Return an unfinished sample that an iteration cuts off, in the journal's form, with its key in this iteration."""
     return _carried_message(replace(CarriedSample.from_sample(sample), origin=Origin(iteration, sample.index)))
 
 

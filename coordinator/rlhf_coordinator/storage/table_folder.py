@@ -15,9 +15,9 @@ from rlhf_coordinator.storage.prompt_places import Place
 PARQUET: Final = ".parquet"
 ARROW: Final = ".arrow"
 MOST_FILES: Final = 4096
-"""Most files: a separate process reads each, and takes a part of a second to start."""
+"""Most files of a folder."""
 _LARGEST_STATE: Final = 1 << 20
-"""Largest state.json in bytes; it has a few words for each file."""
+"""Largest state.json in bytes."""
 _PART_OF: Final = re.compile(r"(.*?)-(\d{5})-of-(\d{5})(?:\.\w+)?$")
 """Names of files that are parts of a set."""
 

@@ -1,15 +1,12 @@
 """A separate process that reads a table with pyarrow and writes its rows to stdout (`prompt_tables`).
 
-A damaged file may end the process by a signal, or use all its memory; the coordinator then reports that and survives.
-
   python -m rlhf_coordinator.storage.table_reader REQUEST     REQUEST: a JSON object, the fields of `TableRequest`
   R<JSON object of a row>                                     one line per row, in order
   E<JSON: [row or 0, error]>                                  the last line, or
   Z<number of rows>
 
-Rule: types are checked in the file's schema before any row is read, and a parquet file's sizes before they are
-allocated. A column that cannot be JSON is refused by its name. Rows are read a few at a time. Must import nothing of
-the project, because every start waits for it.
+Rule: types are checked in the file's schema before any row is written, and the sizes in a parquet file's metadata
+before its rows are read. A column that cannot be JSON is refused by its name. Must import nothing of the project.
 """
 
 import json
@@ -20,21 +17,21 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 LARGEST_ROW: Final = 16 << 20
-"""Largest row in bytes: 64 times a prompt of 65,536 tokens; several such rows fit into memory."""
+"""Largest row in bytes."""
 MOST_ROWS: Final = 1 << 24
-"""Most rows of a table: all of them are in memory, with their tokens."""
+"""Most rows of a table."""
 _STREAM_END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-"""Last bytes of an Arrow stream; without them it could end after any batch."""
+"""Last bytes of an Arrow stream."""
 ARROW_MARK: Final = b"ARROW1"
-"""First bytes of a file in Arrow's random access format; a stream, which the library datasets writes, lacks them."""
+"""First bytes of a file in Arrow's random access format; a stream lacks them."""
 DEEPEST: Final = 16
-"""Deepest nesting of lists and structs, which are walked by recursion."""
+"""Deepest nesting of lists and structs."""
 MEMORY: Final = 8 << 30
-"""Memory limit of the process in bytes: several times a part of the largest rows."""
+"""Most bytes of the process's address space."""
 _PART: Final = 64
-"""Rows to read at once."""
+"""Most rows to convert at once."""
 _BUFFER: Final = 1 << 20
-"""Bytes of a column to read from the file at once."""
+"""Buffer size of the parquet reader in bytes."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ def _parquet_parts(request: TableRequest) -> Iterator[Any]:
 
 
 def _arrow_parts(request: TableRequest) -> Iterator[Any]:
-    """Yield the same for a file in either Arrow format; its parts are checked, because it has no checksums."""
+    """Yield the same for a file in either Arrow format, whose batches are checked."""
     import pyarrow
 
     with pyarrow.OSFile(request.path) as file:
@@ -138,7 +135,7 @@ def _check_batch(batch: Any, columns: list[str], first: int) -> None:
 
 
 def _columns(schema: Any, request: TableRequest) -> list[str]:
-    """Return the columns to read, after a check of their types."""
+    """Return the columns to read, after a check of their names and types."""
     names = list(schema.names)
     for name, field in request.needed.items():
         if name not in names:
@@ -154,7 +151,8 @@ def _columns(schema: Any, request: TableRequest) -> list[str]:
 
 
 def _not_json(kind: Any, depth: int) -> str:
-    """Return the part of a type that JSON lacks; empty for numbers, strings, lists and structs."""
+    """Return the part of a type that JSON lacks; empty for null, booleans, numbers, strings, and lists and structs of
+    them."""
     from pyarrow import types
 
     if types.is_dictionary(kind):
@@ -178,7 +176,7 @@ def _not_json(kind: Any, depth: int) -> str:
 
 
 def _check_sizes(metadata: Any, columns: list[str]) -> None:
-    """Refuse a file that would not fit into memory, according to its own metadata."""
+    """Refuse a file with too many rows or too large ones, according to its own metadata."""
     if metadata.num_rows > MOST_ROWS:
         raise BadTableError(0, f"has {metadata.num_rows} rows; the most is {MOST_ROWS}: give a part of it")
     for number in range(metadata.num_row_groups):
@@ -233,7 +231,7 @@ def _is_json(value: Any) -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    """Write the requested rows."""
+    """Write the requested rows, and a last line with their number or an error."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard), hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

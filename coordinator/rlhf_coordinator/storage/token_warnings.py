@@ -1,7 +1,6 @@
 """Warnings about the tokens of prompts: their begin and end, missing characters, and the end of a turn.
 
-Rule: these may be intended, so they are warnings. Only visible properties of a template are judged. A template that
-refuses the test, or ends a turn with plain text, causes no warning.
+Rule: these may be intended, so they are warnings.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from rlhf_coordinator.storage.prompt_warnings import PromptWarnings
 def warn_of_turn_end(
     prompts: Prompts, whole: Place, tokenizer: Any, limits: PolicyLimits, warnings: PromptWarnings
 ) -> None:
-    """Warn if the chat template ends a turn with a token at which generation does not stop."""
+    """Warn if the chat template ends a turn with tokens, and generation stops at none of them."""
     if not (prompts.chat_template and limits.stops):
         return
 
@@ -39,7 +38,7 @@ def warn_of_turn_end(
 def warn_of_prompt_ends(
     place: Place, ids: list[int], tokenizer: Any, limits: PolicyLimits, warnings: PromptWarnings
 ) -> None:
-    """Warn about a prompt that lacks the tokenizer's first token, or that ends where generation stops."""
+    """Warn about a prompt without the tokenizer's first tokens, or with a token at its end where generation stops."""
     start = list(limits.start)
     if ids[: len(start)] != start:
         first = tokenizer.decode(start)
@@ -59,7 +58,7 @@ def warn_of_unknown(
     limits: PolicyLimits,
     warnings: PromptWarnings,
 ) -> None:
-    """Warn about characters that the tokenizer does not know, unless the record itself contains that token."""
+    """Warn about the token for unknown characters in tokens, unless the record itself contains its text."""
     if limits.unknown is None or limits.unknown not in tokens:
         return
     unknown = tokenizer.decode([limits.unknown])

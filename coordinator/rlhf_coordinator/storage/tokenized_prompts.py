@@ -1,7 +1,7 @@
 """Tokenizes prompts from their files; prompts that are too long are refused or left out.
 
-Rule: a bad record is an error with its place before anything starts (exit code 22). Nothing is cut. Records are left
-out only according to spec.prompts.overlong, and are counted. A source without remaining records is an error, too.
+Rule: a bad record is an error with its place (exit code 22). Nothing is cut. Records are left out only according to
+`Prompts.overlong`, and are counted. A source without remaining records is an error, too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ from rlhf_coordinator.storage.prompts import Prompt
 from rlhf_coordinator.storage.token_warnings import warn_of_prompt_ends, warn_of_turn_end, warn_of_unknown
 
 _CHUNK: Final = 1024
-"""Prompts to tokenize at once: enough for the tokenizer's own threads, little memory."""
+"""Most prompts to tokenize at once."""
 UNLIMITED: Final = PolicyLimits()
 """Limits of an unknown policy."""
 _FILTER: Final = "leave such lines out with spec.prompts.overlong: Filter"
@@ -43,8 +43,8 @@ def read_prompts(
     """Return the tokenized records of the files, with the responses under `response_keys`.
 
     `prompts.overlong` says whether a record that is too long is bad or left out. `limits` are those of the policy;
-    where it generates, the longest sequence must fit (exit code 2). Raises JobError (exit code 22) naming the first bad
-    record.
+    where it generates, the longest allowed sequence must fit (exit code 2). Raises JobError, for a bad record with exit
+    code 22 and its place.
     """
     result: list[Prompt] = []
     warnings = PromptWarnings()
@@ -127,7 +127,8 @@ class _SourcePrompts:
     def _check_limits(
         self, line: PromptLine, ids: list[int], responses: Sequence[GivenResponse], tokenizer: Any
     ) -> None:
-        """Raise JobError for tokens that the policy does not have, and for a sequence that is too long for it.
+        """Raise JobError for tokens that the policy does not have, and for a given response that is too long with its
+        prompt.
 
         Warn about characters that the tokenizer does not have.
         """

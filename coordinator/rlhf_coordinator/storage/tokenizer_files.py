@@ -1,7 +1,6 @@
 """The files of a tokenizer; their digest reveals an edited tokenizer or chat template.
 
-Rule: files of a folder count by their names. The coordinator and ranks may fetch the files of a hub id one by one, so
-for a hub id only the files in `_ALWAYS_LOADED` count. Downloads nothing.
+Rule: files of a folder count by their names; for a hub id only the files in `_ALWAYS_LOADED` count. Downloads nothing.
 """
 
 import hashlib

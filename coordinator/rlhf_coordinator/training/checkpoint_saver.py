@@ -1,9 +1,7 @@
 """Saves one checkpoint at a time: a folder, its ranks, a finishing thread; after several failed attempts the job fails.
 
-Only the first ranks that together have everything write: those of data replica 0, or all where models are sharded. A
-lost rank ends the attempt (the group replays first, then the checkpoint is saved); a full disk or a damaged file is a
-failed attempt.
-A process that dies leaves a `.tmp-` folder, which the next process removes.
+The first ranks that together have everything write (`writers`). A lost rank ends the attempt, which does not count as
+failed; a full disk or a damaged file is a failed attempt.
 """
 
 import asyncio
@@ -28,9 +26,9 @@ from rlhf_coordinator.storage import carried_file, checkpoint
 log = logging.getLogger(__name__)
 
 MAX_TRIES: Final = 3
-"""Most attempts: a full disk usually stays full; a shared one may fail once."""
+"""Consecutive failed attempts that end the job."""
 RETRY_SECONDS: Final = 2.0
-"""Seconds between attempts."""
+"""Least seconds from a failed attempt to the next."""
 
 
 class CheckpointSaver:
@@ -46,9 +44,10 @@ class CheckpointSaver:
         self._start_ns = 0
 
     def begin(self, version: int) -> None:
-        """Ask the ranks to write this version. The process ends when another coordinator has taken the journal.
+        """Ask the ranks to write this version; without a folder the attempt fails.
 
-        Raises JobError when the journal's lock cannot be read.
+        The process ends when another coordinator has taken the journal. Raises JobError when the journal's lock cannot
+        be read.
         """
         run = self._run
         run.journal.check()
@@ -72,7 +71,7 @@ class CheckpointSaver:
             send(run, name, pb.Command(save_checkpoint=order), pending)
 
     def written(self, rank: str, result: pb.CheckpointResult) -> None:
-        """Record that a rank has written its part."""
+        """Record that a rank has written its part; with the last one, finish the checkpoint."""
         if self._run.state.checkpoint.stage != "saving" or rank not in self._waiting:
             return
         self._waiting.discard(rank)
@@ -87,15 +86,12 @@ class CheckpointSaver:
             self._abandon()
 
     def not_written(self, rank: str, failure: pb.Failure) -> None:
-        """Record that a rank could not write its part, which ends the attempt.
-
-        Later failures have the same cause, or follow from the removed folder.
-        """
+        """Record that a rank could not write its part: the attempt fails. Later failures in it are ignored."""
         if self._run.state.checkpoint.stage == "saving" and rank in self._waiting:
             self.failed(failure)
 
     def failed(self, failure: pb.Failure) -> None:
-        """Record a failed attempt: retry later, or end the job."""
+        """Record a failed attempt: the next one is delayed, or, after MAX_TRIES, the job fails."""
         state = self._run.state.checkpoint
         self._abandon()
         state.tries += 1
@@ -136,7 +132,10 @@ class CheckpointSaver:
         self._record_checkpoint(saved, retained_versions)
 
     def _complete(self) -> tuple[checkpoint.Checkpoint, list[int]]:
-        """Complete the checkpoint. Runs in a thread and changes only files."""
+        """Complete the checkpoint, and remove older ones; return it and the versions of the newest. Runs in a thread.
+
+        Raises JobError and OSError.
+        """
         run, spec = self._run, self._run.context.spec
         run.journal.check()
         assert self._folder is not None

@@ -1,8 +1,7 @@
 """Critics beside decoding in mode Auto: each iteration chooses, from learned times of training and decoding.
 
-Rule: a choice is made when an iteration begins and is in its segment's first record, so that all ranks train the same
-part and a replay needs no choice. It uses numbers that the job has anyway; nothing waits for it. After a restart, the
-measurements come from the journal's facts, and the faster way stays in use until a whole iteration was seen.
+Rule: a choice is made when an iteration begins, and is in its segment's first record. Measurements are stored in the
+journal's facts.
 """
 
 import logging
@@ -21,11 +20,14 @@ from rlhf_planner.explain.replays import latency_of, rate_of
 log = logging.getLogger(__name__)
 
 SECONDS: Final = "train/seconds"
-"""Metric of the ranks: seconds of an iteration's training, all parts together."""
+"""Metric of the ranks: seconds of an iteration's training."""
 
 
 def restore_measured(run: JobRun, facts: Mapping[str, Any]) -> None:
-    """Restore the measurements of earlier processes. `facts`: the entry JOB_KEY of the journal's facts."""
+    """Restore the measurements of earlier processes, if they are valid.
+
+    `facts`: the entry JOB_KEY of the journal's facts.
+    """
     if not facts or not training_overlap.may_choose(run.context):
         return
     try:
@@ -35,7 +37,7 @@ def restore_measured(run: JobRun, facts: Mapping[str, Any]) -> None:
 
 
 def begin_iteration(run: JobRun, iteration: int) -> bool:
-    """Return whether a new iteration trains its critics separately, for its first record."""
+    """Choose for a new iteration; return whether it trains its critics separately. Without a choice it does not."""
     state = run.state.critic_overlap
     state.apart, state.choice = False, None
     state.beside = run.state.open_report is not None
@@ -57,8 +59,8 @@ def _say(run: JobRun, choice: OverlapChoice) -> None:
 
 
 def trained(run: JobRun, metrics: Mapping[str, float]) -> None:
-    """Record the training of the iteration in progress; `metrics` of the ranks are empty while a critic update is
-    pending."""
+    """Record the training of the iteration in progress, in mode Auto. `metrics`: of the ranks; empty while a critic
+    update is pending."""
     state, ledger = run.state.critic_overlap, run.state.ledger
     if not training_overlap.may_choose(run.context):
         return
@@ -73,7 +75,7 @@ def trained(run: JobRun, metrics: Mapping[str, float]) -> None:
 
 
 def critics_trained(run: JobRun, metrics: Mapping[str, float]) -> None:
-    """Record the critic training of the previous iteration; `metrics`: of the ranks, for all its training."""
+    """Record the separate critic training of the previous iteration. `metrics`: of the ranks, for all its training."""
     state = run.state.critic_overlap
     critics = metrics.get(CRITICS_SECONDS, 0.0)
     policy = metrics.get(SECONDS, 0.0) - critics
@@ -82,7 +84,7 @@ def critics_trained(run: JobRun, metrics: Mapping[str, float]) -> None:
 
 
 def iteration_ended(run: JobRun, publishing: float) -> None:
-    """Learn from the decoding and scoring of the closed iteration, and store all measurements."""
+    """Learn from the decoding and scoring of the closed iteration, and store all measurements, in mode Auto."""
     state = run.state.critic_overlap
     if not training_overlap.may_choose(run.context):
         return

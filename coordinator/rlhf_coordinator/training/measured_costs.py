@@ -1,9 +1,7 @@
-"""costs.json of a run: the costs that its training ranks measured before their first step, for `rlhf plan`.
+"""costs.json of a run: the costs that its training ranks measured, for `rlhf plan`.
 
-Every rank reports a document with the figures that it has. The file is written once all ranks have, and again if a
-later group measures. Rule: a document is untrusted; an invalid one ends the sender's session. If the process dies
-before all ranks have reported, the run has no file, and plans use other figures. A file that cannot be written is a
-warning. Must never hold up training.
+Every rank reports a document with the figures that it has. The file is written whenever all ranks have reported. A file
+that cannot be written is a warning.
 """
 
 import logging
@@ -17,7 +15,10 @@ log = logging.getLogger(__name__)
 
 
 def observe(run: JobRun, observation: pb.Observation) -> None:
-    """Record the costs of a rank. Raises ValueError for an invalid document or an impossible rank."""
+    """Record the costs of a rank; with the last rank's, write the file.
+
+    Raises ValueError for an invalid document or an impossible rank.
+    """
     if observation.WhichOneof("work") != "training_costs":
         return
     measured, world = observation.training_costs, run.context.spec.training.ranks

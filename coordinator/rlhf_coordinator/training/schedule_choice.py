@@ -3,9 +3,8 @@
   stages -> the ranks time their stages and transfers      searching -> schedule_search looks for fused tables
   tables -> Auto only: the ranks time whole mini-batches   decided -> journaled; training may start
 
-A choice is stored in the journal's facts and valid while the alternatives stay the same, so recovery and replay train
-with the same table. An error in making it leaves the serial table. If the process dies before the choice is stored, the
-next one starts again; a number identifies answers to an earlier attempt.
+A choice is stored in the journal's facts. A failed search leaves the serial table. A number identifies answers to an
+earlier measurement.
 """
 
 import asyncio
@@ -27,9 +26,9 @@ from rlhf_planner.schedule.serial import METHOD as SERIAL
 log = logging.getLogger(__name__)
 
 SEARCH_TIMEOUT_SECONDS: Final = 90.0
-"""Time-out in seconds, also for loading and, once per machine, compiling the solvers."""
+"""Time-out of the child process in seconds."""
 VERIFY_SECONDS: Final = 5.0
-"""Seconds for timing mini-batches, for all tables together."""
+"""Predicted seconds for timing mini-batches, for all tables together, unless one round takes more."""
 MAX_ROUNDS: Final = 5
 """Most timings of each table; the median counts."""
 MEASUREMENTS_PER_COORDINATOR: Final = 1 << 20
@@ -54,7 +53,7 @@ def measure_schedules(run: JobRun) -> None:
 
 
 def take_measurement(run: JobRun, rank: str, result: pb.MeasureResult) -> None:
-    """Record a rank's measurement; with the last answer the choice continues."""
+    """Record a rank's measurement; with the last answer the choice continues. Ignore an answer that is not awaited."""
     state = run.state.schedule
     if result.measurement_id != state.measurement_id or state.stage not in ("stages", "tables"):
         return
@@ -69,7 +68,7 @@ def take_measurement(run: JobRun, rank: str, result: pb.MeasureResult) -> None:
 
 
 def use_serial_schedule(run: JobRun, why: str) -> None:
-    """Keep the serial table, and report why."""
+    """Choose the serial table, and report why; do nothing after a choice."""
     if run.state.schedule.stage == "decided":
         return
     log.warning("no fused training schedule is used: %s", why)
@@ -141,9 +140,9 @@ def _question(run: JobRun) -> dict[str, Any]:
 
 
 async def _ask_child(question: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer of `schedule_search`, a table per method.
+    """Return the answer of `schedule_search`, an entry per method.
 
-    Raises RuntimeError with its last line, TimeoutError with the limit.
+    Raises RuntimeError with the last line of its errors, TimeoutError with the limit, OSError, and ValueError.
     """
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "rlhf_coordinator.training.schedule_search",
@@ -169,7 +168,7 @@ async def _ask_child(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mini_batch_seconds(run: JobRun) -> dict[str, float]:
-    """Return for each method the median over rounds of the slowest rank's seconds."""
+    """Return for each timed method the (upper) median over rounds of the slowest rank's seconds."""
     state = run.state.schedule
     seconds = {}
     for index, method in enumerate(state.timed):
@@ -180,7 +179,7 @@ def _mini_batch_seconds(run: JobRun) -> dict[str, float]:
 
 
 def _decide(run: JobRun, seconds: dict[str, float]) -> None:
-    """Choose the fastest measured table (mode Auto), or the requested one."""
+    """Choose among the measured tables (mode Auto, `pick`), or the requested one."""
     state = run.state.schedule
     method = pick(seconds) if seconds else candidates(run.context.spec)[0]
     predicted = {name: table["predicted"] for name, table in state.candidates.items()}
@@ -194,7 +193,7 @@ def _decide(run: JobRun, seconds: dict[str, float]) -> None:
 
 
 def _store_choice(run: JobRun, method: str, seconds: dict[str, float], why: str) -> None:
-    """Make the choice durable before any rank trains with it."""
+    """Store the choice in the journal's facts, then use and report it."""
     state, context = run.state.schedule, run.context
     chosen = state.candidates.get(method, {})
     predicted = {name: table["predicted"] for name, table in state.candidates.items()}

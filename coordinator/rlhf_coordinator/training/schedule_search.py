@@ -1,9 +1,8 @@
 """`python -m rlhf_coordinator.training.schedule_search`: find the fused tables of a job from measured times.
 
-It is a separate process, so that the solvers (seconds of computation, hundreds of megabytes of libraries) do not block
-the coordinator and can be ended at a time-out. It reads one JSON question from standard input and writes one JSON
-answer to standard output. The run folder caches answers of the search by instance. When the process dies, training
-stays with the serial table.
+It is a separate process, so that the solvers do not block the coordinator and can be ended at a time-out. It reads one
+JSON question from standard input and writes one JSON answer to standard output. Answers of the solvers are cached by
+instance in the folder that the question names.
 """
 
 import json
@@ -35,8 +34,10 @@ from rlhf_planner.schedule.solve import SearchOptions, solve
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """Return for each method its table, predicted seconds and steps, and the way it was found; includes the serial
-    one."""
+    """Return for each method its table, predicted seconds and steps, and the way it was found.
+
+    The serial table is included, without the way.
+    """
     costs: Costs = {(row["model"], row["stage"]): StageCost(*row["cost"]) for row in question["costs"]}
     transfers: Transfers = {(row["rank"], row["peer"]): row["seconds"] for row in question["transfers"]}
     serial = ScheduleTable.model_validate_json(question["serial"])

@@ -1,4 +1,4 @@
-"""events.jsonl: events besides iterations (lost workers, checkpoints, retries), one JSON object per line.
+"""events.jsonl: events besides iterations, for example lost workers and checkpoints, one JSON object per line.
 
 Rule: each line is appended and flushed at once; a restart continues at the end.
 """
@@ -17,7 +17,7 @@ class EventsLog(Tracker):
     """The file, open for appending."""
 
     def __init__(self, run_dir: Path, next_iteration: int) -> None:
-        """Open the file. `next_iteration` has no effect, because events stay valid. Raises OSError."""
+        """Open the file. `next_iteration` has no effect. Raises OSError."""
         self._file = (run_dir / FILE).open("a", encoding="utf-8")
 
     def event(self, time_ns: int, kind: str, message: str, attributes: Mapping[str, str]) -> None:

@@ -1,7 +1,6 @@
 """facts.jsonl: the time profile of the last iterations, one JSON object per line, for `rlhf explain`.
 
-Rule: the file is replaced as a whole and contains the last KEPT iterations. Readers skip unreadable lines and lines of
-another version.
+Rule: the file is replaced as a whole and contains the last KEPT iterations. `read_facts` skips invalid lines.
 """
 
 import logging
@@ -17,7 +16,7 @@ log = logging.getLogger(__name__)
 
 FILE: Final = "facts.jsonl"
 KEPT: Final = 8
-"""Number of iterations: enough for a mean, few enough to read at once."""
+"""Most stored iterations."""
 MAX_BYTES: Final = 64 * 1024 * 1024
 """Largest file to read, in bytes."""
 
@@ -26,7 +25,7 @@ class FactsJsonl(Tracker):
     """The file."""
 
     def __init__(self, run_dir: Path, next_iteration: int) -> None:
-        """Drop iterations from `next_iteration` on. Raises OSError."""
+        """Read the file, and leave iterations from `next_iteration` on out of the next one. Raises OSError."""
         self._path = run_dir / FILE
         earlier = [facts for facts in read_facts(self._path) if facts.iteration < next_iteration]
         self._lines = {facts.iteration: facts.model_dump_json() for facts in earlier}
@@ -41,9 +40,9 @@ class FactsJsonl(Tracker):
 
 
 def read_facts(path: Path) -> list[IterationProfile]:
-    """Return the iterations of the file, oldest first, without unreadable lines; empty when it is absent or too large.
+    """Return the iterations of the file, oldest first, without invalid lines; empty when it is absent or too large.
 
-    Raises OSError when the file cannot be opened.
+    Raises OSError when the file cannot be read.
     """
     try:
         if path.stat().st_size > MAX_BYTES:

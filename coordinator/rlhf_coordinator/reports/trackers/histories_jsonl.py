@@ -1,8 +1,7 @@
 """sample-histories.jsonl: the history of each sample of each iteration, one JSON object per iteration (`rlhf view`).
 
-Rule: the file is append-only. A repeated iteration has several lines, and the last one counts. A torn last line gets a
-line break, and readers skip it. Past MAX_BYTES the file is renamed to sample-histories-previous.jsonl, whose previous
-content is lost, so that a run of weeks cannot fill the disk.
+Rule: the file is append-only. A repeated iteration has several lines. A torn last line gets a line break. Past
+MAX_BYTES the file is renamed to sample-histories-previous.jsonl, whose previous content is lost.
 """
 
 import os
@@ -23,8 +22,7 @@ class HistoriesJsonl(Tracker):
     """The file, open for appending."""
 
     def __init__(self, run_dir: Path, next_iteration: int, max_bytes: int = MAX_BYTES) -> None:
-        """Open the file. `next_iteration` has no effect, because repeated iterations are written again. Raises
-        OSError."""
+        """Open the file. `next_iteration` has no effect. Raises OSError."""
         self._path, self._max_bytes = run_dir / FILE, max_bytes
         self._file = self._path.open("ab+")
         if self._file.tell():

@@ -1,7 +1,7 @@
 """metrics.jsonl: one JSON object per iteration, each once and in order, and finally the last version's evaluation.
 
-Rule: each line is appended and flushed at once. A process that dies leaves at most one torn line. The next process
-drops it, together with lines of iterations that will be repeated. Numbers that JSON lacks (NaN, infinity) become null.
+Rule: each line is appended and flushed at once. A new process drops torn lines, and lines of iterations that will be
+repeated. Numbers that JSON lacks (NaN, infinity) become null.
 """
 
 import json
@@ -22,7 +22,7 @@ MetricsLine = dict[str, Any]
 
 
 def read_metrics(path: Path) -> list[MetricsLine]:
-    """Return the complete lines of the file, in order, without a torn last line; empty when there is no file."""
+    """Return the valid lines of the file with an iteration, in order; empty when there is no file. Raises OSError."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -48,7 +48,7 @@ class MetricsJsonl(Tracker):
     """The file, open for appending."""
 
     def __init__(self, run_dir: Path, next_iteration: int) -> None:
-        """Drop lines from `next_iteration` on. Raises OSError."""
+        """Drop invalid lines, and those from `next_iteration` on; open the file. Raises OSError."""
         path = run_dir / FILE
         remaining = [line for line in read_metrics(path) if line["iteration"] < next_iteration]
         partial = path.with_suffix(".tmp")
@@ -61,7 +61,7 @@ class MetricsJsonl(Tracker):
         self._file = path.open("a", encoding="utf-8")
 
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
-        """Append one line, unless the iteration is already there. Raises OSError (disk full)."""
+        """Append one line, unless it is of no later iteration than the last one. Raises OSError (disk full)."""
         if iteration > self._last:
             self._write(iteration, time_ns, metrics)
             self._last = iteration

@@ -1,6 +1,6 @@
 """Opens the traces of a run, if its manifest or the environment names an endpoint.
 
-Rule: traces never fail a job. An error in opening them is logged in one line, and the job continues without them.
+Rule: an error in opening them is logged, and the job continues without them.
 """
 
 import os

@@ -1,8 +1,7 @@
 """Traces of a run for OpenTelemetry: the phases of each iteration, and the histories of some of its samples.
 
-Rule: the input is data that other trackers get too, and a thread sends the spans (`rlhf_common.tracing.export`), so
-recording does not wait for the collector. Ids derive from a random name in the run folder, so a restarted coordinator
-continues the same traces. The choice of traced samples depends on their ids and the share.
+Rule: a thread sends the spans (`rlhf_common.tracing.export`). Ids derive from a random name in the run folder. The
+choice of traced samples depends on their ids and the share.
 """
 
 import contextlib
@@ -49,7 +48,7 @@ class OpenTelemetryTraces(Tracker):
         return self._export.counts()
 
     def span(self, span: pb.Span) -> None:
-        """Send a phase; spans of workers are only in the timeline."""
+        """Send a span of the coordinator, such as a phase; ignore those of workers."""
         if span.worker != Group.COORDINATOR.value:
             return
         trace, root = self._root(span.iteration)
@@ -57,7 +56,7 @@ class OpenTelemetryTraces(Tracker):
         self._export.add(TraceSpan(span.name, trace, number, root, span.start_ns, span.end_ns))
 
     def histories(self, histories: SampleHistories) -> None:
-        """Send the traced samples."""
+        """Send the traced samples, and note when the iteration began."""
         self._began = {histories.iteration: histories.began_ns}
         trace, root = self._root(histories.iteration)
         traced = [index for index in range(len(histories.prompts)) if is_sampled(trace, self._share, index)]
@@ -120,7 +119,7 @@ def _sample_spans(histories: SampleHistories, traced: list[int], trace: int, roo
 
 
 def _stays(histories: SampleHistories, index: int) -> Iterator[tuple[str, float, float, str]]:
-    """Yield (activity, from, to, worker) of a sample, in order; unknown stays are left out."""
+    """Yield (activity, from, to, worker) of a sample, in order: queued, decoding or scoring, as far as known."""
     places, finished, scored = histories.places[index], histories.finished[index], histories.scored[index]
     if places:
         yield "queued", 0.0, places[0][0], ""

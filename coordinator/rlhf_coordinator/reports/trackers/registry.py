@@ -22,7 +22,7 @@ from rlhf_coordinator.reports.trackers.tracker import Tracker
 
 @dataclass(frozen=True)
 class TrackerKind:
-    """How to open a tracker, and whether its failure fails the job."""
+    """How to open a tracker, and whether the job needs it."""
 
     open: Callable[[Path, int], Tracker]
     """Function of (run folder, first iteration that this process will record).
@@ -30,10 +30,7 @@ class TrackerKind:
     Raises OSError, and ModuleNotFoundError when the library that it needs is missing.
     """
     required: bool = False
-    """Whether the tracker is the record of the run: a job fails if it cannot open it or record an iteration.
-
-    Other trackers are views, which are given up with one log line.
-    """
+    """Whether the job fails if it cannot open the tracker, or cannot record an iteration in it."""
 
 
 TRACKERS: Final[Mapping[str, TrackerKind]] = MappingProxyType(
@@ -48,4 +45,4 @@ TRACKERS: Final[Mapping[str, TrackerKind]] = MappingProxyType(
         "summary.json": TrackerKind(SummaryJson, required=True),
     }
 )
-"""Name -> tracker; data goes to them in this order."""
+"""Name -> tracker, in the order in which they are opened and get data."""

@@ -1,8 +1,7 @@
 """All trackers of one run, and the handling of their failures.
 
-Rule: if a required tracker cannot record an iteration, the job ends with exit code 23. After any other write error the
-tracker is given up with one log line, and the job continues. A finished job keeps its outcome despite disk errors.
-After a restart, repeated iterations are recorded again; metrics.jsonl contains no iteration twice.
+Rule: if a required tracker cannot record an iteration or an evaluation, a JobError (exit code 23) is raised. After any
+other OSError the tracker is given up. At the end of the run, errors are only logged.
 """
 
 import logging
@@ -31,7 +30,7 @@ TRACES: Final = "opentelemetry"
 
 
 class RunTrackers:
-    """Passes all data to every tracker. The coordinator's loop records; scrapes read the counts and `lost`."""
+    """Passes all data to every tracker that is not given up."""
 
     def __init__(
         self,
@@ -51,10 +50,10 @@ class RunTrackers:
         self.trace_run = self._traces.run if self._traces else ""
         """Random name of the run, from which ids of traces derive; empty without traces."""
         self.lost: tuple[str, ...] = ()
-        """Descriptions of trackers that were given up; replaced as a whole, because scrapes and status read it."""
+        """Descriptions of trackers that were given up or could not be opened; replaced as a whole."""
 
     def backlog(self) -> dict[str, int]:
-        """Return kind of each open service -> number of messages that it has not taken yet."""
+        """Return kind of each service that is not given up -> number of messages that it has not answered yet."""
         return {name: each.backlog for name, each in list(self._trackers.items()) if isinstance(each, ServiceTracker)}
 
     def trace_spans(self) -> dict[str, int]:
@@ -120,7 +119,7 @@ class RunTrackers:
                 self._give_up(name, error)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Complete every tracker at the end of the run."""
+        """Complete every tracker at the end of the run; log errors."""
         self._finished = True
         for name, tracker in self._trackers.items():
             try:
@@ -150,7 +149,8 @@ def open_trackers(
     """Open every registered tracker of a run folder, and the services by kind; `traces` is already open.
 
     `next_iteration` is the first iteration to record; a tracker may drop stored data from it on. Raises JobError when a
-    required tracker cannot be opened (exit code 23), or when the library of a service is missing.
+    required tracker cannot be opened (exit code 23), or when the library of a service is missing. Others that cannot be
+    opened are left out, with a warning; such services are in `lost`.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     trackers: dict[str, Tracker] = {}

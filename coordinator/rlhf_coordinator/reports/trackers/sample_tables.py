@@ -1,7 +1,7 @@
 """samples/: one JSONL file of sample rows for every iteration that has a table.
 
-Rule: a file is written under a temporary name and renamed, so a process that dies leaves no torn one. A repeated
-iteration replaces its file. Past MAX_BYTES in total, the tables of the oldest iterations are removed.
+Rule: a file is written under a temporary name and renamed. A repeated iteration replaces its file. Past MAX_BYTES in
+total, the tables of the oldest iterations are removed, but not the newest one.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from rlhf_coordinator.reports.sample_table import FILE, FOLDER, SampleRow, line_
 from rlhf_coordinator.reports.trackers.tracker import Tracker
 
 MAX_BYTES: Final = 256 * 1024 * 1024
-"""Largest size of all tables of a run, in bytes; old tables are rarely read."""
+"""Size of all tables of a run, in bytes, above which old ones are removed."""
 
 
 class SampleTables(Tracker):
     """The folder of tables."""
 
     def __init__(self, run_dir: Path, next_iteration: int, max_bytes: int = MAX_BYTES) -> None:
-        """Remove tables of iterations that will be repeated. Raises OSError."""
+        """Remove tables of iterations from `next_iteration` on. Raises OSError."""
         self._run_dir, self._max_bytes = run_dir, max_bytes
         for iteration, path in table_files(run_dir).items():
             if iteration >= next_iteration:

@@ -1,10 +1,9 @@
 """The process that runs the library of a service: `python -m ...service_process wandb|mlflow`.
 
 It reads one JSON object per line: the settings, then iterations and evaluations, and finally the outcome of the job. It
-answers each line with `ok` or one line about the error. Output of the library goes to the log, and its input is empty.
-If the input ends without the outcome, the coordinator is gone: this process ends within END_SECONDS, whether or not the
-library returns. The next process continues the run, with the id in `<kind>.json`, after the last iteration named there.
-Secrets come from the environment; this module does not write them.
+answers each line with `ok` or one line about the error, which ends it. Output of the library goes to stderr, and its
+input is empty. When the input ends, this process ends within END_SECONDS, whether or not the library returns. The next
+process continues the run, with the id in `<kind>.json`, after the last iteration named there.
 """
 
 import importlib
@@ -24,8 +23,7 @@ from typing import Any, Final
 MAX_MESSAGE: Final = 500
 """Longest error message, in characters."""
 END_SECONDS: Final = 30.0
-"""Seconds from the end of the input to the end of the process: longer than the coordinator waits at the end of a
-job."""
+"""Most seconds from the end of the input to the end of the process."""
 MLFLOW_BATCH: Final = 1000
 """Most metrics in one call of MLflow's interface."""
 MLFLOW_REFUSES: Final = re.compile(r"[^\w\-. :/]")
@@ -45,7 +43,7 @@ class ServiceRun(ABC):
         self._keep()
 
     def record(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
-        """Record an iteration, unless an earlier process did."""
+        """Record an iteration, unless this one or a later one is recorded."""
         if iteration >= self._next:
             self.log(iteration, time_ns, metrics)
             self._next = iteration + 1
@@ -62,7 +60,7 @@ class ServiceRun(ABC):
 
     @abstractmethod
     def log(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
-        """Send metrics at a step: the number of an iteration, or the last evaluated version."""
+        """Send metrics at a step: the number of an iteration, or an evaluated version."""
 
     @abstractmethod
     def close(self, phase: str) -> None:
@@ -124,7 +122,7 @@ RUNS: Final = {"wandb": WandbRun, "mlflow": MlflowRun}
 
 
 def main() -> None:
-    """Entry point."""
+    """Answer the lines of standard input until it ends."""
     kind = sys.argv[1]
     asked, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -151,7 +149,7 @@ def main() -> None:
 
 
 def _read(asked: Iterable[str], lines: "queue.SimpleQueue[str | None]") -> None:
-    """Run on a thread: pass on every line, and end the process after the last one."""
+    """Run on a thread: pass on every line, and end the process END_SECONDS after the last one."""
     for line in asked:
         lines.put(line)
     lines.put(None)

@@ -1,9 +1,8 @@
 """A tracker that is a service, in a separate process: its library can neither block nor end the coordinator.
 
-Rule: data goes into a bounded queue. A thread passes it to the process, one iteration at a time, and waits for each
-answer. `iteration` never waits. If the process died, reported an error, has not answered for ANSWER_SECONDS, or is
-QUEUED iterations behind, the tracker raises OSError and `RunTrackers` gives it up. When the coordinator dies, the
-process reads the end of its input and ends, too.
+Rule: data goes into a bounded queue. A thread passes it to the process, one message at a time, and waits for each
+answer. If the process died, reported an error, has not answered for ANSWER_SECONDS, or the queue is full, the next
+record raises OSError.
 """
 
 import contextlib
@@ -27,11 +26,11 @@ PROCESS: Final = (sys.executable, "-P", "-m", "rlhf_coordinator.reports.trackers
 FOLDER: Final = "trackers"
 """Folder below the run folder for the output of the services' libraries, their logs, and the ids of their runs."""
 LIBRARY_FOLDERS: Final = ("WANDB_DIR", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR")
-"""Variables of folders that libraries would create in the home folder, which a pod does not have."""
+"""Variables of the process's environment that name this folder."""
 QUEUED: Final = 256
-"""Most queued iterations."""
+"""Most queued messages."""
 ANSWER_SECONDS: Final = 120.0
-"""Time-out of the start or one iteration in seconds."""
+"""Time-out of an answer in seconds."""
 FINISH_SECONDS: Final = 20.0
 """Time-out in seconds for queued data at the end of the job."""
 
@@ -72,11 +71,11 @@ class ServiceTracker(Tracker):
 
     @property
     def backlog(self) -> int:
-        """Number of messages that the process has not taken yet."""
+        """Number of messages that the process has not answered yet."""
         return self._queue.qsize() + (self._asked is not None)
 
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
-        """Queue the finite values, unless the iteration is already there. Raises OSError."""
+        """Queue the finite values, unless this iteration or a later one was queued. Raises OSError."""
         if iteration >= self._next:
             self._next = iteration + 1
             self._enqueue({"iteration": iteration}, time_ns, metrics)
@@ -117,7 +116,7 @@ class ServiceTracker(Tracker):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _hand_over(self) -> None:
-        """Run on the thread: pass items to the process one by one, until it ends or fails."""
+        """Run on the thread: pass items to the process one by one, until the last one, an error, or its end."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None

@@ -11,7 +11,7 @@ Settings = dict[str, Any]
 
 
 def services_of(job: RLHFJob) -> dict[str, Settings]:
-    """Return kind of service -> its settings, without Secrets; empty where the manifest names none."""
+    """Return kind of service -> its settings; empty where the manifest names none."""
     trackers, spec = job.spec.trackers, job.spec
     facts = {
         "algorithm": spec.algorithm.name,

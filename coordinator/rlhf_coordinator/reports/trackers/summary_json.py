@@ -1,6 +1,6 @@
 """summary.json: the numbers of a run, written when its coordinator ends.
 
-Rule: the file is replaced as a whole. Values that the coordinator knows itself override those of the metric lines.
+Rule: the file is replaced as a whole. Values that the coordinator knows override those of the metric lines.
 """
 
 import json
@@ -16,15 +16,14 @@ from rlhf_coordinator.reports.trackers.tracker import Tracker
 
 FILE: Final = "summary.json"
 TENTH: Final = 10
-"""Divisor for reward_first and reward_last, which are means over a tenth of the iterations because single ones are
-noisy."""
+"""Divisor for reward_first and reward_last, which are means over a tenth of the iterations with a reward."""
 
 
 class SummaryJson(Tracker):
-    """Writes the summary of metrics.jsonl, which is complete at that time."""
+    """Writes the summary of metrics.jsonl at the end of the run."""
 
     def __init__(self, run_dir: Path, next_iteration: int) -> None:
-        """Do nothing until the end."""
+        """Open nothing before the end."""
         self._run_dir = run_dir
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -35,7 +34,8 @@ class SummaryJson(Tracker):
 def summarise(lines: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers of the metric lines, overridden by the coordinator's own values (`overrides`).
 
-    `lines` have `iteration`, `time_ns` and metrics by name; `reward` may be null (NaN) or absent.
+    `lines` have `iteration`, `time_ns` and metrics by name; `reward` may be null (NaN) or absent. Overrides of None are
+    ignored.
     """
     lines = [line for line in lines if not is_evaluation(line)]
     rewards = [float(line["reward"]) for line in lines if _is_number(line.get("reward"))]
@@ -45,7 +45,7 @@ def summarise(lines: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) 
         "iterations": len(lines),
         "reward_first": _mean(rewards[:part]),
         "reward_last": _mean(rewards[-part:]),
-        # Iterations have equal numbers of samples, so the mean over time is the harmonic mean.
+        # The harmonic mean is the mean over time of iterations with equal numbers of samples.
         "samples_per_second": len(speeds) / sum(1 / speed for speed in speeds) if speeds and min(speeds) > 0 else None,
         "seconds": (lines[-1]["time_ns"] - lines[0]["time_ns"]) / 1e9 if lines else 0.0,
     }

@@ -1,7 +1,6 @@
-"""TensorBoard event files, written with TensorBoard's own record format; no TensorFlow, no torch.
+"""TensorBoard event files, written with TensorBoard's own record format.
 
-Rule: a restart writes a new file with a START record at its first step. TensorBoard then ignores that step and later
-ones in older files. A thread imports TensorBoard's package, so that the start does not wait for it.
+Rule: each process writes a new file with a START record at its first step.
 """
 
 import importlib
@@ -42,7 +41,7 @@ class TensorBoardEvents(Tracker):
         threading.Thread(target=importlib.import_module, args=("tensorboard.summary.writer.record_writer",)).start()
 
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
-        """Write the finite values under their names, unless the iteration is already there. Raises OSError."""
+        """Write the finite values under their names, unless the iteration is below the next one. Raises OSError."""
         if iteration >= self._next_step:
             self._next_step = iteration + 1
             self._scalars(iteration, time_ns, metrics)
@@ -63,9 +62,9 @@ class TensorBoardEvents(Tracker):
         self._write(Event(wall_time=time_ns / 1e9, step=step, summary=Summary(value=values)))
 
     def samples(self, iteration: int, rows: Sequence[SampleRow]) -> None:
-        """Write the best and the worst sample as plain text that keeps its line breaks and is not rendered as Markdown.
+        """Write the best and the worst sample with a reward, each as a block of plain text.
 
-        Raises OSError.
+        Nothing is written for an iteration below the next one. Raises OSError.
         """
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
@@ -111,7 +110,7 @@ class TensorBoardEvents(Tracker):
 
 
 def _as_text(row: SampleRow) -> str:
-    """Return a sample as a Markdown code block: every line is indented by four blanks."""
+    """Return a sample as text of which every line is indented by four blanks, which Markdown shows as it is."""
     reward = f"reward {row.reward:.4g}, sample {row.sample}, {row.response_tokens} tokens, {row.finish_reason}"
     lines = [reward, "", *visible(row.prompt).split("\n"), "", "->", "", *visible(row.response).split("\n")]
     return "\n".join("    " + line for line in lines)

@@ -1,9 +1,9 @@
 """timeline.json: the work of every worker over time, as Chrome trace events (chrome://tracing, ui.perfetto.dev).
 
-The file has the array form of the format, with one event per line; the closing bracket may be missing while a run is in
-progress. Groups are processes of the trace and workers their threads, so every worker has one row.
-Rule: the file is append-only; a restarted coordinator cuts a torn last line and continues. Past MAX_BYTES the file is
-renamed to timeline-previous.json, whose previous content is lost, so that a run of weeks cannot fill the disk.
+The file has the array form of the format, with one event per line; the closing bracket is missing while a run is in
+progress. Groups are processes of the trace and workers their threads.
+Rule: events are appended; a restarted coordinator cuts a torn last line, or the end of the array, and continues. Past
+MAX_BYTES the file is renamed to timeline-previous.json, whose previous content is lost.
 """
 
 import json
@@ -23,7 +23,7 @@ PREVIOUS: Final = "timeline-previous.json"
 MAX_BYTES: Final = 256 * 1024 * 1024
 """Size of the file in bytes above which a new one begins."""
 FLUSH_SECONDS: Final = 1.0
-"""Least seconds between two flushes for spans; flushing each span would cost a system call."""
+"""Least seconds between two flushes for spans."""
 _OPENING: Final = b"[\n"
 _CLOSING: Final = b'{"ph":"M","pid":0,"name":"process_labels","args":{"labels":"end"}}\n]\n'
 _GROUPS: Final = {group.value: number for number, group in enumerate(Group)}
@@ -47,13 +47,13 @@ class TimelineJson(Tracker):
     """The timeline of a run folder. A live reader sees spans with the next flush: by a later span or an iteration."""
 
     def __init__(self, run_dir: Path, next_iteration: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Open the file. `next_iteration` has no effect, because repeated work is drawn again. Raises OSError."""
+        """Open the file. `next_iteration` has no effect. Raises OSError."""
         self._file = TimelineFile(run_dir / FILE)
         self._clock = clock
         self._flushed = 0.0
 
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
-        """Flush the written events. Raises OSError."""
+        """Flush the written events; the metrics are not written. Raises OSError."""
         self._flush()
 
     def span(self, span: pb.Span) -> None:
@@ -76,7 +76,7 @@ class TimelineJson(Tracker):
 
 
 class TimelineFile:
-    """The file, open for appending; `flush` makes written events visible to readers."""
+    """The file, open for appending; `flush` makes written events visible to readers. Methods raise OSError."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self._path = path
@@ -137,7 +137,7 @@ class TimelineFile:
 
 
 def _mend(path: Path) -> None:
-    """Prepare a file for appending: remove the closing bracket and a torn line."""
+    """Prepare a file for appending: create it, or remove the end of the array or a torn last line."""
     if not path.exists() or path.stat().st_size < len(_OPENING):
         path.write_bytes(_OPENING)
         return
@@ -152,7 +152,10 @@ def _mend(path: Path) -> None:
 
 
 def read_spans(path: Path) -> Iterator[TimelineSpan]:
-    """Yield the spans of a timeline file, complete or not, in their order; workers have their row names."""
+    """Yield the spans of a timeline file, complete or not, in their order; skip lines that are no JSON.
+
+    Raises OSError.
+    """
     rows: dict[tuple[int, int], str] = {}
     with path.open("rb") as file:
         for line in file:

@@ -1,8 +1,7 @@
 """The interface of a tracker, a destination for the metrics, spans and events of a run.
 
-Rule: a job resumes from the journal, never from a tracker. A tracker must be quick, because the coordinator's loop
-waits for it. It belongs to one process: a restart opens it again with the first iteration that this process will
-record. It raises an OSError when it cannot write; `RunTrackers` decides what follows.
+Rule: a tracker must be quick, because the coordinator's loop waits for it. It belongs to one process: a restart opens
+it again with the first iteration that this process will record. It raises an OSError when it cannot write.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,17 +30,16 @@ class Tracker:
         """Record a span."""
 
     def event(self, time_ns: int, kind: str, message: str, attributes: Mapping[str, str]) -> None:
-        """Record an event: a lost worker, a saved checkpoint, a retried score."""
+        """Record an event, for example a lost worker, a saved checkpoint, a failed score."""
 
     def samples(self, iteration: int, rows: Sequence[SampleRow]) -> None:
-        """Record the sample table of an iteration; after a restart, a repeated table replaces the previous one."""
+        """Record the sample table of an iteration, which may be repeated after a restart."""
 
     def facts(self, facts: IterationProfile) -> None:
-        """Record the time profile of an iteration; after a restart, a repeated profile replaces the previous one."""
+        """Record the time profile of an iteration, which may be repeated after a restart."""
 
     def histories(self, histories: SampleHistories) -> None:
-        """Record the sample histories of an iteration; after a restart, repeated histories replace the previous
-        ones."""
+        """Record the sample histories of an iteration, which may be repeated after a restart."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Complete the output at the end of the run. `summary`: facts about the whole run by name."""
