@@ -89,8 +89,7 @@ class WriteResult:
 
     @property
     def unwritten(self) -> dict[str, str]:
-        """Return object name -> reason for objects that were refused or are being deleted; others' are in `occupied`.
-        """
+        """Return object name -> reason for objects that were refused or are being deleted; others' are in `occupied`."""
         return self.terminating | self.refused
 
     @property

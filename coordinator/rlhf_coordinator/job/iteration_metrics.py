@@ -54,7 +54,7 @@ def iteration_metrics(run: JobRun, now: float) -> dict[str, float]:
         **time_metrics(run, now),
         **training_rows(run.training_metrics),
         **given_metrics(run),
-        **fusion_metrics(run),
+        **fusion_metrics(run, now),
         **incremental_metrics(run),
         **speculation_metrics(run),
         **critic_overlap_metrics(run),
@@ -92,12 +92,12 @@ def time_metrics(run: JobRun, now: float) -> dict[str, float]:
     return metrics
 
 
-def idle_share(run: JobRun, worker: str) -> float:
-    """Return the share, 0..1, of the recorded Generating and Scoring time in which a worker neither decoded nor scored.
+def idle_share(run: JobRun, worker: str, now: float) -> float:
+    """Return the share, 0..1, of Generating and Scoring so far in which a worker neither decoded nor scored.
 
-    The phase in progress is not recorded yet; before any is, the share is 0.
+    It is 0 before these phases, and decoding or scoring in progress counts as idle until it is reported.
     """
-    elapsed = sum(run.times.seconds.get(phase, 0.0) for phase in FUSED_PHASES)
+    elapsed = sum(run.times.spent(phase, now) for phase in FUSED_PHASES)
     busy = sum(run.state.fusion.busy.get(worker, {}).values())
     return min(1.0, max(0.0, 1 - busy / elapsed)) if elapsed else 0.0
 
@@ -288,7 +288,7 @@ def skipped_steps(training: Mapping[str, float], iteration: int) -> str:
 # ---------------------------------------------------------------- fusion
 
 
-def fusion_metrics(run: JobRun) -> dict[str, float]:
+def fusion_metrics(run: JobRun, now: float) -> dict[str, float]:
     """Return the metrics of inter-stage fusion: the learned values, the idle shares of the groups, and its actions.
 
     Without a possible consolidation its actions are absent.
@@ -296,7 +296,7 @@ def fusion_metrics(run: JobRun) -> dict[str, float]:
     state, fusion, moved = run.state, run.state.fusion, run.state.fusion.moved
     metrics = dict(fusion.learned or {})
     for group in (Group.GENERATION, Group.INFERENCE):
-        shares = [idle_share(run, worker.name) for worker in state.fleet.in_group(group)]
+        shares = [idle_share(run, worker.name, now) for worker in state.fleet.in_group(group)]
         if shares:
             metrics[f"idle/{group}"] = statistics.fmean(shares)
     tail = run.scheduled.consolidation

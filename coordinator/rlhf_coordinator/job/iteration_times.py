@@ -29,6 +29,10 @@ class IterationTimes:
         self.phase, self.phase_start = phase, now
         return spent
 
+    def spent(self, phase: str, now: float) -> float:
+        """Return the seconds of a phase in this iteration so far, also if it is in progress."""
+        return self.seconds.get(phase, 0.0) + (now - self.phase_start if phase == self.phase else 0.0)
+
     def begin_iteration(self, now: float) -> None:
         """Begin the next iteration in the current phase."""
         self.enter(self.phase, now)

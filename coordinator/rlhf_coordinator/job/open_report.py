@@ -36,5 +36,4 @@ def complete(run: JobRun) -> dict[str, float]:
 
 def _waited(run: JobRun, now: float) -> float:
     """Return the seconds of the phase Training in the iteration in progress."""
-    before = run.times.seconds.get("Training", 0.0)
-    return before + (now - run.times.phase_start if run.times.phase == "Training" else 0.0)
+    return run.times.spent("Training", now)

@@ -269,6 +269,7 @@ class Actions:
             run.state.ledger.train()
         if decision.late_critics:
             run.training_metrics = training_metrics(run, iteration)
+        draw_last_phase(run, time.monotonic(), time.time_ns())
         metrics = iteration_metrics(run, time.monotonic())
         evaluated = reported_at(run.state.evaluation.results, iteration)
         last_version = reported_at(run.state.evaluation.results, iteration + 1)
@@ -296,7 +297,6 @@ class Actions:
         `last_version`: metrics of the evaluation of the version after this iteration; empty without one.
         """
         run, iteration = self._run, self._run.state.iteration
-        draw_last_phase(run, time.monotonic(), time.time_ns())
         record_samples(run)
         record_histories(run)
         if decision.awaits:

@@ -41,13 +41,14 @@ class CommandResults:
         Raises ValueError for an invalid answer about moved samples.
         """
         worker = self._run.state.fleet.workers[name]
-        measurements.failed(self._run, worker, message.failure)
         if not message.command_id:
+            measurements.failed(self._run, worker, message.failure)
             self._take_worker_failure(worker, message.failure)
             return
         pending = worker.pending.pop(message.command_id, None)
         if pending is None:
             return
+        measurements.failed(self._run, worker, message.failure)
         worker.last_progress = time.monotonic()
         if pending.kind in (CommandKind.MIGRATE, CommandKind.WITHDRAW):
             sample_moves.take_answer(self._run, name, pending, message)

@@ -100,11 +100,15 @@ def _abstain(
     run: JobRun, samples: Samples, index: int, worker: str, message: pb.ScoredSample, failure: pb.Failure, tries: int
 ) -> bool:
     """Record that a reward abstains after its last failure on a sample; return False when the message is stale."""
+    abstained = pb.ScoredSample(key=message.key, task=message.task, abstained=True)
+    if not _take(run, samples, index, worker, abstained):
+        return False
     run.totals.score_failures[message.task] += 1
+    measurements.failed(run, run.state.fleet.workers[worker], failure)
     text = f"{message.task} abstains of {samples.name(index)}, as it failed {tries} times: {failure.message}"
     log.warning("%s", text)
     run.event("score-abstained", text, worker=worker, reason=failure.reason)
-    return _take(run, samples, index, worker, pb.ScoredSample(key=message.key, task=message.task, abstained=True))
+    return True
 
 
 def _final(task: Task, sample: str, tries: int, failure: pb.Failure) -> pb.Failure:

@@ -131,7 +131,7 @@ class JobCollector(Collector):
         cache_sizes = list(state.incremental.cache_bytes.items())
         yield samples.PREFIX_CACHE, {(name,): size for name, size in cache_sizes}
         connected = [worker.name for worker in workers if worker.session]
-        yield job.WORKER_IDLE, {(name,): settled(partial(idle_share, self._run, name)) for name in connected}
+        yield job.WORKER_IDLE, {(name,): settled(partial(idle_share, self._run, name, now)) for name in connected}
 
     def _fusion(self, workers: list[Worker]) -> _Series:
         run, state, tail = self._run, self._run.state.fusion, self._run.scheduled.consolidation

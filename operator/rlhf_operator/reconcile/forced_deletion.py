@@ -119,15 +119,13 @@ def _late_time(pod: ObservedPod) -> datetime | None:
 
 
 def unreadable_deletions(unreadable: Iterable[tuple[str, UnreadableObject]]) -> list[PodDeletion]:
-    """Return deletions of the job's unreadable pods, for a job that should have no pods. `unreadable`: (kind, object).
-    """
+    """Return deletions of the job's unreadable pods, for a job that should have no pods. `unreadable`: (kind, object)."""
     pods = (pod for kind, pod in unreadable if kind == "Pod")
     return [PodDeletion(pod.name, pod.uid) for pod in pods if not pod.going]
 
 
 def lock_status(job: RLHFJob, status: Mapping[str, Any], reading: CoordinatorReading | None) -> dict[str, bool]:
-    """Return the status field of the journal's lock: the coordinator's last report; empty if the job does not need it.
-    """
+    """Return the status field of the journal's lock: the coordinator's last report; empty if the job does not need it."""
     if job.spec.run_policy.force_coordinator_after_seconds is None:
         return {}
     if reading is not None:

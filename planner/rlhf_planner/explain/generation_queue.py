@@ -53,7 +53,6 @@ def queued_generation(facts: IterationProfile) -> QueuedGeneration | None:
 
 
 def least_with(choices: Sequence[int], shares: Sequence[float], enough: float = 0.9) -> int:
-    """Return the index of the first choice that gains at least `enough` of the best choice's gain; otherwise the last.
-    """
+    """Return the index of the first choice that gains at least `enough` of the best choice's gain; otherwise the last."""
     most = 1 - min(shares)
     return next(place for place, share in enumerate(shares) if 1 - share >= enough * most or place == len(choices) - 1)

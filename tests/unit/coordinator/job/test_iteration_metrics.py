@@ -16,7 +16,8 @@ from rlhf_api.algorithms import full_graph
 from rlhf_common.arrays import unpack
 from rlhf_common.names import Group
 from rlhf_common.samples import VersionSpan
-from rlhf_coordinator.job.iteration_metrics import batch_metrics, finite_metrics
+from rlhf_coordinator.job.iteration_metrics import batch_metrics, finite_metrics, idle_share
+from rlhf_coordinator.job.iteration_times import IterationTimes
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_workers.algorithms.batch_metrics import batch_metrics as trained_metrics
@@ -63,6 +64,15 @@ def test_kl_is_that_of_the_trainer_both_ways(abstained: tuple[int, ...]) -> None
     assert shown["kl"] == pytest.approx(trained["actor/kl"], rel=1e-9)
     assert shown["kl_per_token"] == pytest.approx(trained["actor/kl_per_token"], rel=1e-9)
     assert shown["kl"] != pytest.approx(shown["kl_per_token"], rel=0.5)
+
+
+def test_a_worker_that_decodes_in_the_phase_in_progress_is_not_idle() -> None:
+    times = IterationTimes(0.0, phase="Generating", phase_start=10.0, seconds={"Starting": 10.0})
+    fusion = SimpleNamespace(busy={"generation-0": {"decode": 3.0}})
+    run: Any = SimpleNamespace(times=times, state=SimpleNamespace(fusion=fusion))
+    assert idle_share(run, "generation-0", 14.0) == pytest.approx(0.25)
+    assert idle_share(run, "generation-1", 14.0) == 1.0
+    assert idle_share(run, "generation-1", 10.0) == 0.0
 
 
 def test_reward_and_cost_are_means_over_the_same_responses() -> None:

@@ -90,6 +90,9 @@ def test_a_reward_that_may_abstain_does_so_in_both_and_the_job_goes_on(tmp_path:
             failure = pb.Failure(reason="UserCode", message="a test")
             handlers.message(WORKER, pb.WorkerMessage(scored=pb.ScoredSample(key=key, task=task, failure=failure)))
             assert ledger.samples[0].abstained
+        late = pb.WorkerMessage(scored=pb.ScoredSample(key=key, task=task, failure=failure))
+        handlers.message(WORKER, late)
+        assert (run.totals.score_failures[task], run.totals.stale) == (2, 1), "a late failure is no abstention"
         assert run.state.failure is None
         assert [record.scored.abstained for record in run.journal.read(0) if record.HasField("scored")] == [True, True]
 

@@ -1,5 +1,6 @@
 """A tick decides and acts until no decision is left; it enters the right phases and stores data for reports."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from rlhf_coordinator.scheduling import iteration
 from rlhf_coordinator.scheduling.consolidation import Consolidation
 from rlhf_coordinator.scheduling.decisions import CloseIteration, CommitTrained, Decision
 from rlhf_coordinator.scheduling.iteration import SchedulerOutput
+from rlhf_coordinator.storage.journal_pb2 import Begun
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 
 
@@ -84,6 +86,16 @@ def test_the_phase_in_which_an_iteration_closes_is_drawn_as_a_part_of_it(bench: 
     drawn = bench.tracker.spans[-1]
     assert (drawn.name, drawn.iteration, drawn.worker) == ("Checkpointing", bench.run.state.iteration, "coordinator")
     assert (drawn.end_ns, drawn.end_ns - drawn.start_ns) == (10**12, 2_500_000_000)
+
+
+def test_an_iteration_that_closes_draws_the_phase_from_its_beginning(tmp_path: Path) -> None:
+    spans = SpansInMemory()
+    run = begin_in_process(tmp_path, make_job(tmp_path, batch=4), spans)[0]
+    run.journal.begin(Begun(iteration=0, coordinator_epoch=1))
+    run.times.phase, run.times.phase_start = "Publishing", time.monotonic() - 100
+    Actions(run, CheckpointSaver(run)).carry_out(CloseIteration(last=True))
+    drawn = [span for span in spans.spans if span.name == "Publishing"]
+    assert [(span.end_ns - span.start_ns) // 10**9 for span in drawn] == [100]
 
 
 def test_a_phase_that_decisions_lead_to_is_entered_before_what_follows_from_it(bench: LoopBench) -> None:
