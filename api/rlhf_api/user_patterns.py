@@ -16,7 +16,7 @@ MAX_PATTERN: Final = 200
 MAX_REPETITIONS: Final = 100
 """Maximum product of the counts in braces of a pattern, which bounds the copies of a subpattern."""
 PATTERN_ERROR: Final = "regular_expression"
-"""Type of pydantic's error for a rejected pattern."""
+"""Type of the error that `checked_pattern` raises."""
 MAX_CACHED: Final = 1024
 """Maximum cached compiled patterns."""
 _COUNT: Final = re.compile(r"\{(\d{0,9})(?:,(\d{0,9}))?\}")

@@ -54,7 +54,7 @@ UNKNOWN: Final = "Unknown"
 LONGEST_SECONDS: Final = 10 * 365 * 24 * 3600.0
 """Longest accepted estimate in seconds: ten years."""
 WAITS_KEPT: Final = 16
-"""Most sentences stored of each list: what the job waits for, failed samples, lost trackers, warnings."""
+"""Maximum number of stored sentences per list: what the job waits for, failed samples, lost trackers, warnings."""
 SUMMARY_MAX: Final = 300
 """Most characters stored of each sentence."""
 PLAN_MAX: Final = 8192

@@ -133,8 +133,9 @@ def describe_finalizers(finalizers: Sequence[str]) -> str:
 
 
 def text(value: Any, field: str, most: int, *, empty: bool = True) -> str:
-    """Return at most `most` characters of a text, "" for None; `empty`: whether it may be empty. Raises
-    UnreadableError.
+    """Return the first `most` characters of a text. With `empty`, None and "" are an empty text.
+
+    Raises UnreadableError for another type, and for an empty text without `empty`.
     """
     if value is None and empty:
         return ""

@@ -181,7 +181,7 @@ class Optimizer(ApiModel):
     """AdamW and its learning-rate schedule."""
 
     learning_rate: Rate = 1e-6
-    """Peak learning rate of trained models other than critics."""
+    """Peak learning rate of the models that the algorithm trains, except critics."""
     critic_learning_rate: Rate = 9e-6
     """Peak learning rate of critics."""
     schedule: Literal["Constant", "Linear", "Cosine"] = "Constant"

@@ -114,7 +114,7 @@ def parse_iterations(lines: Iterable[str]) -> list[PastIteration]:
 
 
 def parse_losses(lines: Iterable[str]) -> list[str]:
-    """Parse the losses in the last such log lines, largest first."""
+    """Return the losses in the last group of loss lines of a log, largest first."""
     last, losses = "", dict[str, str]()
     for line in lines:
         if match := _LOSS.fullmatch(_time_and_message(line)[1]):

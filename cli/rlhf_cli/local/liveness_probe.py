@@ -16,7 +16,10 @@ STARTING_SECONDS: Final = 0.5
 
 
 async def until_hung(address: str, seconds: float) -> None:
-    """Return when the process at `address` (host:port) has answered once and then stayed silent for `seconds`."""
+    """Return when the process at `address` (host:port) answered 200 once, and then not to probes for `seconds`.
+
+    The time that a probe itself takes is not in `seconds`.
+    """
     period = min(float(PROBE_SECONDS), seconds / 3)
     answered, misses = False, 0
     while misses * period < seconds:

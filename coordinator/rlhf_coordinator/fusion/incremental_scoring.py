@@ -116,7 +116,7 @@ def worker_lost(run: JobRun, worker: str) -> None:
 
 
 def prefix_refused(run: JobRun, worker: str, failure: pb.Failure) -> None:
-    """Forget the prefixes on a worker that failed, and ask it for no more in this iteration while it is not lost."""
+    """Forget the prefixes on a worker that failed, and request no more from its session in this iteration."""
     log.warning("%s could not score unfinished samples: %s", worker, failure.message)
     worker_lost(run, worker)
     run.state.incremental.full[worker] = 0

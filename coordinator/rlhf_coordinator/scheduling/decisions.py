@@ -75,7 +75,7 @@ class ShareSiblings:
 
 @dataclass(frozen=True)
 class Migrate:
-    """Move samples from a worker to another with their KV cache."""
+    """Move samples from one worker to another with their KV cache."""
 
     source: str
     destination: str

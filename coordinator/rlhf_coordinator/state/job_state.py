@@ -46,7 +46,7 @@ class JobContext:
 
     @property
     def spec(self) -> RLHFJobSpec:
-        """The spec of the manifest."""
+        """The spec of the resolved job."""
         return self.job.spec
 
     @cached_property

@@ -110,7 +110,7 @@ class Sample:
     group_tasks: set[str] = field(default_factory=set)
     """Tasks of its prompt's group whose result it lacks."""
     failures: Counter[str] = field(default_factory=Counter)
-    """Task -> number of failed attempts."""
+    """Task -> number of failed attempts that were followed by another, since the coordinator started."""
     failed_on: dict[str, str] = field(default_factory=dict)
     """Task -> worker of the last failed attempt."""
     not_before: float = 0.0

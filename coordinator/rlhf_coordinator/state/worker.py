@@ -141,7 +141,7 @@ class Worker:
     """Moment when its session opened, or its reported number of training units last changed."""
     restarts: int = 0
     draining_since: float = 0.0
-    """Moment when it first reported that its machine asked it to end; 0 if it did not."""
+    """Moment of the first heartbeat in its session that says it was asked to end; 0 before."""
     heartbeat: pb.Heartbeat = field(default_factory=pb.Heartbeat)
     rates: tuple[float, float] = (0.0, 0.0)
     """(tokens per second, share of time busy) between the last two heartbeats; zeros before there are two."""

@@ -37,7 +37,7 @@ def pod_places(job: RLHFJob, sizes: Mapping[Group, int] | None = None) -> Iterat
 
 
 def pod_groups(job: RLHFJob) -> dict[str, Group]:
-    """Return pod name -> group of every pod the job should have."""
+    """Return pod name -> group of every pod that the spec asks for."""
     return {name: group for name, group, _ in pod_places(job)}
 
 

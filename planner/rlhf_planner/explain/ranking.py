@@ -28,7 +28,7 @@ def explain(facts: Sequence[IterationProfile]) -> list[Finding]:
 
 
 def headline(facts: Sequence[IterationProfile]) -> str:
-    """Return a sentence with the time of an iteration and its phases.
+    """Return a line with the mean seconds of comparable iterations and of their phases.
 
     Raises ValueError if no iteration is comparable.
     """

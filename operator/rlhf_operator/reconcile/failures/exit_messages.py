@@ -35,7 +35,7 @@ def last_words(log: str) -> str:
 
 
 def log_lines(pod: ObservedPod) -> str:
-    """Return at most LINES_SHOWN last lines of a pod's log, under a heading; empty for a log of fewer than two."""
+    """Return at most the last LINES_SHOWN lines of the pod's end message, under a heading; empty for fewer than two."""
     lines = pod.end.message.splitlines() if pod.end else []
     if len(lines) < 2:
         return ""
