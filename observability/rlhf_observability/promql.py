@@ -1,7 +1,6 @@
-"""Queries over metrics of the catalogue: a label or value in a keyword argument that no process serves is an error.
+"""PromQL queries over metrics of the catalogue: a label that a metric does not have is a ValueError.
 
-Rule: series of a job are joined over `cluster`, `namespace` and `rlhf_job`. Counters are read with `rate` and
-`increase`, or as totals since a start. Functions here return text.
+Rule: series of a job are joined over `cluster`, `namespace` and `rlhf_job`.
 """
 
 from dataclasses import dataclass

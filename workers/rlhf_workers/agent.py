@@ -1,10 +1,8 @@
 """The worker's agent: dials the coordinator and connects its session with the compute thread.
 
-The asyncio loop (main thread) owns the session, the compute thread owns the roles. They meet in the outbox and in
-`Compute`. The agent obeys Exit at once, even if the compute thread is busy. At SIGTERM the worker reports that it is
-leaving and ends; a training rank stays until its session ends or its grace period nearly does. When a session
-breaks, the worker returns its samples and registers again; a running Train continues. Must never call the Kubernetes
-API.
+The asyncio loop (main thread) owns the session, the compute thread owns the roles. The agent obeys Exit at once, even
+if the compute thread is busy. When a session breaks, the agent dials again; a running command continues. Must never
+call the Kubernetes API.
 """
 
 import asyncio

@@ -1,8 +1,6 @@
 """The compute thread of a worker: holds the roles, executes commands in order, and steps the roles.
 
-Generation steps first; another role steps when those before it have no work. Other threads submit work, read the frozen
-`WorkerSnapshot`, or ask for the samples (`reset`); some read a role (`roles`, `weight_provider`). This module must
-never touch gRPC and writes nothing to disk.
+Generation steps first; another role steps when those before it have no work. Must never touch gRPC.
 """
 
 import logging

@@ -1,8 +1,5 @@
 """Detects a decode step that hangs, from another thread, and reports it so that the worker ends.
 
-If a decode step takes minutes, a kernel, an executor peer or a lock probably never answers. The compute thread is
-inside the step and cannot report it.
-
 Rule: only generation steps are checked. A limit of 0 must never end a worker.
 """
 

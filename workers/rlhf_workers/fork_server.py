@@ -1,12 +1,11 @@
-"""Starts the workers of one machine by forking, so torch and transformers are imported once and not per process.
+"""Starts the workers of one machine by forking, so torch is imported once and not per process.
 
 `python -m rlhf_workers.fork_server` reads one JSON object per line from standard input (`name`, `environment`,
 `folder`, `log`, `cores` or null) and forks a worker for each. On standard output it writes `{"ready": true}` once,
-`{"pid": ...}` for every request in order, and `{"ended": pid, "code": ...}` for every exit (negative: the signal).
+`{"pid": ...}` for each request, and `{"ended": pid, "code": ...}` for each exit (negative: the signal).
 
-Rule: the process has one thread until the fork, because a lock that another thread holds stays locked in the child. It
-refuses to serve when a library started threads. It must never serve processes with an accelerator: CUDA does not
-survive a fork. When the server ends, the kernel kills its workers; the server ends when its input ends.
+Rule: the process has one thread, because a lock that another thread holds stays locked in the child. Must never serve
+processes with an accelerator: CUDA does not survive a fork. When the server ends, the kernel kills its workers.
 """
 
 import contextlib

@@ -1,8 +1,6 @@
 """Imports large libraries with garbage collection switched off.
 
-Importing torch and transformers creates many objects that live as long as the process. Collections during the import
-would visit them repeatedly. Afterwards collection is on again if it was on before, and the objects that exist then are
-frozen (`gc.freeze`), which shortens later collections.
+Collections during the import would visit its many objects again and again.
 """
 
 import gc

@@ -1,11 +1,7 @@
 """Queue of the messages that roles report, until the session's writer sends them.
 
-Rule: a message belongs to the session it was created in. When a session breaks, `fence` drops unsent messages. Later
-ones are dropped until the compute thread has returned its samples and calls `reopen`. The answer of one running
-command (a Train, a load) survives.
-
-Answers and heartbeats wake the writer at once, other messages of a command or step after `GATHER_SECONDS` or at its
-end. Thread-safe; a role never waits for the network. Must never resend a sent message.
+Rule: when a session breaks, `fence` drops unsent messages, except the answer of the oldest unanswered command.
+Thread-safe; a role never waits for the network.
 """
 
 import logging

@@ -1,18 +1,9 @@
 """Runs the training ranks of one pod, each as a worker process: `python -m rlhf_workers.rank_launcher`.
 
-A rank is `python -m rlhf_workers` with the same environment as in a pod of its own. The launcher starts each rank once
-and restarts none. When a process ends:
+The launcher starts each rank once and restarts none. When a rank fails, the others get LEAVE_SECONDS to end, and are
+killed then; `ranks.ends` chooses the exit code. When the launcher is killed, the kernel kills its ranks.
 
-- A rank ends with an error or is killed: the other ranks of the pod are useless, as the group restarts together.
-  They get LEAVE_SECONDS to end, and are killed then. The launcher exits with the exit code of the rank that was the
-  cause (128 + signal). Its last line names that rank and, unless a signal ended it, its last log line.
-- A rank ends with success: unless the pod is asked to end, the others get LET_GO_SECONDS to end too. After that they
-  are killed, and the launcher exits with ExitCode.RESTART.
-- The launcher gets SIGTERM: it forwards the signal to every rank and exits after the last one.
-- The launcher is killed: the kernel kills its ranks.
-
-Rule: it imports no torch, and reaps its ranks and the orphans that it inherits. It forwards whole lines of a rank's
-output while no more than CHUNK bytes of it wait. It forks the ranks before a second thread exists.
+Rule: it imports no torch, and forks the ranks before a second thread exists.
 """
 
 import contextlib
@@ -38,7 +29,7 @@ COMMAND: Final = ("-m", "rlhf_workers")
 LEAVE_SECONDS: Final = 5.0
 """Seconds that ranks get to end after one was lost."""
 LET_GO_SECONDS: Final = 60.0
-"""Seconds that ranks get to end after the first one ended, if the launcher is not asked to stop."""
+"""Seconds that ranks get to end after the first one ended with success, if the launcher is not asked to stop."""
 LOOK_SECONDS: Final = 1.0
 HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 PR_SET_PDEATHSIG: Final = 1

@@ -2,11 +2,9 @@
 
 Rule: the compute thread executes the commands and steps of every role, so a role needs no locks for them. Other threads
 read roles, for example for metrics and for peers. A role reports to the coordinator through the Outbox, never through a
-stream. A worker may have several roles, such as generation and inference. The compute thread steps generation first,
-the others when those before them had no work. When a session breaks, the worker drops the Outbox except the CommandDone
-of a running command, calls `give_back`, and registers again.
+stream.
 
-Abilities of some roles are separate Protocols, found by isinstance. Model roles (actor, critic, ...) are unrelated.
+Model roles (actor, critic, ...) are unrelated.
 """
 
 from collections.abc import Iterator, Mapping

@@ -8,12 +8,6 @@
   fleet, job, learning, training, fusion, speculation, weights, engine, workers, operator
                the dashboards, each with the questions that it answers in its docstring
 
-`all_dashboards()` is the list for tests and tools. A dashboard has `uid`, `title`, `rows` and `panels`; a panel has
-`queries`, whose `expression` is PromQL with Grafana's variables ($cluster, $namespace, $job, $worker; durations
-$__rate_interval, $__range). `variables.ALL` has the values of the variables if All is chosen. `document()` returns the
-JSON of one; `python -m rlhf_observability.dashboards FOLDER` (`make dashboards`) writes `FOLDER/<name>.json`, where the
-name is the uid without `rlhf-`.
-
 Rule: a panel's description says what is normal and what to do otherwise.
 """
 

@@ -1,7 +1,6 @@
 """Panels in Grafana's form: defines how each kind is drawn.
 
-Rule: one function draws all panels of a kind. Legends of graphs show the last value and the mean; several series share
-one tooltip, the largest first; gaps stay gaps.
+Rule: one function draws all panels of a kind.
 """
 
 from collections.abc import Callable, Mapping

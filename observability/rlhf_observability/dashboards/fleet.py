@@ -1,4 +1,4 @@
-"""The fleet: all jobs of a cluster, its GPUs and its queues.
+"""The fleet: all jobs of the chosen clusters, their GPUs and their queues.
 
 Questions, in the order of the rows:
 - Is there a problem now: do jobs fail, wait, or hold GPUs that compute nothing?

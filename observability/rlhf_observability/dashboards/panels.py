@@ -1,7 +1,6 @@
 """The definition of a panel: a title, queries, a unit, and a description of normal values and remedies.
 
-`drawing` gives panels Grafana's form. Rule: each panel has all three sentences of its description, and at most as many
-series as a person can read.
+`drawing` gives panels Grafana's form.
 """
 
 from collections.abc import Mapping

@@ -71,7 +71,7 @@ def _lengths(batch: TrainingBatch) -> dict[str, float]:
 
 
 def _groups(batch: TrainingBatch) -> dict[str, float]:
-    """Return the share of groups with at least two judged responses whose rewards are all equal."""
+    """Return the share of groups with equal rewards, among the groups with at least two judged responses."""
     _, group = torch.unique(batch.groups[batch.valid], return_inverse=True)
     if not len(group):
         return {}

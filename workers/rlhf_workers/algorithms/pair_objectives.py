@@ -1,8 +1,8 @@
 """Objectives over pairs: for a policy by log-ratios, and for a reward model by scores.
 
 Rule: as in `objectives`. Samples 2k and 2k + 1 of a micro-batch are a pair (`AlgorithmFields.samples_per_unit`); the
-field `PREFERENCE` marks the better one. A pair's weight comes from its tokens, so the sum over micro-batches is the
-mean over the pairs of a mini-batch with any token; the others have weight 0.
+field `PREFERENCE` marks the better one. The sum over micro-batches is the mean over the pairs of a mini-batch that have
+a token.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,8 @@
 """An algorithm from outside the project: loads the user's class and checks its results.
 
 The class runs in the training rank's own process, because it computes on the rank's tensors. Rule: an `Exception` or
-`SystemExit` of the class, or a result that fails a check, becomes a WorkError that names the file or module and the
-method, with the exit code of user code; a WorkError of the class passes unchanged. Training uses a result only after
-its check. A class that overrides `objectives` is refused.
+`SystemExit` of a method, or a result that fails a check, becomes a WorkError that names the place and the method. A
+WorkError of a method passes unchanged. A class that overrides `objectives` is refused.
 """
 
 import importlib

@@ -2,8 +2,7 @@
 
 Rule: copies run in queue order on their own stream. They start after all work that the computing stream had at the last
 `follow_compute`. A caller must not read a target, overwrite a source or free either before a thread (`wait`) or the
-computing stream (`hold_compute`) has waited for a later `CopyMark`. On a CPU a copy is immediate, and the other methods
-do nothing. Used by one thread at a time.
+computing stream (`hold_compute`) has waited for a later `CopyMark`.
 """
 
 from typing import Final, Protocol

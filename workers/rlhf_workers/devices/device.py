@@ -1,7 +1,6 @@
 """The worker's device: opening it, its name, its memory, and the process's share of free memory.
 
-Rule: it reads counters and sets how kernels are chosen. Processes that share a device each count on their part of the
-free memory, or all would plan with the same bytes.
+Processes that share a device each count on their part of the free memory, or all would plan with the same bytes.
 """
 
 import os

@@ -1,9 +1,7 @@
 """Copies between numpy and a device without blocking the host, and the duration of device work.
 
-Rule: data for a GPU is staged in pinned memory, which torch's allocator keeps until the copy is complete, and the copy
-is queued after earlier work. Results are also pinned and read only after `wait`. A blocking copy would stop the host at
-every array, and a copy from pageable memory may block. On a CPU copies are avoided where possible. Must never report
-the host's clock as the duration of work on a GPU.
+Rule: data for a GPU is staged in pinned memory, as a copy from pageable memory may block. Results are read only after
+`wait`. Must never report the host's clock as the duration of work on a GPU.
 """
 
 import time

@@ -1,9 +1,8 @@
 """Interface between the generation role and the engine that decodes.
 
 An engine implements `Engine` and, for more abilities, some of the Protocols below; `engine_registry` finds it. Rule: it
-takes and returns plain data, not protobuf messages. One thread drives an engine; `step` is bounded. Up to rounding, a
-sample's tokens depend on its request, the weights and the sampling parameters, and not on other samples, the worker, or
-interruptions. An engine must never lose a sample: it reports it as finished, or `withdraw` returns it with every token.
+takes and returns plain data, not protobuf messages. One thread drives an engine. An engine must never lose a sample: it
+reports it as finished, or `withdraw` returns it with every token.
 """
 
 from collections.abc import Generator, Mapping, Sequence

@@ -1,9 +1,8 @@
 """The generation role of a worker: takes commands, drives an engine, and reports progress and finished samples.
 
-Rule: it converts between protobuf messages and `engine.Engine`, and makes no decision about decoding. Tokens are
-reported after the first step that ends at least PROGRESS_NS after the last report; finished samples after their step.
-Must never answer a command twice, nor report a sample that was withdrawn or returned. If the process dies, the
-coordinator continues from the reported tokens.
+Rule: it converts between protobuf messages and `engine.Engine`, and makes no decision about decoding. Finished samples
+are reported after their step. Must never answer a command twice, nor report a sample that was withdrawn or returned. If
+the process dies, the coordinator continues from the reported tokens.
 """
 
 import logging

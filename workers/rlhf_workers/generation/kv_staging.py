@@ -2,7 +2,7 @@
 
 Out: the slice is gathered into one block of device memory, and the block goes to pinned memory in one copy, for which
 its reader waits. In: a cache in one block of memory is uploaded in one copy, and later decoding waits for it on the
-device. Rule: the compute thread queues copies without waiting for them. On a CPU slices are copied out at once.
+device. On a CPU slices are copied out at once.
 """
 
 from collections.abc import Callable, Sequence

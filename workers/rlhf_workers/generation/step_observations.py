@@ -1,9 +1,7 @@
 """Summarizes thousands of engine steps as a few spans of the timeline and observations for the cost model.
 
-Rule: one span covers steps of one iteration, and ends after half a second unless it is flushed before. It is named
-after its most costly work. Its observation gives the prefill time, the samples per step and the keys per sample.
-Another observation gives the cost of rebuilding caches from known tokens, if that was measured. A step that captured a
-graph is a separate span without an observation. Must never read a clock.
+Rule: one span covers steps of one iteration. A step that captured a graph is a separate span without an observation.
+Must never read a clock.
 """
 
 from collections.abc import Iterator
@@ -26,8 +24,8 @@ SAMPLES_SHOWN: Final = 12
 class _Rebuilding:
     """Caches rebuilt from known tokens, by prefills of such samples or by steps that decode such tokens again.
 
-    Prefills cover `rows` samples with `tokens` tokens, steps `rows` samples with `tokens` keys, over all passes. A
-    step in which a sample decoded several known tokens counts as several shorter steps.
+    `rows`: samples of all passes. `tokens`: tokens of all prefills, and keys of all steps. A step in which a sample
+    decoded several known tokens counts as several shorter steps.
     """
 
     ns: int = 0

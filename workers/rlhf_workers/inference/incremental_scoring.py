@@ -1,8 +1,7 @@
 """Scores chunks of unfinished samples ahead, so that a finished one needs only its rest.
 
-Rule: nothing here is a result. A prefix is used only for the tokens and weights it was computed with. If it is dropped
-or lost, the sample's scores are the same, up to rounding in a job that is not deterministic. One pass is one bounded
-step. A request gets at most one ScoredPrefix per sample, and none if the sample's Score came first.
+Rule: nothing here is a result. A prefix is used only for the tokens and weights it was computed with. A dropped prefix
+does not change a sample's scores, except by rounding in a job that is not deterministic.
 """
 
 import logging

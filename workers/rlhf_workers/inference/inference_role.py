@@ -2,7 +2,7 @@
 
 Rule: every (sample, task) of a successful Score command gets one ScoredSample (a result, abstained, or a failure),
 unless `give_back` drops it. Models run on the compute thread, one batch per step; reward calls run concurrently. A
-model whose update was interrupted scores nothing until a complete version is loaded.
+model whose update was interrupted gives no score until a complete version is loaded.
 """
 
 import logging

@@ -1,10 +1,8 @@
 """Scores samples with a causal language model: log-probabilities of response tokens, and critic values.
 
 Both are read at the position *before* each response token (prompt + t - 1), so a response of n tokens gives n numbers.
-Rule: in a deterministic job every sample is computed alone, with eager attention, and in blocks of positions (see
-`token_scores`) if the model can run in chunks. Its scores then do not depend, to the bit, on other samples or on when
-its blocks are computed. Otherwise samples share a padded batch, and partly scored samples are finished in chunks. Must
-never return a number that is not finite: that is a failure of the sample.
+Rule: in a deterministic job every sample is computed alone, with eager attention. Its scores then do not depend, to the
+bit, on other samples. Must never return a number that is not finite: that is a failure of the sample.
 """
 
 from abc import ABC, abstractmethod

@@ -2,8 +2,8 @@
 
 A number is read at the position before its token: position q scores token q + 1, for q from prompt - 1 on. Rule: with
 `blocks` a sample is computed alone in the blocks [0, 64), [64, 128), ... of its positions, the last one padded on the
-right, and the head is applied to whole blocks. Its bits then do not depend on other samples. Without `blocks`, chunks
-have up to LONGEST_CHUNK tokens and samples may share passes.
+right, and the head is applied to whole blocks. Without `blocks`, chunks have up to LONGEST_CHUNK tokens and samples may
+share passes.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,12 +1,9 @@
 """Computation of a layer's experts, registered with transformers: all rows of an expert at once, or in tiles.
 
-A mixture of experts sends every row (token) to a few of the layer's feed-forward maps, weighted by a router. The number
-of rows per expert depends on all rows of a pass, and kernels may sum in another order for another number. Rule: in
-`TILED` an expert multiplies tiles of exactly 16 rows, the last one padded with zeros, so that shapes do not depend on
-the pass. Between the products, values are added and multiplied element by element, in the order of the row's own
-choices. `WHOLE` multiplies all rows of an expert at once: its shapes depend on the whole pass. Both are differentiable.
-`TILED` must never let a row's result depend on the other rows of its expert. Must never be used for models of another
-family, whose experts compute differently.
+The number of rows per expert depends on all rows of a pass, and kernels may sum in another order for another number.
+Rule: in `TILED` an expert multiplies tiles of exactly 16 rows, the last one padded with zeros, so that shapes do not
+depend on the pass. `WHOLE` multiplies all rows of an expert at once. Must never be used for models of a family not in
+FAMILIES, whose experts compute differently.
 """
 
 from collections.abc import Callable, Iterator, Sequence

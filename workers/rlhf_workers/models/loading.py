@@ -1,9 +1,8 @@
 """Loading Hugging Face folders: policy, value model, reward model, tokenizer; and replacing a loaded model's weights.
 
-Rule: a model is loaded whole or not at all. The folder must contain every tensor of the architecture with its exact
-shape; only a value head may be absent. A missing, truncated or misshapen file is a WorkError (ModelMissing,
-ModelCorrupt, ModelUnsupported) that names the manifest field, the path and the problem. Must never run code from a
-folder, and never read pickled weights.
+Rule: a model is loaded whole or not at all; only a value head may be absent. A missing, truncated or misshapen file is
+a WorkError (ModelMissing, ModelCorrupt, ModelUnsupported) that names the manifest field, the path and the problem. Must
+never run code from a folder, and never read pickled weights.
 """
 
 import copy

@@ -1,9 +1,8 @@
 """Checksums of memory, computed on its own device so that a GPU's bytes need not move to the host.
 
 The bytes form a matrix of 64-bit integers. Its rows and its columns are summed modulo 2^64, and the checksum is the
-CRC-32 of these sums and of the bytes after the last row. It finds one damaged integer, and stale or swapped rows with
-other sums. Damage that cancels out in rows and columns at once is not detected. Rule: integer sums only, so every
-device computes the same value. Not a defence against forgery.
+CRC-32 of these sums and of the bytes after the last row. Damage that cancels out in rows and columns at once is not
+detected. Rule: integer sums only, so every device computes the same value.
 """
 
 import zlib

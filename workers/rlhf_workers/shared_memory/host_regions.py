@@ -1,9 +1,8 @@
 """Host memory that two processes of one machine map: a sealed memory file in its owner's file descriptors.
 
 Rule: a file is sealed against shrinking before its handle is sent. A borrower checks that it is a regular file with
-these seals, the announced size and inode, and maps it for reading. Its owner can then not shorten it. The file has no
-path and vanishes with its last mapping and descriptor. Borrowers need the owner's PID namespace and user. Memory that a
-device copies is pinned once; if pinning fails, it is used unpinned, which is slower, and the log reports that.
+these seals, the announced size and inode, and maps it for reading. The file has no path and vanishes with its last
+mapping and descriptor. Borrowers need the owner's PID namespace and user.
 """
 
 import fcntl

@@ -1,13 +1,9 @@
 """Measures the costs of training on this rank, for `rlhf plan`.
 
-A rank times the layers, the embedding, and the head with the loss of each of its models, forward and backward, at some
-numbers of samples of the job's shapes, and an optimizer step. `hardware_figures` measures the device and the link. The
-answer is a document of costs with the figures that this rank has.
-
-Rule: as for `step_timing`, measurements never change state that training reads: gradients are zeroed again, the
-optimizer steps copies, and no random number is drawn. A measurement that fails is a warning, and its figures and later
-ones of this rank, except those of the link, are left out. All ranks take part in every communication, even after a
-failed measurement.
+A rank times the layers, the embedding, and the head with the loss of each of its models, forward and backward, and an
+optimizer step. `hardware_figures` measures the device and the link. Rule: measurements never change state that training
+reads: gradients are zeroed again, the optimizer steps copies, and no random number is drawn. All ranks take part in
+every communication, even after a failed measurement.
 """
 
 import logging

@@ -1,14 +1,8 @@
 """The draft model on the training ranks: it learns from the policy's logits on the same batch, in step with the policy.
 
 Each rank with the policy's last stage holds a whole draft model. Its loss is the cross entropy of its logits to the
-policy's, at the positions before every trained response token, as a mean over these tokens of the mini-batch. The
-policy's final states are recorded while the schedule table runs. The draft model's passes follow, before the policy's
-step, because states and head must be of one version.
-
-Rule: it never changes the training of the policy or the critic. It reads the policy's states detached; it has its own
-gradients, moments and steps, uses no random number, and the sum of its gradients, over the ranks that hold it, follows
-all of the policy's for that mini-batch. If its gradient is not finite, only the draft model's step is skipped, on every
-rank that holds it, since all hold the same sum. A mini-batch that the policy skips is also skipped here.
+policy's, at the positions before every trained response token, as a mean over these tokens of the mini-batch. Rule: it
+never changes the training of the policy or the critic. A mini-batch that the policy skips is also skipped here.
 """
 
 import logging

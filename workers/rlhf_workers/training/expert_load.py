@@ -1,9 +1,8 @@
 """Balance of tokens over the experts of every layer in an iteration: two numbers per model with experts.
 
-Rule: rows are counted when a layer sends them to experts, in every forward, including padding and recomputation. The
-counts are summed at the end over the ranks that hold the layer. Nothing is stored per token, and training does not read
-the counts. All ranks call `metrics` together and get the same numbers. Skipped unless every rank holds a stage of every
-model: the others would not know about the sum.
+Rule: rows are counted when a layer sends them to experts, in every forward, including padding and recomputation.
+Nothing is stored per token, and training does not read the counts. All ranks call `metrics` together and get the same
+numbers. Skipped unless every rank holds a stage of every model.
 """
 
 from collections.abc import Collection, Mapping, Sequence

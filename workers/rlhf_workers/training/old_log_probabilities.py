@@ -1,11 +1,9 @@
 """Log-probabilities of an iteration's sampled tokens on the training ranks, before the iteration's first step.
 
-The policy runs once over the mini-batches with a token to train on, with a forward-only table, on the training executor
-and the same ranks. Micro-batches are those of the first epoch, so training without earlier steps computes the same
-numbers. Exactly one rank contributes each token, the first of its tensor and context group, so the sum over ranks is
-exact and all ranks get the same bits. No state is kept for a backward, and no weight, gradient or sum of an objective
-changes. A token carried from an earlier iteration was sampled with old weights. Its ratio uses the engine's
-log-probability, unless a mismatch correction weights it by the ratio of the current weights to the old ones.
+The policy runs once over the mini-batches with a token to train on, with a forward-only table. Exactly one rank
+contributes each token, so the sum over ranks is exact and all ranks get the same bits. A token carried from an earlier
+iteration was sampled with old weights. Its ratio uses the engine's log-probability, unless a mismatch correction
+weights it.
 """
 
 import time

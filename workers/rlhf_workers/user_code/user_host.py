@@ -1,12 +1,9 @@
 """Child process that runs a user's code: `python -m <a module that calls serve> --file F --name N`.
 
 It speaks JSON lines. First it writes {"ready": "sync" | "async"} or {"failed": message, "part": file | module | name}.
-For every request {"id", ...} it writes {"id", ...} with the reply of HostedCode, or {"id", "reason", "message"}. The
-module that calls `serve` defines requests and replies.
+For every request {"id", ...} it writes {"id", ...} with the reply of HostedCode, or {"id", "reason", "message"}.
 
-Rule: apart from the user's code it imports the standard library only, so it starts fast and loads no model. Output of
-the code goes to stderr, the worker's log. Values of Secrets are hidden in messages and in text that Python code prints.
-It dies with its parent. Must never report a value for code that raised.
+Rule: it imports the user's code and the standard library only. Must never report a value for code that raised.
 """
 
 import argparse

@@ -1,8 +1,7 @@
 """Calls users' code in child processes, which are killed when a call hangs.
 
-A child runs one call of synchronous code at a time; more children start while calls wait, up to a limit. One child
-runs many calls of asynchronous code at once. Rule: a call that exceeds its time-out fails and its child is killed;
-other calls in that child are repeated. Must never take a failure for an answer.
+A child runs one call of synchronous code, or many calls of asynchronous code, at a time. Rule: a call that exceeds its
+time-out fails and its child is killed; other calls in that child are repeated.
 """
 
 import asyncio

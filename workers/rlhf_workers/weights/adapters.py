@@ -1,8 +1,7 @@
 """Merges adapters into whole weights on the worker that uses them, from the folder's weights and A and B.
 
 Rule: `lora_linear.merged` is also the function with which training ranks merge. Every adapted matrix has both factors
-with matching shapes, or WorkError. Each version reads the folder's tensors anew. Must never change the engine's
-weights: it only creates tensors.
+with matching shapes, or WorkError. Each version reads the folder's tensors anew.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,9 +1,8 @@
 """Copies of a training rank's weights in memory that others can map: written once, read by many.
 
-Rule: a copy is complete and of one version before it is lent, and is not written while it has readers. Host memory
-without readers is reused for another version; device memory is freed after its last reader. A copy is never written
-again if a reader ended without confirming its read. If the lender's process ends, host memory lives as long as a reader
-maps it.
+Rule: a copy is complete before it is lent, and is not written while it has readers. Host memory without readers is
+reused for another version; device memory is freed after its last reader. A copy is never written again if a reader
+ended without confirming its read.
 """
 
 import threading

@@ -1,11 +1,8 @@
 """Converts names and shapes of experts between weight files and transformers' parameters.
 
 A folder stores every expert's matrices separately. A transformers model has two tensors per layer, `gate_up_proj`
-[experts, 2 x inner, hidden] and `down_proj` [experts, hidden, inner]; training, publishing and optimizer moments use
-these names. Weight files and vLLM's loader use the folder's names. Folders with parameter names can be read as well.
-
-Rule: written tensors are views; a round trip preserves every name and every bit. Models without experts pass through
-unchanged.
+[experts, 2 x inner, hidden] and `down_proj` [experts, hidden, inner]. Folders with these names can be read as well.
+Models without experts pass through unchanged.
 """
 
 import re

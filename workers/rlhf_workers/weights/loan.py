@@ -1,9 +1,8 @@
 """Borrows one peer's weights: maps its memory, checks the tensors there, and returns the memory after the read.
 
-Rule: memory that cannot be used is a LoanRefusedError before the caller gets a tensor. WeightsRefusedError means that
-the peer cannot serve the version. Every tensor is checked by name, type, shape, place and checksum. The peer writes
-nothing there until `close`. If the peer's process ends, host memory stays readable, but `confirm` rejects reads of its
-device memory.
+Rule: memory that cannot be used is a LoanRefusedError before the caller gets a tensor. Every tensor is checked by name,
+type, shape, place and checksum. If the peer's process ends, host memory stays readable, but `confirm` rejects reads of
+its device memory.
 """
 
 import queue

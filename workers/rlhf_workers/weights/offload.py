@@ -1,10 +1,8 @@
 """Moves a model's weights between host memory and its device.
 
 Rule: offloaded means that no weight is on the device, onloaded that all of them are. A frozen model is copied to host
-memory once, and later only dropped from the device; changing weights are copied back. Host memory is pinned where
-possible, allocated once and reused. Copies are queued and waited for once. A tensor switches sides only when all copies
-are complete, so a lack of device memory leaves the model where it was. Onloaded tensors have new addresses: owners of
-old addresses (captured graphs) must forget them before. On a CPU nothing moves.
+memory once, and later only dropped from the device; changing weights are copied back. Onloaded tensors have new
+addresses: owners of old addresses (captured graphs) must forget them before. On a CPU nothing moves.
 """
 
 import logging

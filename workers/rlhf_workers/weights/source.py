@@ -1,8 +1,7 @@
 """WeightSource service: lends or streams the tensors of this worker's stages to peers, with checksums.
 
-Rule: serves exactly the requested version, or refuses it with FAILED_PRECONDITION. Streams carry raw little-endian
-tensor data. A loan lasts from its message to the end of the call. Never changes a tensor. A peer that reads while a
-version changes is refused or sees a wrong checksum.
+Rule: serves exactly the requested version, or refuses it with FAILED_PRECONDITION. A loan lasts from its message to the
+end of the call.
 """
 
 import asyncio

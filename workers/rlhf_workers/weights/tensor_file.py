@@ -1,8 +1,6 @@
 """Reads and writes named tensors in safetensors files; an incomplete file never gets its final name.
 
-A read loads the requested tensors only. A write streams to `<name>.tmp`, hashes, syncs, and renames. A process that
-dies during a write leaves only the temporary name, in a folder that is itself temporary until the coordinator renames
-it. The writer is our own: the format is a JSON header and raw bytes.
+A read loads the requested tensors only. A write streams to `<name>.tmp`, hashes, syncs, and renames.
 """
 
 import errno

@@ -1,8 +1,7 @@
 """Alerts on learning: rewards, failing samples, divergence, mismatch, skipped steps.
 
 Rule: a value that is infinite or NaN has no series of its own. Alerts on divergence and mismatch read
-`nonfinite/<name>` for it, and RLHFRewardMissing tests for the absence of a reward. Means are over time, as scrapes see
-it: an iteration of an hour has the weight of an hour.
+`nonfinite/<name>` for it, and RLHFRewardMissing tests for the absence of a reward.
 """
 
 from typing import Final

@@ -1,12 +1,8 @@
 """An engine for samples of several turns: it appends the environment's answers and continues decoding after them.
 
-It wraps another engine. A turn ends where that engine finishes a sample. While the environment answers, other samples
-are decoded, and this engine owns the sample. Then it submits the sample again with the answer as known tokens; the
-inner engine continues with the turn's cache if it kept one, or computes it again. Rule: the response says who wrote a
-token (`turns.written`), so a returned sample continues from its tokens on any worker. There the environment takes the
-turns again and must give the same answers, or the sample fails. Samples move by their tokens, not with their caches. A
-failure of an environment fails its sample. Must never lose a sample that waits for an answer, nor finish one whose
-last turn the environment has not seen.
+A turn ends where that engine finishes a sample. Rule: the response says who wrote a token (`turns.written`), so a
+returned sample continues from its tokens on any worker. Must never lose a sample that waits for an answer, nor finish
+one whose last turn the environment has not seen.
 """
 
 import os

@@ -3,7 +3,7 @@
 Request: {"id", "episode", "record", "turns": [text]}. Reply: {"id", "steps": [{"message", "messages", "done", "reward",
 "metrics"}]}, a step for each turn, or {"id", "reason", "message"}. An environment is a function of its record and the
 turns: a child that has not seen an episode's earlier turns takes them again. Rule: the child's own modules import no
-third-party package (`user_code.user_host`). Must never answer for an environment.
+third-party package (`user_code.user_host`).
 """
 
 import inspect

@@ -1,8 +1,8 @@
 """KvSink service: receives samples with their KV caches from other workers, for the compute thread.
 
-Rule: an offer is answered before cache bytes arrive. The cache is joined here, in bounded memory, and given to the
-compute thread complete. The receipt says accepted only when the sample is admitted there; a call that ends before drops
-its reservation. Samples are refused unless the service is open. Must never call a role from the event loop.
+Rule: an offer is answered before cache bytes arrive. The cache is joined here, and given to the compute thread
+complete. The receipt says accepted only when the sample is admitted there; a call that ends before drops its
+reservation. Samples are refused unless the service is open. Must never call a role from the event loop.
 """
 
 import asyncio

@@ -2,8 +2,7 @@
 
 A sample is decoded while its cache is sent in slices. When little is left, or after a few rounds, it pauses between two
 steps, the rest and all its tokens are sent, and the receipt decides. Rule: this worker owns the sample until the
-receipt says moved, and then drops it. In every other case a paused sample is resumed, once its transfer has ended. A
-command is answered once, when all its samples are settled.
+receipt says moved, and then drops it. In every other case a paused sample is resumed, once its transfer has ended.
 """
 
 import logging

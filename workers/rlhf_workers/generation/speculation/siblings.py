@@ -1,9 +1,8 @@
 """Drafts from responses of siblings, here and on other workers, and from earlier responses to the prompt.
 
 There is one suffix index per prompt group. Samples decoded here extend it themselves, all others through `learn`. Rule:
-tokens from other machines are checked, and those out of bounds or without room are counted. A group is dropped when it
-is forgotten, or when a later iteration began and none of its samples is decoded here. At MAX_BYTES groups without such
-samples are dropped. Samples of a dropped group continue without this drafter's guesses.
+tokens from other machines are checked, and those out of bounds or without room are counted. At MAX_BYTES, groups
+without a sample that is decoded here are dropped.
 """
 
 from array import array

@@ -1,13 +1,9 @@
 """Lets an engine decode several tokens per step: feeds and asks drafters, and limits drafts with the controller.
 
 Rule: an engine calls `wants` before a step that may draft. If it returns False, the step is plain and drafters are not
-asked. Otherwise `propose` returns a draft (often empty) for each request. After each typical step the engine reports
-the outcome with `verified`. After drafts were faster for a while, one step of LEARN_STEPS is learned from. Where drafts
-are slower the speculator rests: for a number of steps it neither asks nor learns, unless the batch shrinks or the
-policy changes. Totals count every reported step. Tokens are passed to drafters together: when drafts are requested,
-after FEED_STEPS steps, or when a sample ends.
+asked. Where drafts are slower, mode Auto rests: for some steps it neither asks nor learns.
 
-This module cannot change a token. Not thread-safe; scrapes read totals.
+This module cannot change a token.
 """
 
 import time

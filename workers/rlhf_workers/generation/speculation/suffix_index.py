@@ -2,8 +2,7 @@
 
 For each of ORDERS a chain links the positions with equal preceding tokens, latest first, as in the match finders of
 LZ77 (Ziv and Lempel, 1977). Rule: the longest order with matches counts. Its positions with the longest match vote
-token by token, each with the weight of its text, while they agree with the guess so far. So a guess is always the
-continuation of one position. Positions searched and tokens compared per guess are bounded; the owner counts bytes.
+token by token, each with the weight of its text, while they agree with the guess so far.
 """
 
 from array import array

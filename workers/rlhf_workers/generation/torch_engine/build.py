@@ -23,7 +23,7 @@ from rlhf_workers.models.precision import compute_dtype
 ACTOR_FIELD: Final = f"{GENERATE.model.manifest_path}.path"
 ATTENTIONS: Final[tuple[Attention, ...]] = ("eager", "sdpa")
 COARSE: Final = "bfloat16"
-"""Coarser type that generation may use if no ratio depends on its log-probabilities."""
+"""Coarser type that generation may use if training recomputes log-probabilities; see `_arguments`."""
 PASS_ARGUMENTS: Final = ("staticShapes", "fusedKernels")
 """Arguments for decode passes."""
 MODES: Final[tuple[KernelMode, ...]] = ("Auto", "Enabled", "Disabled")
@@ -60,8 +60,8 @@ def _for_gpus(mode: KernelMode, device: torch.device) -> KernelMode:
 def _arguments(spec: RLHFJobSpec) -> dict[str, Any]:
     """Return the checked `engineArgs` with defaults: sdpa attention, or eager attention in deterministic jobs.
 
-    Raises WorkError for unknown arguments and invalid values, such as a dtype other than the job's. A coarser dtype is
-    allowed if no ratio uses the engine's log-probabilities.
+    Raises WorkError for unknown arguments and invalid values. The dtype is the job's. A coarser one is allowed if the
+    algorithm recomputes log-probabilities, and corrects the mismatch of tokens of older weights if there are any.
     """
     dtype, algorithm = str(compute_dtype(spec)).removeprefix("torch."), spec.algorithm.fields
     # Ratios of tokens that older weights drew use the engine's log-probabilities, unless a correction weighs them.

@@ -1,9 +1,8 @@
 """Operations of a fused decode pass on a CPU, beside matrix products: few calls, and few unneeded keys are read.
 
 Rule: neighbouring rows share a call while the surplus keys that shorter rows read are estimated to cost less than
-another call. Query heads that share keys are queries of one call, so keys are not repeated. Values that all layers of a
-pass share are computed once. Results equal those of `TorchOps` up to rounding. Must never change an argument but
-`residual` and the pool.
+another call. Query heads that share keys are queries of one call, so keys are not repeated. Results equal those of
+`TorchOps` up to rounding. Must never change an argument but `residual` and the pool.
 """
 
 from collections.abc import Sequence

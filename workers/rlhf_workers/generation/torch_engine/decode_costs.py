@@ -1,8 +1,7 @@
 """Measures the cost of decoding here: steps over a grid of batch sizes and context lengths, and some prefills.
 
 It runs whole engine steps on artificial samples while the engine's own are put aside, so the cost includes the host.
-Rule: no sample or cache is left behind. Points are visited in the order of `cost_grid` until the budget is spent. The
-first ones are measured in any case, if their caches fit.
+Rule: no sample or cache is left behind. Points are visited in the order of `cost_grid` until the budget is spent.
 """
 
 import time

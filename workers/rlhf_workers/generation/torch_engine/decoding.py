@@ -1,9 +1,8 @@
 """Runs decode steps over an engine's samples: feeds tokens, records drawn ones, and finishes responses.
 
-Rule: a step launches all its passes before it waits for one. A sample is fed its next token and, after it, known tokens
-(in a replay) or drafted ones: several positions in one pass, of which it keeps what single steps would have drawn, up
-to rounding. If deterministic mode cannot prove such passes, each sample has one row. A paused sample keeps nothing and
-is fed again. Must never record a token whose log-probability is not finite.
+Rule: a step launches all its passes before it waits for one. A sample may be fed several positions in a step: known
+tokens in a replay, or drafted ones. It keeps what single steps would have drawn, up to rounding. Must never record a
+token whose log-probability is not finite.
 """
 
 import time

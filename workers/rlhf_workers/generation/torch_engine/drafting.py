@@ -1,9 +1,8 @@
 """Interface between the torch engine and its speculator: requests drafts and reports their outcomes.
 
 Rule: drafts are stored after a sample's sequence only, and cut at the sample's limit, its pool and the vocabulary. A
-sample that replays known tokens or is paused gets no draft. The speculator learns of samples from the table at the
-start and end of a step. It gets their tokens when drafts are wanted, when samples end, and every TELL_STEPS steps. Must
-never let a draft become a token: `verification` decides.
+sample that replays known tokens or is paused gets no draft. Must never let a draft become a token: `verification`
+decides.
 """
 
 import time

@@ -2,8 +2,7 @@
 
 Rule: a prefill omits the last known token, which goes through a decode pass like drawn tokens, so `Decoding` does all
 sampling. Fast mode prefills a resumed sample's response, too. Deterministic mode replays it through decode passes, and
-runs shapes proven alike (`Tiles`). Known tokens are forced, not sampled again. Must never finish a sample twice or lose
-one.
+runs shapes proven alike (`Tiles`). Known tokens are forced, not sampled again.
 """
 
 from collections import deque

@@ -1,11 +1,9 @@
 """Runs a decode pass of a Llama-like model in few kernels per layer, over the model's own weights.
 
 Rule: only for known families whose projections are plain matrices, and whose logits agree with the model's own in a
-trial (`fused_forward_for`). Query, key and value projections are one matrix, and so are gate and up; on a
-CPU matrices have the memory order of its products. The model's parameters become views of these matrices, so replacing
-weights in place changes both, and there is no second copy. `release` drops the matrices before weights leave the
-device; the next pass creates them again. It does not prefill. Must never be used in a deterministic job: its sums have
-another order than those of proven passes.
+trial (`fused_forward_for`). The model's parameters become views of joined matrices, so replacing weights in place
+changes both, and there is no second copy. Must never be used in a deterministic job: its sums have another order than
+those of proven passes.
 """
 
 import logging

@@ -1,9 +1,8 @@
 """Table of the samples that an engine decodes: one slot per sample, with the data of a step as arrays.
 
-Rule: a sample keeps its slot from admission to finish; a plain decode step works on whole arrays, apart from new
-uniforms and ends. Arrays start short and double, so memory follows the longest sample. A sample's sequence is its
-prompt, its response, and then its drafted tokens, which do not count until `advance_by` accepts them. Must never store
-a response token without its log-probability and weight version.
+Rule: a sample keeps its slot from admission to finish. A sample's sequence is its prompt, its response, and then its
+drafted tokens, which do not count until `advance_by` accepts them. Must never store a response token without its
+log-probability and weight version.
 """
 
 from typing import Final

@@ -1,10 +1,8 @@
 """Runs decode passes in a few shapes over fixed memory, so that each shape can be captured once and replayed.
 
-Rule: rows and keys are padded to buckets; padding rows use pool rows without a sample, or repeat the last row. A shape
-runs uncaptured at first and is captured when it recurs. Graphs contain addresses: of weights, which are replaced in
-place, of the pool, whose serial number changes with its storage, and of the buffers here. Call `drop_graphs` before
-moving weights. After a failed capture no other is tried, and the log says so. Must never replay a graph over freed
-memory.
+Rule: rows and keys are padded to buckets; padding rows use pool rows without a sample, or repeat the last row. Graphs
+contain addresses: of weights, which are replaced in place, of the pool, whose serial number changes with its storage,
+and of the buffers here. Call `drop_graphs` before moving weights. Must never replay a graph over freed memory.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """Caches of samples that wait for their environment after a turn, so that they continue without recomputation.
 
-Rule: a cache is stored apart from the pools, so a waiting sample uses no slot and no row of a pass. It is a copy of the
-bits. A cache is used once, and only for the tokens it was computed from. New weights drop all caches. There is at most
-one cache per slot: the oldest is dropped, and its sample is prefilled like any other.
+Rule: a cache is stored apart from the pools, so a waiting sample uses no slot and no row of a pass. A cache is used
+once, and only for the tokens it was computed from. New weights drop all caches. There is at most one cache per slot:
+the oldest is dropped.
 """
 
 from typing import NamedTuple

@@ -3,7 +3,6 @@
 Rule: pure array arithmetic, samples by positions. A position counts if the token before it belongs to the sample: it
 was known, or a draft that equals the token drawn there. So the result equals that of single steps for any draft, up to
 rounding of the logits. The first token that differs from its draft counts too, as it was drawn from the right logits.
-Must never count a row after the first difference.
 """
 
 from typing import NamedTuple

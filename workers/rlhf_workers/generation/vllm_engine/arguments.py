@@ -97,8 +97,9 @@ def cpu_defaults(
 ) -> dict[str, Any]:
     """Return a CPU's additional arguments; `token_bytes` are the keys and values of one token in all layers.
 
-    Caches are CPU_SPARE times as large as a full batch needs, and at most CPU_MEMORY_SHARE of `available_bytes` or, if
-    that is more, two longest sequences. Users who set gpu_memory_utilization leave the size to vLLM.
+    Caches are about CPU_SPARE times as large as a full batch needs. They take at most CPU_MEMORY_SHARE of
+    `available_bytes` or, if that is more, two longest sequences. Users who set gpu_memory_utilization leave the size to
+    vLLM.
     """
     defaults: dict[str, Any] = {"block_size": CPU_BLOCK, "enforce_eager": True}
     if "gpu_memory_utilization" in user_arguments:

@@ -1,10 +1,9 @@
 """Measures the cost of decoding on vLLM: real steps over a grid of batch sizes and context lengths, and prefills.
 
-Artificial requests go through scheduler, model and sampler while the engine's own are put aside with their caches, so
-the cost is that of real work. A decode point takes blocks for its contexts and reads their old content, without a
-prefill. Rule: no request or used block is left behind, and no other request finds a prefix of these. Points are visited
-in the order of `cost_grid`, one per step of the iterator, until the budget is spent, but not before the first ones are
-measured. A batch that does not fit beside the current caches is made smaller.
+Artificial requests go through scheduler, model and sampler while the engine's own are put aside with their caches. A
+decode point takes blocks for its contexts and reads their old content, without a prefill. Rule: no request or used
+block is left behind, and no other request finds a prefix of these. A batch that does not fit beside the current caches
+is made smaller.
 """
 
 import time

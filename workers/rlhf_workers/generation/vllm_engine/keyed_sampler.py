@@ -2,8 +2,8 @@
 
 Rule: rows of the logits belong to the requests of the runner's input batch in its order, one row each, or one per
 position decided. The request carries its sample's key and the start of its response (`SAMPLE_KEY`, `PROMPT_TOKENS`,
-`DRAWING` of its extra arguments), so a preemption, a withdrawal or a move loses no state. The runner drops tokens
-drawn within a prompt. Must never read vLLM's own random generators.
+`DRAWING` of its extra arguments), so a preemption, a withdrawal or a move loses no state. Must never read vLLM's own
+random generators.
 """
 
 from collections.abc import Sequence

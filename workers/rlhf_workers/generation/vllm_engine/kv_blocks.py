@@ -2,8 +2,8 @@
 
 An attention backend may pack a block in its own order. Rule: the layout is learned, never assumed. The backend's own
 writer stores a different number in every element of one block, and reading it back shows where each went; a backend
-whose elements cannot all be found has no slices. Writes to blocks use the backend's own writer. Must never write to a
-block that was not named, except the spare block used for learning, which is restored.
+whose elements cannot all be found has no slices. Must never write to a block that was not named, except the spare block
+used for learning.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,10 +1,8 @@
 """vLLM's connector for samples that arrive with caches: reports computed tokens, and writes their bytes into blocks.
 
-vLLM creates one beside its scheduler and one in every executor process (`KVTransferConfig` names module and class). The
-scheduler's connector stores an arrived cache in host memory until the sample gets blocks. It then reports the tokens
-that need no computing, and sends the bytes along with that step. The executors' connectors write them before the pass
-reads them. Rule: a cache is loaded once and completely, or the sample's tokens are computed. Tokens in the local prefix
-cache are not written again, as others read them. Must never store a cache whose sample is gone.
+The scheduler's connector stores an arrived cache in host memory until the sample gets blocks. The executors' connectors
+write it before the pass reads it. Rule: a cache is loaded once and completely, or the sample's tokens are computed.
+Must never store a cache whose sample is gone.
 """
 
 from collections.abc import Sequence

@@ -91,9 +91,10 @@ def padded_tokens(cell: Sequence[int], lengths: Sequence[int]) -> int:
 
 
 def _runs(tokens: Sequence[int], bound: int, most_units: int, replicas: int) -> list[range]:
-    """Return consecutive runs of units within the limits, with the fewest padded tokens if each run counts RUN_SHARE of
-    the limit more; the largest are then halved until their number is a multiple of `replicas`. `tokens` of the units
-    descend: the first of a run sets the width of all."""
+    """Return consecutive runs of units within the limits, at the lowest cost: padded tokens, and RUN_SHARE of the limit
+    for each run. The largest are then halved until their number is a multiple of `replicas`. `tokens` of the units
+    descend: the first of a run sets the width of all.
+    """
     units, price = len(tokens), RUN_SHARE * bound
     least, origin = np.full(units + 1, np.inf), np.zeros(units + 1, np.int64)
     least[0] = 0.0  # least cost of the first n units; that of later ones follows from the runs before them

@@ -1,14 +1,10 @@
 """The communicator of a group that NCCL cannot connect, such as ranks that share a GPU: all tensors cross through host
 memory, over gloo.
 
-A send is copied to pinned memory on its own stream, after the work that computes it; a thread passes it to gloo when
-the copy is complete. A thread takes a receive from gloo; it is copied to the device on another stream, before the work
-that needs it. So neither the compute stream nor the thread that launches work waits for a send or receive before it is
-needed. The other operations block.
-
+A send is copied to pinned memory on its own stream, and a receive to the device on another. The other operations block.
 Rule: a pair of ranks has one thread per direction, so the k-th send matches the k-th receive. A receive buffer is
 written only after the work that was launched before the receive was posted, because the allocator may have reused
-memory of that work. Sums are gloo's. Without a device a copy between CPUs replaces the device copy.
+memory of that work.
 """
 
 import queue

@@ -4,8 +4,7 @@ NCCL rejects two ranks on one GPU, so a group with such a pair sends everything 
 devices are compared by UUID and by PCI address on one host, never by index. CUDA_VISIBLE_DEVICES renumbers devices;
 slices of one GPU have different UUIDs but the same PCI address, which NCCL compares.
 
-Rule: all ranks use the same statements in the same order, so they reach the same decision without more messages. A
-statement comes over the network: it is bounded and checked, and a rank with an unreadable one does not count.
+Rule: all ranks use the same statements in the same order, so they reach the same decision without more messages.
 """
 
 import json

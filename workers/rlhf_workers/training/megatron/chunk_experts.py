@@ -2,13 +2,8 @@
 
 Owns the Megatron options that make a layer of experts equal to the family's own. No token is dropped. Scores are
 softmaxed over all experts before the best are taken, divided by their sum if the family does so, and nothing is added
-to the loss. Megatron's all-gather dispatch gathers tokens; within one rank's experts it only moves rows.
-
-In an expert group rows go to the rank of their expert and return through the group's exchange; their weights apply
-after the return.
-
-Rule: the experts of a layer are two tensors, as in transformers, so that weights and moments have the same names and
-layout in both backends. Each Megatron expert computes with views of them, unbound once per forward.
+to the loss. Rule: the experts of a layer are two tensors, as in transformers, so that weights and moments have the same
+names and layout in both backends.
 """
 
 import warnings

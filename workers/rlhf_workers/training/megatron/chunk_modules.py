@@ -2,11 +2,7 @@
 
 Owns the choices about Megatron: its configuration, its layer specification, explicit process groups and no global
 state. To Megatron each chunk is a whole GPTModel of its layers, with or without embedding and head; its place in a
-pipeline is in the schedule tables. A chunk knows size and place in its tensor group, with which Megatron splits heads,
-feed-forward layers and vocabulary. Sums use `TensorGroup`, the interface for such communication.
-
-Plain PyTorch functions replace Megatron's own linear layers and attention, between the same two sums. With one rank per
-tensor group there are no sums.
+pipeline is in the schedule tables. Plain PyTorch functions replace Megatron's own linear layers and attention.
 """
 
 import logging

@@ -1,11 +1,8 @@
-"""AdamW's two moments for a set of parameters, and its step: on the device, or from host memory.
+"""Holds AdamW's two moments for a set of parameters and steps them: on the device, or from host memory.
 
-Offloaded moments come to the device in pieces, are stepped there by the same kernel, and go back. Between two steps the
-device has none of them; within a step it has at most two pieces: one is stepped while another leaves and the next takes
-its place. Rule: weights and moments have the same bits either way. The kernel works element by element. On a CPU it
-takes UNIT elements at a time from a tensor's start, and rounds the rest at the end differently, so a piece ends within
-a parameter only at a multiple of UNIT. It does not communicate with other ranks. A step with offloaded moments that
-fails half-way leaves moments of two steps.
+Offloaded moments come to the device in pieces, are stepped there by the same kernel, and go back. On a CPU the kernel
+takes UNIT elements at a time from a tensor's start. So a piece ends within a parameter only at a multiple of UNIT. A
+step with offloaded moments that fails half-way leaves moments of two steps.
 """
 
 from collections.abc import Callable, Iterator, Mapping

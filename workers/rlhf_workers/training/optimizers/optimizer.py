@@ -1,10 +1,9 @@
 """AdamW over the parameters of one stage, its learning rate as a function of the step, and its gradients in one array.
 
-All gradients of a stage are in one flat float32 array; the parameters' `.grad` are views of it. So a sum over replicas
-is one call, the norm one reduction, and zeroing one fill. Parameters that another stage owns (a tied embedding's copy),
-or that another rank of a tensor group counts, come last. So the norm over the first `counted` elements counts every
-parameter of the model once. Moments exist for the parameters that this copy steps: all, or its share
-(`shared_moments`). `adamw` decides where they are stored.
+All gradients of a stage are in one flat float32 array; the parameters' `.grad` are views of it. Parameters that another
+stage owns (a tied embedding's copy), or that another rank of a tensor group counts, come last. So the norm over the
+first `counted` elements counts every parameter of the model once. Moments exist for the parameters that this copy
+steps: all, or its share (`shared_moments`).
 """
 
 import math

@@ -2,8 +2,7 @@
 
 Owns the rule that a query sees the keys of its own sample up to itself, on whichever rank they were computed. Keys and
 values of all positions are gathered once per layer, in one exchange. Each chunk of a rank's queries then attends to the
-keys before its end, with the same functions as whole samples. So without a window the only masked scores that are
-computed are those of a chunk with itself. Must never make a mask of whole rows.
+keys before its end, with the same functions as whole samples. Must never make a mask of whole rows.
 """
 
 from collections.abc import Iterator, Mapping

@@ -2,12 +2,9 @@
 
 Owns context parallelism's cut of a micro-batch. Each sample is padded to a multiple of twice the number of ranks and
 cut into that many equal chunks. A rank has one from the front and its mirror image from the back, so that without a
-window all attend to the same number of keys. Layers compute only a rank's own positions. Keys and values are gathered
-in each layer. So are the few numbers of the last stage per trained token, from which every rank computes the same loss.
-The loss's gradient flows through a rank's own tokens, so gradients add up over the ranks as over data parallel ones.
+window all attend to the same number of keys.
 
-Rule: every rank of the group makes the same calls in the same order, since all run one row of the schedule table on the
-same samples. Gradients of keys are summed in float32, for any type of keys. Must never gather states.
+Rule: every rank of the group makes the same calls in the same order.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,10 +1,8 @@
 """The data parallel ranks that divide the experts of every layer, and the exchange of rows between them.
 
-Owns the communication between them in a forward and a backward: row counts, then the rows to the ranks that hold their
-experts, and the results back; in a backward the gradients in the opposite direction. Rule: every rank of the group
-makes the same exchanges in the same order, since all run one row of the schedule table on the same number of
-micro-batches. This includes recomputation, which runs a layer to its end. The other ranks' tokens determine the number
-of rows that a rank receives; it also takes part if it receives none.
+In a forward, ranks exchange row counts, then the rows to the ranks that hold their experts, and the results back. A
+backward exchanges the gradients in the opposite direction. Rule: every rank of the group makes the same exchanges in
+the same order. A rank also takes part if it receives no row.
 """
 
 from collections.abc import Sequence

@@ -4,9 +4,7 @@ Owns the assignment of experts to this rank, and of the whole tensors that it ke
 whole experts of each layer once, divided over its ranks, as of the last gathering. Every rank holds the other tensors,
 and one provides them.
 
-Rule: only experts are in parts; router, attention, norms, embedding and head are those of any data parallel rank. A
-part is filled from files one whole tensor at a time. In a forward and a backward only `spread` communicates with the
-group.
+Rule: only experts are in parts; router, attention, norms, embedding and head are those of any data parallel rank.
 """
 
 from collections.abc import Callable, Mapping

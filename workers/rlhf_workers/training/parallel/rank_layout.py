@@ -1,14 +1,9 @@
 """The place of a rank: from a schedule table and a rank number to stages, replicas and groups of ranks that sum
 gradients.
 
-Owns the arithmetic of global ranks. A table of R rows describes one data parallel block. T ranks run each row; so rank
-(d*R + r)*T + t is number t of row r in block d. The tensor group that holds a stage in parts consists of all ranks of
-its rows: one row, or the `width` of its pipeline. These are neighbours, preferably on one machine. So tensor groups of
-different models on the same ranks may have different sizes. Only ranks with the same number in their groups send to one
-another along the pipeline and sum gradients over blocks. Several pipelines of one model in a block are further replicas
-of that model. The ranks of one row in C consecutive blocks form a context group: each has some positions of the same
-samples, so C blocks are one replica. Those in E consecutive blocks form an expert group: each has a part of each
-layer's experts. Both run that row in the same order. Pure; no torch.
+Owns the arithmetic of global ranks. A table of R rows describes one data parallel block. T ranks run each row, so rank
+(d*R + r)*T + t is number t of row r in block d. The ranks of one row in C consecutive blocks form a context group, so C
+blocks are one replica. Those in E consecutive blocks form an expert group.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -230,8 +225,9 @@ class RankLayout:
         return self.block // self.context * len(same) + same.index(pipeline)
 
     def holders(self, model: str, stage: int) -> tuple[int, ...]:
-        """Return the global ranks with the same part of a stage as this rank's number in a tensor group, block by
-        block; they sum its gradients."""
+        """Return the global ranks that hold the same part of a stage, block by block; they sum its gradients. The part
+        is that of ranks with this rank's number in their tensor group.
+        """
         place = self.local % self._width(model)
         rows = [self.table.pipelines[index].stage_ranks[stage] + place for index in self.pipelines(model)]
         return tuple(

@@ -1,9 +1,7 @@
 """Sequence parallelism: the operations of a tensor group in which each rank has some positions of every row.
 
-Owns the conversions between states divided by position, [s / ranks, b, hidden], and computations of whole rows. A sum
-over the group and the following division are one reduction of which each rank keeps its part, so a forward sends as
-many bytes as without. Rule: as in `tensor_group`, every rank makes the same calls in the same order, forward and
-backward; for W this is the order of parameters.
+Owns the conversions between states divided by position, [s / ranks, b, hidden], and computations of whole rows. Rule:
+as in `tensor_group`, every rank makes the same calls in the same order, forward and backward.
 
 Must never keep a whole row for a backward: a linear layer keeps the positions of its rank, and gathers the others again
 for the gradient of its weight. That gradient and its input's are two nodes of the graph, because a split backward

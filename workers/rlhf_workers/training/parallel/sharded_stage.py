@@ -1,12 +1,8 @@
 """A stage whose parameters are divided over the ranks of its group: PyTorch's `fully_shard` around a `ModelStage`.
 
-Owns which rows of a parameter are this rank's, which whole parameters it keeps for readers (each parameter is kept by
-one rank, with near-equal shares), and how parts are gathered and summed within a step.
-
-Rule: within a step the group only gathers and sums, in the same order on every rank, with calls that name the peers for
-which they wait. Other functions need no peer: a part is filled from files, one whole parameter at a time. Embedding,
-last norm and head compute as in an unsharded stage; the matrices and norms of the layers are gathered in the type of
-matrix products. `_lazy_init` is private; pyproject.toml limits torch's versions.
+Owns which rows of a parameter are this rank's, which whole parameters it keeps for readers, and how parts are gathered
+and summed within a step. Rule: within a step the group only gathers and sums, in the same order on every rank, with
+calls that name the peers for which they wait. `_lazy_init` is private; pyproject.toml limits torch's versions.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,11 +1,7 @@
 """Start and end of a mini-batch's steps on devices that run behind the host.
 
-The host gives a GPU work far ahead of its execution. To time steps with the host's clock, the host would have to wait
-for each, and the GPU would idle between any two. So a mark is an event in the order of the GPU's own work, and all
-marks are read at once at the end of a mini-batch. The times are those of kernels, including gaps in which none was
-ready.
-
-Rule: marking never waits; reading waits once.
+The host gives a GPU work far ahead of its execution. So a mark is an event in the order of the GPU's own work, and all
+marks are read at once at the end of a mini-batch. Rule: marking never waits; reading waits once.
 """
 
 import time

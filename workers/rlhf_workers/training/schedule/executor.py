@@ -1,15 +1,10 @@
 """Runs one rank's row of a schedule table for one mini-batch, independent of schedule, model and algorithm.
 
-Rule: actions run in row order. Transfers are posted when the row reaches them. Only the computation that needs a RECV
-waits for it; SENDs are awaited at the end. So a row that is free of deadlock with blocking transfers is free of it
-here. A send that the peer has not taken after SENDS_UNDER_WAY further sends is also awaited, by the device if it runs
-behind the host, which bounds the memory of pending sends. No other action waits: times are read at the end. Gradients
-accumulate in the parameters' `.grad`; the executor never zeroes them, sums them over ranks, or steps.
+Rule: actions run in row order. Transfers are posted when the row reaches them; the computation that needs a RECV waits
+for it. Gradients accumulate in the parameters' `.grad`; the executor never zeroes them, sums them over ranks, or steps.
 
-The backward of a micro-batch is B, or I (gradient of the input, for which the previous stage waits) and later W
-(gradients of the weights); both give the same gradients. In the first stage the embedding counts as weights: the cut is
-between embedding and first layer. I and W use PyTorch's own pipelining helpers, which are private; pyproject.toml
-limits torch's versions.
+The backward of a micro-batch is B, or I (gradient of the input) and later W (gradients of the weights). I and W use
+PyTorch's own pipelining helpers, which are private.
 """
 
 from collections import deque

@@ -1,9 +1,7 @@
 """Counts the finished units of training work in this process: actions of schedule rows, and other parts of training.
 
-Heartbeats carry the count, which lets the coordinator distinguish a long training step from a hang: a thread that waits
-for a lock, a kernel or a peer looks busy by its clock. A unit is an action on one micro-batch of one stage, or a part
-of the work before or after a mini-batch's actions, such as the sums of gradients.
-Rule: the count only grows. The compute thread writes it and any thread reads it. No decision of a worker depends on it.
+Heartbeats carry the count, which lets the coordinator distinguish a long training step from a hang. Rule: the count
+only grows.
 """
 
 _finished = 1

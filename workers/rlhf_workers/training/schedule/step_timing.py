@@ -1,10 +1,8 @@
 """Measures pipeline steps on this rank: single stages, transfers, and whole mini-batches under given schedules.
 
-Measurements use synthetic micro-batches of the job's shapes (half of the longest prompt and response), through the same
-executor as training. Rule: they never change state that training reads. Weights and moments are only read, gradients
-are zeroed again, losses go into separate objectives, and no random number is drawn (synthetic values are a fixed wave).
-All ranks must measure at the same time: mini-batches need all of them, and stages that share a machine slow each other
-down as in training.
+Measurements use synthetic micro-batches (half of the longest prompt and response), through the same executor as
+training. Rule: they change no weights and no moments, and zero the gradients again. All ranks must measure at the same
+time.
 """
 
 import math

@@ -1,9 +1,8 @@
 """Low-rank adapters of a pipeline stage: their insertion, initial values, and publication.
 
-A checkpoint of a model is a PEFT folder, which contains the whole head of a critic. Rule: the initial A depends only
-on the job's seed, the model's role and the parameter's name and shape, never on the rank that holds the stage. Merging
-rounds once, to the type in which weights are published. With a shared trunk, frozen weights of models from one folder
-are one tensor on a rank, which must never be changed.
+Rule: the initial A depends only on the job's seed, the model's role and the parameter's name and shape. Merging rounds
+once, to the type in which weights are published. With a shared trunk, frozen weights of models from one folder are one
+tensor on a rank.
 """
 
 import hashlib

@@ -1,13 +1,8 @@
 """Cuts a Hugging Face causal language model into pipeline stages with its parameter names.
 
-A stage holds its own layers; the first also the embedding, the last the final norm and its head: the language model's,
-or a value or score head. Its construction never allocates the rest of the model, and reads only its own tensors.
-
-Rule: batches are padded on the right, so a causal mask is enough to separate padding from real positions. In a packed
-row each sample has its own positions, and `packed_attention` separates it from the others. Modules stay in eval mode:
-with dropout the trained policy would differ from the sampling one. Only families whose whole forward is embedding,
-layers, norm and head are supported; others would silently train wrong. The layer's own router chooses and weights
-experts, and the loss's gradient flows through it; there is no balancing loss.
+A stage holds its own layers; the first also the embedding, the last the final norm and its head. Rule: batches are
+padded on the right, so a causal mask is enough to separate padding from real positions. Modules stay in eval mode: with
+dropout the trained policy would differ from the sampling one.
 """
 
 from collections.abc import Callable

@@ -1,11 +1,8 @@
 """Attention in packed rows, registered with transformers: a row is a concatenation of samples that do not see each
 other.
 
-Owns the rules that keys are those of the query's own sample and that positions restart with each sample, and the
-application of an attention function part by part, here and in `context_attention`. Rule: a sample is computed as if it
-were alone, with the same functions on its part of the row. So no score between two samples is computed, and memory and
-work grow with the squares of the samples' lengths, not of the row's. Must never copy a row per sample: parts are cut,
-and their gradients joined, once.
+Rule: a sample is computed as if it were alone, with the same functions on its part of the row. So no score between two
+samples is computed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,16 +1,10 @@
 """One pipeline stage of a model as the rest of training uses it, for modules of any backend.
 
-Owns the common parts of all stages: the place in the pipeline, value and score heads, which parameter is a copy of
-another stage's, masks and rotations by length, and how a stage is filled from files.
-
 A stage's parameters have its own names and layouts; a folder and published weights have Hugging Face's. `in_folder` and
-`of_folder` convert between the two, for weights and for an optimizer's moments alike, so every backend can read another
-backend's checkpoint. Rule: a round trip restores every bit. `expert_files` handles names that differ only in files,
-such as single experts.
+`of_folder` convert between the two, for weights and moments. Rule: a round trip restores every bit.
 
-Tied embeddings: the last stage holds the embedding a second time, as the head. Both copies start equal and their
-gradients are summed before every step (`gradient_reduction`), so they stay equal bit by bit. Only the first stage
-publishes and saves the embedding.
+Tied embeddings: the last stage holds the embedding a second time, as the head. Only the first stage publishes and saves
+the embedding.
 """
 
 from abc import ABC, abstractmethod

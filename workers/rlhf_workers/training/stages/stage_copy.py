@@ -1,8 +1,7 @@
 """Moves a stage's state between two trainings to host memory and back: weights, buffers, moments.
 
-Rule: that of `weights.offload`; frozen weights, such as a trunk below adapters, are copied to host memory once. Moments
-that are already in host memory (parallelism.offloadOptimizer) do not move. The state excludes gradients, which are zero
-between two trainings; masks and rotations, which are recomputed; and AdamW's step count, a scalar that does not move.
+Frozen weights, such as a trunk below adapters, are copied to host memory once. The state excludes gradients, masks and
+rotations, and AdamW's step count.
 """
 
 from collections.abc import Collection, Iterator, Mapping
