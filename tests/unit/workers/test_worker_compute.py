@@ -323,6 +323,53 @@ def test_a_worker_that_lost_its_device_ends_though_its_command_was_answered(benc
     assert bench.fatal[0].message.endswith("AcceleratorError: CUDA error: misaligned address")
 
 
+def failing(error: Exception) -> Callable[..., Any]:
+    """Return a function that raises `error`."""
+
+    def fail(*_: object) -> Any:
+        raise error
+
+    return fail
+
+
+def test_a_device_lost_while_a_peer_is_served_ends_the_process(bench: ComputeBench) -> None:
+    bench.send(1, become_generation=pb.BecomeGeneration())
+    bench.done(1)
+
+    with pytest.raises(ValueError, match="its cache"):
+        bench.compute.receive(failing(ValueError("its cache"))).result(60)
+    with pytest.raises(torch.AcceleratorError):
+        bench.compute.receive(failing(torch.AcceleratorError("CUDA error: misaligned address"))).result(60)
+    until(lambda: bool(bench.fatal))
+    assert [failure.reason for failure in bench.fatal] == ["DeviceLost"]
+
+
+def test_samples_that_cannot_be_given_back_end_the_process(
+    bench: ComputeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.send(1, become_generation=pb.BecomeGeneration())
+    bench.done(1)
+    lost = torch.AcceleratorError("CUDA error: misaligned address")
+    monkeypatch.setattr(bench.roles["generation"], "give_back", failing(lost))
+    returned = bench.compute.reset()
+    until(lambda: bool(bench.fatal))
+    assert bench.fatal[0].reason == "DeviceLost"
+    assert not returned.done()
+
+
+def test_sibling_tokens_that_a_drafter_cannot_take_end_the_process(
+    bench: ComputeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.send(1, become_generation=pb.BecomeGeneration())
+    bench.done(1)
+    role = bench.roles["generation"]
+    monkeypatch.setattr(role, "learns_siblings", True, raising=False)
+    monkeypatch.setattr(role, "learn", failing(ValueError("no such sample")), raising=False)
+    bench.compute.learn(pb.SiblingTokens())
+    until(lambda: bool(bench.fatal))
+    assert bench.fatal[0].message.endswith("ValueError: no such sample")
+
+
 def test_becoming_again_replaces_the_role(bench: ComputeBench) -> None:
     bench.send(1, become_training=pb.BecomeTraining(group_epoch=3))
     bench.done(1)
