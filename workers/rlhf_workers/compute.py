@@ -230,8 +230,11 @@ class Compute:
             if self._closing:
                 break
             self._since = time.monotonic()
-            with self._outbox.gathered():
-                worked = self._obey(item) if item is not None else self._step()
+            try:
+                with self._outbox.gathered():
+                    worked = self._obey(item) if item is not None else self._step()
+            except SystemExit as error:  # of a user's code; it would end the thread in silence
+                self._fail(RuntimeError(f"the code called sys.exit({error.code!r})"), "the compute thread")
             if worked:
                 self._busy += time.monotonic() - self._since
             self._since = None

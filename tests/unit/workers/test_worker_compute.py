@@ -30,7 +30,7 @@ class Counting:
         self.held: dict[int, int] = {}
         self.loaded = 0
         self.fault: Exception | None = None
-        self.broken: Exception | None = None
+        self.broken: BaseException | None = None
         self.training: int | None = None
         self.closed = False
         self.offloads = 0
@@ -368,6 +368,15 @@ def test_sibling_tokens_that_a_drafter_cannot_take_end_the_process(
     bench.compute.learn(pb.SiblingTokens())
     until(lambda: bool(bench.fatal))
     assert bench.fatal[0].message.endswith("ValueError: no such sample")
+
+
+def test_code_that_exits_ends_the_process_with_a_reason(bench: ComputeBench) -> None:
+    bench.send(1, become_generation=pb.BecomeGeneration())
+    bench.done(1)
+    bench.roles["generation"].broken = SystemExit(3)
+    bench.send(2, generate=generate(0))
+    until(lambda: bool(bench.fatal))
+    assert bench.fatal[0].message == "the compute thread: RuntimeError: the code called sys.exit(3)"
 
 
 def test_becoming_again_replaces_the_role(bench: ComputeBench) -> None:
