@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from rlhf_workers.failures import describe, failure_of
+from rlhf_workers.training.communication.communicator import PeerLostError
 
 
 class Fields(pydantic.BaseModel):
@@ -25,6 +26,7 @@ def raised(source: str) -> Exception:
         ("Fields(width='x')", ["ValidationError: 1 validation error for Fields", "width", "valid integer"]),
         ("raise ValueError('first\\n\\n  second')", ["ValueError: first; second"]),
         ("raise RuntimeError('NCCL error\\nLast error: no memory')", ["RuntimeError: NCCL error; Last error: no"]),
+        ("raise RuntimeError('timed out\\nException raised from wait\\nframe #0: x')", ["RuntimeError: timed out"]),
         ("error = KeyError('a'); error.add_note('in b'); raise error", ["KeyError: 'a'; in b"]),
         ("raise ValueError", ["ValueError"]),
         ("1 +", ["SyntaxError: invalid syntax"]),
@@ -34,9 +36,15 @@ def test_a_long_text_becomes_one_line_with_type_and_reason(source: str, words: l
     text = describe(raised(source))
     assert all(word in text for word in words), text
     assert "\n" not in text
+    assert "frame" not in text
 
 
 def test_the_advice_after_a_cuda_error_is_left_out_and_a_text_is_bounded() -> None:
     error = torch.AcceleratorError("CUDA error: misaligned address\nCompile with advice.")
     assert failure_of(error, "train").message.endswith("AcceleratorError: CUDA error: misaligned address")
     assert len(describe(ValueError("long\n" * 9999))) == 1000
+
+
+def test_a_lost_peer_keeps_the_last_error_of_nccl() -> None:
+    nccl = RuntimeError("NCCL error, unhandled system error\nncclSystemError: a call failed.\nLast error:\nno route")
+    assert PeerLostError("rank 1", nccl).failure.message.endswith("a call failed.; Last error:; no route")
