@@ -75,12 +75,15 @@ class _Call:
     work: Callable[[], Any]
     answer: "Future[Any]"
 
-    def run(self) -> None:
+    def run(self) -> Exception | None:
+        """Answer with the result or error of the work; return the error."""
         if self.answer.set_running_or_notify_cancel():
             try:
                 self.answer.set_result(self.work())
             except Exception as error:
                 self.answer.set_exception(error)
+                return error
+        return None
 
     def refuse(self, why: str) -> None:
         if self.answer.set_running_or_notify_cancel():
@@ -103,7 +106,8 @@ class Compute:
     ) -> None:
         """`on_fatal` is called from the compute thread when the process must end.
 
-        That is so when a step fails while no command runs, or when a command or a step loses the device.
+        That is so when a step fails while no command runs, when a role cannot give samples back or learn from siblings,
+        or when a command, a step or work for a peer loses the device.
         """
         self.snapshot = WorkerSnapshot()
         self.weight_provider: WeightProvider | None = None
@@ -166,7 +170,10 @@ class Compute:
         return answer
 
     def reset(self) -> "Future[list[pb.SampleProgress]]":
-        """Drop the queue; the future gives the samples that the roles return, as soon as the thread is free."""
+        """Drop the queue; the future gives the samples that the roles return, as soon as the thread is free.
+
+        It stays pending if a role fails to return them.
+        """
         reset = _Reset(Future())
         with self._changed:
             forgotten, self._queue = self._queue, deque([reset])
@@ -221,8 +228,11 @@ class Compute:
             if self._closing:
                 break
             self._since = time.monotonic()
-            with self._outbox.gathered():
-                worked = self._obey(item) if item is not None else self._step()
+            try:
+                with self._outbox.gathered():
+                    worked = self._obey(item) if item is not None else self._step()
+            except SystemExit as error:  # of a user's code; it would end the thread in silence
+                self._fail(RuntimeError(f"the code called sys.exit({error.code!r})"), "the compute thread")
             if worked:
                 self._busy += time.monotonic() - self._since
             self._since = None
@@ -242,36 +252,49 @@ class Compute:
             return self._queue.popleft() if self._queue else None
 
     def _obey(self, item: _Item) -> bool:
-        if isinstance(item, _Call):
-            item.run()
-            return True
-        if isinstance(item, pb.SiblingTokens):
-            for role in self._roles.values():
-                if isinstance(role, DraftsBySiblings):
-                    role.learn(item)
-            return True
-        if isinstance(item, _Reset):
-            samples = [sample for role in self._roles.values() for sample in role.give_back()]
-            self._outbox.reopen()
-            item.samples.set_result(samples)
-            return True
-        name = str(item.WhichOneof("command"))
-        if not self._outbox.begin(item.id, name):
-            return True
+        if isinstance(item, pb.Command):
+            self._execute(item)
+        elif isinstance(item, _Call):
+            error = item.run()
+            if error is not None and device_is_lost(error):
+                self._fail(error, "receiving a sample")
+        else:
+            try:
+                if isinstance(item, _Reset):
+                    self._give_back(item)
+                else:
+                    self._learn(item)
+            except Exception as error:  # the thread must not end in silence
+                self._fail(error, "giving samples back" if isinstance(item, _Reset) else "learning from siblings")
+        return True
+
+    def _learn(self, siblings: pb.SiblingTokens) -> None:
+        for role in self._roles.values():
+            if isinstance(role, DraftsBySiblings):
+                role.learn(siblings)
+
+    def _give_back(self, reset: _Reset) -> None:
+        samples = [sample for role in self._roles.values() for sample in role.give_back()]
+        self._outbox.reopen()
+        reset.samples.set_result(samples)
+
+    def _execute(self, command: pb.Command) -> None:
+        name = str(command.WhichOneof("command"))
+        if not self._outbox.begin(command.id, name):
+            return
         try:
             if name in BUILDERS:
-                self._become(name, item)
+                self._become(name, command)
             else:
-                role = self._role_for(name, item)
+                role = self._role_for(name, command)
                 self._arbiter.begin(role.name, name, self._outbox)
-                role.handle(item, self._outbox)
+                role.handle(command, self._outbox)
         except Exception as error:
             self._log(error, f"command {name} failed")
             failure = failure_of(error, name)
-            self._outbox.done(pb.CommandDone(command_id=item.id, failure=failure))
+            self._outbox.done(pb.CommandDone(command_id=command.id, failure=failure))
             if device_is_lost(error):
                 self._end(failure)
-        return True
 
     def _become(self, name: str, command: pb.Command) -> None:
         assert self._job is not None
@@ -328,6 +351,10 @@ class Compute:
             finally:
                 self.stepping = None
         return worked
+
+    def _fail(self, error: Exception, work: str) -> None:
+        self._log(error, f"{work} failed")
+        self._end(failure_of(error, work))
 
     def _end(self, failure: pb.Failure) -> None:
         self._closing = True

@@ -11,6 +11,7 @@ from typing import Final
 import torch
 
 from rlhf_common import control_pb2 as pb
+from rlhf_common.error_text import error_text
 from rlhf_common.names import ExitCode
 from rlhf_common.surrogates import escaped
 
@@ -78,11 +79,10 @@ def device_is_lost(error: Exception) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Return `file.py:12 in function: ValueError: text`, with the innermost frame's line; one line of a longer text."""
+    """Return `file.py:12 in function: ValueError: text`, with the innermost frame's line; see `error_text`."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}: " if frames else ""
-    lines = escaped("".join(traceback.format_exception_only(error))).strip().splitlines()
-    return where + lines[0 if isinstance(error, RuntimeError) else -1]  # CUDA adds lines of advice after its error
+    return where + escaped(error_text(error))
 
 
 def _first_line(error: Exception) -> str:

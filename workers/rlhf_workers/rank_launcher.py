@@ -3,7 +3,8 @@
 The launcher starts each rank once and restarts none. When a rank fails, the others get LEAVE_SECONDS to end, and are
 killed then; `ranks.ends` chooses the exit code. When the launcher is killed, the kernel kills its ranks.
 
-Rule: it imports no torch, and forks the ranks before a second thread exists.
+Rule: it imports no torch, and forks the ranks before a second thread exists. It forwards whole lines of a rank's
+output up to LONGEST_LINE bytes each.
 """
 
 import contextlib
@@ -35,7 +36,9 @@ HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 PR_SET_PDEATHSIG: Final = 1
 """Option of prctl(2)."""
 CHUNK: Final = 1 << 16
-"""Maximum bytes per read; if more bytes wait, they are forwarded even without the end of their last line."""
+"""Maximum bytes per read."""
+LONGEST_LINE: Final = 1 << 20
+"""Bytes above which a line is forwarded in parts, each with a line end."""
 WORDS_KEPT: Final = 2000
 """Maximum characters stored of a rank's last line, from its end."""
 
@@ -53,13 +56,15 @@ class LaunchedRank:
         self._pending = b""
 
     def pass_on(self) -> bool:
-        """Forward lines of its output, see CHUNK; return False at the end of the output."""
+        """Forward lines of its output, see LONGEST_LINE; return False at the end of the output."""
         try:
             more = os.read(self.output, CHUNK)
         except BlockingIOError:
             return True
         self._pending += more
-        end = len(self._pending) if not more or len(self._pending) > CHUNK else self._pending.rfind(b"\n") + 1
+        end = self._pending.rfind(b"\n") + 1
+        if not more or len(self._pending) - end > LONGEST_LINE:
+            end = len(self._pending)
         lines, self._pending = self._pending[:end], self._pending[end:]
         if lines.strip():
             self.last_words = words_of(lines.strip().rsplit(b"\n", 1)[-1])

@@ -233,6 +233,8 @@ def test_a_role_keeps_its_samples_still_while_no_whole_version_is_there(policy: 
         role.handle(load, outbox)
     with pytest.raises(WorkError, match="half-way"):
         role.handle(generate(1, identifier=3), outbox)
+    with pytest.raises(EngineError, match="an update broke off after the policy's weights were replaced"):
+        policy.engine.submit([sample(4)])
     assert not role.step(outbox)
     assert role.active() == 2
     role._updates._weight_fetcher = Lent(policy.weights(), lambda: None)

@@ -224,6 +224,7 @@ def make_samples(
                 response=pack(rng.integers(3, vocabulary, length).astype(np.int32)),
                 fields={name: pack(value.astype(np.float32)) for name, value in fields.items()},
                 abstained=index in abstained,
+                finish_reason="stop",
             )
         )
     return samples

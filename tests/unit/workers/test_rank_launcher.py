@@ -1,20 +1,25 @@
 """The launcher of a pod of several ranks, with real processes as workers: which ones end, how, and leftovers."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from tests.support.jobs.processes_left import alive, until
 
-from rlhf_workers.ranks.endpoint import RanksUnwellError, answers, merged
+from rlhf_workers import rank_launcher
+from rlhf_workers.rank_launcher import CHUNK, LaunchedRank
+from rlhf_workers.ranks.endpoint import RanksUnwellError, ailment_of, answers, merged
 from rlhf_workers.ranks.ends import RankEnd, pod_end
 from rlhf_workers.ranks.environments import rank_environments
 from rlhf_workers.settings import SettingsError, read_settings
@@ -261,6 +266,57 @@ def test_a_job_without_metrics_is_answered_as_its_ranks_answer() -> None:
     with pytest.raises(RanksUnwellError, match="training-0: off") as raised:
         answers({"training-0": "a:1"}, "/metrics", lambda *_: (404, "off\n"))
     assert raised.value.status == 404
+
+
+def test_a_rank_that_answers_no_text_is_an_answer() -> None:
+    class Binary(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(503)
+            self.end_headers()
+            self.wfile.write(b"stuck \xff")
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Binary) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        address = f"127.0.0.1:{server.server_port}"
+        assert ailment_of({"training-0": address})() == "training-0: stuck \N{REPLACEMENT CHARACTER}"
+        thread.join()
+
+
+def test_lines_stay_whole_however_many_wait(capfd: pytest.CaptureFixture[str]) -> None:
+    output, written = os.pipe()
+    rank = LaunchedRank("training-0", 0, output)
+    line = json.dumps({"message": "m" * 900}).encode() + b"\n"
+    unfinished = json.dumps({"message": "the last"}).encode() + b"\n"
+    data = line * (2 * CHUNK // len(line)) + unfinished
+    parts = [data[:500], *(data[start : start + CHUNK] for start in range(500, len(data), CHUNK))]
+    for part in parts:
+        os.write(written, part)
+        assert rank.pass_on()
+        assert rank.last_words in ("", "m" * 900, "the last")
+    os.close(written)
+    while rank.pass_on():
+        pass
+    os.close(output)
+    assert capfd.readouterr().err.encode() == data
+    assert rank.last_words == "the last"
+
+
+def test_a_line_above_the_limit_is_forwarded_in_parts(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_launcher, "LONGEST_LINE", 100)
+    output, written = os.pipe()
+    rank = LaunchedRank("training-0", 0, output)
+    for _ in range(2):
+        os.write(written, b"x" * 101)
+        assert rank.pass_on()
+    assert capfd.readouterr().err == 2 * ("x" * 101 + "\n")
+    for end in (output, written):
+        os.close(end)
 
 
 def test_a_pod_whose_ranks_were_all_ended_by_its_launcher_ended_well() -> None:

@@ -30,7 +30,7 @@ class Counting:
         self.held: dict[int, int] = {}
         self.loaded = 0
         self.fault: Exception | None = None
-        self.broken: Exception | None = None
+        self.broken: BaseException | None = None
         self.training: int | None = None
         self.closed = False
         self.offloads = 0
@@ -321,6 +321,62 @@ def test_a_worker_that_lost_its_device_ends_though_its_command_was_answered(benc
     assert bench.done(2).failure.reason == "DeviceLost"
     until(lambda: bool(bench.fatal))
     assert bench.fatal[0].message.endswith("AcceleratorError: CUDA error: misaligned address")
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    """Return a function that raises `error`."""
+
+    def fail(*_: object) -> Any:
+        raise error
+
+    return fail
+
+
+def test_a_device_lost_while_a_peer_is_served_ends_the_process(bench: ComputeBench) -> None:
+    bench.send(1, become_generation=pb.BecomeGeneration())
+    bench.done(1)
+
+    with pytest.raises(ValueError, match="its cache"):
+        bench.compute.receive(failing(ValueError("its cache"))).result(60)
+    with pytest.raises(torch.AcceleratorError):
+        bench.compute.receive(failing(torch.AcceleratorError("CUDA error: misaligned address"))).result(60)
+    until(lambda: bool(bench.fatal))
+    assert [failure.reason for failure in bench.fatal] == ["DeviceLost"]
+
+
+def test_samples_that_cannot_be_given_back_end_the_process(
+    bench: ComputeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.send(1, become_generation=pb.BecomeGeneration())
+    bench.done(1)
+    lost = torch.AcceleratorError("CUDA error: misaligned address")
+    monkeypatch.setattr(bench.roles["generation"], "give_back", failing(lost))
+    returned = bench.compute.reset()
+    until(lambda: bool(bench.fatal))
+    assert bench.fatal[0].reason == "DeviceLost"
+    assert not returned.done()
+
+
+def test_sibling_tokens_that_a_drafter_cannot_take_end_the_process(
+    bench: ComputeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.send(1, become_generation=pb.BecomeGeneration())
+    bench.done(1)
+    role = bench.roles["generation"]
+    monkeypatch.setattr(role, "learns_siblings", True, raising=False)
+    monkeypatch.setattr(role, "learn", failing(ValueError("no such sample")), raising=False)
+    bench.compute.learn(pb.SiblingTokens())
+    until(lambda: bool(bench.fatal))
+    assert bench.fatal[0].message.endswith("ValueError: no such sample")
+
+
+def test_code_that_exits_ends_the_process_with_a_reason(bench: ComputeBench) -> None:
+    bench.send(1, become_generation=pb.BecomeGeneration())
+    bench.done(1)
+    bench.roles["generation"].broken = SystemExit(3)
+    bench.send(2, generate=generate(0))
+    until(lambda: bool(bench.fatal))
+    assert bench.fatal[0].message == "the compute thread: RuntimeError: the code called sys.exit(3)"
 
 
 def test_becoming_again_replaces_the_role(bench: ComputeBench) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar, cast
 import torch
 
 from rlhf_api.algorithms.plugin import AlgorithmPlugin
+from rlhf_common.error_text import error_text
 from rlhf_common.names import ExitCode
 from rlhf_workers.algorithms.base import Algorithm, AlgorithmContext
 from rlhf_workers.algorithms.objectives import PolicyLosses, PolicyTerms, TokenLosses
@@ -206,7 +207,7 @@ def failure(part: str, message: str) -> WorkError:
 
 def described(error: BaseException, place: str) -> str:
     """Return `file:line: Type: text` at the innermost line of the user's file; without a place if there is none."""
-    text = traceback.format_exception_only(error)[-1].strip()
+    text = error_text(error)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == Path(place)]
     return f"{Path(place).name}:{frames[-1].lineno}: {text}" if frames else text
 

@@ -60,8 +60,8 @@ def chosen_engine(spec: RLHFJobSpec, device: torch.device) -> EngineChoice:
 def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Engine:
     """Return the engine of the job, named or chosen.
 
-    `tokenizer` is the policy's. Raises WorkError when the module cannot be loaded or returns no engine; errors of its
-    builder pass through.
+    `tokenizer` is the policy's. Raises WorkError when the module cannot be loaded, exits or returns no engine; other
+    errors of its builder pass through.
     """
     name = chosen_engine(spec, device).engine
     if name == VLLM and not installed():
@@ -69,18 +69,20 @@ def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Eng
     module = ENGINES.get(name, name)
     try:
         with uncollected():
-            builder = import_module(module).build_engine
-    except AttributeError:
-        message = f"module {module} has no build_engine(spec, tokenizer, device)"
-        raise _unusable("EngineUnavailable", message) from None
-    except Exception as error:
+            loaded = import_module(module)
+    except (Exception, SystemExit) as error:
         raise _unusable("EngineUnavailable", f"module {module} cannot be loaded: {describe(error)}") from error
+    builder = getattr(loaded, "build_engine", None)
+    if builder is None:
+        raise _unusable("EngineUnavailable", f"module {module} has no build_engine(spec, tokenizer, device)")
     try:
         engine = builder(spec, tokenizer, device)
     except ModuleNotFoundError as error:
         if error.name != VLLM:
             raise
         raise _unusable("EngineUnavailable", f"{NOT_INSTALLED}: {INSTALLED}") from None
+    except SystemExit as error:  # it would end the compute thread without a word
+        raise _unusable("EngineInvalid", f"build_engine of {module} exited: {describe(error)}") from error
     if not isinstance(engine, Engine):
         message = f"build_engine of {module} returned a {type(engine).__name__}, not an Engine: {_missing(engine)}"
         raise _unusable("EngineInvalid", message)

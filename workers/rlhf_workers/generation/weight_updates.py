@@ -55,7 +55,8 @@ class WeightUpdates:
     def __init__(self, engine: Engine, certificates: Path | None, weight_fetcher: WeightFetcher) -> None:
         self._engine, self._certificates, self._weight_fetcher = engine, certificates, weight_fetcher
         self.draft_versions: dict[str, int] = {}
-        """Version of the draft model that was loaded last, by its name; empty before."""
+        """Version of the draft model that was loaded last, by its name; empty before, NO_VERSION after a load of it
+        that failed."""
 
     @contextmanager
     def fetched(self, command: pb.LoadWeights) -> Iterator[WeightUpdate]:
@@ -88,6 +89,7 @@ class WeightUpdates:
 
     def _load_draft(self, name: str, draft: FetchedWeights, version: int) -> int:
         assert self._drafts is not None, "workers that draft with it fetch it"
+        self.draft_versions[name] = NO_VERSION
         size = self._drafts.load_weights(draft.tensors)
         draft.confirm()
         self.draft_versions[name] = version

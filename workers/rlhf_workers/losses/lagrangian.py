@@ -13,6 +13,8 @@ import torch
 
 MIN_LOG_MULTIPLIER: Final = -30.0
 """Lower bound of nu: a multiplier of about 1e-13."""
+MAX_FALL: Final = 1.0
+"""Largest fall of nu per step. The next step is proportional to the multiplier, so an overshoot could not be undone."""
 
 
 def combined_advantages(rewards: torch.Tensor, costs: torch.Tensor, multiplier: float) -> torch.Tensor:
@@ -23,7 +25,7 @@ def combined_advantages(rewards: torch.Tensor, costs: torch.Tensor, multiplier: 
 def moved_log_multiplier(log_multiplier: float, excess: float, learning_rate: float, maximum: float) -> float:
     """Return nu + learning_rate * excess * e^nu, from MIN_LOG_MULTIPLIER to the logarithm of `maximum`.
 
-    `excess`: mean cost above the limit; below it is negative, and nu falls.
+    `excess`: mean cost above the limit; below it is negative, and nu falls, by at most MAX_FALL.
     """
-    moved = log_multiplier + learning_rate * excess * math.exp(log_multiplier)
+    moved = log_multiplier + max(learning_rate * excess * math.exp(log_multiplier), -MAX_FALL)
     return max(MIN_LOG_MULTIPLIER, min(moved, math.log(maximum)))

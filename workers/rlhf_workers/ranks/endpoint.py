@@ -33,13 +33,13 @@ Ask = Callable[[str, str], tuple[int, str]]
 
 
 def ask_rank(address: str, path: str) -> tuple[int, str]:
-    """Return the HTTP status and the text that the endpoint of a rank answers."""
+    """Return the HTTP status and the text that a rank's endpoint answers; bytes that are not UTF-8 are replaced."""
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=ANSWER_SECONDS)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
-        return answer.status, answer.read().decode()
+        return answer.status, answer.read().decode(errors="replace")
     finally:
         connection.close()
 

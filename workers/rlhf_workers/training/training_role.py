@@ -156,20 +156,28 @@ class TrainingRole:
         self._backend.close()
 
     def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the parameters of a model that this rank publishes; never those of a training in progress. Raises
-        WorkError WrongVersion at the first one of a version that this rank does not have."""
+        """Yield the parameters of a model that this rank publishes; never those of a training in progress.
+
+        Raises WorkError WrongVersion for a version that this rank does not have, also if it publishes none of the
+        model.
+        """
         published = self._kept
         if published is not None and published.version == version:
             yield from published.tensors.get(model, ())
             return
+        self._require_version(model, version)
         for parameter, tensor in self._backend.published(model):
-            self._refuse_broken()
-            if self._version != version or self._running is not None:
-                holds = f"trains version {self._version + 1}" if self._running else f"holds version {self._version}"
-                raise WorkError("WrongVersion", f"{model} version {version} was asked for; this rank {holds}")
-            if self._half_done is not None and model in self._critics:
-                raise WorkError("WrongVersion", f"{model} version {version} was asked for; it is yet to be trained")
+            self._require_version(model, version)
             yield parameter, tensor
+
+    def _require_version(self, model: str, version: int) -> None:
+        """Raise WorkError unless this rank has a model at a version, and is not training."""
+        self._refuse_broken()
+        if self._version != version or self._running is not None:
+            holds = f"trains version {self._version + 1}" if self._running else f"holds version {self._version}"
+            raise WorkError("WrongVersion", f"{model} version {version} was asked for; this rank {holds}")
+        if self._half_done is not None and model in self._critics:
+            raise WorkError("WrongVersion", f"{model} version {version} was asked for; it is yet to be trained")
 
     # ------------------------------------------------------------ commands
 

@@ -114,9 +114,10 @@ def load_name(file: str, module: str, name: str) -> Any:
 def describe(error: BaseException, file: str) -> str:
     """Return `reward.py:12 in score: ValueError: text`, with the innermost line of the user's folder, or else of a
     library; without a place if there is none."""
-    text = traceback.format_exception_only(error)[-1].strip()
+    lines = traceback.format_exception_only(error)
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{Path(error.filename).name}:{error.lineno}: {text}"
+        return f"{Path(error.filename).name}:{error.lineno}: {lines[-1].strip()}"
+    text = "".join(lines).strip()  # the last entries are notes
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
     own = [frame for frame in frames if file and Path(frame.filename).is_relative_to(Path(file).absolute().parent)]
     if not (own or frames):

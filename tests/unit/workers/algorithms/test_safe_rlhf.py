@@ -87,8 +87,8 @@ def test_lambda_follows_the_mean_cost_of_a_window_of_responses_once_an_iteration
     for cost in [0.0, 3.0, 3.0, 5.0, 9.0, 9.0, 9.0, 9.0, 0.0, 0.0, -4.0, -40.0]:
         algorithm.prepare(batch_of(cost))
         seen = [*seen, *[cost] * 8][-12:]
-        nu = min(nu + 0.1 * (sum(seen) / len(seen) - 1.0) * math.exp(nu), math.log(4.0))
-        assert algorithm.log_multiplier == pytest.approx(max(nu, -30.0))
+        nu = min(nu + max(0.1 * (sum(seen) / len(seen) - 1.0) * math.exp(nu), -1.0), math.log(4.0))
+        assert algorithm.log_multiplier == pytest.approx(nu)
     assert algorithm.multiplier < 1
 
 

@@ -19,7 +19,13 @@ from rlhf_workers.generation.speculation.drafter import (
     SampleSource,
 )
 from rlhf_workers.generation.speculation.siblings import SiblingsDrafter
-from rlhf_workers.generation.speculation.suffix_index import FOUND_AT_ONCE, LONGEST_MATCH
+from rlhf_workers.generation.speculation.suffix_index import (
+    FOUND_AT_ONCE,
+    LONGEST_MATCH,
+    START,
+    SuffixIndex,
+    _weight,
+)
 
 PROMPT = np.array([5, 6], np.int32)
 GROUP = PromptGroup(3, 0)
@@ -106,6 +112,19 @@ def test_weight_of_earlier_epochs_and_age_count() -> None:
     siblings.begin(request(key(2)))
     siblings.extend(key(2), tokens([1, 9]))
     assert guess(siblings, [1]) == [9]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.3, 0.5])), max_size=6), st.floats(0.1, 1))
+def test_each_ageing_reduces_each_stored_token_once(parts: list[tuple[int, float]], weight: float) -> None:
+    index, expected = SuffixIndex(), list[float]()
+    text = index.add(weight, START)
+    for count, factor in parts:
+        index.append(text, tokens(range(count)))
+        expected = [earlier * factor for earlier in [*expected, *[weight] * count]]
+        index.age(factor)
+    index.append(text, tokens([1, 2]))
+    expected += [weight, weight]
+    assert [_weight(text, LONGEST_MATCH + place) for place in range(len(text))] == pytest.approx(expected)
 
 
 def test_deltas_join_repeats_are_left_out_and_a_gap_begins_a_text() -> None:

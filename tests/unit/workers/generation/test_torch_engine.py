@@ -1,15 +1,18 @@
 """The torch engine beyond the contract: its memory, its rejections, and its construction."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.support.workers.engine_driving import MakeEngine, finish, requests
 
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineError
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
+from rlhf_workers.generation.torch_engine.forward import CausalForward
 
 
 def test_a_policy_without_probabilities_is_an_error_not_a_token(
@@ -25,6 +28,36 @@ def test_a_policy_without_probabilities_is_an_error_not_a_token(
         assert len(engine.withdraw()) == 1
     finally:
         engine.load_weights(before, 0)
+
+
+def test_a_model_whose_full_pass_gives_no_numbers_is_refused(load: Callable[[str], tuple[Any, Any]]) -> None:
+    model = deepcopy(load("llama")[0])
+    model.lm_head.weight.data[3] = float("nan")
+    with pytest.raises(WorkError, match="a full pass gives logits that are NaN or infinite"):
+        CausalForward(model, "spec.models.actor.path").verify()
+
+
+def test_a_token_that_a_model_never_draws_is_compared_as_such(
+    load: Callable[[str], tuple[Any, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = deepcopy(load("llama")[0])
+    project, calls = model.lm_head.forward, list[int]()
+
+    def masked(states: torch.Tensor) -> torch.Tensor:
+        calls.append(states.shape[1])
+        logits: torch.Tensor = project(states)
+        if len(calls) not in excused:
+            logits[..., 3] = float("-inf")
+        return logits
+
+    monkeypatch.setattr(model.lm_head, "forward", masked)
+    excused = set[int]()
+    CausalForward(model, "spec.models.actor.path").verify()
+    excused, passes = {2}, len(calls)
+    calls.clear()
+    with pytest.raises(WorkError, match="differ from a full pass by inf"):
+        CausalForward(model, "spec.models.actor.path").verify()
+    assert len(calls) == passes
 
 
 def test_memory_follows_the_samples_and_never_passes_slots_times_length(make_engine: MakeEngine) -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_workers.losses.lagrangian import MIN_LOG_MULTIPLIER, combined_advantages, moved_log_multiplier
+from rlhf_workers.losses.lagrangian import MAX_FALL, MIN_LOG_MULTIPLIER, combined_advantages, moved_log_multiplier
 
 
 @given(
@@ -33,7 +33,8 @@ def test_advantages_are_a_weighted_mean_of_rewards_and_of_costs_with_the_other_s
         (math.log(4), 9.0, 0.1, 5.0, math.log(5)),
         (1.0, 0.0, 0.1, 5.0, 1.0),
         (1.0, 7.0, 0.0, 5.0, 1.0),
-        (math.log(5), -1e9, 1.0, 5.0, MIN_LOG_MULTIPLIER),
+        (math.log(5), -1e9, 1.0, 5.0, math.log(5) - MAX_FALL),
+        (MIN_LOG_MULTIPLIER + 0.5, -1e30, 1.0, 5.0, MIN_LOG_MULTIPLIER),
         (MIN_LOG_MULTIPLIER, 1e9, 1.0, 5.0, MIN_LOG_MULTIPLIER + 1e9 * math.exp(MIN_LOG_MULTIPLIER)),
     ],
 )
@@ -48,7 +49,15 @@ def test_the_step_is_the_gradient_of_the_multiplier_times_the_excess(nu: float, 
     parameter = torch.tensor(nu, dtype=torch.float64, requires_grad=True)
     (-(excess * parameter.exp())).backward()
     assert parameter.grad is not None
-    stepped = nu - rate * float(parameter.grad)
+    stepped = nu + max(-rate * float(parameter.grad), -MAX_FALL)
     assert moved_log_multiplier(nu, excess, rate, 1e300) == pytest.approx(
         max(MIN_LOG_MULTIPLIER, min(stepped, math.log(1e300)))
     )
+
+
+@given(st.floats(-20, 1.6), st.floats(0.1, 1e12), st.floats(1e-3, 1))
+def test_an_equal_excess_regains_a_third_of_a_fall_at_once(nu: float, excess: float, rate: float) -> None:
+    """A large step down must not leave a multiplier that no cost raises."""
+    fallen = moved_log_multiplier(nu, -excess, rate, 5.0)
+    risen = moved_log_multiplier(fallen, excess, rate, 5.0)
+    assert risen == pytest.approx(math.log(5)) or risen - fallen >= (nu - fallen) * 0.36

@@ -28,8 +28,12 @@ from tests.support.training.training_ranks import (
     trainer_of,
 )
 
+from rlhf_api.algorithms.graph import SAMPLED_FIELD
+from rlhf_api.algorithms.mismatch import LIMITS
 from rlhf_api.job import RLHFJob
 from rlhf_planner.schedule.methods import opposite
+from rlhf_workers.algorithms.clipped_policy import ClippedPolicyGradient
+from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.training.batches.packed_batches import packed_split
 from rlhf_workers.training.batches.training_batch import OLD_FIELD, micro_batch
 
@@ -152,6 +156,23 @@ def test_the_first_pass_is_packed_as_well(folders: dict[str, Path]) -> None:
         found[packing] = exhaust(trainer._old_logprobs.added_to(0, batch, trainer.layout)).fields[OLD_FIELD]
     assert torch.allclose(found[True], found[False], rtol=1e-5, atol=1e-6)
     assert found[True].any()
+
+
+@pytest.mark.parametrize("mode", LIMITS)
+def test_a_packed_row_corrects_each_response_as_a_padded_one(mode: str, folders: dict[str, Path]) -> None:
+    """Modes of whole responses need the number of responses, which is not the number of rows."""
+    ppo = {"miniBatchSize": 8, "oldLogProbabilities": "Trainer", "mismatchCorrection": {"mode": mode}}
+    algorithm = build_algorithm(packed(folders["llama"], algorithm={"ppo": ppo}).spec, torch.device("cpu"))
+    assert isinstance(algorithm, ClippedPolicyGradient)
+    batch = make_batch(abstained=(3,))
+    offsets = (torch.arange(len(batch.mask)) - 4)[:, None] * 0.1
+    batch = batch.with_fields(**{OLD_FIELD: batch.fields[SAMPLED_FIELD] + offsets * batch.mask})
+    found = []
+    for is_packed in (True, False):
+        row = micro_batch(batch, range(8), {}, packed=is_packed)
+        found.append(algorithm.corrected(torch.ones(len(row.targets)), row))
+    assert torch.equal(found[0], found[1])
+    assert len(found[0].unique()) > 1
 
 
 class TestSplit:

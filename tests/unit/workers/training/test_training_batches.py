@@ -221,6 +221,8 @@ def test_a_response_that_failed_has_not_finished_and_an_unknown_reason_is_refuse
     samples[3].response.CopyFrom(pack(np.empty(0, np.int32)))
     samples[3].fields.clear()
     assert not batch_from(samples, 8, PPO_FIELDS).finished[3]
+    samples[4].finish_reason = ""
+    assert batch_from(samples, 8, PPO_FIELDS).finished.tolist() == [index not in (3, 4) for index in range(8)]
     samples[4].finish_reason = "bored"
     with pytest.raises(WorkError, match="sample 4: finish_reason is 'bored', not one of stop, length"):
         batch_from(samples, 8, PPO_FIELDS)

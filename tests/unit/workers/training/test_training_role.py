@@ -161,6 +161,17 @@ def test_a_rank_that_failed_half_way_holds_no_version(folder: Path) -> None:
     on_ranks(2, work)
 
 
+def test_another_version_is_refused_also_for_a_model_that_a_rank_does_not_publish(folder: Path) -> None:
+    def work(rank: int, peers: ThreadCommunicator) -> None:
+        role = role_of(folder, peers, rank)
+        assert list(role.tensors("reward", 0)) == []
+        for model in ("actor", "critic", "reward"):
+            with pytest.raises(WorkError, match=f"{model} version 3 was asked for; this rank holds version 0"):
+                next(role.tensors(model, 3), None)
+
+    on_ranks(2, work)
+
+
 def test_unsupported_models_and_too_many_stages_are_named(folder: Path, tmp_path: Path) -> None:
     transformers.AutoConfig.for_model("gpt2").save_pretrained(tmp_path)
     with pytest.raises(WorkError, match=r"spec.models.actor.path: .* model_type 'gpt2'; training cuts llama, mistral"):

@@ -111,6 +111,7 @@ class KvSinkService(KvSinkServicer):
                 part = await self._part(parts, "chunk", "hand_over")
             hand_over, size = part.hand_over, arrival.received
             cache = arrival.whole(hand_over.positions)
+            # Not undone if the call is cancelled: the report of an admitted sample may have moved its lease here.
             await self._on_compute(
                 lambda receiver, outbox: receiver.admit(room.key, hand_over, cache, outbox, size), lambda _: None
             )

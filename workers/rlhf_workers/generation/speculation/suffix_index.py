@@ -6,6 +6,7 @@ token by token, each with the weight of its text, while they agree with the gues
 """
 
 from array import array
+from bisect import bisect_right
 from typing import Final, NamedTuple
 
 from rlhf_common.samples import TokenArray
@@ -36,16 +37,18 @@ _REACH: Final = tuple(2 * order - 1 if order < ORDERS[0] else LONGEST_MATCH for 
 class Text:
     """One text of an index."""
 
-    __slots__ = ("aged_to", "earlier", "number", "weight", "weight_before", "written")
+    __slots__ = ("aged", "earlier", "ends", "number", "weight", "written")
 
     def __init__(self, number: int, weight: float, before: "array[int]") -> None:
         self.number = number
         self.written = before[:]
         """Filler of LONGEST_MATCH entries, then the text's tokens."""
         self.weight = weight
-        """Weight of tokens from `aged_to` on."""
-        self.weight_before = weight
-        self.aged_to = 0
+        """Weight of tokens from the last of `ends` on."""
+        self.ends: list[int] = []
+        """Ends, in `written`, of the parts that were stored before each ageing; a part is not empty."""
+        self.aged: list[float] = []
+        """Weight of the tokens of each of these parts."""
         self.earlier: tuple[array[int], ...] = tuple(array("q") for _ in ORDERS)
         """Previous position with a context of the same hash, for each order; -1 for none."""
 
@@ -88,8 +91,10 @@ class SuffixIndex:
     def age(self, factor: float) -> None:
         """Reduce the weight of all stored tokens; later tokens have the full weight of their text."""
         for text in self._texts:
-            text.weight_before *= factor
-            text.aged_to = len(text.written)
+            text.aged = [weight * factor for weight in text.aged]
+            if len(text.written) > (text.ends[-1] if text.ends else LONGEST_MATCH):
+                text.ends.append(len(text.written))
+                text.aged.append(text.weight * factor)
 
     def guess(self, context: "array[int]", longest: int) -> Guess | None:
         """Return the continuation of `context`, START and a text's tokens; None if no indexed position matches.
@@ -185,4 +190,6 @@ def _vote(voters: list[tuple[Text, int]], longest: int, match: int) -> Guess:
 
 
 def _weight(text: Text, offset: int) -> float:
-    return text.weight if offset >= text.aged_to else text.weight_before
+    if not text.ends or offset >= text.ends[-1]:
+        return text.weight
+    return text.aged[bisect_right(text.ends, offset)]

@@ -155,8 +155,9 @@ class CausalForward:
     def verify(self, *, sharing: bool = False) -> None:
         """Raise WorkError ModelUnsupported if prefill and decode fail, or give other logits than a full forward pass.
 
-        A difference within `tolerance` is allowed, and a full pass whose logits are not finite. `sharing`: also find
-        out whether rows of one sample may read its keys together, with another order of summation.
+        A difference within `tolerance` is allowed. A logit may be minus infinity in both, for a token that is never
+        drawn. `sharing`: also find out whether rows of one sample may read its keys together, with another order of
+        summation.
         """
         try:
             expected, cached = self._both_ways()
@@ -164,9 +165,12 @@ class CausalForward:
             raise
         except Exception as error:
             raise _unsupported(self.model.config, self._field, f"it does not take our masks: {error}") from error
-        off = float((cached - expected).abs().max())
-        allowed = tolerance(self.model.dtype) * (1 + float(expected.abs().max()))
-        if not off <= allowed and bool(expected.isfinite().all()):
+        excluded = expected.isneginf()
+        if not bool((expected.isfinite() | excluded).all()):
+            raise _unsupported(self.model.config, self._field, "a full pass gives logits that are NaN or infinite")
+        off = float((cached - expected).masked_fill(excluded & cached.isneginf(), 0.0).abs().max())
+        allowed = tolerance(self.model.dtype) * (1 + float(expected.masked_fill(excluded, 0.0).abs().max()))
+        if not off <= allowed:
             why = f"its logits with a key-value cache differ from a full pass by {off:.2g} (allowed {allowed:.2g})"
             raise _unsupported(self.model.config, self._field, why)
         if sharing and self.model.config.get_text_config()._attn_implementation == WRITTEN_FOR:

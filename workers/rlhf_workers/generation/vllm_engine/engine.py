@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Final
 
 import torch
 from prometheus_client.registry import Collector
@@ -38,6 +38,9 @@ from rlhf_workers.generation.vllm_engine.step_counts import count as count_step
 from rlhf_workers.generation.vllm_engine.step_times import StepTimes
 from rlhf_workers.generation.vllm_engine.vllm_draft_model import VllmDraftModel
 from rlhf_workers.worker_role import NO_VERSION
+
+INTERRUPTED: Final = "an update broke off after the policy's weights were replaced"
+"""Reason if another part of the update failed, such as the draft model's."""
 
 
 class VllmEngine:
@@ -209,7 +212,8 @@ class VllmEngine:
 
     def _require_whole(self) -> None:
         if self.version == NO_VERSION:
-            raise EngineError("NotReady", f"the engine holds no whole version of the weights: {self._torn}")
+            why = self._torn or INTERRUPTED
+            raise EngineError("NotReady", f"the engine holds no whole version of the weights: {why}")
 
     # ------------------------------------------------------------ for its cache moves
 

@@ -53,7 +53,8 @@ class TrainingBatch:
     valid: torch.Tensor
     """bool [B]: false for samples that abstained or are filtered out."""
     finished: torch.Tensor
-    """bool [B]: false if the response was cut at its length limit or is missing, else true."""
+    """bool [B]: whether the response ended by itself; false if it was cut at its length limit, left unfinished or is
+    missing."""
     fields: dict[str, torch.Tensor]
     """Name -> float32 [B, T]."""
     judged: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -314,7 +315,7 @@ def _finished(sample: pb.TrainSample) -> bool:
         raise _incomplete(
             f"sample {sample.sample}: finish_reason is {sample.finish_reason[:20]!r}, not one of {wanted}"
         )
-    return sample.finish_reason != "length" and sample.response.shape[0] > 0
+    return sample.finish_reason == "stop" and sample.response.shape[0] > 0
 
 
 def _ints(sample: pb.TrainSample, array: pb.Array, name: str, least: int = 1) -> npt.NDArray[np.int32]:

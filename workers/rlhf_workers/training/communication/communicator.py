@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from rlhf_common.error_text import one_line
 from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.communication.collective_waits import told_to_wait_for
@@ -25,7 +26,7 @@ class PeerLostError(WorkError):
 
     def __init__(self, waited_for: str, error: Exception, *, rank: int | None = None, step: str = "") -> None:
         """`rank`: the waiting rank, if known; `step`: its activity, such as a step of its schedule row."""
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = one_line(str(error)) or type(error).__name__
         who = "a training rank" if rank is None else f"training rank {rank}"
         during = f" at {step}" if step else ""
         super().__init__(
