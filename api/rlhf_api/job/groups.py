@@ -36,7 +36,7 @@ class CoordinatorFields(ApiModel):
 
     template: dict[str, Any] = Field(default_factory=dict)
     """PodTemplateSpec of the coordinator's pod: node selectors, resources, init containers. The operator's own settings
-    take precedence. Volumes, mounts and pull secrets come from the pods that train."""
+    take precedence. Volumes, mounts and pull secrets of the pods that train are added."""
 
 
 class TensorParallelism(ApiModel):
