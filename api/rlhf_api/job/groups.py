@@ -89,8 +89,8 @@ class Generation(GroupFields):
             examples=["Auto", "my_package.my_engine"],
         ),
     ] = "Auto"
-    """Engine that decodes: torch, vllm, or the path of your own module, with a dot, in the worker image. Auto uses vllm
-    if the worker has a GPU and an image whose vLLM serves the model; otherwise, and in a deterministic job, torch."""
+    """Engine that decodes: torch, vllm, or the path of your own module, with a dot, in the worker image. Auto chooses
+    torch or vllm from the manifest, the worker's device and image, and the model."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Engine arguments under the engine's own names, passed unchanged."""
     max_batch_size: Annotated[int, Field(ge=1, le=65536)] = 64
