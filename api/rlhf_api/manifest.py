@@ -1,10 +1,8 @@
 """Reads an RLHFJob manifest: returns a checked job, or reports the problems of its fields and rules together.
 
-The checks run in order: YAML, apiVersion and kind, single fields (the models), rules across fields, values that this
-version lacks. Problems of the text, or of apiVersion and kind, end the checks. A manifest with a wrong field is still
-checked against every rule that does not read that field. If every field is right, the rules beyond CEL follow.
-`resolve` fills in the defaults that depend on other fields or on the manifest's folder. `resolved_job` takes all these
-steps for a document. Only `read_text` opens a file, and only `resolve` asks whether a folder exists.
+Problems of the text, or of apiVersion and kind, end the checks. `resolve` fills in the defaults that depend on other
+fields or on the manifest's folder. `resolved_job` takes all these steps for a document. Only `read_text` opens a file,
+and only `resolve` asks whether a folder exists.
 """
 
 import os

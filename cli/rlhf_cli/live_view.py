@@ -108,7 +108,7 @@ def _ledger(status: pb.JobStatus) -> Text:
 
 
 def _tail(status: pb.JobStatus) -> list[Text]:
-    """Return the state of the long tail once it is consolidated, or else when that will happen; empty without fusion."""
+    """Return the state of the long tail once it is consolidated, or when that will happen; empty without fusion."""
     if not status.fusion.threshold:
         return []
     workers = status.replicas.get("generation", 0)

@@ -1,10 +1,8 @@
 """From a manifest file to the jobs in it, for `rlhf run`, `rlhf plan` and `rlhf validate`.
 
 Every document goes through one pass: parse, apply `--set`, check models and rules, add advice, resolve paths and
-defaults. The last step depends on the target: the pods for a cluster, the files for this machine. The result is a
-`LoadedJob`.
-Rule: weights are read only up to their headers, but for two tensors that config.json ties. Prompts are read only in a
-check for this machine, with the policy's tokenizer. Nothing is written or started.
+defaults. The last step depends on the target: the pods for a cluster, the files for this machine.
+Rule: prompts are read only in a check for this machine, with the policy's tokenizer. Nothing is written or started.
 """
 
 import json

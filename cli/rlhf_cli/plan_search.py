@@ -139,7 +139,7 @@ def _data(loaded: LoadedJob) -> dict[str, Any]:
 
 
 def plan_costs(job: RLHFJob, document: CostDocument | None, run: Path | None) -> tuple[PlanCosts, list[str]]:
-    """Return the costs of the job's devices, and notes about their sources. Raises RunError for invalid engine costs."""
+    """Return the costs of the job's devices, and notes on their sources. Raises RunError for invalid engine costs."""
     costs = device_figures(job.spec)
     notes: list[str] = []
     if run is not None:

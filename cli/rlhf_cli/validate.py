@@ -1,10 +1,9 @@
 """`rlhf validate job.yaml`: print the problems of every RLHFJob in a file, one paragraph per problem; start nothing.
 
-Rule: it reports what the API server and the operator would report, from the same models, rules and checks. It never
-fixes anything, and never looks at devices. For a cluster it checks the input of the pods: templates and the location of
-checkpoints. For `rlhf run`, which creates no pods, it checks the model folders on this machine, and reads prompt files
-as the start of the job reads them. A warning is no error: the exit code is that of a valid manifest. With `--json` the
-last line is one object for programs.
+Rule: it uses the models, rules and checks of the operator. It never fixes anything. For a cluster it checks pod
+templates and the location of checkpoints. For `rlhf run` it checks the model folders and prompt files of this machine.
+A warning is no error: the exit code is that of a valid manifest. With `--json` the last line is one object for
+programs.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Creates the authority of one job, and issues certificates for its processes (ECDSA P-256).
 
-Rule: a certificate always names `channels.SERVER_NAME`. The authority's key is in `Authority`, which must never be
-mounted into a pod because user code runs there; pods get `Certificates`. Must never read a clock.
+Rule: a process's certificate always names `channels.SERVER_NAME`. `Authority` has a private key and must never be
+mounted into a pod, where user code runs. Must never read a clock.
 """
 
 import os

@@ -1,8 +1,6 @@
 """Reads coordinators over mutual TLS in the background, so that a slow one does not delay a reconcile.
 
-Rule: a reading is data with its time; a failed reading gives the reason as text. A coordinator runs in its user's pod,
-so a reply may contain anything that the message type allows. `reading_of` shortens, limits or drops values beyond their
-bounds. The only thing sent to a coordinator, besides requests for its status, is the sizes of its groups.
+Rule: a coordinator runs in its user's pod, so `reading_of` shortens, limits or drops values beyond their bounds.
 """
 
 import asyncio
@@ -91,8 +89,7 @@ class _Connection:
 class Coordinators:
     """The latest reading for each job key; each coordinator is read regularly until `forget`.
 
-    `on_change(key)` is called when a reading differs from the previous one or follows a failure, when it fails for a
-    new reason, and after sizes were sent. A job without news causes no reconcile.
+    `on_change(key)` is called for news: another reading, an answer after a failure or with a resize, or a new failure.
     """
 
     def __init__(self, on_change: Callable[[str], None], port: int = COORDINATOR_PORT) -> None:
@@ -112,8 +109,8 @@ class Coordinators:
     ) -> None:
         """Read the coordinator at this address from now on, and less often while it does not answer.
 
-        Readings have `run_id`, the `ObservedPod.run_id` of the coordinator. `sign` is part of the observed state of its
-        pod. When `run_id` or `sign` changes, the next attempt starts at once.
+        `run_id` is the `ObservedPod.run_id` of the coordinator. When it or `sign` changes, the pause before the next
+        attempt ends.
         """
         connection = self._connections.get(key)
         if connection is None or connection.address != address or connection.certificates != certificates:
@@ -127,9 +124,9 @@ class Coordinators:
             connection.woken.set()
 
     def resize(self, key: str, replicas: Mapping[str, int]) -> None:
-        """Send the sizes of the groups to a coordinator that is read, then read again.
+        """Send the sizes of the groups with the next reading, without a pause before it.
 
-        Sizes are sent again until the coordinator accepts them or there are others.
+        Do nothing if the coordinator is not read, or if these sizes are already to be sent.
         """
         connection, sizes = self._connections.get(key), pb.ResizeRequest(replicas=replicas)
         if connection is not None and connection.sizes != sizes:

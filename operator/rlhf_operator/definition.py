@@ -1,8 +1,7 @@
-"""Waits until the API server serves RLHFJobs, and reports the problem to the readiness probe.
+"""Waits until the API server serves RLHFJobs, and says why it does not.
 
 Rule: a missing definition never ends the operator. The operator may start before the definition is installed, and
-continues after it was deleted and restored. While it waits it asks again after delays that grow to RETRY_SECONDS, and
-logs a line when the problem changes.
+continues after it was deleted and restored.
 """
 
 import asyncio

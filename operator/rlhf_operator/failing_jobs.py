@@ -1,8 +1,6 @@
-"""Counts consecutive failed reconciles of each job and remembers what its user was shown.
+"""Counts consecutive failed reconciles of each job, and decides when its user is informed.
 
-Rule: sends nothing. A single failure gives no message, because an API server may be upgraded or busy; a status that is
-rejected as invalid gives an event at once. ATTEMPTS in a row give a message, and an event if the status cannot be
-written. The counts are lost with the process.
+Rule: sends nothing. The counts are lost with the process.
 """
 
 import time

@@ -1,8 +1,7 @@
 """Serves health and metrics over HTTP: /healthz, /readyz, /metrics.
 
-Rule: health describes the work rather than the process: jobs are reconciled and changes arrive. The event loop of the
-work also answers the probes, so a blocked loop does not answer. An operator that waits for something is unready, not
-unhealthy.
+Rule: health describes the work: jobs are reconciled and changes arrive. The event loop of the work also answers the
+probes, so a blocked loop does not answer.
 """
 
 import asyncio

@@ -1,9 +1,7 @@
-"""The operator's memory of the cluster: the newest version of every job, and small records of its objects.
+"""The operator's memory of the cluster: the newest known version of each job, and small records of its objects.
 
-Rule: filled from watches, from comparisons with the cluster, and from the answers to our own writes. The newer version
-of an object wins, even if it arrives first. An object is found by the job's label, and belongs to the job if its
-controller is the RLHFJob of that uid. A pod that cannot be read stays recorded, because otherwise it would be created
-repeatedly; it is also reported. Sends nothing.
+Rule: an older version of an object never replaces a newer one. An object belongs to a job if its controller is the
+RLHFJob of that uid; its label may be anybody's. Sends nothing.
 """
 
 import json
@@ -89,10 +87,9 @@ class Index:
     def __init__(
         self, on_unreadable: Callable[[str, str, UnreadableObject], None] | None = None, operator_class: str = ""
     ) -> None:
-        """`on_unreadable(kind, key, what)` is called for an object that cannot be read; for a pod or a queue's object,
-        when that is news.
+        """`on_unreadable(kind, key, what)` reports an object that cannot be read.
 
-        Jobs with another class than `operator_class` are hidden from callers.
+        `jobs` and `job` leave out jobs of another class than `operator_class`.
         """
         self._class = operator_class
         self._on_unreadable = on_unreadable or (lambda kind, key, unreadable: None)
@@ -190,11 +187,7 @@ class Index:
         return stored != pod
 
     def drop_pod(self, key: str, name: str, uid: str, last: Mapping[str, Any] | None = None) -> None:
-        """Drop a deleted pod. `last`: its last version; a pod with a deletion time is recorded until it is accounted
-        for.
-
-        A pod of an unknown job is not recorded.
-        """
+        """Drop a deleted pod. `last`: its last version, which `ended` may return until it is settled."""
         pod = pod_of(last) if last is not None and uid not in self._gone else None
         if isinstance(pod, ObservedPod) and pod.deletion is not None and self.job(key) is not None:
             self._ended.setdefault(key, {})[uid] = pod

@@ -1,9 +1,9 @@
 """Reads, issues and renews the certificates of jobs in the cluster.
 
-A job has two Secrets: its pods mount one, and no pod mounts the other, which has the authority's key. Certificates that
-were read are cached until they are needed again. Rule: the authority is created and never overwritten, because running
-processes trust it alone. If the operator dies between the two writes, the next reconcile issues the missing
-certificate. A Secret that the job does not control is neither used nor written.
+A job has two Secrets: its pods mount one, and no pod mounts the other, which has the authority's key.
+
+Rule: the authority is created and never overwritten, because running processes trust it alone. A Secret that the job
+does not control is neither used nor written.
 """
 
 import base64

@@ -1,10 +1,8 @@
-"""Creates, changes, labels and deletes the objects of jobs, and leaves objects of others alone.
+"""Creates, changes, labels and deletes the objects of jobs.
 
-Rule: the first attempt is to create, unless the index has the object. An existing object is changed only if the job's
-uid is that of the controller in its ownerReferences; labels do not count. The change names the uid that was seen, so
-that it fails if the object was replaced. An object of somebody else with a name that the job needs is reported and left
-unchanged. After that no further pod is created, because it could run with foreign content or without a NetworkPolicy.
-Refused writes are remembered and retried with growing pauses while the plan stays the same.
+Rule: an object of somebody else with a name that the job needs is reported and left unchanged. The uid of the
+controller in the ownerReferences decides, never a label. Pods are created last: after a refused write they could run
+with foreign content or without a NetworkPolicy.
 """
 
 import asyncio
@@ -41,9 +39,7 @@ DELETE_AGAIN_SECONDS: Final = 60.0
 LEAVING_SECONDS: Final = 2.0
 """Seconds until an object that is being deleted, or of an earlier job of this name, is checked again."""
 LONGEST_PAUSE_SECONDS: Final = 300.0
-"""Longest pause in seconds between attempts at a write that the API server keeps refusing. The first pause is
-REFUSED_RETRY_SECONDS, and each further one is twice as long. A changed plan is carried out at once.
-"""
+"""Longest pause in seconds between attempts at a write that is refused again; the first is REFUSED_RETRY_SECONDS."""
 clock: Callable[[], float] = time.monotonic
 
 
@@ -89,7 +85,7 @@ class WriteResult:
 
     @property
     def unwritten(self) -> dict[str, str]:
-        """Return object name -> reason for objects that were refused or are being deleted; others' are in `occupied`."""
+        """Return object name -> reason for objects that were refused or are being deleted."""
         return self.terminating | self.refused
 
     @property
@@ -102,7 +98,7 @@ async def write(client: KubernetesClient, manifest: Json, *, exists: bool = Fals
     """Create an object of a job, or change it if the job controls it and it is no pod; return at least its metadata.
 
     `exists`: the object is assumed to exist, so the first attempt is no creation. Raises ApiError, such as
-    OccupiedError, LeavingError, KeptError, or ConflictError if the object repeatedly appears and disappears.
+    OccupiedError, LeavingError or KeptError.
     """
     kind, meta = kind_of(manifest), manifest["metadata"]
     there = await client.get(kind, meta["namespace"], meta["name"]) if exists else None
@@ -307,10 +303,10 @@ def _plan_retry(write_result: WriteResult, before: WriteResult, *, waits: bool) 
 async def all_of(
     requests: Sequence[Callable[[], Awaitable[object]]], wanted: Callable[[], bool] = lambda: True
 ) -> None:
-    """Run requests, AT_ONCE at a time, while they are `wanted`.
+    """Run requests, at most AT_ONCE at a time, while they are `wanted`.
 
     After an ApiError no further request starts, but requests in flight are awaited because they may succeed. Raises the
-    first one.
+    first ApiError.
     """
     waiting, errors = iter(requests), list[ApiError]()
 

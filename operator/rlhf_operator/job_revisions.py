@@ -1,7 +1,6 @@
 """Reads and caches the stored revisions of jobs.
 
-A ConfigMap whose digest the job's status has is read once, and again when a watch delivers another fingerprint. Any
-other ConfigMap is read each time. A cached revision is also returned when the ConfigMap is gone.
+Rule: only a revision whose digest the job's status has is cached. It is also returned when the ConfigMap is gone.
 """
 
 from collections.abc import Mapping

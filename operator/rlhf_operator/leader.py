@@ -1,8 +1,8 @@
 """Leader election by a Lease: one of several operators reconciles, the others wait.
 
-Rule: an operator that cannot renew its lease gives up before the lease expires: RENEW_DEADLINE is less than
-LEASE_SECONDS. Another operator's lease has expired if it has not *changed* for its duration on this process's clock, so
-clocks of machines are never compared. A leader that stops releases the lease, so that its successor need not wait.
+Rule: RENEW_DEADLINE is less than LEASE_SECONDS. Another operator's lease expires if it has not *changed* for its
+duration on this process's clock, so clocks of machines are never compared. A leader that is asked to stop releases the
+lease.
 """
 
 import asyncio

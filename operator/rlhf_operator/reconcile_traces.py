@@ -1,7 +1,7 @@
 """Traces of reconciles for OpenTelemetry: one trace per reconcile, with its steps.
 
 Rule: no reconcile waits for traces and no decision depends on them. Without an endpoint there are no ids, and nothing
-is sent. A random share of traces is sent, and unless the share is 0, those of all failed reconciles.
+is sent.
 """
 
 import os

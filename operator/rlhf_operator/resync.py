@@ -1,12 +1,7 @@
 """The slow backstop of the watches: lists all objects, compares them with the index, and corrects the index.
 
-Rule: sends only reads. It lists metadata every RESYNC_SECONDS, and earlier after a watch listed again or broke off or a
-request had no answer. It finds what a watch can miss: an object that was deleted while a watch was reopened, and a
-watch that has gone silent.
-
-It also detects that etcd was restored from a backup: then the version of a listing, or of an object in it, may be lower
-than one known before. The process ends in that case, and the next one starts with an empty index; jobs keep running. An
-object that was gone and reappears is read again.
+Rule: sends only reads. If a version is lower than one known before, etcd was restored from a backup. The process then
+ends, and the next one starts with an empty index; jobs keep running.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """The remembered form of a stored RLHFJob: the parts that are read, and the problems of unreadable ones.
 
-Rule: pure. Metadata is reduced. Only scalar fields are kept of a spec that is nested too deeply or is too large. The
-status may come from another version of the operator or from a user with permission. Entries that violate the status'
-model are dropped one by one, so that the rest of the status stays.
+Rule: pure. Metadata is reduced. Only scalar fields are kept of a spec that is nested too deeply or is too large.
+Entries that violate the status' model are dropped one by one; after _ROUNDS of them, the whole status is dropped.
 """
 
 import json

@@ -1,9 +1,10 @@
 """Compares an iteration that trains its critics beside the next decoding with one that does not, on the same times.
 
-Owns the comparison; `critic_overlap_choice` makes the decision. With the overlap, ranks train the policy's
-mini-batches first and publish the policy. They train the critics' mini-batches while the policy decodes the next
-batch. Scores of critics wait until the critics are trained and published; other scores do not wait.
+Owns the comparison; `critic_overlap_choice` makes the decision. With the overlap, ranks train and publish the policy
+first. They train the critics while the policy decodes the next batch.
+
 Rule: pure; replays measured or simulated times. Generation and training must use distinct devices.
+
 Source: EuroMLSys'25, opportunity 8: generation of an iteration beside critic training of the previous one.
 """
 

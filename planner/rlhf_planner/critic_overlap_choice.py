@@ -1,14 +1,9 @@
 """Decides from measurements whether an iteration trains its critics beside the next decoding.
 
-  nothing measured   train all models together (measured)    together measured   train critics apart once, as a probe
-  both measured      the faster way in a replay of the last iteration; starting the overlap needs a margin
+Each way is measured first. Then a replay of the last iteration decides, and starting the overlap needs MARGIN. The
+unused way is measured again after REMEASURE iterations.
 
-The way that is not in use is measured again after REMEASURE iterations, unless critics of the previous iteration are
-not trained yet. Training times are compared per token because batches differ in length, unless times per iteration
-scatter less. Decoding times are compared per step. On shared machines critic training slows decoding down; the replay
-includes the observed slowdown.
-Rule: pure. A choice changes when critics are trained, not on which batch. Once both ways are measured, the choice stays
-as it is until an iteration was observed completely.
+Rule: pure. A choice changes when critics are trained, not on which batch.
 """
 
 import math

@@ -1,8 +1,7 @@
 """Forecasts the gain of the critics' overlap from the recorded facts of a run, for `rlhf plan`.
 
 Rule: pure. Uses measurements of both ways if the run has them. Otherwise divides the time of training all models
-together by model size; the output names this assumption. Iterations that trained critics apart have no training
-metrics.
+together by model size; the output names this assumption.
 """
 
 from collections.abc import Collection, Sequence

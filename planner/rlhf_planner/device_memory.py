@@ -1,17 +1,8 @@
 """Memory that each process of a job needs on its device, by purpose, and by phase where roles take turns.
 
-Counted:
-- weights;
-- on workers that decode: the KV cache of a full batch of the longest samples, for a draft model too;
-- on training ranks: float32 master weights, gradients, the two AdamW moments, and half-precision copies of weights
-  that are cast, for a trained draft model too;
-- for divided models (parallelism.shard, parallelism.tensor, parallelism.expert): the rank's part, and its share of the
-  whole parameters that it publishes.
+Counts weights, the KV cache of a full batch of the longest samples, and gradients and AdamW moments of trained models.
+Gathered layers, activations, logits, communicators and the runtime are not counted.
 
-Norms, which every rank of a tensor group has, count as if divided. Shares of moments (parallelism.shardOptimizer)
-count as if equal. Moments in host memory (parallelism.offloadOptimizer) count as the chunks on the device during a
-step. Not counted: gathered layers, activations, logits, communicators and the runtime. So a job with an estimate that
-does not fit cannot hold a full batch of the longest samples; an estimate that fits proves nothing.
 Rule: arithmetic on sizes from the caller. A model of unknown size is reported as unknown and is missing in the total.
 """
 
@@ -210,7 +201,7 @@ def scoring(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
 
 
 def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
-    """Return the memory of a stage of every trained model, and of a trained draft model.
+    """Return the memory of a rank's part of every trained model, and of a trained draft model.
 
     All parts of a model count as equal; the draft model counts whole. For a model trained with adapters, frozen weights
     are separate from trained ones; a shared trunk counts once.

@@ -1,13 +1,10 @@
 """Lists ways to divide the trained models over training ranks, with the memory and the utilization of a rank.
 
-A layout is pipeline x data x context x tensor ranks; the context size is the job's. Its copies may divide the moments
-(shardOptimizer). Its ranks may divide models (shard) or only their experts (expert), and may keep their moments in
-host memory (offloadOptimizer). `device_memory` counts the memory.
+A layout is pipeline x data x context x tensor ranks; the context size is the job's. `device_memory` counts the memory.
 
-The time of a layout is that of serial 1F1B with equal stages. With m micro-batches per copy, p stages are busy for m /
-(m + p - 1) of a mini-batch; models with different stages count by their share of the parameters. Transfers,
-reductions, gathered parts and moments from host memory are not counted, so layouts with moments in host memory are
-listed after the others.
+The utilization is that of serial 1F1B with equal stages. With m micro-batches per copy, p stages are busy for m / (m +
+p - 1) of a mini-batch; models with different stages count by their share of the parameters. Transfers are not counted.
+
 Rule: pure. Lists the layouts that the rules checked here allow. A layout of unknown memory never fits.
 """
 
@@ -82,10 +79,10 @@ def layouts(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> list[TrainingLayout]
 def first_that_fits(
     spec: RLHFJobSpec, sizes: Sizes, device_bytes: int, *, offload: bool = False
 ) -> TrainingLayout | None:
-    """Return the fastest layout of the fewest ranks that fits devices of this size; the job's number is doubled.
+    """Return the fastest layout of the fewest ranks that fits devices of this size.
 
-    `offload` is whether it keeps its moments in host memory. Returns None if no layout with up to MAX_GROWTH times as
-    many ranks fits.
+    The ranks are those of the job, then twice as many, up to MAX_GROWTH times; None if none fits. `offload` is whether
+    the layout keeps its moments in host memory.
     """
     ranks = spec.training.ranks
     while ranks <= spec.training.ranks * MAX_GROWTH:

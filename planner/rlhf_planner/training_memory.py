@@ -1,10 +1,7 @@
 """Memory that one pipeline stage needs while it trains, in bytes by purpose, computed from shapes.
 
-Counts what the code of this version allocates: float32 master weights, gradients and moments; each layer's saved
-tensors of a micro-batch for its backward; logits, in float32 or as matrix products return them, and their gradient;
-weights cast to half precision once per mini-batch; temporary tensors of the backward of the loss, or of one layer. Not
-counted: the CUDA context and libraries (RUNTIME_BYTES, which PyTorch's own counters omit too), and memory that the
-allocator cannot use because of fragmentation (FRAGMENTED_SHARE of its memory).
+Not counted: the CUDA context and libraries (RUNTIME_BYTES), and memory that the allocator cannot use because of
+fragmentation (FRAGMENTED_SHARE of its memory).
 
 Rule: arithmetic only.
 """

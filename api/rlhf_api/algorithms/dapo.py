@@ -16,8 +16,8 @@ from rlhf_api.rules.rule import Rule
 
 
 class DAPO(GroupGradientFields):
-    """DAPO: GRPO with a higher upper clip range, a mean over tokens, no divergence term, a penalty for long responses,
-    and replacement of prompts without a learning signal."""
+    """DAPO: GRPO whose defaults are a higher upper clip range, a mean over tokens, no divergence term, a penalty for
+    long responses, and replacement of prompts without a learning signal."""
 
     summary: ClassVar = "DAPO: GRPO with decoupled clipping, dynamic sampling and overlong shaping, no critic."
     all_tasks: ClassVar = (GENERATE, SCORE_REFERENCE, SCORE_REWARD, TRAIN_ACTOR)
@@ -36,8 +36,8 @@ class DAPO(GroupGradientFields):
     """Most rounds that replace prompts whose rewards before the penalty are all equal. Replacements are checked in the
     next round. 0 drops no prompt."""
     when_rounds_used_up: Literal["Mask", "Train", "Fail"] = "Mask"
-    """Places of a batch that no round could fill. Mask: excluded from the losses. Train: dropped groups are trained on;
-    their advantages come from overlongPenalty alone, and their tokens count in means. Fail: the job fails."""
+    """Places of a batch that no round could fill. Mask: excluded from the losses. Train: dropped groups are trained on,
+    and their tokens count in means. Fail: the job fails."""
 
     @property
     def refill(self) -> RefillRule:

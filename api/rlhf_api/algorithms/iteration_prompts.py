@@ -3,11 +3,10 @@
 With `spec.rollout.oversample` an iteration has more prompts than a batch, except for long rounds. The surplus prompts
 are dropped, carried into the next iteration (`maxStaleness`), or deferred to a long round (`longRounds`).
 
-With long rounds, batch B and surplus M, of the
-first n iterations floor(M n / (B + M)) are long. A short round begins B + M prompts and defers M. A long round takes
-the B prompts that waited longest and begins none. So B + M iterations train on each of their B (B + M) prompts once.
+With long rounds, batch B and surplus M, of the first n iterations floor(M n / (B + M)) are long. A short round begins B
++ M prompts and defers M. A long round takes the B prompts that waited longest and begins none.
 
-Rule: pure arithmetic. The kind of an iteration and its place in the prompt file follow from its number alone.
+Rule: pure arithmetic.
 """
 
 from dataclasses import dataclass

@@ -36,7 +36,7 @@ class CoordinatorFields(ApiModel):
 
     template: dict[str, Any] = Field(default_factory=dict)
     """PodTemplateSpec of the coordinator's pod: node selectors, resources, init containers. The operator's own settings
-    take precedence. Volumes, mounts and pull secrets come from the pods that train."""
+    take precedence. Volumes, mounts and pull secrets of the pods that train are added."""
 
 
 class TensorParallelism(ApiModel):
@@ -89,8 +89,9 @@ class Generation(GroupFields):
             examples=["Auto", "my_package.my_engine"],
         ),
     ] = "Auto"
-    """Engine that decodes: torch, vllm, or the path of your own module, with a dot, in the worker image. Auto uses vllm
-    if the worker has a GPU and an image whose vLLM serves the model; otherwise, and in a deterministic job, torch."""
+    """Engine that decodes: torch, vllm, or the path of your own module, with a dot, in the worker image. Auto follows
+    engineArgs and parallelism; otherwise it chooses vllm on a GPU if the image's vLLM serves the model, and torch on a
+    CPU, in a deterministic job or with an environment."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Engine arguments under the engine's own names, passed unchanged."""
     max_batch_size: Annotated[int, Field(ge=1, le=65536)] = 64

@@ -32,7 +32,7 @@ class IntraStageFusion(ApiModel):
 
     mode: Literal["Disabled", "Fused", "FusedSplit", "Auto"] = "Auto"
     """Disabled trains the actor, then the critic. Fused trains both at once; FusedSplit also splits the backward pass.
-    Auto measures all three and uses the fastest."""
+    Auto measures Disabled and the modes that are predicted to be faster, and uses the fastest."""
 
 
 class Fusion(ApiModel):
@@ -83,9 +83,9 @@ class RunPolicy(ApiModel):
     """Seconds allowed for workers to register once their containers run, and to load models. Time without a node does
     not count."""
     pod_start_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 1800
-    """Seconds that a pod on a node may wait for an image, a volume or an init container. Then its GPUs are released, or
-    the whole job's if an iteration needs the pod, and the job tries again later. 0: no limit. No effect with `rlhf
-    run`."""
+    """Seconds that a pod on a node may wait for an image, a volume or a failing init container. Then its GPUs are
+    released, or the whole job's if an iteration needs the pod, and the job tries again later. 0: no limit. No effect
+    with `rlhf run`."""
     force_coordinator_after_seconds: Annotated[int, Field(ge=60, le=86400)] | None = None
     """Seconds after the grace period before a coordinator pod in deletion on an unresponsive node is force-deleted and
     replaced on another node. This needs a journal lock that other nodes see. Unset: never."""

@@ -13,7 +13,7 @@ from rlhf_api.api_model import ApiModel
 
 
 def _a_time(value: str) -> str:
-    """Return a time. Raises ValueError if it is invalid or has no time zone: the API server rejects such a date-time."""
+    """Return a time. Raises ValueError if it is invalid or lacks a time zone: the API server rejects that."""
     if datetime.fromisoformat(value).tzinfo is None:
         raise ValueError("a time has a zone")
     return value

@@ -50,7 +50,7 @@ def urls(spec: RLHFJobSpec) -> Iterator[tuple[str, str]]:
 
 
 def url_problems(spec: RLHFJobSpec) -> Iterator[Problem]:
-    """Yield invalid addresses and addresses with credentials, and warn of texts that look like secrets in clear text."""
+    """Yield invalid addresses and addresses with credentials, and warn of texts that look like secrets."""
     fields = dict(urls(spec))
     for field, url in fields.items():
         yield from _address(field, url)

@@ -115,8 +115,8 @@ async def list_watch(
     """Yield all objects of a list after the first list and after every change, for as long as the caller iterates.
 
     None means all namespaces. Several changes may arrive as one. A new list and a new watch replace a watch that
-    breaks. Errors before the first list are raised. Later, the function retries while the API server does not answer,
-    and calls `on_outage` once per outage.
+    breaks. Errors before the first list are raised. Later, an UnavailableError is retried, and `on_outage` is called
+    once per outage.
     """
     listed = False
     in_outage = False

@@ -1,9 +1,7 @@
 """The data of one job that `rlhf describe` and `rlhf top` show, read from the API server.
 
-It reads the job, its pods and events, the operator's Lease, and the last iterations from the coordinator's log. Rule:
-only the job itself must be readable; `missing` lists what else could not be read, apart from the Lease. Unknown log
-lines are skipped, because the log is written for people. Their times come from the coordinator's clock, so the verbs
-show only differences of them.
+Rule: only the job itself must be readable; `missing` lists what else could not be read, apart from the Lease. Unknown
+log lines are skipped, because the log is written for people.
 """
 
 import asyncio

@@ -225,7 +225,8 @@ def wait(
 ) -> None:
     """Wait for a condition, phase, iteration or deletion of a job.
 
-    A failure of the job ends the wait with the exit code of the failure; a time-out ends it with exit code 124.
+    If the job fails first, the wait ends with the exit code of the failure, except a wait for the deletion. A time-out
+    ends it with exit code 124.
     """
     from rlhf_cli.cluster import wait as waiting
 

@@ -1,7 +1,7 @@
 """`rlhf wait`: wait until a goal holds or can no longer hold. Everything but `wait` and `_watch` is pure.
 
-Rule: a wait ends as soon as its result is known. When the job fails, or finishes without the goal, the wait ends at
-once, not at the time-out, with the exit code of the failure. A wait for the deletion goes on.
+Rule: a wait ends as soon as its result is known, also when the job finishes without the goal. A wait for the deletion
+goes on.
 """
 
 import asyncio

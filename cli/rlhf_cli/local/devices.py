@@ -1,8 +1,7 @@
 """The CPU cores and CUDA devices of each process of a local run. Pure, except `this_machine`.
 
-Rule: where a machine has too few devices for all groups, groups share them; members of one group share only where that
-group has more of them than there are devices. Processes are pinned to cores only if each can have its own. A process
-with a GPU is never pinned.
+Rule: where a machine has too few devices for all groups, groups share them. Processes are pinned to cores only if each
+can have its own. A process with a GPU is never pinned.
 """
 
 import os

@@ -1,8 +1,7 @@
 """Client of the fork server (`rlhf_workers.fork_server`), which forks workers after importing torch and transformers.
 
 Rule: only workers on CPU with one compute thread are forked, because CUDA and thread pools do not survive a fork. After
-a ForkServerError a process starts the ordinary way. When the server dies, its workers die too and count as ended by
-signal 9; the next start creates another server.
+a ForkServerError a process starts the ordinary way.
 """
 
 import asyncio

@@ -1,9 +1,8 @@
 """Runs the processes of a job on this machine: starts, restarts and stops them, as `restart_policy` decides.
 
-Rule: `run` ends every process before it returns. Every process leads its own process group, so Ctrl-C in a terminal
-reaches only the runner, and a process's children end with it. It dies with the runner (`exec_wrapper`). It also carries
-the token of the run, with which `leftover_processes` finds a process that escaped both. The supervisor signals
-processes by their ids, never by a name.
+Rule: every process leads its own process group, so Ctrl-C in a terminal reaches only the runner. A process dies with
+the runner (`exec_wrapper`). It also carries the token of the run, with which `leftover_processes` finds a process that
+escaped. The supervisor signals processes by their ids, never by a name.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Probe whether a process of a local run is alive, as a kubelet would probe it in a pod.
 
-Rule: a process that has never answered is starting, however long that takes. A process that answered once and then
-stays silent for some time hangs; the supervisor decides what follows. The probe counts misses, not time, so that a
+Rule: a process whose probe never succeeded is starting, however long that takes. After a success, a row of failures
+means that the process hangs; the supervisor decides what follows. The probe counts failures, not time, so that a
 suspended machine is no hang.
 """
 
@@ -16,10 +16,7 @@ STARTING_SECONDS: Final = 0.5
 
 
 async def until_hung(address: str, seconds: float) -> None:
-    """Return when the process at `address` (host:port) answered 200 once, and then not to probes for `seconds`.
-
-    The time that a probe itself takes is not in `seconds`.
-    """
+    """Return when probes of `address` (host:port), a period apart, succeeded once and then failed for `seconds`."""
     period = min(float(PROBE_SECONDS), seconds / 3)
     answered, misses = False, 0
     while misses * period < seconds:

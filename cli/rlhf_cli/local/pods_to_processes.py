@@ -89,7 +89,7 @@ def local_processes(
     """Return one process per pod, the coordinator first.
 
     `caller` is the environment of the command. It provides variables that a template takes from Secrets or from fields
-    of a cluster. Raises RunError for a variable that it lacks, unless it is empty.
+    of a cluster. Raises RunError for a variable that a non-empty `caller` lacks.
     """
     spec = json.loads(job_file_content(objects))["spec"]
     start_timeout = str(spec["runPolicy"]["startTimeoutSeconds"])

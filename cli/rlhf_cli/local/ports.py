@@ -1,10 +1,8 @@
 """Assigns the ports of a job on this machine.
 
 Rule: a job gets each port once, and every port is free when it is assigned. Ports lie below the kernel's ephemeral
-range if that starts high enough. The kernel may give an ephemeral port to another process's outgoing connection while
-our process restarts, and a client that redials it may even connect to itself. A process has the same ports over all its
-restarts. Meanwhile `HeldPorts` reserves them, except a port that the user requested, so that no other run takes them
-while a process starts or restarts. When the runner dies, the kernel frees the reservations.
+range if that starts high enough. A process has the same ports over all its restarts. Meanwhile `HeldPorts` reserves
+them, except a port that the user requested. When the runner dies, the kernel frees the reservations.
 """
 
 import socket

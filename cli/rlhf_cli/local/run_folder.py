@@ -1,7 +1,7 @@
 """The run folder: its lock, and the paths of a run's files.
 
-Rule: one run at a time uses a folder. The lock is one that the kernel releases when the process dies. A folder that
-contains a run is continued only on request. Nothing of a former run is deleted here.
+Rule: one run at a time uses a folder. The kernel releases the lock when the process dies. A folder that contains a run
+is continued only on request.
 """
 
 import fcntl

@@ -4,5 +4,5 @@ Modules from the lowest layer: `resources` gives the path of each kind, `errors`
 API server, `transport` sends requests and reads streams, `client` reads and writes objects, `reflector` lists and
 watches.
 
-Rule: it knows neither the rules of RLHF jobs nor kopf, makes no decisions and imports no other module of the operator.
+Rule: imports neither kopf nor another module of the operator.
 """

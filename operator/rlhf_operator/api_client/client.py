@@ -1,7 +1,6 @@
 """Creates, applies, patches, replaces, deletes, gets and lists objects of the cluster.
 
-Rule: takes and returns plain objects. A call raises an `ApiError` if the API server does not carry it out. A missing
-object is no error of `get`, `kinds` and `delete`, and another uid is no error of `delete`.
+Rule: takes and returns plain objects.
 """
 
 import json
@@ -96,7 +95,7 @@ class KubernetesClient:
         """Move fields that our `create` set to our server-side apply, which can remove only fields that it owns.
 
         Do nothing unless our field manager has one entry, of an update. `meta` is the metadata as read. Raises
-        ConflictError if the object has changed since, or InvalidError if it was replaced.
+        ApiError, such as ConflictError if the object has changed since.
         """
         entries = meta.get("managedFields") or []
         ours = [

@@ -1,8 +1,6 @@
 """The errors of requests to the API server, one class for each reaction of a caller.
 
-Each error has its request, the HTTP code (0 if there is none) and the API server's reason, such as `AlreadyExists`. The
-text of a refusal is the message alone, because users read it in conditions. The text of an UnavailableError, a
-MissingError or a ConflictError starts with the request, if that is known.
+The text of a refusal is the message alone, because users read it in conditions.
 """
 
 import json

@@ -1,9 +1,7 @@
-"""Lists the objects of one kind, then watches them.
+"""Lists the objects of one kind, then watches them from the version of the list, until cancelled.
 
-Lists in pages and watches from the version of the list, with bookmarks. When a stream ends, the watch continues from
-the last version it received. It lists again when the API server no longer has that version (410 Gone), and after an
-error in the stream. A watch that is silent for SILENCE_SECONDS is reopened. After failures it waits with exponential
-back-off and jitter, so that the clients of a restarted API server do not all return at once. It runs until cancelled.
+A stream that breaks off or is silent is reopened at the last received version. After 410 Gone or an error event it
+lists again. After failures it waits with exponential back-off and jitter.
 """
 
 import asyncio

@@ -1,9 +1,8 @@
 """Sends requests to one API server and reads streams of lines, with time-outs, retries and a limit on concurrency.
 
-Each request has a time-out, and at most `concurrency` run at once; streams and `urgent` requests do not count. An
-urgent request is not retried. Another request with an answer of 429 or 5xx and Retry-After is retried up to MAX_RETRIES
-times. Any other failure raises one of `errors`. The API server may have carried out a write whose answer is lost, so
-callers must be able to repeat it.
+Streams and `urgent` requests do not count towards the limit.
+
+Rule: the API server may have carried out a write whose answer is lost, so callers must be able to repeat it.
 """
 
 import asyncio
@@ -202,9 +201,9 @@ def unanswered(request: ApiRequest, error: BaseException) -> UnavailableError:
 
 
 def retry_seconds(code: int, header: str | None) -> float | None:
-    """Return the seconds, at most MAX_RETRY_SECONDS, after which the API server wants a retry; None if it wants none.
+    """Return the seconds until a retry, at most MAX_RETRY_SECONDS; None unless the API server asks for one.
 
-    `header`: its Retry-After in seconds; a date is ignored.
+    It asks with code 429 or 5xx and `header`, a Retry-After in seconds; a date is ignored.
     """
     if (code != 429 and code < 500) or header is None or not header.strip().isdecimal():
         return None

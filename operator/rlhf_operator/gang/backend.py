@@ -1,11 +1,9 @@
 """The interface of a gang backend: the objects of a gang, and the fields that make a pod a member.
 
-A backend is one way to place a job's pods together. Optional abilities are further Protocols: a `QueueingBackend` also
-says whether the job's pods may exist, from the state of its queue. A `QueueApi` reads that state from the queue's
-objects.
+A `QueueingBackend` also decides, from the state of its queue, whether the job's pods may exist. A `QueueApi` reads that
+state from the queue's objects.
 
-Rule: pure. A pod that is created later, for another size or as a replacement, joins the existing gang. Code outside
-this package must not depend on a particular backend.
+Rule: pure.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,7 @@
 """Chooses the backend of a job from its fields and from the APIs that the cluster serves.
 
-Rule: pure. A mode that is named but cannot be used is a problem for the user and is never ignored. With `Auto`, a job
-that asks for an unusable queue waits, because it would start outside all quota. The administrator of the operator can
-let such labels be ignored.
+Rule: pure. A mode that is named but cannot be used is a problem for the user. With `Auto`, a job that asks for an
+unusable queue waits, unless the operator ignores such labels.
 """
 
 from collections.abc import Mapping

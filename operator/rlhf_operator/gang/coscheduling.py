@@ -1,7 +1,6 @@
 """The gang of the coscheduling plugin (scheduler-plugins): a PodGroup of scheduling.x-k8s.io, named in a pod label.
 
-Rule: pure. The administrator of the cluster names the scheduler that has the plugin. A pod template's schedulerName
-takes precedence over the name in the project's manifests. Source: its API types, scheduling/v1alpha1.
+Rule: pure. A template's schedulerName takes precedence over SCHEDULER. Source: its API types, scheduling/v1alpha1.
 """
 
 from collections.abc import Mapping

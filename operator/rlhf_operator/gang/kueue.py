@@ -1,10 +1,9 @@
-"""The queue of Kueue: a Workload with a pod set for each group; no pod exists before it is admitted.
+"""The queue of Kueue: a Workload with a pod set for each group that has pods.
 
 A running elastic job asks for more pods with a second Workload, the slice that replaces the first one.
 
 Rule: pure. The pod sets contain what Kueue uses for quota and placement, so that another image or environment does not
-queue the job again. Kueue's decision (`kueue_workload`, `kueue_queue`) becomes node selectors and tolerations of the
-pods. Source: the API types of kueue.x-k8s.io/v1beta2 and Kueue's page on custom jobs.
+queue the job again. Source: the API types of kueue.x-k8s.io/v1beta2 and Kueue's page on custom jobs.
 """
 
 from collections.abc import Mapping
@@ -126,10 +125,7 @@ class KueueBackend:
 def _with_slice(
     job: RLHFJob, backend: KueueBackend, decided: QueueGate, workload: KueueWorkload, *, asks: bool
 ) -> tuple[KueueBackend, QueueGate]:
-    """Return the backend with the slice that `asks` for more pods, and the gate with the Workload that is superseded.
-
-    A superseded Workload was replaced, or is a slice that the job no longer needs.
-    """
+    """Return the backend with the slice if the job `asks` for more pods, and the gate with the superseded Workload."""
     other = workload.other
     backend = replace(backend, name=workload.name)
     replaced = other is not None and (other.holds("Finished") or bool(other.cluster_queue))

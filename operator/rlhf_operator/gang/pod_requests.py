@@ -28,9 +28,10 @@ def pod_requests(spec: Mapping[str, Any]) -> Amounts:
 
 
 def pod_level_requests(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the requests of the pod itself, with its limits as requests where the containers have none.
+    """Return the requests of the pod itself; its limits count where neither it nor a container has a request.
 
-    A limit of huge pages always counts as a request. Other resources than cpu, memory and huge pages are left out.
+    Limits of huge pages also count where a container has a request. Other resources than cpu, memory and huge pages are
+    left out.
     """
     stated = spec.get("resources") or {}
     if not stated:

@@ -1,16 +1,10 @@
 """Names, labels, owner and addresses of a job's objects.
 
-Rule: objects of a job are found by labels, but belong to it only if their controller is the job, by uid, because
-anybody may write a label. A name is derived from the job's name and never parsed back.
+Rule: an object belongs to a job only if its controller is the job, by uid, because anybody may write a label.
 
-Two jobs in a namespace must never derive the same name for objects of one kind. If all names of a kind share a suffix
-or a prefix, equal names imply equal jobs: Secrets (`-certificates` and `-authority`, neither a suffix of the other),
-ConfigMaps (`-job`), Kueue's Workloads (`rlhfjob-` and `rlhfslice-`, neither a prefix of the other). NetworkPolicies,
-PodGroups and native Workloads have the bare name. Pods end in `-coordinator` or in `-<group>-<index>`. The last part
-tells these apart because an index consists of digits; the rest ends in exactly one group. Services alone have both the
-bare name and one with a suffix, so a new job's name must not end in `-coordinator` (`rlhf_api.rules`). A kind with a
-second form of name needs a similar argument; tests/unit/operator/manifests/test_derived_names.py searches for two jobs
-that contradict it. The owner check of `job_objects` covers jobs older than the rule.
+Two jobs in a namespace must never derive the same name for objects of one kind. Services have both the bare name of the
+job and one with `-coordinator`, so a new job's name must not end in `-coordinator` (`rlhf_api.rules`).
+tests/unit/operator/manifests/test_derived_names.py searches for two jobs that derive the same name.
 """
 
 from typing import Any, Final

@@ -1,6 +1,6 @@
 """Finds the problems of a job's pods before any is created, for `rlhf validate` and for the operator.
 
-Rule: pure and total: for every job that the models accept, it returns problems and never raises.
+Rule: pure.
 """
 
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ _GROUPS: Final = (Group.GENERATION, Group.INFERENCE, Group.TRAINING)
 
 
 def problems_of_pods(job: RLHFJob) -> list[Problem]:
-    """Return the problems of a resolved job's templates, and without an error there, of its volumes and loopback URLs.
+    """Return the problems of a resolved job's templates, with warnings, also for groups without pods.
 
-    Warnings are included. Templates of groups without pods are checked too.
+    If the templates have no error, the problems of its checkpoint folder and its loopback URLs follow.
     """
     problems = list(_of_templates(job))
     if not any(problem.severity is Severity.ERROR for problem in problems):

@@ -24,7 +24,7 @@ _REFERENCES: Final = ("serviceAccountName", "priorityClassName", "runtimeClassNa
 
 
 def problems_of(template: Json, path: str, own_container: str, own_volumes: Set[str]) -> Iterator[Problem]:
-    """Yield problems that the API server would report about a pod of the template with our container and our volumes."""
+    """Yield problems that the API server would report about a pod of the template with our container and volumes."""
     for problem in _problems(template, path, own_container, own_volumes):
         yield Problem(problem.field, problem.value, problem.message, severity=Severity.SERVER)
 

@@ -1,8 +1,7 @@
 """Checks a user's pod template and merges it with our pod: the user adds, our guarantees stay.
 
-Rule: any JSON gives a merged pod or TemplateError, which contains up to MAX_PROBLEMS problems, each with its path in
-the manifest. Lists merge by the keys of Kubernetes (containers, env, volumes by name, mounts by path). Fields that we
-do not set are the user's, except for the security context of containers.
+Rule: a template that prevents the merge raises TemplateError with up to MAX_PROBLEMS problems and their paths. Lists
+merge by the keys in _LIST_KEYS.
 """
 
 import json
@@ -119,7 +118,7 @@ def merge_pod(ours: Json, template: Mapping[str, Any], labels: Mapping[str, str]
 
 
 def _within_limits(ours: Json, theirs: Mapping[str, Any]) -> Json:
-    """Return our pod without default requests above the template's limits; such a request then equals the limit.
+    """Return our pod without default requests above the template's limits; the API server then sets them to the limits.
 
     GPUs that a claim provides are not requested again.
     """
@@ -163,9 +162,8 @@ def _merge(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Json:
 
 
 def _merge_list(theirs: list[Json], ours: list[Json], key: str) -> list[Json]:
-    """Return our items in our order, each merged with its counterpart, then the items of the template alone.
-
-    If the template has a key twice, the API server accepts or refuses it.
+    """Return our items in our order, each merged with its counterpart or replaced by it, then the template's other
+    items.
     """
     left = list(theirs)
     merged = []

@@ -1,7 +1,7 @@
 """The plan for `spec.devices`: the coordinator reports it, the status records it, and pods follow from spec and record.
 
-In a live job the record counts until the job stops. At a start it must answer the current request: another count of
-devices gets a new plan.
+A job without pods and status.startTime uses the record only if it answers the current request.
+
 Rule: pure. The coordinator runs in its user's pod, so a job with the reported sizes is checked like a manifest.
 """
 

@@ -1,9 +1,8 @@
 """Deletion of a job, and the finalizer that delays it for a last checkpoint.
 
-Rule: pure. The finalizer should exist only if spec.checkpoints.onDeletion asks for it and the job is not finished. The
-wait ends when the coordinator's pod has ended, or at the deadline. It also works for a manifest that can no longer be
-read, because the spec is read for the deadline only. An operator that does not run cannot remove the finalizer;
-docs/operations.md describes how to do it by hand.
+Rule: pure. The wait ends when the coordinator's pod has ended, or at the deadline. It also works for a manifest that
+can no longer be read. An operator that does not run cannot remove the finalizer; docs/operations.md describes how to do
+it by hand.
 """
 
 from collections.abc import Mapping

@@ -1,13 +1,10 @@
 """Hastens or forces deletions of pods that do not end, and describes those that remain.
 
-A pod is deleted when its kubelet reports that its processes have ended, which a lost node never does. So a worker's pod
-is deleted by force some time after its grace period. For the coordinator the user decides
-(spec.runPolicy.forceCoordinatorAfterSeconds), and only if the coordinator has reported that other nodes see the lock of
-its journal. The report is stored in the status, because the coordinator cannot be asked later.
+A worker's pod is deleted by force some time after its grace period. For a coordinator that may still run, the user
+decides (spec.runPolicy.forceCoordinatorAfterSeconds). It must also have reported that other nodes see the lock of its
+journal. That report is stored in the status, because the coordinator cannot be asked later.
 
-A pod whose worker has ended is over: its other containers get SIDECAR_GRACE_SECONDS. A kubelet that waits for the other
-containers of a deleted pod may not report that the worker has ended. The end of such a coordinator is therefore derived
-from its workers. The API server shows a forced deletion as a grace period of 0, so no pod is forced twice. Rule: pure.
+Rule: pure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -76,7 +73,7 @@ def next_overdue(pods: Iterable[ObservedPod], now: datetime, coordinator_after: 
 def force_time(pod: ObservedPod, coordinator_after: timedelta | None) -> datetime | None:
     """Return when a pod in deletion may be deleted by force; None: never, or it was already requested.
 
-    A worker that is not ready gets at most WORKER_GRACE_SECONDS. A ready coordinator is never deleted by force.
+    A worker that runs but is not ready gets at most WORKER_GRACE_SECONDS and FORCE_AFTER.
     """
     asked = pod.deletion_asked
     if pod.deletion is None or asked is None or pod.grace == 0:
@@ -95,9 +92,10 @@ def _earliest(*times: datetime | None) -> datetime | None:
 
 
 def farewell_time(pod: ObservedPod, pods: Iterable[ObservedPod]) -> datetime | None:
-    """Return the time by which a coordinator has ended although its kubelet waits for other containers of its pod.
+    """Return the time by which a coordinator counts as ended although another container of its pod runs; None if it
+    does not.
 
-    None: its workers do not show it. It has ended if all of them ended well after its deletion was requested.
+    All its workers must have ended with exit code 0 after its deletion was requested.
     """
     asked = pod.deletion_asked
     if pod.group is not Group.COORDINATOR or asked is None or pod.grace == 0:
@@ -119,13 +117,13 @@ def _late_time(pod: ObservedPod) -> datetime | None:
 
 
 def unreadable_deletions(unreadable: Iterable[tuple[str, UnreadableObject]]) -> list[PodDeletion]:
-    """Return deletions of the job's unreadable pods, for a job that should have no pods. `unreadable`: (kind, object)."""
+    """Return deletions of the job's unreadable pods, for a job without pods. `unreadable`: (kind, object)."""
     pods = (pod for kind, pod in unreadable if kind == "Pod")
     return [PodDeletion(pod.name, pod.uid) for pod in pods if not pod.going]
 
 
 def lock_status(job: RLHFJob, status: Mapping[str, Any], reading: CoordinatorReading | None) -> dict[str, bool]:
-    """Return the status field of the journal's lock: the coordinator's last report; empty if the job does not need it."""
+    """Return the status field of the journal's lock, as last reported; empty if the job does not need it."""
     if job.spec.run_policy.force_coordinator_after_seconds is None:
         return {}
     if reading is not None:

@@ -1,7 +1,6 @@
 """Decides how a job's pods are placed together and whether they may exist: its gang and its queue.
 
-Rule: pure. A job that asks a queue has no pods before the queue admits it, unless it has started without the queue.
-Immutable objects are replaced when the job has no pod, and are left unchanged otherwise.
+Rule: pure. Immutable objects are replaced only when the job has no pod.
 """
 
 from collections.abc import Mapping
@@ -111,7 +110,7 @@ def withdrawn_objects(
 ) -> tuple[ObjectKey, ...]:
     """Return the objects of gangs to delete now; while pods remain, only superseded ones.
 
-    `given_back`: whether the job has released its resources; it then deletes all of them.
+    `given_back`: whether the job releases its resources; without pods, all its objects are then deleted.
     """
     ours = {key for key, applied in observed.applied.items() if key[0] in RESOURCES and applied}
     if observed.pods:

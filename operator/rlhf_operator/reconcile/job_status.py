@@ -74,7 +74,8 @@ def groups_status(
 ) -> list[Json]:
     """Return `status.groups`. `status`: the stored one; `failures`: with new ends of pods.
 
-    With a reading, the ready workers count that the coordinator has, up to the group's size.
+    With a reading, a group's `ready` counts the workers that the coordinator reports as working, up to the group's
+    size. The coordinator's own counts ready pods.
     """
     stored_groups = {str(group["name"]): group for group in status.get("groups") or []}
     groups = []

@@ -1,9 +1,7 @@
 """`reconcile(job, observed, now)`: decides what happens to an RLHFJob; read it from the top.
 
-Rule: pure, level-triggered, idempotent. The plan depends on the arguments alone, and is empty when nothing is left to
-do. No decision depends on an event. Time is an argument; changes that time alone causes are returned as
-`requeue_after`, computed from times in the arguments. Steps are functions of the frozen `ReconcileContext` and of the
-results of earlier steps.
+Rule: pure and level-triggered: the plan depends on the arguments alone, and no decision depends on an event. Steps are
+functions of the frozen `ReconcileContext` and of the results of earlier steps.
 """
 
 import math

@@ -1,12 +1,8 @@
 """Intentional replacement of pods: the failure policy restarts their group, or their template has changed.
 
-Rule: pure and level-triggered. A pod has the epoch of its group and the hash of its template. A pod that differs from
-the desired version is deleted, and created again when its name is free. A restart by the failure policy replaces all
-pods of the group at once. A changed template is rolled out while the job continues. Ready generation and inference pods
-without training ranks are replaced one at a time, and the next one waits until the last one is ready. Pods with
-training ranks are replaced together, after an outdated coordinator. The coordinator is also replaced when settings
-change that it reads at its start. Without spec.checkpoints its journal would be lost, so it then stays, and the
-condition says so.
+Rule: pure and level-triggered. A restart by the failure policy replaces all pods of the group at once. For a changed
+template, ready generation and inference pods without training ranks are replaced one at a time. Without
+spec.checkpoints a change does not replace a coordinator that has run, because its journal would be lost.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,8 +1,6 @@
 """Decides which pods a job should have, which of its pods must leave, and the condition Resizing.
 
-Rule: pure. A pod is named by its group and index, so there is never a second one with that name. An ended pod is
-deleted first and created again when its name is free. Pods with the highest index leave first. Neither the start of a
-job nor the replacement of a pod is a resize.
+Rule: pure. A pod is named by its group and index, so an ended pod is deleted before it is created again.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

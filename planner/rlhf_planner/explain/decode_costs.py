@@ -1,9 +1,7 @@
 """Fits the cost of a decode step, and each worker's pace, to the recorded steps.
 
 Rule: one formula for all workers, `step + row * rows + key * rows * keys` seconds, and one factor (pace) for each
-worker. Records with steps that verified drafts are left out unless there are no others. Without steps there are no
-costs; nothing
-is raised.
+worker. Records with steps that verified drafts are left out unless there are no others.
 """
 
 import math

@@ -38,8 +38,7 @@ class QueuedGeneration(NamedTuple):
 def queued_generation(facts: IterationProfile) -> QueuedGeneration | None:
     """Return the iteration with the inputs of its replay, if samples waited to be decoded.
 
-    Returns None if samples did not wait, if moments or step costs are unknown, or if the replay does not match the
-    measurement.
+    Returns None if they did not wait, if facts are missing, or if the replay does not match the measurement.
     """
     samples, costs, settings = facts.samples, decode_costs(facts.steps), facts.settings
     if samples is None or costs is None or not settings.generation_workers:
@@ -53,6 +52,6 @@ def queued_generation(facts: IterationProfile) -> QueuedGeneration | None:
 
 
 def least_with(choices: Sequence[int], shares: Sequence[float], enough: float = 0.9) -> int:
-    """Return the index of the first choice that gains at least `enough` of the best choice's gain; otherwise the last."""
+    """Return the index of the first choice with at least `enough` of the best choice's gain, else the last."""
     most = 1 - min(shares)
     return next(place for place, share in enumerate(shares) if 1 - share >= enough * most or place == len(choices) - 1)

@@ -126,7 +126,7 @@ def latency_of(finished: Sequence[float], scored: Sequence[float]) -> float:
 
 
 def scoring_end(arrivals: Sequence[float], apart: float, latency: float) -> float:
-    """Return when the last sample is scored if scores are at least `apart` seconds apart, and `latency` after arrivals."""
+    """Return when the last sample is scored with scores at least `apart` seconds apart and `latency` after arrivals."""
     end = 0.0
     for arrival in sorted(arrivals):
         end = max(end + apart, arrival + latency)

@@ -31,8 +31,8 @@ class MoreWorkers(NamedTuple):
 def awaited_task(facts: IterationProfile) -> TaskFacts | None:
     """Return the task that samples waited for; None if unknown.
 
-    This is the model with the most seconds of passes if passes fill most of the waiting time. Otherwise it is the call
-    whose result came last most often.
+    This is the model with the most seconds of passes if passes fill at least FILLED of the workers' scoring time.
+    Otherwise it is the call whose result came last most often.
     """
     samples, models = facts.samples, [task for task in facts.tasks if not task.call]
     if samples is None or not samples.scored:

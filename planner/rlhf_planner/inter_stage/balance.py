@@ -1,13 +1,8 @@
 """Chooses moves of samples before the threshold, from the worker that would finish last to the one that would finish
 first.
 
-Rule: uses the learned throughput of each worker over its samples (`throughput`), with drafts and at its own pace.
-Moving s samples from i to j changes the rate immediately by tput(b_i - s) + tput(b_j + s) - tput(b_i) - tput(b_j).
-Rows end as predicted, so this is integrated over the expected remaining tokens of both workers, until the later one is
-done. A move is made if the later of the two workers finishes earlier, by more than the cost of the move and MIN_GAIN.
-
-The cost includes slower decoding until its siblings' tokens arrive at the destination. Several samples are also tried
-together. Workers in `resting` are left alone. The same input always gives the same result.
+Rule: a move must let the later of the two workers finish earlier, by more than its cost and MIN_GAIN. Throughput is
+learned for each worker (`throughput`). The same input always gives the same result.
 
 Must never move a sample twice in one result, nor give a worker more samples than it has rows and KV memory for.
 """

@@ -1,11 +1,7 @@
 """Chooses the threshold R_t and the pool m of an iteration by simulating possible lengths of the next batch.
 
-Rule: plans are simulated on the same draws (common random numbers), so that differences between plans have less
-sampling noise. The search tries a coarse grid, then the neighbours of its best plan. Disabled wins unless a plan is
-faster on average by more than MIN_GAIN and by more than the standard error over the draws. The pool is limited by rows
-and KV memory. BS_max, the largest batch with a near-flat step, gives one of the first pools and is no limit. The same
-seed gives the same choice.
-In mode Auto, must never choose a plan whose simulated time is worse than Disabled.
+Rule: all plans are simulated on the same draws. In mode Auto, a plan must be faster on average than no fusion by more
+than MIN_GAIN and by more than the standard error over the draws. The same seed gives the same choice.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Costs of decoding, prefilling, scoring and moving samples on the workers of a job.
 
-Rule: closed formulas (`fitted_costs`), so that a simulation can sum thousands of steps at once. Observations
-(`learned_costs`) replace the shape of decode steps and of moves with KV caches. Other kinds of work are corrected by a
-ratio. All times are in seconds, all sizes in bytes.
+Rule: closed formulas (`fitted_costs`), so that a simulation can sum thousands of steps at once. Observations refit
+decode steps and moves with KV caches; other kinds of work are corrected by a ratio. All times are in seconds, all sizes
+in bytes.
+
 Must never return a negative time.
 """
 
@@ -79,10 +80,7 @@ class StageCosts:
     padded: bool = True
     """Whether a decode step reads as many keys for every sample as for the longest one."""
     ratios: Mapping[Kind, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-    """Kind of work -> observed divided by fitted seconds of the last iterations, oldest first.
-
-    Ratios of decoding follow from `steps`; moves with KV caches use `moves`.
-    """
+    """Kind of work except decoding -> observed divided by profiled seconds of the last iterations, oldest first."""
     steps: tuple[tuple[ObservedStep, ...], ...] = ()
     """Observed decode steps of the last iterations, oldest first."""
     moves: tuple[tuple[ObservedMove, ...], ...] = ()
@@ -247,9 +245,7 @@ class StageCosts:
     def kv_cost(self, tokens: Number, share: float) -> Number:
         """Return the seconds that moving a sample of `tokens` tokens with its KV cache costs an iteration.
 
-        During the pause no worker decodes the sample. During the rest of the move its source continues to decode it
-        and is delayed. The delay counts by `share`: if the source is to be released, it is one of so many workers that
-        could score.
+        The pause, in which no worker decodes the sample, counts in full. The rest of the move counts by `share`, 0..1.
         """
         return self.kv_seconds(tokens) * share + (1 - share) * self.pause_seconds(tokens)
 

@@ -1,9 +1,7 @@
 """Computes the gain of scoring unfinished samples by replaying an iteration's finish times with and without it.
 
-A free worker takes its share of the waiting finished samples. If there are none, and prefixes are scored, it takes the
-unfinished sample with the most unscored whole blocks, among samples that it started or that no worker started. A pass
-is never interrupted. For a finished sample, tasks that score prefixes need only its remaining tokens.
 Rule: pure; both replays use the same times. All times are seconds on one clock.
+
 Simplified: a response grows evenly from start to finish, a pass scores one prefix, and any worker that scores a
 finished sample has its previous scores. Large iterations are thinned.
 """

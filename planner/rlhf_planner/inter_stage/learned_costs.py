@@ -1,9 +1,7 @@
 """Updates costs with the work of one more iteration, relative to the profile.
 
-Rule: compares observed work with the profile's time for the same work, never with a simulation. An observation gives
-the number of steps, rows, tokens or keys it covers. A ratio is relative to the profile itself, not to corrected costs.
-The median of the last iterations counts, so that a single hung pass changes little. Decode steps and moves are stored
-as observed (`observed_steps`, `observed_moves`); the ratios of moves are for display only. `costs` has the formulas.
+Rule: compares observed work with the profile's time for the same work, never with a simulation. Decode steps and moves
+are stored as observed (`observed_steps`, `observed_moves`). `costs` has the formulas.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Predicts response lengths from the last iterations, by prompt and prompt length; uses a prior before the first.
 
 Rule: a model is a value; `with_batch` returns the next one. A response that was cut at the limit has at least that
-length, so distributions are Kaplan-Meier estimates. Probability beyond the longest observed response is at the limit.
-Prompt lengths are used if they are informative (|rank correlation| of at least CORRELATION): samples then fall into
-bands of prompt length with one distribution each. Prompts that repeat, in a batch or between batches, tilt the
-distribution of their samples (`prompt_effects`), and samples of one prompt are drawn with correlation.
+length, so distributions are Kaplan-Meier estimates.
+
 Must never predict a length below 1 or above the limit.
 """
 

@@ -1,11 +1,7 @@
 """Simulates when every sample is finished without moves: continuous batching on several workers, event by event.
 
-Rule: time advances from one finished sample to the next; a formula sums the steps between. While samples wait, a heap
-selects the next worker. Once no sample waits, a worker's remaining samples are one sorted array. The simulation
-follows the coordinator's dispatch: the first worker with room gets the next sample, and a worker has 1/PREFETCH_SHARE
-more samples than it decodes. A sample takes one step per token. Where drafts are expected to yield several tokens per
-step, a simulated step is one token of every row, at the mean pace of the batch. A prefill stalls its worker. A prompt
-counts once for all its samples that start together.
+Rule: time advances from one finished sample to the next; a formula sums the steps between. A simulated step is one
+token of every row, at the mean pace of the batch with drafts. A prefill stalls its worker.
 """
 
 from __future__ import annotations

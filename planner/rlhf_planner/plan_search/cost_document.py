@@ -2,8 +2,8 @@
 
 A figure is {"value": number, "source": "measured" | "learned" | "assumed"}; a profile of layers or of an engine has one
 source. The caller provides the figures that the document leaves out.
-Owns the check of untrusted values: an error names the field, its value if there is one, and the problem.
-Must never guess a figure from another one.
+
+Owns the check of untrusted values. Must never guess a figure from another one.
 """
 
 from __future__ import annotations

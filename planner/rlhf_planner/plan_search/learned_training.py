@@ -1,11 +1,9 @@
 """Learns from a run how long its training takes.
 
-Without profiles of layers: how much longer its ranks compute than the roofline says. This factor covers layers, the
-head and the optimizer; communication keeps the figures of the links. The gain of a fused schedule is part of the
-factor. With profiles: the seconds of an iteration outside of its mini-batches, which no layout changes, such as the
-fetch of the batch, advantages and metrics.
-The first iteration does not count.
-Pure; must never learn from iterations whose training metrics are incomplete, such as those that train critics later.
+Without profiles of layers: a factor by which its ranks compute longer than the roofline says. With profiles: the
+seconds of an iteration outside of its mini-batches. The first iteration does not count.
+
+Pure; must never learn from iterations without training metrics, such as those that train critics later.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Searches the best plans of up to N devices.
 
-Training depends on its ranks alone, and a rollout on its workers alone. So the search computes the best training once
-per number of ranks, each rollout at most once, and combines them. It takes rollouts in the order of a lower bound of
-their iteration, and stops when the bound exceeds the best plans. Beyond WORKERS and SCORERS only some counts of workers
-are considered. `seeded_search` extends it. Plans may leave devices idle. Sizes that the job fixes (spec.devices.fixed)
-are the same in all plans.
-Pure; the same inputs give the same plans. Must never return a plan that validation refuses.
+The search computes the best training once per number of ranks, each rollout at most once, and combines them. Beyond
+WORKERS and SCORERS only some counts of workers are considered. Plans may leave devices idle.
+
+Pure; the same inputs give the same plans. `forecasts` must never return a plan that validation refuses.
 """
 
 from __future__ import annotations

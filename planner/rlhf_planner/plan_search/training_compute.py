@@ -1,11 +1,9 @@
 """Seconds in which one rank computes one layer, the embedding, or the head of a micro-batch: forward and backward.
 
-A profile of the role's part counts where there is one: linear in the tokens between its points and beyond them. A
-tensor size without a profile is the profiled one, scaled by the roofline. Without a profile the roofline counts: the
-larger of operations over the device's rate and weights over its memory bandwidth, plus a constant per pass, times the
-factor that a run has shown. Operations are 6 per active parameter and token (4 with adapters, whose frozen weights have
-no gradient), and 6 per width and squared length for causal attention. Recomputed activations add one forward pass, a
-third.
+A profile of the role's part counts where there is one, else the roofline times the factor that a run has shown. The
+roofline of a layer counts 6 operations per active parameter and token (4 with adapters, whose frozen weights have no
+gradient). Causal attention adds 6 per width and squared length. Recomputed activations add one forward pass, a third.
+
 Pure; must never count communication.
 """
 

@@ -3,12 +3,7 @@
 A mini-batch is serial 1F1B: all stages of one micro-batch once, then the slowest stage for each further micro-batch.
 Then ranks sum gradients over copies and step the optimizer. Models train one after another.
 
-    per micro-batch and stage   layers, embedding, head, the stage's constant, tensor sums, context gathers, expert
-                                exchanges, gathered parts, transfers
-    per mini-batch              sums of gradients, gathered weights (shardOptimizer), optimizer
-    per iteration               the rest of a run's training, where one has shown it
-
-Fused schedules are not counted: they only shorten a pipeline of several models. Pure; must never choose a layout.
+Fused schedules are not counted. Pure; must never choose a layout.
 """
 
 from __future__ import annotations

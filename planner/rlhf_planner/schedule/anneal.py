@@ -1,11 +1,8 @@
 """Anneals activation memory under a hard limit on the makespan, by swaps of neighbouring steps.
 
 The walk visits only schedules with a makespan of at most `limit`. Each step stores its head (earliest start) and its
-tail (least time from its start to the end). So each swap is checked against the limit exactly and in constant time: a
-path through neither step does not change, and the longest path through either follows from the heads of their
-predecessors and the tails of their successors. A swap changes the memory of a device at one position, so the cost is
-incremental too. Swaps that might close a cycle are rejected (conservatively). The same seed and number of tries give
-the same result.
+tail (least time from its start to the end), so each swap is checked against the limit in constant time. Swaps that
+might close a cycle are rejected. The same seed and number of tries give the same result.
 """
 
 from __future__ import annotations

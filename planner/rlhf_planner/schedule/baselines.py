@@ -1,8 +1,7 @@
 """Baseline schedules: serial, back to back, greedy, one micro-batch at a time, interleaved, Chimera.
 
-Each is a plain construction, simulated with the same rules; nothing is searched. `run_baselines` returns those that
-run the instance itself. Interleaved 1F1B and Chimera cut or copy models, so they run their own instance
-(`interleaved`, `chimera`) and compare by makespan and peak.
+Each is a plain construction, simulated with the same rules. `run_baselines` returns those that run the instance itself.
+Interleaved 1F1B and Chimera cut or copy models, so they run their own instance.
 """
 
 from __future__ import annotations

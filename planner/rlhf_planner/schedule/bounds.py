@@ -41,8 +41,7 @@ def backward_tails(arrays: InstanceArrays) -> Floats:
 
 
 def published_bound(arrays: InstanceArrays) -> float:
-    """Return the published lower bound on the makespan; with a split backward, max over devices of first + work +
-    tail.
+    """Return the published lower bound on the makespan, also for a split backward.
 
     Terms: the critical path of a pipeline through its slowest stage; and per device the least time before its first
     step, its work, and the least time after it. The last term is zero where a weight-gradient step can come last.

@@ -139,7 +139,7 @@ def table_of(
 ) -> ScheduleTable:
     """Return the table of an answer in the form of `solution_json` for `instance`.
 
-    Raises TableError for an invalid table, and ValueError, for example, for an answer of another form.
+    Raises ValueError for an answer of another form, such as TableError for a table that cannot be executed.
     """
     devices = devices_from_json(answer)
     split = any(step.kind == "W" for row in devices for step in row)

@@ -1,8 +1,7 @@
 """A table in which one model is frozen: it is not computed, and the others are trained as before.
 
-Owns one table. The remaining actions of each row stay in order. Stages of different pipelines never wait for each
-other, and both ends of a transfer stay or go together, so a table free of deadlock stays free of it. The remaining
-parts of a fused table may be slower than serial ones. Pure: same table, same rows.
+Owns one table. The remaining actions of each row stay in order. Stages of different pipelines exchange no data, and
+both ends of a transfer stay or go together, so a table free of deadlock stays free of it. Pure: same table, same rows.
 """
 
 from rlhf_common.schedule import ScheduleTable

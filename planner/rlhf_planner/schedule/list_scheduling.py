@@ -36,9 +36,10 @@ EVALUATION = 1.0e-6  # nominal seconds of one list schedule, per step
 class PriorityRule:
     """Priority of a step: `tail` times the least time from its start to the end, plus a bonus by kind.
 
-    Bonuses are shares of the makespan bound. `patience` lets a device wait that long (in units of its shortest forward
-    step) for a step of higher priority. Values per pipeline, empty for equal ones: `scale` of the tail, `bonus`, and
-    the number of micro-batches that stage s of S may have in flight, `slope` * (S - s) + `room` * S.
+    Bonuses are shares of the largest sum of a step's head and tail. `patience` lets a device wait that long (in units
+    of its shortest forward step) for a step of higher priority. Values per pipeline, empty for equal ones: `scale` of
+    the tail, `bonus`, and the number of micro-batches that stage s of S may have in flight, `slope` * (S - s) + `room`
+    * S.
     """
 
     tail: float
@@ -111,7 +112,7 @@ def tuned(
 ) -> tuple[Timeline | None, int]:
     """Return the best list schedule under the cap over random rules, and the number of schedules made.
 
-    The rules are random draws, then steps from the best one. The search stops at a makespan of `enough`.
+    The rules are random draws, and steps from the best one. The search stops at a makespan of `enough`.
     """
     if not fits_together(arrays, cap):
         return None, 0

@@ -1,11 +1,8 @@
 """Computes a lower bound on the peak of any schedule, over all devices, from the duals of a linear program.
 
-For every operation and moment, a variable is the number of its steps that have started, as a fraction. Precedences,
-devices that do one thing at a time, and device memory are linear in these variables. So no schedule has a lower peak
-than the program's minimum.
-
-A first-order method (PDLP) solves it inexactly. The bound is computed from the dual values by weak duality, so it is
-valid for any values. It is rounded up to a peak that activations can add up to.
+For every operation and moment, a variable is the number of its steps that have started, as a fraction. A first-order
+method (PDLP) solves the program inexactly. The bound follows from the dual values by weak duality, so it is valid for
+any values.
 
 Must never influence the search: its last digits may differ between machines, and schedules must not.
 """
@@ -53,8 +50,8 @@ def relaxed_peak_bound(
 ) -> RelaxedBound:
     """Return a lower bound on the peak of any schedule with makespan at most `horizon` and peak at most `most`.
 
-    `nominal` is the effort in seconds of an idle core, and `seconds` the backstop by the clock. Not tried without PDLP,
-    if durations have no common grid, or if the effort or the time is too small for the program.
+    `nominal` is the effort in seconds of an idle core, and `seconds` the backstop by the clock. The bound is 0 if it is
+    not tried, as with less effort than `least_seconds`.
     """
     unit = _common_unit(arrays)
     if unit is None or seconds <= 0 or nominal < least_seconds(arrays, horizon):
@@ -83,8 +80,9 @@ def _variables(arrays: InstanceArrays, horizon: float, unit: float) -> int:
 
 
 def attainable(arrays: InstanceArrays, bound: float, most: float) -> float:
-    """Return the least peak between `bound` and `most` that is a sum of micro-batches of one device; otherwise the
-    bound, at most `most`. The bound also counts if there are too many units to try.
+    """Return the least sum of micro-batches of one device between `bound` and `most`; without one, `most`.
+
+    With too many units to try, return the bound, at most `most`.
     """
     units = memory_units(arrays)
     low, high = int(np.ceil(bound * units.scale - 1e-3)), units.from_activation(most)

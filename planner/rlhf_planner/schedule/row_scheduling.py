@@ -1,11 +1,10 @@
 """Builds fused tables by list scheduling for models whose stages span different numbers of rows.
 
-The next step is always the one that can start first. Ties go to backward, then forward, then weight gradient, then by
-the order of models that is tried. A stage starts a forward only while it has fewer micro-batches than 1F1B would, plus
-`spare`. Several values of `spare` and both orders of models are tried. The shortest table within the memory wins.
+The next step is always the one that can start first. A stage starts a forward only while it has fewer micro-batches
+than 1F1B would, plus `spare`. Several values of `spare` are tried, and the shortest table within the memory wins.
 
-Orders are parts of one sequence in which each step has its input. A transfer is one event at the end of the step that
-makes its data. So tables are free of deadlock for the same reason as in `tables`. Pure.
+Orders are parts of one sequence in which each step has its input, so tables are free of deadlock for the same reason as
+in `tables`. Pure.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,13 +1,10 @@
 """The serial baseline as an executable table: 1F1B of the first pipeline, then of the next.
 
 Owns one table. Rule: all events form one global sequence, in which a transfer is a single event of two ranks. Each row
-is the part of the sequence that names its rank. The first event that is not done is then the next one of every row
-that contains it, so some rank can always continue. So the table is free of deadlock even if every transfer blocks both
-ranks. For the same reason both sides of a pair post their transfers in the same order, as NCCL requires.
+is the part of the sequence that names its rank. The first event that is not done is then the next one of every row that
+contains it. So the table is free of deadlock even if every transfer blocks both ranks.
 
-The sequence is the event simulation of 1F1B with a backward twice as long as a forward; its times are used only to
-order events. Rows that share a stage have the same events, each with its own transfers. Pure: same pipelines, same
-table.
+Pure: same pipelines, same table.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,15 +1,10 @@
 """The search: shortest makespan, then least peak activation, then least sum of peaks; never above the memory cap.
 
-Parts, in order:
-  1. baselines, which every answer without slack must match or beat (and fall back to);
-  2. list scheduling without a cap, which often meets the makespan bound;
-  3. constraint programming for the makespan of small instances: a shorter schedule or a higher bound;
-  4. annealing of memory at a fixed makespan: first under the cap, at the least makespan where that works; then as low
-     as possible, with the proven bound on the peak as the floor. Large instances use tuned list scheduling instead.
+Parts, in order: baselines, list scheduling, constraint programming for small instances, and annealing of memory within
+a makespan. Large instances use tuned list scheduling instead of annealing.
 
-The makespan uses the budget first, the peak uses the rest. If a makespan stays unproven, the last fifth (under a cap,
-half) is reserved for the peak. Effort is counted in tries and in deterministic solver time, at a nominal rate for
-`seconds`; the clock ends parts of the search only at a multiple of `seconds` (PATIENCE), and the answer reports that.
+Effort is counted in tries and in deterministic solver time, at a nominal rate for `seconds`. The clock ends parts of
+the search only at PATIENCE times `seconds`, and the answer reports that.
 """
 
 from __future__ import annotations
@@ -47,11 +42,10 @@ Objective = Literal["makespan", "peak"]
 class Solution:
     """A valid schedule and its proven bounds.
 
-    `lower_bound` is on the makespan of any schedule, `peak_bound` on the peak of any schedule within this makespan
-    plus the allowed slack. `makespan_seconds` is when the makespan was found; 0 for that of a baseline. `cut_short`
-    names what more budget might still lower (the makespan before the peak), because it was not proven minimal; None if
-    neither. `by_clock` is whether the clock ended a part of the search before its effort, so that a faster machine may
-    find another schedule.
+    `lower_bound` is on the makespan of any schedule, `peak_bound` on the peak of any schedule within this makespan plus
+    the allowed slack. `makespan_seconds` is when the makespan was found; 0 for that of a baseline. `cut_short` names
+    what more budget might still lower, the makespan before the peak; None for nothing. `by_clock` is whether the clock
+    ended a part of the search before its effort, so that a faster machine may find another schedule.
     """
 
     timeline: Timeline

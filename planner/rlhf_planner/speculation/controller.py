@@ -5,11 +5,9 @@ expected tokens per second,
 
     (R + survival of the best j slots) / (drafting + pass over R + j rows),
 
-and j = 0, a plain step, is always a candidate. The same law, applied to the drafts that drafters are expected to have,
-decides whether to ask drafters at all. The controller learns acceptance, costs and supply from the steps (`acceptance`,
-`pass_costs`), and also which drafter to follow (`rival_drafts`). Measurements of whole steps correct the predictions
-(`step_records`). Alternatives are probed now and then, on a credit of PROBE_SHARE of the time. Drafts widen a pass to
-at most GROWTH times the widest measured width, or to the next width.
+and j = 0 is a plain step. The same law decides whether to ask drafters at all. Alternatives are probed now and then, on
+a credit of PROBE_SHARE of the time.
+
 Rule: pure. A state and numbers in, a choice or a new state out; no clock, no randomness, no engine.
 """
 

@@ -1,9 +1,9 @@
 """Chooses how many drafted tokens to verify per sample: the (sample, position) slots with the highest survival that
 pay.
 
-Rule: slots of all samples are sorted by survival, the probability that a token and all before it are accepted. The
-best j slots are taken, where j has the most expected tokens per second; 0 is always a candidate. Survival falls along
-a draft, so the selection is a prefix of each draft. Pure and exact: every j is tried.
+Rule: slots of all samples are sorted by survival, the probability that a token and all before it are accepted. The best
+j slots are taken, where j has the most expected tokens per second; 0 is always a candidate. Survival falls along a
+draft, so the selection is a prefix of each draft. Pure.
 """
 
 from typing import NamedTuple

@@ -1,11 +1,8 @@
 """Learns the time of passes and of drafting from the steps.
 
 Rule: the time of a pass is piecewise linear in its width, with knots, plus a cost per key, plus a cost of verifying
-drafts. With padded shapes the width is that of the padded pass, so the cost is a step function of rows. Knots without
-own steps follow their neighbours. Unknown costs are assumed to be low, so that they are tried: all but WIDTH_SHARE of
-a cost is fixed. Costs that width explains are not attributed to keys. Steps are weighted by their relative error, so
-that a slow one counts less, and are forgotten slowly. The cost never falls with width. Pure and immutable; all times
-are in seconds.
+drafts. With padded shapes the width is that of the padded pass. Unknown costs are assumed to be low, so that they are
+tried. The cost never falls with width. Pure and immutable; all times are in seconds.
 """
 
 from dataclasses import dataclass

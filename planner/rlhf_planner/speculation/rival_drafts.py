@@ -21,8 +21,10 @@ PRIOR_PLACES: Final = 4.0
 
 
 class PairwiseCounts(NamedTuple):
-    """Pairs of drafts for the same places, int64 [n] each: their drafters, their matches, and by how many tokens the
-    first was right for longer, as far as is known."""
+    """Pairs of drafts for the same places, int64 [n] each: their drafters, their matches, and the lead of the first.
+
+    The lead is a number of right tokens, as far as it is known.
+    """
 
     first: Ints
     first_matches: Ints

@@ -1,13 +1,7 @@
-"""Failure counting: counts the end of every pod once, as a failure, a disruption or neither, and may fail the job.
+"""Counts new ends of pods as failures, disruptions or neither, and may fail the job.
 
-Requested ends count as nothing: exit code 75, code 0 of a worker, and code 130 of the coordinator. An end that the
-failure policy ignores is a disruption; by default these are preemptions, drains, lost nodes, refusals of a node,
-deletions from outside, and all but one of the workers that are lost at once. An end that it restarts is a failure, of
-which runPolicy.backoffLimit are forgiven. An end that it declares final fails the job at once.
-
-Rule: pure. Ends are distinguished by ids, never by order or number of events. The counted ids stay in the status while
-their pods are observed, so that an end is not counted twice. A container that ended several times between two
-reconciles counts once, in the job's favour.
+Rule: pure. Ends are distinguished by ids. The counted ids stay in the status while their pods are observed, so that an
+end is not counted twice. A container that ended several times between two reconciles counts once.
 """
 
 from collections import Counter
@@ -138,8 +132,9 @@ def count_failures(
 ) -> FailureCounts:
     """Return the counts with every new end of `pods`; `before` is `status.restarts`.
 
-    `lost`: uid -> reason for pods that are deleted now because the coordinator has lost them. Deletions requested
-    before `started` do not count. If the job is `stopping`, only ends of the coordinator count.
+    `lost`: uid -> reason for pods that are deleted now because the coordinator has lost them. A deletion requested
+    before `started` does not count unless the pod was disrupted. If the job is `stopping`, only ends of the coordinator
+    count.
     """
     counted = {str(entry["id"]): str(entry["pod"]) for entry in before.get("accounted") or []}
     listed = sorted(pods, key=lambda pod: pod.name)

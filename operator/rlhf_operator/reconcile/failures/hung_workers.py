@@ -1,10 +1,7 @@
-"""Decides which workers to replace that the coordinator has lost although their pods look healthy.
+"""Decides which workers to replace that the coordinator has lost although their pods are ready.
 
-A process that hangs or has no network may look healthy to its kubelet, while its coordinator receives no message of it.
-Rule: pure. A pod is replaced if three conditions hold. The silent process still runs in it: its container started
-before the last message. The silence has lasted for spec.runPolicy.workerTimeoutSeconds and NODE_NOTICED. No more
-workers (or pods, if a pod has several ranks) are silent than connected; otherwise the coordinator's own network has
-probably failed. Without a recent reading of the coordinator, no worker counts as lost.
+Rule: pure. Without a recent reading of the coordinator, no worker counts as lost. If more workers are silent than
+connected, the coordinator's own network has probably failed, and none is replaced.
 """
 
 from collections.abc import Iterable

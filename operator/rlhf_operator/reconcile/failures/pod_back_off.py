@@ -1,10 +1,6 @@
 """Delays the next creation of a pod: the more often it ended in a row, the longer.
 
-A pod is identified by its name, which has its group and index. Every end counts (a failure, a disruption, a request, a
-restart of its group). The first replacement is created at once. The next one waits BASE after the previous creation,
-and each further one twice as long, up to LONGEST. The count restarts after a pod ran for RAN_WELL, or when its template
-has changed, as that may be the cure. So a pod that always ends early is created at most six times in the first five
-minutes, and later once per LONGEST.
+The count restarts after a pod ran for RAN_WELL, or when its template has changed, as that may be the cure.
 
 Rule: pure. Delays start at the creation of a pod and are stored in `status.restarts.backOff`, so that a restart of the
 operator does not change them.

@@ -1,13 +1,7 @@
 """A job that cannot start releases its resources, waits, and tries again, so that it does not hold idle GPUs.
 
-A job cannot start in two cases. Scheduled pods do not start (an image, a volume, an init container) for
-spec.runPolicy.podStartTimeoutSeconds. Or the pods of an iteration are ready but the coordinator waits for more than
-spec.runPolicy.startTimeoutSeconds. Time without a node does not count. A pod that an iteration does not need is
-replaced alone, with its own back-off.
-
-The job ends its pods as for a suspension. It tries again after FIRST, then after twice as long each time, up to LONGEST
-(Kueue's values for jobs whose pods do not become ready), or at once after an edit of its spec. The attempts count
-towards no limit; the deadline continues.
+It waits FIRST, then twice as long each time, up to LONGEST; an edit of its spec ends the wait. The attempts count
+towards no limit.
 
 Rule: pure; computed from times in the pods, the reading and `status.release`.
 """

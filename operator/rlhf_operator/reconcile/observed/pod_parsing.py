@@ -1,15 +1,9 @@
 """Parses the body of a pod, and decides whether a pod that failed as a whole failed because of a disruption.
 
 Anybody who may create pods writes their labels, annotations and termination logs. A body becomes a record with typed,
-bounded fields, or an `UnreadableObject` with the problem. The parser assumes a well-formed body. If it raises another
-error than UnreadableError, `malformed_pod` finds the place.
+bounded fields, or an `UnreadableObject` with the problem.
 
-Since Kubernetes 1.26 the condition DisruptionTarget marks a running pod that others ended (preemption, drain, node
-pressure, lost node). Two kinds of failed pods lack it. One was refused by its node before it ran; that is a disruption
-if the reason is the state of the node rather than the pod's request. The other was evicted or ended for its own
-behaviour (an emptyDir's sizeLimit, limits of ephemeral storage, its own deadline).
-
-Rule: pure and total. An unknown reason counts as the pod's own, so that it is counted and cannot recur forever.
+Rule: pure. An unknown reason of a failure counts as the pod's own.
 """
 
 from collections.abc import Mapping
@@ -72,9 +66,9 @@ REFUSED: Final = frozenset(
         "VolumeAttachmentLimitExceeded",
     }
 )
-"""Reasons of the kubelet's admission that depend on the node's state: resources taken meanwhile, changed labels, a
-failed device plugin. SysctlForbidden, AppArmor, PodOSNotSupported and similar reasons are not the node's fault, and
-other nodes of its kind would not help.
+"""Reasons of the kubelet's admission that depend on the node's state, such as changed labels or a failed device plugin.
+
+SysctlForbidden, AppArmor and PodOSNotSupported are not among them, because another node would not help.
 """
 LACKING: Final = "OutOf"
 """Prefix of such a reason: OutOfcpu, OutOfnvidia.com/gpu."""

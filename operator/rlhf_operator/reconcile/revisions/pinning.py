@@ -1,14 +1,12 @@
 """Decides when a job gets another revision: at a start, by its user's edits, and if its revision is lost.
 
-- A job that has neither pods nor status.startTime is not started. It gets a revision of this version of the operator,
-  with its images.
-- After its start the revision stays. An edit is the difference between the job stored in the revision and the current
-  one, both parsed by this version, so a new default is not an edit. The edit's effect on this version's result is
-  applied to the revision; the rest stays unchanged. A field that the revision's version did not know waits for the
-  next start.
-- A running job whose revision is lost gets one of this version, with the images that its status names.
+- A job that has neither pods nor status.startTime gets a revision of this version of the operator, with its images.
+- After its start, its user's edits are applied to the revision, and the rest stays unchanged. The jobs before and after
+an edit are both parsed by this version, so a new default is not an edit.
+- A running job whose revision is lost gets one of this version, with the images that its status names, unless its
+manifest is refused.
 
-Rule: pure. A rule that a newer version adds does not stop a running job.
+Rule: pure.
 """
 
 import json

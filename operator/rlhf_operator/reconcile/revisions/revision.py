@@ -1,12 +1,11 @@
 """The revision of a job, as data, and its form in the job's ConfigMap and status.
 
-A revision contains the parts that must not change with the version of the operator: the images, the resolved job for
-the processes, one pod of each group (with open index and restart), the hashes by which pods are outdated, and the hash
-by which a queue admitted the job. It also contains the user's job at that time, to distinguish the user's edits from
-new defaults. `pinning` decides when there is another one.
+A revision contains the parts that must not change with the version of the operator, such as images, the resolved job
+and one pod of each group. It also contains the user's job at its writing, to distinguish the user's edits from new
+defaults.
 
-Rule: pure. Pods are created from a revision, but users who may write ConfigMaps must not create pods that way. A
-revision is therefore valid only with a digest in the job's status.
+Rule: pure. Users who may write ConfigMaps must not create pods that way, so a revision is valid only with a digest in
+the job's status.
 """
 
 import base64

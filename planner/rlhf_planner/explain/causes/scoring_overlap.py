@@ -1,8 +1,6 @@
 """Scoring that waits for the whole batch: no response is scored before the last one is finished.
 
-The gain is that of a replay of the scoring queue in which each response is scored as soon as it is finished. Where
-passes of models fill the scoring time, a response takes its share of it. Calls of a reward run at once, so there a
-response takes as long as the first one did.
+The gain is that of a replay of the scoring queue in which each response is scored as soon as it is finished.
 """
 
 from collections.abc import Sequence
