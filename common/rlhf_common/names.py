@@ -1,7 +1,6 @@
-"""Names that more than one process must agree on, such as API group, labels, ports, environment and exit codes.
+"""Names that several processes must agree on, such as API group, labels, ports, environment and exit codes.
 
-Rule: a name on both sides of a process boundary belongs here. The module has no behaviour except the composition of
-names.
+Rule: this module has no behaviour except the composition of names.
 """
 
 from enum import IntEnum, StrEnum

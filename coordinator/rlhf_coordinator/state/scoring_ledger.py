@@ -1,8 +1,6 @@
 """The part of the ledger about finished responses: their scoring, their results, and the batch for training.
 
-Where batches are refilled, a group whose rewards are all equal is dropped as soon as the last response is scored
-(`batch_refill`).
-Rule: pure. A message under a stale attempt changes nothing, and the return value says so. A failed task is open again.
+Rule: pure. A message under a stale attempt changes nothing, and the return value says so.
 """
 
 from collections.abc import Collection, Iterable, Sequence
