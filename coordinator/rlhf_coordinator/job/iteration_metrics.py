@@ -1,9 +1,7 @@
 """The metrics of an iteration, for metrics.jsonl, trackers, Prometheus, status and journal.
 
-It collects the metrics of a closed iteration, also those of `staleness_metrics`, `speculation_metrics` and
-`critic_overlap_metrics`, and those that `fusion.learning` computes while it learns.
-Rule: it changes only the times of the phase in progress. A missing reward is absent. A value that is infinite or NaN is
-absent under its own name, and `nonfinite/<name>` is 1 in its place.
+Rule: a missing reward is absent. A value that is infinite or NaN is absent under its own name, and `nonfinite/<name>`
+is 1 in its place.
 """
 
 import math
@@ -146,8 +144,8 @@ def reward_statistics(ledger: Ledger, graph: Graph) -> dict[str, float]:
 def rewards_by_name(ledger: Ledger, graph: Graph) -> dict[str, float]:
     """Return mean, deviation, minimum and maximum of each of several rewards, over the samples that have it.
 
-    The result also has the number of abstentions of each of several rewards, and the means of every reward's extra
-    values. A single reward of a role has the name of its task.
+    The result also has the number of abstentions of each of several rewards, and means of rewards' extra values. A
+    single reward of a role has the name of its task.
     """
     metrics: dict[str, float] = {}
     for task in graph.tasks:

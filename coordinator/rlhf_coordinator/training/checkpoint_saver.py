@@ -1,7 +1,7 @@
-"""Saves one checkpoint at a time: a folder, its ranks, a finishing thread; after several failed attempts the job fails.
+"""Saves one checkpoint at a time: ranks write into a folder, and a thread completes it.
 
-The first ranks that together have everything write (`writers`). A lost rank ends the attempt, which does not count as
-failed; a full disk or a damaged file is a failed attempt.
+The first ranks that together have everything write (`writers`). After MAX_TRIES failed attempts in a row the job fails.
+An attempt that a lost rank ends does not count as failed.
 """
 
 import asyncio

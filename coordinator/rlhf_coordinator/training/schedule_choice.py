@@ -1,10 +1,8 @@
 """The choice of the schedule that training runs: measured on the ranks, searched in a child process, stored.
 
-  stages -> the ranks time their stages and transfers      searching -> schedule_search looks for fused tables
-  tables -> Auto only: the ranks time whole mini-batches   decided -> journaled; training may start
-
-A choice is stored in the journal's facts. A failed search leaves the serial table. A number identifies answers to an
-earlier measurement.
+Its stages: `stages`, the ranks time their stages and transfers; `searching`, `schedule_search` looks for fused tables;
+`tables`, in mode Auto the ranks may time whole mini-batches; `decided`.
+A choice is stored in the journal's facts. A failed search leaves the serial table.
 """
 
 import asyncio
