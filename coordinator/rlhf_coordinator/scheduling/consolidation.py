@@ -1,6 +1,6 @@
 """Consolidation of the long tail: when the last samples go to few workers, where they go, and which workers then score.
 
-A *released* generation worker scores instead of decoding (`_released`).
+A *released* generation worker has no samples to decode, and may score (`_released`).
 Rule: pure. A moving sample is marked in the ledger, so deciding again does not ask for it again.
 """
 

@@ -1,7 +1,7 @@
 """How partial rollouts re-enter the next iteration (`spec.rollout.maxStaleness`).
 
-A carried sample restarts if a token's weight version is more than maxStaleness below the iteration's number, or if the
-response is longer than now allowed.
+A carried sample restarts if the response is longer than now allowed. It also restarts if a token's weight version is
+more than maxStaleness below the iteration's number.
 Rule: pure.
 """
 

@@ -1,6 +1,6 @@
 """The scoring table of an iteration: which tasks of which finished samples are open, leased, or done.
 
-It combines the rewards of a sample when its last task is done. The group table knows when tasks of whole groups are
+It combines several rewards of a sample when its last task is done. The group table knows when tasks of whole groups are
 open. Rule: pure, and a part of the ledger. A lease has a higher attempt than the previous one of its sample.
 """
 

@@ -1,7 +1,10 @@
 """The choice of the schedule that training runs: measured on the ranks, searched in a child process, stored.
 
-Its stages: `stages`, the ranks time their stages and transfers; `searching`, `schedule_search` looks for fused tables;
-`tables`, in mode Auto the ranks may time whole mini-batches; `decided`.
+  stages     the ranks time their stages and transfers
+  searching  `schedule_search` looks for fused tables
+  tables     mode Auto: the ranks time whole mini-batches
+  decided    training may start
+
 A choice is stored in the journal's facts. A failed search leaves the serial table.
 """
 
