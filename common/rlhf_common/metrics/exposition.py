@@ -94,7 +94,8 @@ class _Counts:
 
 
 def settled(read: Callable[[], _Read]) -> _Read:
-    """Return the result of `read`, which iterates over data that another thread may change; it is retried then."""
+    """Return the result of `read`, which iterates over data that another thread may change. Retry it after a
+    RuntimeError."""
     for _ in range(READ_TRIES - 1):
         try:
             return read()

@@ -12,7 +12,7 @@ from rlhf_coordinator.state.carried_sample import CarriedSample
 
 
 def resume_partial(carried: Iterable[CarriedSample], iteration: int, rollout: Rollout) -> tuple[CarriedSample, ...]:
-    """Return the first samples of an iteration, those that restart without tokens; empty where maxStaleness is 0."""
+    """Return the first samples of an iteration; those that restart have no tokens. Empty where maxStaleness is 0."""
     return tuple(_resumed(sample, iteration, rollout) for sample in carried) if rollout.max_staleness else ()
 
 

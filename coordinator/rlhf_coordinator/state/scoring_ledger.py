@@ -186,8 +186,8 @@ class ScoringLedger(SampleStates):
             self._judge(sample.index)
 
     def _judge(self, index: int) -> None:
-        """Drop the group of a sample if it is complete and has equal rewards, and let the iteration grow if a round is
-        left."""
+        """Drop the group of a sample if it is complete and no two rewards differ, and let the iteration grow if a round
+        is left."""
         group = self._groups.group_of(index)
         members = self.members(group)
         if not self.refill.drops(group, members):

@@ -164,7 +164,8 @@ class PromptSet:
 class _Drawn:
     """Entries of a source in an order of one iteration.
 
-    The entries that the iteration does not have come first, each once; then all of them repeat.
+    The entries that the iteration does not have come first, each once. All entries of the source follow, again and
+    again.
     """
 
     def __init__(self, seed: int, iteration: int, source: int, entries: int, own: set[int]) -> None:

@@ -132,7 +132,8 @@ class CheckpointSaver:
         self._record_checkpoint(saved, retained_versions)
 
     def _complete(self) -> tuple[checkpoint.Checkpoint, list[int]]:
-        """Complete the checkpoint, and remove older ones; return it and the versions of the newest. Runs in a thread.
+        """Complete the checkpoint, and remove older ones; return it and the newest versions that stay. Runs in a
+        thread.
 
         Raises JobError and OSError.
         """
