@@ -1,7 +1,7 @@
 """Reads a certificate's expiry from its PEM file.
 
-Rule: pure except for `expiry_of_file`. It reads only `notAfter` of X.509 (RFC 5280, 4.1); any other form raises
-ValueError. The result is information for people and must never decide trust, which is the task of TLS.
+Rule: pure except for `expiry_of_file`. It reads only `notAfter` of X.509 (RFC 5280, 4.1). The result is information for
+people; it must never decide trust.
 """
 
 import ssl

@@ -42,9 +42,9 @@ Files = tuple[bytes, bytes, bytes]
 
 
 def _read(folder: Path) -> Files:
-    """Return authority, certificate and key from the same moment. Raises ValueError if they cannot be read.
+    """Return authority, certificate and key from the same moment: it reads the files until two reads in a row agree.
 
-    If two reads give the same content, the files were not replaced between them.
+    Raises ValueError if they cannot be read, or change all the time.
     """
     files = _files(folder)
     for _ in range(_TRIES):

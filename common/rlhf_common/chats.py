@@ -1,6 +1,6 @@
 """Chats in prompt files: the messages and tools that a record may have, in the form that templates read.
 
-Rule: pure. A message is passed on with its keys that are not null, but for empty tool_calls. A message of a wrong form
+Rule: pure. Keys with the value null are left out of a message, and tool calls get one form. A message of a wrong form
 is rejected.
 """
 
@@ -102,7 +102,7 @@ def _call(call: object, name: str) -> dict[str, Any]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a schema without null members, which a table has for every key of another row."""
+    """Return a schema without the null members that a table adds; those of `_NULLABLE` stay."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None or key in _NULLABLE}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value

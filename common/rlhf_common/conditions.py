@@ -1,7 +1,7 @@
 """Condition types and reasons of an RLHFJob, which users use in scripts.
 
-Rule: a type is a state, never a verb. If a condition is False because of a wait, its reason names the wait. The reason
-of `Running` is also the PHASE column of `kubectl get`, so it tells most about the job. This module has no logic.
+Rule: a type is a state, never a verb. The reason of `Running` is also the PHASE column of `kubectl get`. This module
+has no logic.
 """
 
 from enum import StrEnum

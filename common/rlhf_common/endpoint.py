@@ -1,7 +1,7 @@
 """The HTTP endpoint of a job's process: `/livez` reports whether it is alive, every other path serves its metrics.
 
-A process is alive while its event loop runs, or stood still for at most STALE_SECONDS. Before the loop starts, while it
-loads libraries or reads a journal, it is alive as long as it answers.
+A process is alive unless its event loop stood still for more than STALE_SECONDS, or `ailment` names a reason. Before
+the first beat the loop does not count as stuck.
 Rule: the endpoint serves on its own threads. Probes of running pods use `/livez`; never remove the path.
 """
 
@@ -25,7 +25,7 @@ BEAT_SECONDS: Final = 1.0
 STALE_SECONDS: Final = 30.0
 """Seconds without a beat after which the loop counts as stuck."""
 CLIENT_SECONDS: Final = 10.0
-"""Seconds after which a slow client is disconnected, so that it does not hold a thread forever."""
+"""Time-out in seconds of one read from a client, or one write to it."""
 FRAMES_SHOWN: Final = 12
 """Number of innermost stack frames of a stuck loop to log."""
 WILDCARDS: Final = frozenset({"", "::", "0.0.0.0"})  # noqa: S104 pods listen on every address
@@ -102,8 +102,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 def listener(host: str, port: int) -> socket.socket:
     """Return a listening TCP socket; port 0 takes a free one. Raises OSError if the address cannot be bound.
 
-    A wildcard host listens on both address families with one socket, so the same command line serves clusters with
-    IPv6, IPv4 or both. A kernel without IPv6 gets IPv4.
+    A wildcard host listens on IPv6 and IPv4 with one socket, or on IPv4 alone where the machine cannot do that.
     """
     if host in WILDCARDS:
         both = socket.has_dualstack_ipv6()

@@ -1,9 +1,7 @@
-"""Log lines as JSON objects: one object per line, with one schema.
+"""Log lines as JSON objects, one per line.
 
-Rule: a line has `time` (UTC, milliseconds), `level` and `message`. It has `worker` in a process of a job, otherwise
-`logger`. It has `job`, `iteration` and `trace_id` if the process has them in its `LogContext`. Attributes of a record
-that the formatter's `extras` name take precedence. A line of an exception has `traceback`. A value that JSON cannot
-represent is written as text.
+Rule: a line has `time` (UTC, milliseconds), `level` and `message`, and `worker` or `logger`. It also has the fields of
+the `LogContext`, such as `job`, `iteration` and `trace_id`. A line of an exception has `traceback`.
 """
 
 import json

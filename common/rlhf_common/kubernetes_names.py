@@ -1,6 +1,6 @@
 """Names, label keys and label values that the API server accepts. Each function returns the problem, or an empty text.
 
-The definition takes its patterns of names from here.
+The CRD takes its pattern of DNS subdomains from here.
 """
 
 import re
@@ -12,7 +12,7 @@ SUBDOMAIN_MAX: Final = 253
 """Maximum characters of a DNS subdomain: the name of most objects, and the prefix of a label's key."""
 _LABEL_FORM: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 SUBDOMAIN_FORM: Final = rf"^{_LABEL_FORM}(\.{_LABEL_FORM})*$"
-"""Pattern of a DNS subdomain, also for the definition."""
+"""Pattern of a DNS subdomain, also for the CRD."""
 _NAMED: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _DNS_LABEL: Final = re.compile(_LABEL_FORM)
 _SUBDOMAIN: Final = re.compile(SUBDOMAIN_FORM)

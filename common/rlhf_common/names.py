@@ -1,7 +1,6 @@
-"""Names that more than one process must agree on, such as API group, labels, ports, environment and exit codes.
+"""Names that several processes must agree on, such as API group, labels, ports, environment and exit codes.
 
-Rule: a name on both sides of a process boundary belongs here. The module has no behaviour except the composition of
-names.
+Rule: this module has no behaviour except the composition of names.
 """
 
 from enum import IntEnum, StrEnum
@@ -87,7 +86,7 @@ class Env(StrEnum):
     RUN_DIR = "RLHF_RUN_DIR"
     """Coordinator: folder for journal, metrics.jsonl, events, timeline."""
     RESUME = "RLHF_RESUME"
-    """Coordinator: 1 starts a new journal from the newest checkpoint; an existing journal always continues."""
+    """Coordinator: 1 lets a new journal start from the newest checkpoint; it has no effect on an existing journal."""
     COORDINATOR = "RLHF_COORDINATOR"
     """Workers: host:port of the coordinator."""
     LISTEN = "RLHF_LISTEN"
@@ -149,7 +148,8 @@ class ExitCode(IntEnum):
     SAMPLE_FAILED = 25
     """No worker could decode a sample, and more samples failed than rollout.maxFailedSamples allows."""
     RESTART = 75
-    """The process requests a restart (a peer of its training group was lost); it never counts towards backoffLimit."""
+    """The process requests a restart, for example because a peer of its training group was lost. This is not a failure.
+    """
     INTERRUPTED = 130
     """Stopped by Ctrl-C or a signal."""
 

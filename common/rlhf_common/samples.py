@@ -1,7 +1,7 @@
 """The data of a sample for coordinator and workers, such as its key, lease, request and response.
 
-Rule: plain data of numpy arrays, independent of messages. `rlhf_workers.sample_codec` and
-`rlhf_coordinator.storage.sample_codec` convert between them. Must never import protobuf.
+Rule: plain data; must never import protobuf. `rlhf_workers.sample_codec` and `rlhf_coordinator.storage.sample_codec`
+convert it to and from messages.
 """
 
 import math

@@ -4,15 +4,16 @@ The planner makes these tables, training ranks execute them. Must never contain 
 forecast.
 
 Meaning of an action of (pipeline, stage, microbatch) on the rank that holds that stage of that pipeline:
+
   F       forward; keeps what the backward needs             B  whole backward = I then W
   I       input-gradient half of the backward                W  weight-gradient half, any time after its I
   SEND_F  activation to the next stage's rank (`peer`)       RECV_F  activation from the previous stage's rank
   SEND_B  input gradient to the previous stage's rank        RECV_B  output gradient from the next stage's rank
+
 `stage` and `microbatch` of a transfer are the *sender's* for SEND_*, the *receiver's* for RECV_*. Two stages of one
 pipeline on the same rank need no transfer actions between them. For each ordered pair of ranks the k-th send on one
-side matches the k-th receive on the other. Micro-batches of a pipeline are FIFO on every stage.
-In a pipeline of width w, w neighbouring rows hold each stage in parts. Each row has the stage's computations, which
-they do together, and transfers to and from the row at the same place of the next stage.
+side matches the k-th receive on the other.
+In a pipeline of width w, w neighbouring rows hold each stage in parts, and do its computations together.
 """
 
 from typing import Literal

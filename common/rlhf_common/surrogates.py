@@ -1,7 +1,6 @@
 """Unpaired surrogates: strings of Python and JSON may contain them, but UTF-8 text cannot.
 
-JSON writes one as an escape such as \\ud83d without its second half.
-Rule: standard library only. An unpaired surrogate is found and shown, never replaced.
+JSON writes one as an escape such as \\ud83d without its second half. Rule: standard library only.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,7 @@
 """Rendering of chats with the template of a judging model, independent of the date.
 
-Rule: a judgment must not depend on the day. A template that reads the date uses its default for programs that do not
-know it; a template without a default is rejected. Policy prompts can set their own date
-(spec.prompts.chatTemplateArguments).
+Rule: a judgment must not depend on the day. A template gets no `strftime_now`; one that calls it nevertheless is
+rejected.
 """
 
 import re

@@ -70,7 +70,8 @@ def read_shapes(spec: RLHFJobSpec) -> Mapping[str, TransformerShape]:
 
 
 def _map_widths(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return the inputs plus outputs of the linear maps of attention, and of the MLP without experts, over all layers.
+    """Return linear map -> its inputs plus outputs, summed over all layers: the maps of attention, and of an MLP
+    without experts.
 
     Return an empty dictionary where the configuration states no shape.
     """

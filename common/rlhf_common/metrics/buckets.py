@@ -1,7 +1,7 @@
 """Bounds of histograms, by measured quantity.
 
-Rule: at most fourteen bounds, most of them at most three times the previous one. A histogram costs three series more
-than it has bounds. A change breaks comparisons with the past.
+Rule: at most fourteen bounds. Each set of label values costs three series more than there are bounds. A change breaks
+comparisons with the past.
 """
 
 from typing import Final

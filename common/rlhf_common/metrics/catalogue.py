@@ -1,6 +1,6 @@
 """All metrics of the project, by name.
 
-Rule: a metric belongs to it if a module of this package declares it as a constant. A name has one meaning in every
+Rule: a metric belongs to it if a module of `MODULES` declares it as a constant. A name has one meaning in every
 process.
 """
 

@@ -1,7 +1,6 @@
-"""Writes metrics of the catalogue for Prometheus: families of values read at a scrape, and histograms filled over time.
+"""Prometheus families of the catalogue's metrics.
 
-Rule: a scrape runs on its own thread; it reads values and changes nothing. A missing value gives no series. If a read
-fails, the scrape fails, and Prometheus shows `up` 0.
+Values are read at a scrape; histograms fill over time.
 """
 
 import time
@@ -95,7 +94,8 @@ class _Counts:
 
 
 def settled(read: Callable[[], _Read]) -> _Read:
-    """Return the result of `read`, which iterates over data that another thread may change; it is retried then."""
+    """Return the result of `read`, which iterates over data that another thread may change. Retry it after a
+    RuntimeError."""
     for _ in range(READ_TRIES - 1):
         try:
             return read()
@@ -121,8 +121,7 @@ def registry_of(collectors: Iterable[Collector]) -> CollectorRegistry:
 
 
 def disabled(_: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-    """Serve a job without metrics: a page that says so, with a status that Prometheus shows as a target that is
-    down."""
+    """Answer that the job serves no metrics. The status makes Prometheus show the target as down."""
     start("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
     return [b"spec.metrics of this job is Disabled\n"]
 

@@ -1,7 +1,4 @@
-"""Metrics of inter-stage fusion: threshold, pool, moves, predictions and measurements.
-
-Rule: a prediction and its measurement belong to the same iteration, the last finished one, except for older names.
-"""
+"""Metrics of inter-stage fusion and incremental scoring: threshold, pool, moves, predictions and measurements."""
 
 from functools import partial
 from typing import Final

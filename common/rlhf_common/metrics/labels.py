@@ -1,7 +1,7 @@
-"""Every label of this project's metrics with its values.
+"""Every label of this project's metrics, with its values or their bound.
 
-Rule: values come from enumerations of this package where it has them. `namespace`, `rlhf_job` and `pod` of a job's
-process come from the scrape; only the operator, which reports many jobs, sets the first two itself.
+`namespace`, `rlhf_job` and `pod` of a job's process come from the scrape. The operator sets the first two itself for
+the series of jobs.
 """
 
 from typing import Final

@@ -1,8 +1,7 @@
 """The types of a metric and its labels.
 
-Rule: plain data, checked at creation. Units are base units, as Prometheus recommends; names of times, bytes and ratios
-end in them, and counters end in `_total`. The values of a label are listed, or bounded in words and as a number by
-existing things; free user input is no label.
+Rule: plain data, checked at creation. Units are base units, as Prometheus recommends. A label has listed values, or a
+bound in words and a number of values at the measured scale.
 """
 
 import re

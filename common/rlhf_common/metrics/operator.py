@@ -1,7 +1,7 @@
 """Metrics of the operator itself, and of every job from the operator's view.
 
-Rule: the series of a job end with the job. The process itself sets the labels `namespace` and `rlhf_job`: a scrape must
-honor them (the chart's ServiceMonitor does).
+The operator sets the labels `namespace` and `rlhf_job` of a job's series: a scrape must honor them. The chart's
+ServiceMonitor does.
 """
 
 from functools import partial

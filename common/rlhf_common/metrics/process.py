@@ -1,4 +1,4 @@
-"""Metrics of any process of the project.
+"""Metrics of several kinds of processes.
 
 Rule: metrics that begin with `process_` are read from the kernel at a scrape, under the names of Prometheus's client
 libraries.

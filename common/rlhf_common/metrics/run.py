@@ -1,9 +1,7 @@
-"""Results of an iteration, such as reward, divergence, lengths and losses. metrics.jsonl and TensorBoard have the same
-numbers.
+"""Results of an iteration, such as reward, divergence, lengths and losses.
 
-Rule: values are those of the last finished iteration. A value that was not measured has no series. A value that is
-infinite or NaN has no series either, but `rlhf_iteration_metric` has the name `nonfinite/<name>` for it. A run metric
-with another name, such as one of a user's algorithm, is a series of `rlhf_iteration_metric`.
+Rule: a value that was not measured has no series. A value that is infinite or NaN has none either;
+`rlhf_iteration_metric` then has the name `nonfinite/<name>`.
 """
 
 from functools import partial

@@ -1,7 +1,6 @@
 """Metrics of speculative decoding from the coordinator: drafts of all workers, and tokens shared for them.
 
-Rule: counts of steps and drafts come from the workers' reports of their steps. A job without speculation has no series
-of drafts.
+Rule: counts of steps and drafts come from the workers' reports of their steps.
 """
 
 from functools import partial

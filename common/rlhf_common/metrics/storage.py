@@ -1,7 +1,6 @@
 """Metrics of weights, checkpoints, trackers, traces, the journal and their disks, from the coordinator.
 
-Rule: disks are read at a scrape, at most every ten seconds, and never on the event loop. A disk that does not answer
-has no series.
+Rule: disks are read at a scrape, and never on the event loop.
 """
 
 from typing import Final

@@ -1,6 +1,6 @@
 """Metrics of training from the coordinator, such as steps, bubbles, the group of ranks and the draft model.
 
-Rule: a step is one optimizer step, a mini-batch through every pipeline. All ranks of a group take it together.
+Rule: a step is one optimizer step.
 """
 
 from functools import partial

@@ -1,9 +1,7 @@
 """The files of a model folder that belong to the model besides its weights.
 
-These are the files directly in the folder, and text files of sub-folders such as `additional_chat_templates/`. Rule:
-never hidden files, files with a suffix of weights, nor descriptions of them. A sub-folder with weights belongs to
-another model or format and is left out. Links may lead out of a folder into the hub's cache, or from a text file to one
-of its kind. The number of files and bytes is bounded.
+They are files directly in the folder, and text files in sub-folders without weights. Hidden files are not among them.
+The number of files and bytes is bounded.
 """
 
 from collections.abc import Iterator

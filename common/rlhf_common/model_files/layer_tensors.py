@@ -1,7 +1,7 @@
 """The tensors of a model's layers according to config.json, for the families that this project trains.
 
-Rule: a layer tensor that the model would ignore is rejected, because the folder's model then differs from config.json:
-more layers, biases, norms, or adapters that were never merged. No torch is needed.
+A layer tensor that this module does not list is a problem: the folder's model then differs from config.json. No torch
+is needed.
 """
 
 import re
@@ -37,7 +37,7 @@ _WITH_BIASES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def layer_problem(config: Mapping[str, Any], names: Iterable[str]) -> str:
-    """Return the first layer tensor that the model ignores, and why; empty if there is none."""
+    """Return the first layer tensor that the family does not have, and why; empty if there is none."""
     family, layers = str(config["model_type"]), config.get("num_hidden_layers")
     keys = [key for key in _WITH_BIASES.get(family, ()) if config.get(key)]
     parts = [_EVERY, *([_OWN[family]] if family in _OWN else []), *(_BIASES[key] for key in keys)]

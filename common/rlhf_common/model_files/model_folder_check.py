@@ -1,8 +1,7 @@
 """Checks that config.json and the weight files of a model folder agree, before anything is loaded.
 
-Finds quantised weights, and layers or a head of known families that differ from config.json. Rule: a folder is rejected
-where these show that readers (transformers, vLLM, training ranks) would read other numbers. Tensors are read only if
-config.json ties two that the files both contain. No torch is needed.
+It rejects adapters, quantised weights, and layers or a head of known families that differ from config.json. Tensors are
+read only to compare a tied embedding and head. No torch is needed.
 """
 
 import json
@@ -48,9 +47,8 @@ _COMPARED_BYTES: Final = 16 * 1024 * 1024
 
 
 def check_model_folder(folder: Path, *, head: bool) -> None:
-    """Raise FolderError for a damaged, incomplete or unsupported folder, or if readers would read its model
-    differently. `head`: whether its language-model head is used, which value and reward models leave out.
-    """
+    """Raise FolderError for a folder that fails a check of this module. `head`: whether its language-model head is
+    used."""
     refuse_adapters(folder)
     config = read_model_config(folder)
     weights = read_weight_files(folder)

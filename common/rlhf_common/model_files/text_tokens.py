@@ -1,8 +1,7 @@
 """Conversion from text to tokens and back, with the caller's transformers tokenizer.
 
-A prompt starts with the tokenizer's start tokens exactly once and has no end tokens, because the model continues it.
-The text of a response includes its tokens except end tokens at its end. Rule: pure. Must never let a tokenizer add or
-drop a token silently.
+The tokenizer's start tokens are added to a plain prompt, and its end tokens are not, because the model continues it.
+Rule: pure.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -46,8 +45,8 @@ def added_tokens(tokenizer: Any) -> AddedTokens:
 def prompt_tokens(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """Return the tokens of plain texts that a model continues.
 
-    Each starts with the tokenizer's start tokens once, even if the text contains them, and has no end tokens. Raises
-    ValueError like `added_tokens`.
+    A text that is not empty starts with the tokenizer's start tokens. They are not doubled if the text begins with
+    them. End tokens are not added. Raises ValueError like `added_tokens`.
     """
     own: list[list[int]] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     added = added_tokens(tokenizer)
@@ -78,9 +77,9 @@ def response_text(tokenizer: Any, tokens: Sequence[int], ends: Collection[int]) 
 def text_ends(tokenizer: Any, generation_ends: Any = None, stop_ids: Collection[int] = ()) -> frozenset[int]:
     """Return the ids that are not text at the end of a response: padding, and end tokens.
 
-    `generation_ends`: those of the model's generation defaults. `stop_ids`: those of the manifest. A special token
-    among them also counts as an end. If the tokenizer has a chat template that ends turns with tokens, only those
-    count: a tag such as </tool_call> stays.
+    `generation_ends`: those of the model's generation defaults. `stop_ids`: those of the manifest, among which special
+    tokens count. If the tokenizer's chat template ends turns with tokens, only those count among them: a tag such as
+    </tool_call> stays.
     """
     marks = turn_marks(tokenizer, tokenizer.apply_chat_template) if stop_ids and tokenizer.chat_template else []
     added_tokens = tokenizer.added_tokens_decoder if stop_ids else {}

@@ -1,7 +1,6 @@
 """Checks that a model that reads the policy's token ids gives them the same meaning, by the tokenizer files of both.
 
-Rule: a token is the same only if it has the same id; vocabulary sizes do not matter. A folder without a tokenizer is
-accepted.
+Rule: a token is the same only if it has the same id. `tokenizer_problem` accepts a folder without a tokenizer.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,8 +34,8 @@ def tokenizer_problem(folder: Path, actor: Path, read: Callable[[Path], Mapping[
 
 
 def difference(theirs: Mapping[str, int], policy: Mapping[str, int], *, exact: bool = True) -> str:
-    """Return the first token, by id, that differs between another model's vocabulary and the policy's; empty if there
-    is none.
+    """Return a message about the first token that differs between another model's vocabulary and the policy's; empty if
+    there is none.
 
     `exact`: whether a token that the policy lacks is a difference, too.
     """

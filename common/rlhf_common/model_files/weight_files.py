@@ -1,8 +1,7 @@
-"""The weight files of a model folder: the same list for every reader, and their headers.
+"""The weight files of a model folder, and their headers.
 
-`model.safetensors.index.json` names the files if it exists; otherwise `model.safetensors` is the only one. Rule: a
-folder from which two readers could take different files is rejected, because transformers, vLLM and the training ranks
-each choose in their own order. Headers are read and checked; tensors never are. No torch is needed.
+`model.safetensors.index.json` names the files if it exists; otherwise `model.safetensors` is the only one. Rule:
+headers are read and checked; tensors never are. No torch is needed.
 """
 
 import json

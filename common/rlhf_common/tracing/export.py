@@ -1,8 +1,7 @@
 """Export of spans to a collector: a bounded queue, and a thread that sends its content.
 
-Rule: `add` does not wait for the collector and does not raise. Spans are dropped when the queue is full, and lost when
-the collector rejects them; both are counted, and a loss is logged once until the collector takes spans again. `close`
-waits for a bounded time. A process that dies loses its queued spans.
+Rule: `add` does not wait for the collector. Spans are dropped when the queue is full or closed, and lost when the
+collector does not take them; both are counted. A process that dies loses its queued spans.
 """
 
 import logging
@@ -181,8 +180,10 @@ class OtlpSender:
 
 
 def open_where_set(environ: Mapping[str, str], configured: str, opened: Callable[[str], T]) -> T | None:
-    """Return the result of `opened` for the given endpoint, or else for that of the environment; None without one. A
-    process never fails because of its traces: an error while opening is logged in one line."""
+    """Return the result of `opened` for the given endpoint, or else for that of the environment.
+
+    Return None without an endpoint, or if `opened` fails; a failure is logged in one line.
+    """
     endpoint = endpoint_of(environ, configured)
     if endpoint.problem:
         log.warning("no traces are sent: %s", endpoint.problem)

@@ -1,6 +1,6 @@
-"""Destination of spans, from OpenTelemetry's own environment variables. Pure.
+"""Destination of spans, from a given endpoint or OpenTelemetry's own environment variables. Pure.
 
-Rule: an invalid setting is a problem in words, never an exception: a job does not end because of its traces.
+Rule: an unsupported protocol is a problem in words, never an exception.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """A finished span and its ids. Pure.
 
-Rule: ids are hashes of the span's subject and the run's own random name. So every process of a job can compute the
-trace id of an iteration, and a repeated span has the same id.
+Rule: ids are hashes of the span's subject and the run's name, so a repeated span has the same id.
 """
 
 import hashlib

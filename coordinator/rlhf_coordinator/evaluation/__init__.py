@@ -1,4 +1,4 @@
-"""Evaluation during training: a weight version answers separate prompts; the responses are scored, never trained on.
+"""Evaluation during training: a weight version answers prompts; the responses are scored, never trained on.
 
   rounds    the begin, the record and the abandonment of an evaluation; the seconds that the iteration waits for it
   figures   the result as numbers

@@ -5,6 +5,5 @@
   sample_moves         moves of samples from worker to worker; reallocation measures the gain of balancing moves
   incremental_scoring  scoring of unfinished samples; counterfactual decides whether that is a gain
 
-This package carries out the decisions of `scheduling.consolidation` and `scheduling.incremental_dispatch`, and makes
-the choices that are simulated in a thread.
+It carries out decisions of `scheduling.consolidation` and `scheduling.incremental_dispatch`.
 """

@@ -1,8 +1,7 @@
 """Inter-stage fusion over the life of a job: measured costs, learned lengths, and plans for the tails of iterations.
 
-    measure (Auto) -> store costs with the job -> all is scored: learn, choose for the next iteration
-
-In mode Auto a simulation in a thread chooses the plan. A failed measurement or simulation turns fusion off.
+In mode Auto a simulation in a thread chooses the plan. A failed measurement of its costs, or a failed simulation, turns
+fusion off until the process ends.
 """
 
 import asyncio
@@ -140,10 +139,7 @@ def begin_iteration(run: JobRun) -> None:
 
 
 def plan_next_iteration(run: JobRun) -> None:
-    """Learn from a fully scored iteration.
-
-    In mode Auto, start to plan the tail of the next iteration, and whether it scores incrementally.
-    """
+    """Learn from a fully scored iteration, and start the choices for the next one in the background."""
     learning.learn(run)
     if run.scheduled.consolidation.possible and run.state.fusion.learned is not None:
         run.state.fusion.learned |= reallocation.report(run)

@@ -77,7 +77,8 @@ def response_finished(run: JobRun, index: int) -> None:
 
 
 def scoring_assigned(run: JobRun, index: int, worker: str, tasks: tuple[str, ...]) -> None:
-    """Record that a finished sample's tasks went to a worker; forget its prefix, which counts as dropped elsewhere."""
+    """Record that tasks of a finished sample went to a worker. Forget its prefix; on another worker it counts as
+    dropped."""
     incremental_state = run.state.incremental
     incremental_state.joined.setdefault(worker, time.monotonic())
     if index in incremental_state.prefixes and not set(tasks).isdisjoint(incremental_tasks(run.context.tasks)):
@@ -86,7 +87,7 @@ def scoring_assigned(run: JobRun, index: int, worker: str, tasks: tuple[str, ...
 
 def score_taken(run: JobRun, message: pb.ScoredSample) -> None:
     """Record when a sample has all its scores; count the tokens of an incremental task, and those scored early."""
-    if run.state.ledger.samples[message.key.sample].state is SampleState.SCORED:
+    if run.state.ledger.samples[message.key.sample].state in (SampleState.SCORED, SampleState.DROPPED):
         run.state.incremental.scored[message.key.sample] = time.monotonic()
         run.state.incremental.last_tasks[message.task] += 1
     if message.task in incremental_tasks(run.context.tasks):
@@ -116,7 +117,7 @@ def worker_lost(run: JobRun, worker: str) -> None:
 
 
 def prefix_refused(run: JobRun, worker: str, failure: pb.Failure) -> None:
-    """Forget the prefixes on a worker that failed, and request no more from its session in this iteration."""
+    """Forget the prefixes on a worker that failed, and set its limit of prefixes to 0."""
     log.warning("%s could not score unfinished samples: %s", worker, failure.message)
     worker_lost(run, worker)
     run.state.incremental.full[worker] = 0

@@ -1,7 +1,6 @@
 """Learning of inter-stage fusion from an iteration: response lengths, and the costs of work.
 
-Rule: costs follow measured work, with the number of steps, rows or tokens that it covers. After a restart, lengths are
-read from the stored segments, and costs from the journal's facts.
+After a restart `restore_learned` reads them again, from the stored segments and the journal's facts.
 """
 
 import logging
@@ -82,10 +81,9 @@ def iteration_setup(run: JobRun, prompts: Sequence[int], lines: Sequence[int]) -
 
 
 def learn(run: JobRun) -> None:
-    """Learn lengths and costs from a fully scored iteration; a second call does nothing.
+    """Learn the lengths, and if possible the costs, of a fully scored iteration; a second call does nothing.
 
-    Where fusion is possible, the state gets metrics of the prediction, and, with measured costs, of a simulation with
-    the observed lengths. Costs are learned only there.
+    The state gets metrics of what was learned.
     """
     state, fusion = run.state, run.state.fusion
     if fusion.learned is not None:

@@ -73,7 +73,7 @@ class GpuTime:
     _phases: deque[tuple[float, str]] = field(default_factory=lambda: deque([(0.0, "Starting")], maxlen=SEGMENTS))
     """(when it began, phase), oldest first."""
     _turns: dict[str, float] = field(default_factory=dict)
-    """Worker -> seconds of device turns since its last recorded heartbeat, which also counts them as compute time."""
+    """Worker -> seconds of device turns since its last recorded heartbeat; its next one counts them as compute time."""
 
     def enter(self, phase: str, now: float) -> None:
         """Begin another phase."""

@@ -1,9 +1,7 @@
 """The metrics of an iteration, for metrics.jsonl, trackers, Prometheus, status and journal.
 
-It collects the metrics of a closed iteration, also those of `staleness_metrics`, `speculation_metrics` and
-`critic_overlap_metrics`, and those that `fusion.learning` computes while it learns.
-Rule: it changes only the times of the phase in progress. A missing reward is absent. A value that is infinite or NaN is
-absent under its own name, and `nonfinite/<name>` is 1 in its place.
+Rule: a missing reward is absent. A value that is infinite or NaN is absent under its own name, and `nonfinite/<name>`
+is 1 in its place.
 """
 
 import math
@@ -17,6 +15,7 @@ from rlhf_api.algorithms import Graph
 from rlhf_common import reward_metrics
 from rlhf_common.metrics.run import NON_FINITE
 from rlhf_common.names import Group
+from rlhf_common.samples import NOT_SAMPLED
 from rlhf_coordinator.job.critic_overlap_metrics import critic_overlap_metrics
 from rlhf_coordinator.job.iteration_stages import stage_seconds
 from rlhf_coordinator.job.job_run import JobRun
@@ -146,8 +145,8 @@ def reward_statistics(ledger: Ledger, graph: Graph) -> dict[str, float]:
 def rewards_by_name(ledger: Ledger, graph: Graph) -> dict[str, float]:
     """Return mean, deviation, minimum and maximum of each of several rewards, over the samples that have it.
 
-    The result also has the number of abstentions of each of several rewards, and the means of every reward's extra
-    values. A single reward of a role has the name of its task.
+    The result also has the number of abstentions of each of several rewards, and means of rewards' extra values. A
+    single reward of a role has the name of its task.
     """
     metrics: dict[str, float] = {}
     for task in graph.tasks:
@@ -186,7 +185,8 @@ def divergence(ledger: Ledger, graph: Graph) -> dict[str, float]:
     """Return the divergence from the first compared policy, in nats.
 
     `kl` is log p - log q summed over a response, averaged over responses. `kl_per_token` is its mean over tokens.
-    Abstained samples are left out. The result is empty without any divergence, and where the job generates nothing.
+    Abstained samples and tokens of environments are left out. The result is empty without any divergence, and where the
+    job generates nothing.
     """
     if not graph.generates:
         return {}
@@ -199,8 +199,9 @@ def divergence(ledger: Ledger, graph: Graph) -> dict[str, float]:
     if not pairs:
         return {}
     policy, reference = (np.frombuffer(b"".join(side), dtype="<f4") for side in zip(*pairs, strict=True))
-    total = float((policy.astype(np.float64) - reference.astype(np.float64)).sum())
-    return {"kl": total / len(pairs), "kl_per_token": total / len(policy)}
+    sampled = policy != NOT_SAMPLED
+    difference = policy[sampled].astype(np.float64) - reference[sampled]
+    return {"kl": float(difference.sum()) / len(pairs), "kl_per_token": float(difference.mean())}
 
 
 def _scalar(value: bytes) -> float:

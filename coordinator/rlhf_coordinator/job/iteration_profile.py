@@ -1,8 +1,6 @@
 """The profile of the iteration that ends: measurements of its samples, steps, tasks and phases, for findings.
 
-Rule: computed from existing state. The columns of samples are absent for an iteration that this process did not see
-whole, that has too many samples, or where samples failed or were cut off. With spec.metrics Disabled nothing is
-recorded.
+Rule: computed from existing state. With spec.metrics Disabled nothing is recorded.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """The histories of the samples in the iteration in progress, for the page of a run.
 
-Rule: changes of place are noted in the state at the end of each tick of the loop, so a moment is somewhat late. Nothing
-is recorded with spec.metrics Disabled, or for more than MAX_SAMPLES samples. Histories are lost with the process.
+Rule: changes of place are noted after they happen, so a moment is somewhat late. Nothing is recorded with spec.metrics
+Disabled, or for more than MAX_SAMPLES samples.
 """
 
 import logging

@@ -292,7 +292,8 @@ class Actions:
             )
 
     def _report(self, decision: d.CloseIteration, metrics: dict[str, float], last_version: dict[str, float]) -> None:
-        """Give a closed iteration to trackers, metrics and the log; its metrics only if no training is awaited.
+        """Report a closed iteration. While training is awaited, its report stays open, and trackers do not get its
+        metrics.
 
         `last_version`: metrics of the evaluation of the version after this iteration; empty without one.
         """

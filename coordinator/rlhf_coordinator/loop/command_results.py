@@ -1,8 +1,6 @@
 """The answers to commands: a worker's new state, or the failure of a command and its consequence.
 
-Rule: an answer updates the coordinator's view of the worker, of leased samples and of measurements. Failed moves,
-checkpoints, trainings, measurements and prefixes have their own consequences. After another failed command the worker
-is used again after a delay; a failure that a retry cannot fix, or the last of too many, ends the job.
+Rule: an answer to an unknown command changes nothing.
 """
 
 import logging
@@ -38,7 +36,7 @@ class CommandResults:
     def done(self, name: str, message: pb.CommandDone) -> None:
         """Process one answer, or, without a command id, the failure of a worker; ignore an unknown id.
 
-        Raises ValueError for an invalid answer about moved samples.
+        Raises ValueError for an invalid answer.
         """
         worker = self._run.state.fleet.workers[name]
         if not message.command_id:

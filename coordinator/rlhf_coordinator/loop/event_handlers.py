@@ -1,7 +1,6 @@
 """Dispatches each message of a worker to the module that processes it.
 
-This module itself processes a worker that registers, is lost or leaves. `message_checks` checks messages first, except
-progress and results of samples, which `sample_handler` checks.
+This module itself processes a worker that registers, is lost or leaves.
 """
 
 import logging
@@ -41,7 +40,7 @@ class EventHandlers:
     # ---------------------------------------------------------------- sessions
 
     def register(self, message: pb.Register, session: int) -> Joined | Refused:
-        """Register a worker's session; its former leases return to the queue, with the tokens that it brings.
+        """Register a worker's session, and revoke its former leases.
 
         Return the worker, or the reason for refusing it. Raises ValueError for an invalid message.
         """

@@ -1,7 +1,6 @@
-"""Limits for the content of worker messages: finite numbers, counts from zero, names and texts of limited length.
+"""Limits for the content of worker messages: numbers, counts, and lengths of names and texts.
 
-Rule: pure. Progress and results of samples are checked by `job.sample_messages` and `sample_handler`. Raises
-ValueError. The meaning of a value, for example whether a version is the requested one, is not checked here.
+Rule: pure; raises ValueError. Progress, finished and scored samples are checked elsewhere.
 """
 
 import math

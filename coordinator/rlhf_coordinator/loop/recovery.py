@@ -1,16 +1,12 @@
 """The return of a coordinator from its journal, step by step. A first start takes the same steps with an empty journal.
 
-  open_journal      1. lock the journal, so that no other coordinator of this job writes it
-                       -- the sizes of a job with spec.devices are read from it, or chosen and written (`device_plan`)
+  open_journal      1. lock the journal
   open_run          2. read the tokenized prompts that the journal's folder stores, or tokenize and store them
-  restore_run       3. find the position: journal and checkpoints show the iteration in progress and its results
-                       (`storage.restore`); from here on the number of this process is durable
-                    4. open the trackers, which continue at the last report that they may lack
+  restore_run       3. restore the state from journal and checkpoints (`storage.restore`)
+                    4. open the trackers
                     5. build the job's parts
-                       -- the service is up from here on, and workers may register
-  resume_iteration  6. restore the costs and response lengths learned from earlier iterations (`fusion.learning`), and
-                       their responses as draft hints (`speculation`)
-                    7. continue the iteration in progress after its last whole record, or begin the next one
+  resume_iteration  6. restore what earlier iterations learned
+                    7. continue the iteration in progress, or begin the next one
 
 Rule: when the process dies in here, the next one takes the same steps.
 """

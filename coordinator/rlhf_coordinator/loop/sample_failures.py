@@ -1,8 +1,7 @@
 """Samples that fail in decoding: their counters, the reports about them, and iterations that leave them out.
 
-Rule: the ledger counts (`state.decode_failures`); this module reports in the log and as an event. A failed sample is
-left out, and that is journaled, if spec.rollout.maxFailedSamples allows another one. Otherwise the job fails and names
-the sample. An evaluation continues without it.
+Rule: a failed sample is left out, and that is journaled, if spec.rollout.maxFailedSamples allows another one. Otherwise
+the job fails. An evaluation continues without it.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """Reads a growing file in blocks of whole lines; the reader stores the position of the next block.
 
-Rule: no state is stored between two blocks. A file that was replaced or cut is read anew, and the block says so. A line
-longer than a block comes in parts.
+Rule: no state is stored between two blocks. A file that was replaced, or ends before the position, is read anew, and
+the block says so. A line longer than a block comes in parts.
 """
 
 import os
@@ -26,7 +26,7 @@ class FilePiece:
     more: bool = False
     """Whether something was read, and the file had more bytes after it."""
     anew: bool = False
-    """Whether the file was replaced or cut since the position, so that earlier lines are invalid."""
+    """Whether the file was replaced, or ends before the position, so that earlier lines are invalid."""
 
 
 def read_piece(path: Path, place: FilePlace, max_bytes: int, newest: int | None = None) -> FilePiece:

@@ -1,6 +1,5 @@
 """Balancing: before the tail consolidates, samples move from workers that would end last to those that end first.
 
-It starts once no sample is queued or moving. The search runs at intervals (`FusionState.next_balance`).
 Rule: pure; a worker in `FusionState.moved_at` rests for COOLDOWN_SECONDS.
 """
 

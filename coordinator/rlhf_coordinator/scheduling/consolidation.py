@@ -1,13 +1,6 @@
 """Consolidation of the long tail: when the last samples go to few workers, where they go, and which workers then score.
 
-A generation worker that can score has the scoring models next to the policy. It is *released* when it has nothing left
-to decode and will get nothing. This holds outside the migration pool once the tail consolidates, in the pool once
-nothing is queued or moving, and when every response is finished. Without a planned consolidation only the last rule
-applies, and only where there are no inference workers.
-
-Once few enough samples are unfinished, samples outside the pool move there. They move with the KV cache by a Migrate,
-or by their tokens through a Withdraw, after which they are queued. A sample whose cache could not move goes by its
-tokens the next time.
+A *released* generation worker has no samples to decode, and may score (`_released`).
 Rule: pure. A moving sample is marked in the ledger, so deciding again does not ask for it again.
 """
 

@@ -1,8 +1,7 @@
 """Training of critics beside the next iteration's decoding (`spec.training.criticOverlap`).
 
-The ranks train the policy on a batch (`training_overlap.train_part`), and the iteration then counts as trained: its
-policy is published, it is closed, and the next one decodes. Then the ranks train the critics on the same batch, and the
-iteration's report is completed.
+The ranks first train the policy on a batch, and the iteration then counts as trained. They train the critics on the
+same batch later.
 Rule: pure. No critic is trained while a worker may read weights from ranks.
 """
 

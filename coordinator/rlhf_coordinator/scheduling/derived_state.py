@@ -1,7 +1,5 @@
 """The facts behind the decisions, derived from the state once per round of decisions.
 
-These are the state of the training group, the workers that can decode or score, the placement of the tail, the
-publication of weights, and whether a checkpoint is due.
 Rule: pure; one frozen value for one state and one time.
 """
 

@@ -1,10 +1,8 @@
 """Dispatch: leases queued samples to generation workers, and scoring tasks to scorers.
 
-The least loaded worker comes first. A worker gets the samples that it can decode at once and a few more. Among up to
-MAX_SORTED samples, the longest are leased first for scoring. A failed task goes to another worker than the one where it
-failed, if there is one; so does a sample whose worker failed, if another has room. An isolated sample is decoded alone,
-once nothing else is queued (`decode_failures`).
-Rule: pure. While a critic update is pending, the tasks of models that are not trained do not wait for it.
+A worker gets the samples that it can decode at once and a few more. An isolated sample is decoded alone, once nothing
+else is queued (`decode_failures`).
+Rule: pure.
 """
 
 import heapq

@@ -1,10 +1,6 @@
 """Evaluation: when a weight version is evaluated, which workers decode and score its responses, and what waits for it.
 
-Version i is evaluated in iteration i, by generation workers that have it and no work of the batch. While responses wait
-to be decoded, such a worker does not load the next version; unscored responses keep the iteration open. The last
-version has no iteration; it is evaluated after the last training. With colocated ranks, the batch waits until the
-evaluation is decoded (`EvaluationState.holds_training`).
-Rule: pure; a worker decodes work of the batch first.
+Rule: pure; no response of an evaluation is leased for decoding while samples of the batch are queued.
 """
 
 from collections.abc import Collection, Iterable, Sequence

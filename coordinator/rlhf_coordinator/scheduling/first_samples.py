@@ -1,8 +1,7 @@
 """Which samples an iteration takes up from earlier ones, and which of them wait on.
 
-Partial rollouts (`spec.rollout.maxStaleness`) take up all samples that the previous iteration cut off. Long rounds
-(`spec.rollout.longRounds`) take them up without tokens but with their origin, so with the same prompt and the same
-random key: a long round takes the prompts that waited longest, and a short round takes none.
+Partial rollouts (`spec.rollout.maxStaleness`) take up all samples that were cut off. A long round
+(`spec.rollout.longRounds`) takes the prompts that waited longest, without their tokens; a short round takes none.
 Rule: pure.
 """
 

@@ -1,7 +1,6 @@
 """Incremental scoring: assigns prefixes of unfinished samples to idle scoring workers.
 
-A worker gets prefixes only while no finished sample waits for a model. Later prefixes of a sample go to the worker that
-began it. Samples with the most unscored tokens come first.
+Later prefixes of a sample go to the worker that has the earlier ones. Samples with the most unscored tokens come first.
 Rule: pure.
 """
 

@@ -1,19 +1,8 @@
-"""The phases of an iteration in order, what each waits for, and the decisions of one round.
+"""The phases of an iteration, and the decisions of one round.
 
-  phase          activity                                               continues when
-  Starting       workers register, get roles, load weights              samples are leased, or ranks are sent a Train
-  Generating     samples are leased, decoded and balanced; finished     no response is unfinished
-                 ones are scored; the long tail consolidates
-  Scoring        the rest is scored                                     every sample is scored or left out
-  Training       the ranks train on the batch                           every rank has the next version, or its policy
-  Publishing     generation and inference workers load that version     the workers of the next iteration have it
-  Checkpointing  ranks save a checkpoint, where one is due              it is complete: the next iteration begins
-  Recovering     training is needed, and its group restarts             the group is complete again
-
-A job ends as Complete after its last iteration, and as Failed or Stopped from any phase.
-
-Level-triggered: `decide` reads the whole state and returns what is missing. It remembers nothing.
-Rule: pure. `derived_state` derives the facts once, then each module decides its part, from top to bottom.
+Level-triggered: `decide` reads the whole state and returns what is missing. `derived_state` derives the facts once,
+then each module decides its part.
+Rule: pure; it remembers nothing.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,5 @@
 """The end of an iteration and of a job: what is committed, checkpointed and closed, and which ranks may leave earlier.
 
-A trained iteration is closed when its weights are published, a due checkpoint is saved, and no evaluation keeps it
-open. An iteration that trains beside the next one is closed when its batch is complete and the weights of the previous
-batch are published. A stopping job first finishes the training in progress.
 Rule: pure. While weights are read from ranks, draining ranks do not leave.
 """
 
@@ -131,7 +128,7 @@ def _stop(state: JobState, now: float, facts: DerivedState) -> list[Decision]:
 def _drain(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
     """Return the exits of draining ranks, or first a missing checkpoint of the job's version that they can save.
 
-    Nothing follows in a stopping job, while ranks are busy or read, and before TOGETHER_SECONDS.
+    The result is empty in a stopping job, while ranks are busy or read, and before TOGETHER_SECONDS.
     """
     group = facts.group
     since = min((rank.draining_since for rank in group.draining), default=now)

@@ -1,7 +1,7 @@
 """How partial rollouts re-enter the next iteration (`spec.rollout.maxStaleness`).
 
-A carried sample restarts in two cases: a token was drawn by weights more than maxStaleness versions older than that
-iteration's, or the response is longer than now allowed.
+A carried sample restarts if the response is longer than now allowed. It also restarts if a token's weight version is
+more than maxStaleness below the iteration's number.
 Rule: pure.
 """
 
@@ -12,7 +12,7 @@ from rlhf_coordinator.state.carried_sample import CarriedSample
 
 
 def resume_partial(carried: Iterable[CarriedSample], iteration: int, rollout: Rollout) -> tuple[CarriedSample, ...]:
-    """Return the first samples of an iteration, those that restart without tokens; empty where maxStaleness is 0."""
+    """Return the first samples of an iteration; those that restart have no tokens. Empty where maxStaleness is 0."""
     return tuple(_resumed(sample, iteration, rollout) for sample in carried) if rollout.max_staleness else ()
 
 

@@ -1,8 +1,6 @@
 """The readiness of workers: whose turn its device is, whether its weights are current, whether it can decode or score.
 
-A generation worker that also runs a training rank (spec.placement Colocated) shares its device. Training has the device
-until the rank is at the job's version (its group forms, replays) and its stage costs are measured, and again while a
-scored batch waits to be trained, unless it waits for an evaluation. Decoding and scoring have it in between.
+A generation worker that also runs a training rank (spec.placement Colocated) shares its device between both.
 Rule: pure.
 """
 
@@ -17,7 +15,7 @@ from rlhf_coordinator.state.worker import CommandKind, Worker
 def serving_workers(state: JobState) -> frozenset[str]:
     """Return the names of the workers whose device currently serves decoding and scoring.
 
-    This is always true of a worker without a training rank, and never of a worker that is only a rank.
+    A worker without a training rank is always among them. A worker that is only a rank never is.
     """
     return frozenset(worker.name for worker in state.fleet if worker.rank is None or _has_turn(state, worker))
 
@@ -62,11 +60,10 @@ def early_scorers(
 def is_published(
     context: JobContext, state: JobState, current: Mapping[Group, Collection[Worker]], critic_update_pending: bool
 ) -> bool:
-    """Return whether every connected worker with its group's role is `current`, and each group that loads weights has
-    one.
+    """Return whether each group that loads weights has a connected worker with its role, and all these are `current`.
 
-    While a critic update is pending, only the policy counts. After the last iteration, and in a job that stops, the
-    answer is always True.
+    While a critic update is pending, only the policy counts. In the last iteration, and in a stopping job, the answer
+    is always True.
     """
     if state.stop is not None or context.last(state.iteration):
         return True

@@ -1,11 +1,7 @@
 """Roles and weights: which worker gets which role, and which version it loads from where.
 
-Where generation workers can score, they also get the inference role, with those models offloaded. Their trained scoring
-models are updated only when they are released.
-
 Version 0 is in the manifest's folders. A later one is served by the first training ranks that together have every
-parameter (`keepers`). A trained draft model comes with the policy. Where an iteration decodes with an earlier version
-than the job's, workers load it from ranks that keep it.
+parameter (`keepers`).
 Rule: pure.
 """
 
@@ -24,7 +20,7 @@ Sources = list[pb.WeightLocation] | None
 
 
 def decide(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
-    """Return a command for each idle worker whose role or weights differ from what the job needs, if available now.
+    """Return commands for idle workers whose role or weights differ from what the job needs, if available now.
 
     A worker whose retry is delayed, or whose device training has, gets none.
     """

@@ -1,9 +1,7 @@
 """Chooses the sibling tokens that each worker gets as draft hints: responses of others to the prompts that it decodes.
 
 Level-triggered: the tokens of a worker (`SiblingState.has`) are compared with the known tokens of its prompt groups,
-and a part of the difference is sent. Live siblings come before responses of earlier epochs. A group is forgotten for a
-worker that decodes none of it once no sample of it is queued. A lease does not wait for the next full round.
-Each round limits the tokens per worker, the tokens in total, and the compared sources; groups take turns.
+and a part of the difference is sent.
 Rule: pure.
 """
 
@@ -34,7 +32,7 @@ def is_enabled(context: JobContext) -> bool:
 
 
 def decide(context: JobContext, state: JobState, now: float, dispatched: Iterable[Decision] = ()) -> list[Decision]:
-    """Return at most one decision, which also sets the time of the next round and may send nothing.
+    """Return at most one decision, which may send nothing.
 
     `dispatched` was decided on the same state, and is carried out afterwards.
     """

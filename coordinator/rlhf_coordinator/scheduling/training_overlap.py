@@ -1,9 +1,7 @@
 """Which part of a batch is trained while the next iteration decodes.
 
-With `spec.rollout.overlapTraining` an iteration is closed before its batch is trained; the next iteration decodes one
-version behind. With `spec.training.criticOverlap` only the critics train beside the next iteration (`critic_overlap`);
-in mode Auto each iteration chooses when it begins (`training.critic_overlap_choice`). An iteration that is the last, or
-is followed by a due checkpoint or evaluation, trains completely before the next one begins. A replay trains all models.
+With `spec.rollout.overlapTraining` an iteration may be closed before its batch is trained. With
+`spec.training.criticOverlap` it may be closed before its critics are trained. A replay trains all models.
 Rule: pure.
 """
 

@@ -28,7 +28,7 @@ METRICS: Final = (
 
 
 def last_report(run: JobRun) -> dict[str, Any]:
-    """Return the number of closed iterations, the newest checkpoint, and the finite METRICS of the last iteration."""
+    """Return the number of closed iterations, the newest checkpoint, and the newest finite values of METRICS."""
     done = run.outcome is not None and run.outcome.phase == "Complete"
     metrics = {name: run.last_metrics[name] for name in METRICS if math.isfinite(run.last_metrics.get(name, math.nan))}
     return {

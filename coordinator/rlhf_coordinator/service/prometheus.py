@@ -1,6 +1,6 @@
 """Serves Prometheus: the coordinator's metrics of its job, as the catalogue (`rlhf_common.metrics`) declares them.
 
-Rule: values are read from the job's parts at each scrape. Scrapes come from another thread and only read.
+Rule: a scrape runs on another thread, and never changes the job.
 """
 
 import time

@@ -1,6 +1,6 @@
-"""Learned statistics of drafts: collected from workers, stored with the job, and reported when drafting is switched.
+"""Learned statistics of drafts: collected from the observations of workers, checked, and stored with the job.
 
-Rule: numbers arrive as observations, are checked before they count, and are stored at the end of an iteration.
+It also reports switches of drafting.
 """
 
 import logging
@@ -32,7 +32,7 @@ def observe(run: JobRun, observation: pb.Observation) -> None:
 
 
 def iteration_ended(run: JobRun, now: float) -> None:
-    """Age and store what was learned; report when drafting was switched, but not that a job starts with it off."""
+    """Age and store what was learned; report a switch of drafting, at most one in SAY_SECONDS."""
     state = run.state.speculation
     if not state.learned:
         return

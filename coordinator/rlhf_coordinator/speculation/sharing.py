@@ -1,7 +1,6 @@
 """Carries out sharing: sends tokens of siblings and of earlier epochs, records what workers have, fills the store.
 
-Rule: nothing here changes the ledger or the journal. After a restart, the store is filled from the journal's newest
-remaining segments.
+Rule: nothing here changes the ledger or the journal.
 """
 
 import logging

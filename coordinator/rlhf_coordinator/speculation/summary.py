@@ -1,4 +1,4 @@
-"""Describes speculation in text with numbers: for the status, for events, for `rlhf describe`.
+"""Describes speculation in words: for the status, for events, for `rlhf describe`.
 
 Rule: pure; it describes counts.
 """

@@ -28,7 +28,8 @@ class BatchRefill:
         """Numbers of the dropped groups, in ascending order."""
 
     def drops(self, group: int, members: Sequence[Sample]) -> bool:
-        """Return whether a group is dropped: all its members are scored and have equal rewards; record it then.
+        """Return whether a group is dropped: all its members are scored, and no two have different rewards. Record it
+        then.
 
         `members`: the samples of the group that did not fail.
         """

@@ -1,8 +1,6 @@
 """A sample that was cut off, on its way into a later iteration (`spec.rollout.maxStaleness` and `longRounds`).
 
-It has its origin, from which its prompt and its random key follow, and its response with log-probabilities and weight
-versions. Long rounds carry it without its response.
-Rule: plain data.
+Its prompt and its random key follow from its origin. It has no response if it starts again. Rule: plain data.
 """
 
 from collections.abc import Sequence

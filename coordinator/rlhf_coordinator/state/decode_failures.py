@@ -1,10 +1,7 @@
-"""The decode failures of one sample: the failed worker, the number of failures, and the consequence for the sample.
+"""The decode failures of one sample: whether they isolate it, and whether they are final.
 
-A worker can report that it failed on one sample and continues with the others: then that sample is the cause. If a
-worker ends, each of several samples on it may be the cause, or none; a single sample counts as the cause. A sample that
-uses up its retries, some without proof, is isolated: it must be decoded alone. A sample whose response passes the
-position of its last failure by CLEARED_TOKENS is cleared.
-Rule: pure values. A sample has failed when its retries are used up and it caused the last failure.
+A failure is proven if a worker reports it about this sample, or ends while it has no other sample. An unfinished sample
+is cleared once it has CLEARED_TOKENS more tokens than at its last failure. Rule: pure values.
 """
 
 from dataclasses import dataclass
@@ -19,7 +16,7 @@ class DecodeFailures:
     """The failures counted against one sample since it was last cleared."""
 
     count: int = 0
-    """Number of ends of workers, or of its decoding, while it was there."""
+    """Number of counted failures: ends of its workers, and reports that its decoding failed."""
     proven: bool = False
     """Whether it counts as the cause of the last failure: the worker said so, or had no other sample."""
     unproven: int = 0

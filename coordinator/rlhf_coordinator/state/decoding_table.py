@@ -46,7 +46,7 @@ class DecodingTable:
         return self._arriving.get(worker, ())
 
     def take_places(self) -> list[tuple[int, str]]:
-        """Return the changes of place since the last call, in order: leases, arrivals and returns to the queue.
+        """Return the changes of place since the last call, in order: leases, arrivals and entries into the queue.
 
         Each is (sample, the worker that decodes it from then on; empty when it was queued).
         """

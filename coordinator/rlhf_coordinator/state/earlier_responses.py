@@ -38,7 +38,7 @@ class EarlierResponses:
         self.tokens = 0
         """Number of stored tokens."""
         self.refused = 0
-        """Number of tokens of responses that did not fit, summed over all additions."""
+        """Number of tokens of responses for which `max_tokens` had no room, summed over all additions."""
 
     def for_line(self, line: int) -> tuple[EarlierResponse, ...]:
         """Return the stored responses to a prompt, those of the last addition first."""

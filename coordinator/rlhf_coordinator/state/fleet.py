@@ -1,8 +1,8 @@
 """The workers of a job: which are wanted, which are connected, and when a worker counts as lost.
 
-A worker is missing until it registers, then connected (a session is open), broken (the session ended; it has a grace
-period to return), or lost. A new process under a worker's name (another incarnation) is a restart. It is refused while
-the session of the old process is open, recently heard, and not asked to exit.
+A worker is missing, connected (a session is open), broken (its session ended, and it has a grace period to return), or
+lost. A new process is refused while the session of the old one is open and recently heard, unless that was asked to
+exit.
 Rule: pure; the time is an argument.
 """
 

@@ -1,8 +1,8 @@
-"""The group table of an iteration: tasks whose unit is a prompt's group, and whether they wait, are open or are leased.
+"""The group table of an iteration: tasks whose unit is a prompt's group, and whether they are open or leased.
 
-The unit of such a task is a group: the samples of one prompt that did not fail. A task is open once every sample of the
-group is generated, and has the fields of other tasks that it needs. It goes to one worker in one lease, and is done
-when that worker returned a result for each sample. Results of an incomplete group are dropped with its lease.
+A group is the samples of one prompt that did not fail. Its task opens once each of them is generated and the tasks that
+it needs are done. One worker leases the task for the whole group; results of an incomplete group are dropped with the
+lease.
 Rule: pure, and a part of the ledger.
 """
 

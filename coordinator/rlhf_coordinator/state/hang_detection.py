@@ -32,8 +32,8 @@ class HangDetector:
     def limit(self, hang_seconds: float, most: float) -> float:
         """Return the seconds without a finished unit after which the group counts as hung, at most `most`.
 
-        `hang_seconds`: spec.runPolicy.hangTimeoutSeconds, which lowers `LEAST_SECONDS` if it is smaller; with 0 the
-        limit is `most`.
+        `hang_seconds`: spec.runPolicy.hangTimeoutSeconds, which lowers `LEAST_SECONDS` if it is smaller. With 0, and
+        before a rank finished a Train, the limit is `most`.
         """
         if not self._known or not hang_seconds:
             return most

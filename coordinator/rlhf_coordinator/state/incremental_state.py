@@ -1,6 +1,6 @@
 """The state of incremental scoring in an iteration: which prefixes are scored where, and its counts.
 
-Rule: plain data, outside the ledger. It reflects the last reports of workers and may be wrong. Lost with the process.
+Rule: plain data, outside the ledger; lost with the process.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ class IncrementalState:
     max_bytes: int = 0
     """Largest such number of bytes in this iteration."""
     dropped: int = 0
-    """Prefixes that were lost: to make space, with their worker, or because another worker scored the sample."""
+    """Number of prefixes that were lost."""
     early_tokens: int = 0
     """Tokens that had passed through a model before the Score of their sample, over all incremental tasks."""
     tokens: int = 0
@@ -56,7 +56,7 @@ class IncrementalState:
     last_tasks: Counter[str] = field(default_factory=Counter)
     """Task -> number of samples whose last result it was."""
     joined: dict[str, float] = field(default_factory=dict)
-    """Worker -> moment when it first got a prefix, or scores of a single sample."""
+    """Worker -> moment when it first got a prefix, or scoring tasks of a finished sample."""
     passes: dict[str, PassSums] = field(default_factory=dict)
     """Task -> sums of its passes, from observations."""
 

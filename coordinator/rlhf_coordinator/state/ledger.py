@@ -1,22 +1,10 @@
-"""The sample ledger of one iteration: every sample is in exactly one state, and none is lost or counted twice.
+"""The sample ledger of one iteration: every sample is in exactly one state.
 
-  queued -> decoding@worker -> generated -> scored -> trained
-    |         |   ^  `-> migrating -> queued (with its tokens), or decoding@destination (with its KV cache)
-    |         `---'  worker lost: back to queued with the tokens it reported
-    `-> failed: no worker could decode it (`decode_failures`), and the iteration continues without it
-  scored -> dropped: all responses to its prompt have the same reward (`batch_refill`)
-  any but trained -> cut: enough other prompts fill the batch (`spec.rollout.oversample`)
-
-Fencing: every lease of a sample (for decoding, or for some of its scoring tasks) has a higher attempt than the previous
-one. A worker's message about a sample under another attempt than that of its lease is ignored. Attempts of a
-coordinator start at its epoch times 2^16. Tokens that the last holder of a queued sample reports may be kept.
-A sample that migrates with its KV cache belongs to its source until the source answers, or until the destination sends
-a message about it under the promised attempt. At that moment it becomes the destination's.
-
+The usual way of a sample: queued, decoding, generated, scored, trained. Every lease of it (for decoding, or for some of
+its scoring tasks) has a higher attempt than the previous one. A result under an attempt that is neither leased nor
+promised changes nothing, and the return value says so.
 This module covers decoding, migration, failures and cuts; `scoring_ledger` covers the steps after a finished response.
-The decoding table knows who decodes, the scoring table who scores, and the group table which tasks of whole groups are
-possible.
-Rule: pure; no clock, no I/O. A message under a stale attempt changes nothing, and the return value says so.
+Rule: pure; no clock, no I/O.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -67,8 +55,8 @@ class Ledger(ScoringLedger):
     ) -> None:
         """`tasks`: the scoring tasks of the graph, each producing one field. `coordinator_epoch`: number of the job's
         coordinator processes so far. `siblings`: see `interleave_prompt_groups`. `group_size`: samples of one prompt.
-        `refill`: the rule by which the iteration grows. `spare`: number of samples to cut off, by whole prompts, before
-        the batch is complete. `greedy_baseline`: whether the last sample of each prompt is one."""
+        `refill`: the rule by which the iteration grows. `spare`: number of samples to cut off, by whole prompts.
+        `greedy_baseline`: whether the last sample of each prompt is a greedy baseline."""
         super().__init__(
             iteration, size, tasks, coordinator_epoch, siblings, group_size, refill, spare, greedy_baseline
         )
@@ -123,7 +111,7 @@ class Ledger(ScoringLedger):
         return sorted(self._decoding.arriving_on(worker))
 
     def take_places(self) -> list[tuple[int, str]]:
-        """Return the changes of place since the last call, in order: leases, arrivals and returns to the queue.
+        """Return the changes of place since the last call, in order: leases, arrivals and entries into the queue.
 
         Each is (sample, the worker that decodes it from then on; empty when it was queued).
         """
@@ -161,9 +149,8 @@ class Ledger(ScoringLedger):
         """Revoke all leases of a worker that is lost, or that brought `reported` (sample -> attempt, tokens) to a new
         session.
 
-        The ledger keeps reported tokens if they are more than it knows, the sample is now queued, and it was not
-        decoded under a later attempt. A sample that was moving to this worker stays with its source; a sample that was
-        leaving it returns to the queue.
+        The ledger may keep reported tokens of a queued sample, if they are more than it knows. A sample that was
+        leaving the worker returns to the queue. A promise of a sample to the worker is cancelled.
         """
         unclaimed = dict(reported or {})
         queued = self.held_by(worker)

@@ -28,7 +28,7 @@ class SampleState(StrEnum):
     FAILED = "failed"
     """No worker could decode it; the iteration continues without it."""
     DROPPED = "dropped"
-    """All scored responses to its prompt have the same reward (`batch_refill`)."""
+    """No two scored responses to its prompt have different rewards (`batch_refill`)."""
     CUT = "cut"
     """Other prompts filled the batch first; the iteration continues without it."""
 

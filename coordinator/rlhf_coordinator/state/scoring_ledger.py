@@ -1,8 +1,6 @@
 """The part of the ledger about finished responses: their scoring, their results, and the batch for training.
 
-Where batches are refilled, a group whose rewards are all equal is dropped as soon as the last response is scored
-(`batch_refill`).
-Rule: pure. A message under a stale attempt changes nothing, and the return value says so. A failed task is open again.
+Rule: pure. A message under a stale attempt changes nothing, and the return value says so.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -188,8 +186,8 @@ class ScoringLedger(SampleStates):
             self._judge(sample.index)
 
     def _judge(self, index: int) -> None:
-        """Drop the group of a sample if it is complete and has equal rewards, and let the iteration grow if a round is
-        left."""
+        """Drop the group of a sample if it is complete and no two rewards differ, and let the iteration grow if a round
+        is left."""
         group = self._groups.group_of(index)
         members = self.members(group)
         if not self.refill.drops(group, members):

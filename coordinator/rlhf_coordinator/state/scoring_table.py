@@ -1,8 +1,7 @@
 """The scoring table of an iteration: which tasks of which finished samples are open, leased, or done.
 
-Rule: pure, and a part of the ledger. A lease has a higher attempt than the previous one of its sample. For tasks whose
-unit is a prompt's group it has the leases and results of each sample; the group table knows when they are open. Several
-rewards become one number when the last task of a sample is done.
+It combines several rewards of a sample when its last task is done. The group table knows when tasks of whole groups are
+open. Rule: pure, and a part of the ledger. A lease has a higher attempt than the previous one of its sample.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """One worker of a job: its identity, its pending commands, and its own reports.
 
-A command is pending from the moment it is sent until it is answered, or until the worker opens a new session or is
-lost.
 Rule: plain data.
 """
 
@@ -82,7 +80,7 @@ class PendingCommand:
 
 @dataclass(slots=True)
 class Worker:
-    """A wanted worker and its known state. Times are seconds of the monotonic clock."""
+    """One worker and its known state. Times are seconds of the monotonic clock."""
 
     name: str
     group: Group
@@ -144,7 +142,8 @@ class Worker:
     """Moment of the first heartbeat in its session that says it was asked to end; 0 before."""
     heartbeat: pb.Heartbeat = field(default_factory=pb.Heartbeat)
     rates: tuple[float, float] = (0.0, 0.0)
-    """(tokens per second, share of time busy) between the last two heartbeats; zeros before there are two."""
+    """(tokens per second, share of time busy) between the last two heartbeats of this session; zeros before there are
+    two."""
 
     @property
     def connected(self) -> bool:

@@ -57,10 +57,7 @@ def apply_record(ledger: Ledger, record: Record) -> None:
 
 
 def restore_record(ledger: Ledger, record: Record, first: int = 0) -> None:
-    """Restore a record into its ledger, whose sample 0 has the number `first` in records of single samples.
-
-    Records of other kinds than those about samples are ignored.
-    """
+    """Restore a record into its ledger, whose sample 0 has the number `first` in records of single samples."""
     kind = record.WhichOneof("record")
     if kind == "finished":
         message = record.finished
@@ -130,7 +127,7 @@ def replayed(
     """Return the complete ledger of a journaled iteration.
 
     `group_size`: samples of one prompt; `spare`: samples of `size` beyond the batch; `greedy_baseline`: whether the
-    last sample of each prompt is one. Raises JobError when the records are incomplete.
+    last sample of each prompt is a greedy baseline. Raises JobError when the records are incomplete.
     """
     rule = refill_rule(records)
     new_ledger = Ledger(

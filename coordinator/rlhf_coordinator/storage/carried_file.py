@@ -1,8 +1,7 @@
 """The file of carried samples in a checkpoint.
 
-A checkpoint of version v contains the samples that iteration v takes up or that wait for a later one, as one framed
-record of the journal's format. `checkpoint.json` contains the job's identity; `SHAPE` lists the part that is compared.
-If that has changed, the samples are left out, with a warning.
+In a checkpoint of version v they are the samples that iteration v takes up, or that wait for a later one. `read` leaves
+them out, with a warning, where the resuming job cannot take them up.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """Chats of the prompt file as text: the prompt with the beginning of the answer, and the responses.
 
-Rule: a line is refused if its prompt ends with an answer, or if the template leaves out tools or a message of another
-role than the assistant. Possibly intended deviations cause a warning. Responses: `chat_responses`.
+Rule: a line is refused where the template leaves out a part of its prompt; possibly intended deviations cause only a
+warning. Responses: `chat_responses`.
 """
 
 import json
@@ -119,9 +119,10 @@ class ChatLines:
                 self._warnings.add(place, problem, f"check that this is intended, or {self._remedy}")
 
     def _check_written(self, prompt: ChatPrompt, key: str) -> None:
-        """Refuse a prompt if the template leaves out or changes a message of another role than the assistant.
+        """Refuse a prompt if the template leaves out or changes a message.
 
-        A system message without which the prompt would differ causes only a warning, as does one of the assistant.
+        Only a warning follows for other spaces, for a message of the assistant, and for a system message without which
+        the prompt would differ.
         """
         place, text = prompt.place, prompt.text
         hidden = self._hidden(prompt)

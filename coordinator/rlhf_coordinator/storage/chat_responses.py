@@ -1,8 +1,7 @@
-"""Responses of the prompt file after their rendered prompts: the texts of the line, unchanged, and the end of the turn.
+"""Responses of the prompt file after their rendered prompts: the texts of the line, and the template's text around.
 
-The template determines the text around the texts of a response: it is rendered with a stand-in for each of them. The
-chat with the real texts must be equal except for these and for space at their ends; otherwise the line is refused. A
-tag at the end of the prompt and at the beginning of the response is written once.
+Rule: a line is refused where the template changes a text of the response in another way than `_forms` allows. A tag at
+the end of the prompt and at the beginning of the response is written once.
 """
 
 import json

@@ -1,8 +1,7 @@
 """Responses of the prompt file as tokens after those of the prompt.
 
-The tokens are those of prompt and response tokenized together, without the prompt's. If these do not begin with the
-prompt's tokens, the response is tokenized alone. White space that a chat template writes after the last stop token is
-left out. Each response ends in a token at which generation stops.
+Prompt and response are tokenized together; if that does not continue the prompt's tokens, the response is tokenized
+alone. Each response ends in a token at which generation stops.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,9 @@
 """The journal: the durable state of the coordinator. One append-only segment of framed records per iteration, and
 `job.json`.
 
-Frame: length (uint32), CRC-32 of the payload (uint32), payload (a `journal.proto` Record), little endian. Records are
-written at once, so they survive the process. They are flushed to the disk at commits, so they survive the machine.
-A torn or damaged tail is cut off when a segment is opened for continuation. This works on a copy that takes over the
-name: later writes of an earlier coordinator go into a file that has no name any more.
+Frame: length (uint32), CRC-32 of the payload (uint32), payload (a `journal.proto` Record), little endian. Appended
+records survive the process; after a commit they survive the machine. A torn or damaged tail is cut off when a segment
+is continued, in a copy that takes over its name.
 """
 
 import json

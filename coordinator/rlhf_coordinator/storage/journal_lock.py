@@ -1,10 +1,8 @@
-"""One coordinator per journal: the folder's lock, which lasts until the process ends.
+"""One coordinator per journal: the folder's lock (flock), which ends with its process.
 
-The next coordinator must not write the same journal while an earlier one runs, so it waits.
-Rule: the lock is the kernel's (flock), so it ends with its process. A file server may revoke it from a silent node.
-Therefore a coordinator that gets the lock writes its name into it, and `JournalLock.check` ends the process when it
-finds another. A volume without locks is used without one, with a warning.
-`doubt_of` says why other nodes might not see the lock.
+The next coordinator waits for it, at most PATIENCE_SECONDS. A file server may revoke the lock from a silent node.
+Therefore its owner writes a name into the file, and `JournalLock.check` ends a process that finds another name. A
+volume without locks is used without one, with a warning.
 """
 
 import errno

@@ -1,8 +1,7 @@
 """The order of prompts from several sources: the source of the n-th prompt, and its index in the source.
 
-A cycle has as many turns as the weights sum to (divided by their common divisor), and each source has exactly its
-weight of them. A source with share p has its j-th turn between turns (j - 1) / p and j / p. Among the sources whose
-interval has begun, the one whose interval ends first is taken (earliest deadline first).
+A cycle has as many turns as the weights sum to, after division by their common divisor. Each turn goes to the source
+whose next turn is due first (earliest deadline first), among those whose share has begun.
 Rule: a pure function of weights.
 """
 

@@ -1,14 +1,9 @@
 """Prompts and their order: determines the prompt of every sample of every iteration.
 
-Order: sample s of iteration i belongs to group s // n (n samples per prompt). Groups are numbered across iterations,
-and group number g visits entry g mod N of epoch g // N. With several sources, `mixture` assigns each group to a source,
-and the turns of a source visit its entries in this way. With shuffle, the order of an epoch is by the 64-bit hash of
-(seed, epoch, entry), and for a source after the first also its number. That hash, and the `random_key` of a sample, are
-8-byte digests of BLAKE2b, read as little-endian integers, over unsigned 64-bit little-endian integers; the input of the
-key is (seed, iteration, sample).
-`rlhf_api.algorithms.iteration_prompts` says where an iteration begins.
-A group beyond the most of an iteration replaces a dropped one. It takes a turn of a source, too. The same hash draws
-its prompt, first from those that the iteration does not have.
+Groups of samples are numbered across iterations (`rlhf_api.algorithms.iteration_prompts`). With N prompts, group g
+visits entry g mod N of epoch g // N; `mixture` assigns the groups to several sources. With shuffle, the order of an
+epoch is by a hash of (seed, epoch, entry), and for a source after the first also its number.
+A group beyond the most of an iteration replaces a dropped one; a hash draws its prompt.
 """
 
 import hashlib
@@ -169,7 +164,8 @@ class PromptSet:
 class _Drawn:
     """Entries of a source in an order of one iteration.
 
-    The entries that the iteration does not have come first, each once; then all of them repeat.
+    The entries that the iteration does not have come first, each once. All entries of the source follow, again and
+    again.
     """
 
     def __init__(self, seed: int, iteration: int, source: int, entries: int, own: set[int]) -> None:

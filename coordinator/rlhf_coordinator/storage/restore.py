@@ -271,7 +271,7 @@ def _read(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict
 def _base(version: int, newest: checkpoint.Checkpoint | None, journal: Journal, base: int) -> CheckpointState:
     """Return the checkpoint from which a training group starts.
 
-    Every batch from there up to the job's version can be replayed. Raises JobError when one is missing.
+    Every iteration from there up to the job's version has a segment. Raises JobError when one is missing.
     """
     start = newest.version if newest else 0
     segments = set(journal.iterations())

@@ -1,7 +1,7 @@
-"""Saves one checkpoint at a time: a folder, its ranks, a finishing thread; after several failed attempts the job fails.
+"""Saves one checkpoint at a time: ranks write into a folder, and a thread completes it.
 
-The first ranks that together have everything write (`writers`). A lost rank ends the attempt, which does not count as
-failed; a full disk or a damaged file is a failed attempt.
+Only the first ranks that together have everything (`writers`) write. After MAX_TRIES failed attempts in a row the job
+fails. An attempt that a lost rank ends does not count as failed.
 """
 
 import asyncio
@@ -132,7 +132,8 @@ class CheckpointSaver:
         self._record_checkpoint(saved, retained_versions)
 
     def _complete(self) -> tuple[checkpoint.Checkpoint, list[int]]:
-        """Complete the checkpoint, and remove older ones; return it and the versions of the newest. Runs in a thread.
+        """Complete the checkpoint, and remove older ones; return it and the newest versions that stay. Runs in a
+        thread.
 
         Raises JobError and OSError.
         """

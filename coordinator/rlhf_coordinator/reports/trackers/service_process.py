@@ -1,9 +1,8 @@
 """The process that runs the library of a service: `python -m ...service_process wandb|mlflow`.
 
 It reads one JSON object per line: the settings, then iterations and evaluations, and finally the outcome of the job. It
-answers each line with `ok` or one line about the error, which ends it. Output of the library goes to stderr, and its
-input is empty. When the input ends, this process ends within END_SECONDS, whether or not the library returns. The next
-process continues the run, with the id in `<kind>.json`, after the last iteration named there.
+answers each line with `ok`, or with one line about the error, which ends it. The next process continues the run, with
+the id in `<kind>.json`, after the last iteration named there.
 """
 
 import importlib

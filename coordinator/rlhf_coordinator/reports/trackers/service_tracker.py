@@ -1,4 +1,4 @@
-"""A tracker that is a service, in a separate process: its library can neither block nor end the coordinator.
+"""A tracker that is a service, in a separate process, so that its library cannot end the coordinator.
 
 Rule: data goes into a bounded queue. A thread passes it to the process, one message at a time, and waits for each
 answer. If the process died, reported an error, has not answered for ANSWER_SECONDS, or the queue is full, the next

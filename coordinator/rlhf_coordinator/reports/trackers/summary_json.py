@@ -1,4 +1,4 @@
-"""summary.json: the numbers of a run, written when its coordinator ends.
+"""summary.json: the numbers of a run, written when its job ends.
 
 Rule: the file is replaced as a whole. Values that the coordinator knows override those of the metric lines.
 """

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.support.training.training_ranks import PPO_FIELDS, make_samples
 
 from rlhf_api.algorithms import full_graph
-from rlhf_common.arrays import unpack
+from rlhf_common.arrays import pack, unpack
 from rlhf_common.names import Group
-from rlhf_common.samples import VersionSpan
+from rlhf_common.samples import NOT_SAMPLED, VersionSpan
 from rlhf_coordinator.job.iteration_metrics import batch_metrics, finite_metrics, idle_share
 from rlhf_coordinator.job.iteration_times import IterationTimes
 from rlhf_coordinator.state.ledger import Ledger
@@ -56,11 +56,16 @@ class Response:
         return len(self.tokens)
 
 
-@pytest.mark.parametrize("abstained", [(), (2, 5)])
-def test_kl_is_that_of_the_trainer_both_ways(abstained: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("abstained", "written"), [((), 0), ((2, 5), 0), ((), 2)])
+def test_kl_is_that_of_the_trainer_both_ways(abstained: tuple[int, ...], written: int) -> None:
+    """`written`: tokens of an environment in each response, which the policy did not draw."""
     samples = make_samples(abstained=abstained)
+    for sample in samples:
+        drawn = np.array(unpack(sample.fields["log_probabilities"]))
+        drawn[1 : 1 + written] = NOT_SAMPLED
+        sample.fields["log_probabilities"].CopyFrom(pack(drawn))
     shown = batch_metrics(ledger_of(samples), GRAPH)
-    trained = trained_metrics(batch_from(samples, len(samples), PPO_FIELDS), GRAPH)
+    trained = trained_metrics(batch_from(samples, len(samples), PPO_FIELDS, holes=written > 0), GRAPH)
     assert shown["kl"] == pytest.approx(trained["actor/kl"], rel=1e-9)
     assert shown["kl_per_token"] == pytest.approx(trained["actor/kl_per_token"], rel=1e-9)
     assert shown["kl"] != pytest.approx(shown["kl_per_token"], rel=0.5)
