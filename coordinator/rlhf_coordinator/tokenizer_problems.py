@@ -30,11 +30,16 @@ def tokenizer_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderErro
 
 
 def template_warnings(spec: RLHFJobSpec) -> Iterator[tuple[str, str]]:
-    """Yield (field, sentence) for each model here that reads conversations in another chat template than its own."""
+    """Yield (field, sentence) for each model of `_readers` whose own chat template differs from that of the prompts.
+
+    It yields nothing without spec.prompts.chatTemplate. An unreadable template counts as none.
+    """
+    file = spec.prompts.chat_template_file
     for field, path, folder, actor in _readers(spec) if spec.prompts.chat_template else ():
-        own = _template(folder)
-        if own and own != _template(actor):
-            yield field, f"{field}: {path} has another chat template than the actor, and reads the actor's rendering"
+        own, used = _template(folder), _template(actor) if file is None else _text(Path(file))
+        if own and own != used:
+            source = "the actor" if file is None else "spec.prompts.chatTemplateFile"
+            yield field, f"{field}: {path} has another chat template than {source}, and reads prompts in that one"
 
 
 def tools_warnings(spec: RLHFJobSpec) -> Iterator[str]:
@@ -74,11 +79,19 @@ def _vocabulary(folder: Path) -> Mapping[str, int]:
     return vocabulary
 
 
+def _text(path: Path) -> str | None:
+    """Return the content of a file; None if it is unreadable."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+
+
 def _template(folder: Path) -> Any:
     """Return the chat template of a folder; None where it has none, or its file is unreadable."""
     try:
         if (folder / TEMPLATE_FILE).is_file():
-            return (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
+            return _text(folder / TEMPLATE_FILE)
         return json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
     except (OSError, ValueError, AttributeError):
         return None

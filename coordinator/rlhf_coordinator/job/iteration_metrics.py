@@ -168,8 +168,8 @@ def rewards_by_name(ledger: Ledger, graph: Graph) -> dict[str, float]:
 
 
 def refill_metrics(ledger: Ledger) -> dict[str, float]:
-    """Return the numbers of dropped, replacement and missing groups, and of rounds; empty where groups are not
-    refilled."""
+    """Return the numbers of dropped, replacement and missing groups, and of rounds; empty where the job allows no
+    refill rounds."""
     refill = ledger.refill
     if not refill.rule.rounds:
         return {}

@@ -73,7 +73,7 @@ def iteration_profile(run: JobRun, metrics: Mapping[str, float]) -> IterationPro
 
 def job_settings(run: JobRun) -> JobSettings:
     """Return the fields that a finding may name."""
-    spec = run.context.spec
+    spec, fusion = run.context.spec, run.state.fusion
     sizes = {str(group): size for group, size in run.state.fleet.sizes.items()}
     return JobSettings(
         generation_workers=sizes.get("generation", 0),
@@ -89,7 +89,7 @@ def job_settings(run: JobRun) -> JobSettings:
         pipeline=spec.training.parallelism.pipeline,
         checkpoint_every=spec.checkpoints.every if spec.checkpoints is not None else 0,
         evaluation_every=spec.evaluation.every if spec.evaluation is not None else 0,
-        tokens_replayed=spec.deterministic,
+        tokens_replayed=fusion.costs.replays if fusion.measured else spec.deterministic,
     )
 
 

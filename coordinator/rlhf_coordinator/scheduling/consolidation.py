@@ -52,7 +52,7 @@ class Consolidation:
 
 
 NO_CONSOLIDATION: Final = Consolidation()
-"""State of a job before the first decision."""
+"""State of the tail before the first decision."""
 
 
 # ---------------------------------------------------------------- when and where

@@ -174,7 +174,7 @@ class Journal:
         self.bytes_written += len(data)
 
     def commit(self) -> None:
-        """Flush all appended records, so that they survive the machine."""
+        """Flush the open segment, so that its records survive the machine."""
         assert self._segment is not None, "no segment is open"
         self.check()
         try:

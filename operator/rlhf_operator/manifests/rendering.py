@@ -93,7 +93,7 @@ def workers(job: RLHFJob) -> list[tuple[Group, int, GroupFields]]:
 
 
 def group_sizes(job: RLHFJob) -> dict[Group, int]:
-    """Return the number of pods of each group that the algorithm's graph needs, the coordinator first."""
+    """Return group -> number of pods: the coordinator, then the groups of `workers`."""
     return {Group.COORDINATOR: 1} | {group: count for group, count, _ in workers(job)}
 
 

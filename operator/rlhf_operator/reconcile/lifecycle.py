@@ -162,7 +162,8 @@ def backing_off(message: str) -> Updates:
 
 
 def running(context: ReconcileContext, waits: Sequence[str]) -> Updates:
-    """Return the conditions of a job that should run. `waits`: messages about pods in creation or deletion."""
+    """Return the conditions of a job that should run. `waits`: messages about objects that wait to be
+    created or deleted."""
     job, observed, reading = context.job, context.observed, context.reading
     problems = [*occupied_names(job, observed), *waits, *unreadable_objects(observed), *names_taken(job, observed)]
     problems += diagnose(job, context.pods, observed.refusals, context.now, reading)

@@ -191,5 +191,11 @@ def test_another_chat_template_of_a_model_that_reads_the_policys_tokens_is_warne
     [loaded] = load_documents(manifest.read_text(), Target.LOCAL, manifest.parent)
     assert loaded.errors == []
     [warning] = loaded.problems
-    text = "has another chat template than the actor, and reads the actor's rendering"
+    text = "has another chat template than the actor, and reads prompts in that one"
     assert (warning.field, text in warning.message) == ("spec.models.reference.path", True)
+    written = manifest.read_text().replace("chatTemplate: true", "chatTemplateFile: chat.jinja, chatTemplate: true")
+    for template, other in (("1", "critic"), ("2", "reference")):
+        (manifest.parent / "chat.jinja").write_text(template + "{{ messages[0].content }}")
+        [warning] = load_documents(written, Target.LOCAL, manifest.parent)[0].problems
+        text = "has another chat template than spec.prompts.chatTemplateFile"
+        assert (warning.field, text in warning.message) == (f"spec.models.{other}.path", True)

@@ -84,8 +84,10 @@ class ValueModel(nn.Module):
 
 
 def model_folder(path: str, field: str) -> Path:
-    """Return the local folder of a model: `path` itself, or the snapshot of a hub id; WorkError ModelMissing if
-    neither."""
+    """Return the local folder of a model: `path` itself, or the snapshot of a hub id, which is downloaded if needed.
+
+    Raises WorkError ModelMissing if there is neither.
+    """
     folder = Path(path)
     if folder.is_dir():
         return folder

@@ -1,8 +1,9 @@
 """Decides which tokens of a pass over several positions of a sample count.
 
-Rule: pure array arithmetic, samples by positions. A position counts if the token before it belongs to the sample: it
-was known, or a draft that equals the token drawn there. So the result equals that of single steps for any draft, up to
-rounding of the logits. The first token that differs from its draft counts too, as it was drawn from the right logits.
+Rule: pure array arithmetic, samples by positions. A position counts if all tokens before it belong to the sample: each
+was known, or is a draft that equals the token drawn in its place. So the result equals that of single steps for any
+draft, up to rounding of the logits. The first token that differs from its draft counts too, as it was drawn from the
+right logits.
 """
 
 from typing import NamedTuple

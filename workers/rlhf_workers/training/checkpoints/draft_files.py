@@ -39,8 +39,10 @@ from rlhf_workers.weights.tensor_file import (
 LARGEST_SHARE: Final = 0.5
 """Largest share of the policy's parameters."""
 PADDING: Final = 512
-"""Difference between the rows of logits from which on a draft model is refused. Models of one family may pad the same
-vocabulary to different sizes (Qwen2.5: 151,936 and 152,064)."""
+"""Least difference of the draft model's vocab_size from the policy's for which it is refused.
+
+Models of one family may pad the same vocabulary to different sizes (Qwen2.5: 151,936 and 152,064).
+"""
 DRAFT_STAGE: Final = "00000"
 """Number of its only stage in file names."""
 MOMENTS: Final = f"optimizer/{DRAFT_MODEL}-stage-{DRAFT_STAGE}.safetensors"
