@@ -3,8 +3,8 @@
   nothing measured   train all models together (measured)    together measured   train critics apart once, as a probe
   both measured      the faster way in a replay of the last iteration; starting the overlap needs a margin
 
-The way that is not in use is measured again after REMEASURE iterations, unless critics of the previous iteration are
-not trained yet. Training times are compared per token because batches differ in length, unless times per iteration
+The way that is not in use is measured again after REMEASURE iterations. Training apart is not, while critics of the
+previous iteration are untrained, because their training may be that measurement. Training times are compared per token because batches differ in length, unless times per iteration
 scatter less. Decoding times are compared per step. On shared machines critic training slows decoding down; the replay
 includes the observed slowdown.
 Rule: pure. A choice changes when critics are trained, not on which batch. Once both ways are measured, the choice stays
@@ -184,7 +184,8 @@ def choose(measured: MeasuredOverlap, last: SeenIteration | None, *, apart: bool
         return OverlapChoice(False, "measure")
     if not measured.policy:
         return OverlapChoice(not pending, "measure" if pending else "probe")
-    if (measured.together_age if apart else measured.apart_age) >= REMEASURE and not pending:
+    due = measured.together_age >= REMEASURE if apart else measured.apart_age >= REMEASURE and not pending
+    if due:
         return OverlapChoice(not apart, "again")
     if last is None or not last.finished or last.tokens <= 0:
         return OverlapChoice(apart, "kept")
