@@ -4,9 +4,9 @@
   both measured      the faster way in a replay of the last iteration; starting the overlap needs a margin
 
 The way that is not in use is measured again after REMEASURE iterations. Training apart is not, while critics of the
-previous iteration are untrained, because their training may be that measurement. Training times are compared per token because batches differ in length, unless times per iteration
-scatter less. Decoding times are compared per step. On shared machines critic training slows decoding down; the replay
-includes the observed slowdown.
+previous iteration are untrained, because their training may be that measurement. Training times are compared per token
+because batches differ in length, unless times per iteration scatter less. Decoding times are compared per step. On
+shared machines critic training slows decoding down; the replay includes the observed slowdown.
 Rule: pure. A choice changes when critics are trained, not on which batch. Once both ways are measured, the choice stays
 as it is until an iteration was observed completely.
 """
@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
+from rlhf_common.json_numbers import finite_number
 from rlhf_planner.critic_overlap import OverlapTimes, overlapped, unchanged
 
 WINDOW: Final = 3
@@ -229,6 +230,7 @@ def _part(pair: Any) -> TrainedPart:
 
 
 def _number(value: Any) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"measurements of the critics' overlap: {value!r} is not a time")
-    return float(value)
+    number = finite_number(value)
+    if number is None or number < 0:
+        raise ValueError(f"measurements of the critics' overlap: {value!r:.100} is not a time")
+    return number

@@ -131,7 +131,15 @@ def test_what_was_measured_survives_being_written_down(seconds: list[float], pol
 
 @pytest.mark.parametrize(
     "damage",
-    [{"together": ["x"]}, {"policy": None}, {"critics": [[0.0, 1.0]]}, {"apart": -1.0}, {"apart_age": float("nan")}],
+    [
+        {"together": ["x"]},
+        {"policy": None},
+        {"critics": [[0.0, 1.0]]},
+        {"critics": [[1.0, 10**400]]},
+        {"apart": -1.0},
+        {"apart": 10**400},
+        {"apart_age": float("nan")},
+    ],
 )
 def test_what_cannot_have_been_measured_is_refused(damage: dict[str, object]) -> None:
     written = document(measured(1.0, 1.0, 1.0), faster=False)

@@ -300,3 +300,10 @@ def test_impossible_costs_say_what_is_wrong() -> None:
         StageCosts.from_document({"speed": 1})
     with pytest.raises(ValueError, match="decode"):
         StageCosts.from_document({"max_batch_size": 1})
+    good = StageCosts.measured(decode=[StepTime(1, 1, 1.0)], max_batch_size=1).document()
+    assert StageCosts.from_document(good).document() == good
+    for field, value in (("setup_seconds", 10**400), ("wake_seconds", "1"), ("command_seconds", None)):
+        with pytest.raises(ValueError, match=f"{field} is .*must be a finite number"):
+            StageCosts.from_document(good | {field: value})
+    with pytest.raises(ValueError, match=r"score.setup is nan"):
+        StageCosts.from_document(good | {"score": {"setup": float("nan")}})
