@@ -213,8 +213,10 @@ class StageCosts:
     def kv_seconds(self, tokens: Number) -> Number:
         """Return the seconds of moving a sample of `tokens` tokens with its KV cache while it is decoded.
 
-        Infinite if the bandwidth is unknown.
+        Infinite if the bandwidth is unknown, for 0 tokens too.
         """
+        if not self.bandwidth:
+            return tokens * 0.0 + float("inf")
         return tokens * self.link_seconds + self.move_seconds
 
     @property
@@ -250,8 +252,10 @@ class StageCosts:
 
         During the pause no worker decodes the sample. During the rest of the move its source continues to decode it
         and is delayed. The delay counts by `share`: if the source is to be released, it is one of so many workers that
-        could score.
+        could score. Infinite if the bandwidth is unknown.
         """
+        if not self.bandwidth:
+            return self.kv_seconds(tokens)
         return self.kv_seconds(tokens) * share + (1 - share) * self.pause_seconds(tokens)
 
     def rebuild_seconds(self, prompt: Number, tokens: Number, batch: int) -> Number:

@@ -289,6 +289,15 @@ def test_costs_survive_the_disk(costs: StageCosts, batch: int, context: int) -> 
     assert again.decode_seconds(batch, context) == costs.decode_seconds(batch, context)
 
 
+def test_a_move_over_an_unknown_bandwidth_takes_forever_for_any_number_of_tokens() -> None:
+    costs = StageCosts.measured(decode=[StepTime(1, 1, 1.0)], max_batch_size=1)
+    tokens = np.array([0.0, 1.0])
+    for share in (0.0, 0.5, 1.0):
+        assert np.isposinf(costs.kv_cost(tokens, share)).all()
+    assert np.isposinf(costs.kv_seconds(tokens)).all()
+    assert costs.kv_seconds(0.0) == costs.kv_cost(0.0, 0.0) == float("inf")
+
+
 def test_impossible_costs_say_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="no decode step was measured"):
         StageCosts.measured(decode=[], max_batch_size=1)
