@@ -13,8 +13,7 @@ from rlhf_api.api_model import ApiModel
 
 
 def _a_time(value: str) -> str:
-    """Return a time. Raises ValueError if it is invalid or has no time zone: the API server rejects such a date-time.
-    """
+    """Return a time. Raises ValueError if it is invalid or has no time zone, as the API server rejects it."""
     if datetime.fromisoformat(value).tzinfo is None:
         raise ValueError("a time has a zone")
     return value
@@ -137,8 +136,6 @@ class PlanStatus(StatusModel):
     workers with each."""
     inter_stage: Text | None = None
     """Inter-stage fusion: Disabled, or a summary of threshold and pool."""
-    intra_stage: Text | None = None
-    """Intra-stage fusion: the training schedule, such as serial-1f1b."""
     speculation: Text | None = None
     """Speculative decoding: Disabled, or a summary of drafting in the last iteration."""
     speculation_switched: Text | None = None
