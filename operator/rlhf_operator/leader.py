@@ -66,8 +66,8 @@ class Leader:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(left, ATTEMPT_SECONDS)):
                         await self._attempt()
-        reason = "was taken" if self._taken else f"was not renewed for {RENEW_DEADLINE:.0f} s"
-        raise LeaseLostError(f"the lease {self._namespace}/{self._name} {reason}")
+        reason = "in time: another operator has it" if self._taken else f"for {RENEW_DEADLINE:.0f} s"
+        raise LeaseLostError(f"the lease {self._namespace}/{self._name} was not renewed {reason}")
 
     def _seconds_left(self) -> float:
         return self._renewed + RENEW_DEADLINE - self._clock()

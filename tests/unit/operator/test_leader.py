@@ -53,7 +53,7 @@ async def seconds_until_lost(leases: SlowLeases, monkeypatch: pytest.MonkeyPatch
     result = Leader(leases, "team", "one", clock=lambda: leases.now)  # type: ignore[arg-type]
     await result.acquire()
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    with pytest.raises(LeaseLostError):
+    with pytest.raises(LeaseLostError, match=f"was not renewed {'for' if leases.fails else 'in time: another'}"):
         await result.hold()
     return leases.now - leases.written
 
