@@ -22,7 +22,7 @@ PATH: Final = Path(__file__).parents[2] / "crds" / "rlhfjobs.yaml"
 """Path of the definition in a checkout."""
 
 _COLUMNS: Final[tuple[tuple[str, str, str, str], ...]] = (
-    ("Algorithm", "string", ".status.algorithm", "Which algorithm trains the policy"),
+    ("Algorithm", "string", ".status.algorithm", "Name of the algorithm"),
     # A column shows only the first match. Selecting a condition by type does not depend on the list's order.
     ("Phase", "string", '.status.conditions[?(@.type=="Running")].reason', "Why the job is, or is not, running"),
     ("Iteration", "string", ".status.progress.summary", "Trained iterations out of spec.iterations"),

@@ -17,6 +17,7 @@ from rlhf_cli.local.run_folder import newest_first
 from rlhf_common.names import Group
 from rlhf_coordinator.model_sizes import read_size
 from rlhf_coordinator.storage.journal import unframe
+from rlhf_coordinator.storage.journal_pb2 import Record
 from rlhf_planner.inter_stage.choose import FusionChoice, choose
 from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
 from rlhf_planner.inter_stage.forecast import Forecast, IterationSetup
@@ -211,11 +212,14 @@ def job_lengths(job: RLHFJob, run: Path | None) -> tuple[LengthModel, list[int],
     model, prompts = assumed_lengths(job.spec)
     samples, assumptions = len(prompts), []
     if run is not None:
-        past_prompts = _prompt_lengths(run)
+        unread: list[str] = []
+        past_prompts = _prompt_lengths(run, unread)
         if past_prompts:
             prompts = [past_prompts[index % len(past_prompts)] for index in range(samples)]
         for segment in sorted((run / "journal").glob("iteration-*.log"))[-WINDOW:]:
-            model = model.with_batch((prompts[0], length) for length in _response_lengths(segment))
+            responses = [len(r.finished.tokens.data) // TOKEN_BYTES for r in _records(segment, "finished", unread)]
+            model = model.with_batch((prompts[0], length) for length in responses)
+        assumptions += [f"lengths do not include a file of the run's journal: {problem}" for problem in unread]
     if not model.samples:
         assumptions.append(
             "response lengths are taken to be log-normal: the median at an eighth of maxResponseTokens, "
@@ -226,16 +230,21 @@ def job_lengths(job: RLHFJob, run: Path | None) -> tuple[LengthModel, list[int],
     return model, prompts, tuple(assumptions)
 
 
-def _response_lengths(segment: Path) -> list[int]:
-    records = (record for record, _ in unframe(segment.read_bytes()))
-    return [len(r.finished.tokens.data) // TOKEN_BYTES for r in records if r.WhichOneof("record") == "finished"]
-
-
-def _prompt_lengths(run: Path) -> list[int]:
+def _prompt_lengths(run: Path, unread: list[str]) -> list[int]:
     lengths: list[int] = []
     for file in sorted((run / "journal").glob("prompts-*.log")):
-        lengths = [len(record.prompt.tokens) // TOKEN_BYTES for record, _ in unframe(file.read_bytes())]
+        lengths = [len(r.prompt.tokens) // TOKEN_BYTES for r in _records(file, "prompt", unread)] or lengths
     return [length for length in lengths if length]
+
+
+def _records(file: Path, kind: str, unread: list[str]) -> list[Record]:
+    """Return a journal file's records of a kind; none of a file that cannot be read, which is added to `unread`."""
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        unread.append(f"{file} cannot be read ({error.strerror or error})")
+        return []
+    return [record for record, _ in unframe(data) if record.WhichOneof("record") == kind]
 
 
 def _layout(job: RLHFJob, prompts: Sequence[int]) -> IterationSetup:

@@ -3,10 +3,11 @@
 They come from user code, so their number and names are limited. Rule: pure.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final
+
+from rlhf_common.json_numbers import finite_number
 
 MAX_METRICS: Final = 16
 """Maximum metrics per reward."""
@@ -22,6 +23,6 @@ def problem(metrics: Mapping[Any, Any]) -> str:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             shown = repr(name)[:60]
             return f"a metric is called {shown}; names are lower case letters, digits and _, such as format_ok"
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if finite_number(value) is None:
             return f"metric {name} is {repr(value)[:60]}; it must be a finite number"
     return ""

@@ -6,7 +6,7 @@ Rule: no weights are loaded; the size of a model that is not on this disk is Non
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rlhf_api.algorithms import ModelKind, ModelRole
 from rlhf_api.job import RLHFJobSpec
@@ -17,6 +17,9 @@ from rlhf_coordinator.model_folders import local_folder
 from rlhf_planner.device_memory import ModelSize, reward_model
 from rlhf_planner.tensor_split import expert_count
 from rlhf_planner.transformer_shape import TransformerShape, shape_of
+
+_UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
+"""Errors of a config.json with missing or wrong values, such as Infinity or a list instead of an object."""
 
 
 def read_sizes(spec: RLHFJobSpec) -> dict[str, ModelSize | None]:
@@ -49,7 +52,7 @@ def read_size(folder: Path) -> ModelSize | None:
         return ModelSize(
             parameters, _cache_values(text), _map_widths(text), layers, key_value_heads, experts, of_experts
         )
-    except (OSError, ValueError, KeyError, TypeError, FolderError):
+    except (FolderError, *_UNREADABLE):
         return None
 
 
@@ -64,7 +67,7 @@ def read_shapes(spec: RLHFJobSpec) -> Mapping[str, TransformerShape]:
         try:
             config = json.loads((folder / "config.json").read_text())
             shapes[str(role)] = shape_of(config.get("text_config") or config)
-        except (OSError, ValueError, KeyError, TypeError):
+        except _UNREADABLE:
             continue
     return shapes
 
@@ -77,7 +80,7 @@ def _map_widths(config: Mapping[str, Any]) -> dict[str, int]:
     """
     try:
         shape = shape_of(config)
-    except (KeyError, TypeError, ValueError):
+    except _UNREADABLE:
         return {}
     hidden, queries, keys, inner = shape.hidden, shape.queries, shape.keys, shape.intermediate
     widths = {"q_proj": hidden + queries, "k_proj": hidden + keys, "v_proj": hidden + keys, "o_proj": queries + hidden}

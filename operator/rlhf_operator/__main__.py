@@ -220,6 +220,10 @@ async def operate(options: OperatorOptions, client: KubernetesClient) -> int:
             await leader.acquire()
         apis = await discovery.first(client, options.scheduling, ignores_labels=options.ignore_queue_labels)
         log.info("gangs and queues: %s", apis.usable() or "none")
+        if options.leader_election:
+            # Discovery may have outlasted the lease.
+            await leader.acquire()
+            log.info("leads as %s", identity)
         controller.use(apis)
         resync.watched = {**watch_events.WATCHED, **apis.watched()}
         metrics.leader.set(1)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -42,6 +43,11 @@ class Certificates:
         """Return the end of the certificate's validity in UTC."""
         return x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc
 
+    def check(self) -> None:
+        """Raise ValueError unless all three are readable and the key belongs to the certificate."""
+        x509.load_pem_x509_certificate(self.authority)
+        _check_pair(self.certificate, self.key)
+
     def data(self) -> dict[str, bytes]:
         """Return file name -> content, as `channels` reads them and as the job's Secret stores them."""
         return {"ca.crt": self.authority, "tls.crt": self.certificate, "tls.key": self.key}
@@ -64,6 +70,13 @@ class Authority:
 
     certificate: bytes
     key: bytes
+
+    def check(self, now: datetime) -> None:
+        """Raise ValueError unless it can issue certificates at this time."""
+        _check_pair(self.certificate, self.key)
+        end = x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc
+        if end <= now:
+            raise ValueError(f"it expired on {end:%Y-%m-%d}")
 
     def issue(self, names: Sequence[str], now: datetime, lifetime: timedelta = LIFETIME) -> Certificates:
         """Issue a server and client certificate for SERVER_NAME and `names` (DNS names or IP addresses).
@@ -109,6 +122,17 @@ def due(certificates: Certificates) -> datetime:
     certificate = x509.load_pem_x509_certificate(certificates.certificate)
     lifetime = certificate.not_valid_after_utc - (certificate.not_valid_before_utc + CLOCK_SKEW)
     return certificate.not_valid_after_utc - lifetime * ROTATE_BEFORE
+
+
+def _check_pair(certificate: bytes, key: bytes) -> None:
+    """Raise ValueError unless `key` is the readable private key (elliptic curve) of the readable certificate."""
+    public = x509.load_pem_x509_certificate(certificate).public_key()
+    try:
+        private = serialization.load_pem_private_key(key, password=None)
+    except (TypeError, UnsupportedAlgorithm) as error:
+        raise ValueError(f"the key cannot be used: {error}") from error
+    if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != public:
+        raise ValueError("the key does not belong to the certificate")
 
 
 def _name(name: str) -> x509.GeneralName:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from rlhf_common import names
 from rlhf_operator.gang.apis import RESOURCES
 from rlhf_operator.gang.backend import QueueApi, QueueObject
-from rlhf_operator.gang.registry import queue_api_of, queue_apis
+from rlhf_operator.gang.registry import queue_api_of
 from rlhf_operator.reconcile.last_applied import FINGERPRINT
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 from rlhf_operator.reconcile.observed.pod_parsing import pod_of
@@ -97,8 +97,8 @@ class Index:
         """Job -> (version, uid, body); the body is empty for a job of another class."""
         self._pods: dict[str, dict[str, ObservedPod | UnreadableObject]] = {}
         self._others: dict[str, dict[tuple[str, str], OwnedObject]] = {}
-        self._queue_objects: dict[str, dict[str, QueueObject]] = {}
-        """Job -> name -> object that represents it in a queue."""
+        self._queue_objects: dict[str, dict[tuple[QueueApi, str], QueueObject]] = {}
+        """Job -> (queue, name) -> object that represents it in that queue."""
         self._strange: dict[str, dict[str, tuple[str, UnreadableObject]]] = {}
         """Job -> uid -> (kind, what): objects other than pods whose newest version cannot be read."""
         self._gone: OrderedDict[str, None] = OrderedDict()
@@ -242,8 +242,8 @@ class Index:
     def drop_other(self, key: str, kind: str, name: str, uid: str) -> None:
         """Drop a deleted object of a job that is not a pod."""
         self._bury(uid)
-        if queue_api_of(kind) is not None:
-            self._drop_queue_object(key, name, uid)
+        if (api := queue_api_of(kind)) is not None:
+            self._drop_queue_object(key, api, name, uid)
         others = self._others.get(key, {})
         if (stored := others.get((kind, name))) is not None and stored.uid == uid:
             del others[kind, name]
@@ -255,18 +255,15 @@ class Index:
         stored = self._others.get(key, {}).get((kind, name))
         return stored.uid if stored and stored.owner == uid else None
 
-    def queue_object(self, key: str, uid: str) -> QueueObject | None:
-        """Return the object that represents the job of that uid in a queue; one of an earlier job counts as being
+    def queue_object(self, key: str, uid: str, api: QueueApi) -> QueueObject | None:
+        """Return the object that represents the job of that uid in this queue; one of an earlier job counts as being
         deleted.
         """
-        objects = self._queue_objects.get(key, {})
-        ours = [queued for queued in objects.values() if queued.owner == uid]
-        for _, api in queue_apis():
-            if ours:
-                return api.current(ours)
-            if earlier := [objects[name] for name in api.object_names(key.partition("/")[2]) if name in objects]:
-                return earlier[0].leaving()
-        return None
+        objects = {name: queued for (each, name), queued in self._queue_objects.get(key, {}).items() if each is api}
+        if ours := [queued for queued in objects.values() if queued.owner == uid]:
+            return api.current(ours)
+        earlier = [objects[name] for name in api.object_names(key.partition("/")[2]) if name in objects]
+        return earlier[0].leaving() if earlier else None
 
     def put_queue_object(self, key: str, kind: str, api: QueueApi, body: Mapping[str, Any]) -> bool:
         """Store a version of a queue's object with its status; return whether decisions may change.
@@ -279,10 +276,10 @@ class Index:
             return self._cannot_read(key, kind.rpartition("/")[2], body["metadata"], str(error))
         self._strange.get(key, {}).pop(queued.uid, None)
         objects = self._queue_objects.setdefault(key, {})
-        stored = objects.get(queued.name)
+        stored = objects.get((api, queued.name))
         if queued.uid in self._gone or (stored and stored.uid == queued.uid and stored.version >= queued.version):
             return False
-        objects[queued.name] = queued
+        objects[api, queued.name] = queued
         return stored is None or stored != queued.at_version(stored.version)
 
     def _cannot_read(self, key: str, kind: str, meta: Any, why: str) -> bool:
@@ -298,11 +295,11 @@ class Index:
             self._on_unreadable(kind, key, unreadable)
         return bool(unreadable.uid) and before != (kind, unreadable)
 
-    def _drop_queue_object(self, key: str, name: str, uid: str) -> None:
+    def _drop_queue_object(self, key: str, api: QueueApi, name: str, uid: str) -> None:
         strange, objects = self._strange.get(key, {}), self._queue_objects.get(key, {})
         strange.pop(uid, None)
-        if name in objects and objects[name].uid == uid:
-            del objects[name]
+        if (stored := objects.get((api, name))) is not None and stored.uid == uid:
+            del objects[api, name]
         for table in (self._strange, self._queue_objects):
             if not table.get(key, True):
                 del table[key]

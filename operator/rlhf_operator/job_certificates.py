@@ -114,7 +114,7 @@ class JobCertificates:
             body = await self._client.get("Secret", namespace, name)
             if body is not None:
                 ensure_ours(manifest, body["metadata"])
-                return _read(body, manifest)
+                return _read(body, manifest, now)
         raise MissingError(f"secret {namespace}/{name} appears and disappears repeatedly")
 
 
@@ -126,23 +126,25 @@ def _usable(body: Mapping[str, Any] | None, uid: str) -> Certificates | None:
     try:
         data = _decoded(body)
         certificates = Certificates(data["ca.crt"], data["tls.crt"], data["tls.key"])
-        certificates.expires  # noqa: B018 raises when it is no certificate
+        certificates.check()
     except (KeyError, ValueError):
         return None
     return certificates
 
 
-def _read(body: Mapping[str, Any], manifest: Mapping[str, Any]) -> Authority:
-    """Return the authority of a stored Secret. Raises RefusedError if a part of it is missing or not base64."""
+def _read(body: Mapping[str, Any], manifest: Mapping[str, Any], now: datetime) -> Authority:
+    """Return the authority of a stored Secret. Raises RefusedError if it cannot issue certificates."""
     try:
         data = _decoded(body)
-        return Authority(data["ca.crt"], data[KEY])
+        authority = Authority(data["ca.crt"], data[KEY])
+        authority.check(now)
+        return authority
     except (KeyError, ValueError) as error:
         name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
         remedy = (
             f"suspend the job, delete it (kubectl delete secret/{name} --namespace={namespace}), and resume the job"
         )
-        raise RefusedError(f"Secret {name} holds no authority any more ({error}): {remedy}") from error
+        raise RefusedError(f"Secret {name} holds no usable authority any more ({error}): {remedy}") from error
 
 
 def _decoded(body: Mapping[str, Any]) -> dict[str, bytes]:

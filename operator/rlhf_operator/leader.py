@@ -1,11 +1,12 @@
 """Leader election by a Lease: one of several operators reconciles, the others wait.
 
-Rule: RENEW_DEADLINE is less than LEASE_SECONDS. Another operator's lease expires if it has not *changed* for its
-duration on this process's clock, so clocks of machines are never compared. A leader that is asked to stop releases the
-lease.
+Rule: an operator that cannot renew its lease gives it up RENEW_DEADLINE after it sent its last successful request,
+before the lease expires. Another operator's lease expires if it has not *changed* for its duration on this process's
+clock, so clocks of machines are never compared. A leader that is asked to stop releases the lease.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -46,29 +47,29 @@ class Leader:
         self._name = names.lease_name(operator_class)
         self._seen: tuple[str, float] = ("", float("-inf"))
         self._lease: dict[str, Any] | None = None
+        self._renewed = float("-inf")
+        """Time at which the last successful attempt began: the API server wrote the lease at that time or later."""
+        self._taken = False
+        """Whether another operator had the lease at the last attempt."""
 
     async def acquire(self) -> None:
         """Wait until this process is the leader."""
         while not await self._attempt():  # noqa: ASYNC110 what is waited for happens in another process
             await asyncio.sleep(RETRY_SECONDS)
-        log.info("leads as %s", self._identity)
 
     async def hold(self) -> None:
-        """Renew until renewal fails for too long. Raises LeaseLostError."""
-        renewed = self._clock()
-        while self._clock() - renewed < RENEW_DEADLINE:
-            await asyncio.sleep(RETRY_SECONDS)
-            left = max(0.1, RENEW_DEADLINE - (self._clock() - renewed))
-            try:
-                async with asyncio.timeout(min(left, ATTEMPT_SECONDS)):
-                    succeeded = await self._attempt()
-                if succeeded:
-                    renewed = self._clock()
-            except TimeoutError:
-                continue
-        raise LeaseLostError(
-            f"the lease {self._namespace}/{self._name} was not renewed for {RENEW_DEADLINE:.0f} s, or was taken"
-        )
+        """Renew until renewal fails for too long or another operator has the lease. Raises LeaseLostError."""
+        while not self._taken and (left := self._seconds_left()) > 0:
+            await asyncio.sleep(min(RETRY_SECONDS, left))
+            if (left := self._seconds_left()) > 0:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, ATTEMPT_SECONDS)):
+                        await self._attempt()
+        reason = "in time: another operator has it" if self._taken else f"for {RENEW_DEADLINE:.0f} s"
+        raise LeaseLostError(f"the lease {self._namespace}/{self._name} was not renewed {reason}")
+
+    def _seconds_left(self) -> float:
+        return self._renewed + RENEW_DEADLINE - self._clock()
 
     async def release(self) -> None:
         """Release the lease if this process has it; log a failure."""
@@ -82,8 +83,12 @@ class Leader:
         self._lease = None
 
     async def _attempt(self) -> bool:
+        began = self._clock()
         try:
-            return await self._acquire_or_renew()
+            succeeded = await self._acquire_or_renew()
+            if succeeded:
+                self._renewed = began
+            return succeeded
         except ConflictError:
             self._lease = None
         except ApiError as error:
@@ -97,7 +102,8 @@ class Leader:
             return True
         spec = lease.get("spec") or {}
         ours = spec.get("holderIdentity") == self._identity
-        if not ours and not self._expired(lease, spec):
+        self._taken = not ours and not self._expired(lease, spec)
+        if self._taken:
             self._lease = None
             return False
         transitions = int(spec.get("leaseTransitions") or 0) + (not ours)

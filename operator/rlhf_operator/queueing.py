@@ -38,13 +38,19 @@ class Queueing:
         self._read_at: dict[tuple[str, str], tuple[float, Json]] = {}
 
     async def state(self, index: Index, key: str, job: Json) -> QueueState | None:
-        """Return the queue's state for a stored job; None if no backend has a queue."""
-        for mode, api in queue_apis():
-            queue_object, version = index.queue_object(key, str(job["metadata"]["uid"])), self.served.version(mode)
-            references = () if version is None else api.references(version, job, queue_object)
-            records = {reference: await self._record(api, *reference) for reference in references}
-            return api.state(job, queue_object, records)
-        return None
+        """Return the state of the first queue that has an object of a stored job.
+
+        Without an object: of the first queue that the cluster serves, or else of the first one; None if no backend has
+        a queue.
+        """
+        uid = str(job["metadata"]["uid"])
+        queues = [(api, self.served.version(mode), index.queue_object(key, uid, api)) for mode, api in queue_apis()]
+        if not queues:
+            return None
+        api, version, queue_object = min(queues, key=lambda queue: (queue[2] is None, queue[1] is None))
+        references = () if version is None else api.references(version, job, queue_object)
+        records = {reference: await self._record(api, *reference) for reference in references}
+        return api.state(job, queue_object, records)
 
     async def _record(self, api: QueueApi, kind: str, name: str) -> object:
         """Return the record of an object without a namespace; None if it cannot be read."""

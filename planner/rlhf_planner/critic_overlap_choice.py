@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
+from rlhf_common.json_numbers import finite_number
 from rlhf_planner.critic_overlap import OverlapTimes, overlapped, unchanged
 
 WINDOW: Final = 3
@@ -179,7 +180,8 @@ def choose(measured: MeasuredOverlap, last: SeenIteration | None, *, apart: bool
         return OverlapChoice(False, "measure")
     if not measured.policy:
         return OverlapChoice(not pending, "measure" if pending else "probe")
-    if (measured.together_age if apart else measured.apart_age) >= REMEASURE and not pending:
+    due = measured.together_age >= REMEASURE if apart else measured.apart_age >= REMEASURE and not pending
+    if due:
         return OverlapChoice(not apart, "again")
     if last is None or not last.finished or last.tokens <= 0:
         return OverlapChoice(apart, "kept")
@@ -223,6 +225,7 @@ def _part(pair: Any) -> TrainedPart:
 
 
 def _number(value: Any) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"measurements of the critics' overlap: {value!r} is not a time")
-    return float(value)
+    number = finite_number(value)
+    if number is None or number < 0:
+        raise ValueError(f"measurements of the critics' overlap: {value!r:.100} is not a time")
+    return number

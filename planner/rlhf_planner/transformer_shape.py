@@ -70,8 +70,13 @@ class TransformerShape:
 
 
 def shape_of(config: Mapping[str, Any]) -> TransformerShape:
-    """Return the shape from a config.json. Raises KeyError, TypeError or ValueError for a missing or mistyped value."""
+    """Return the shape from a config.json.
+
+    Raises KeyError, TypeError, ValueError or OverflowError (Infinity) for a missing or wrong value.
+    """
     heads = int(config["num_attention_heads"])
+    if heads < 1:
+        raise ValueError(f"num_attention_heads is {heads}, must be at least 1")
     hidden = int(config["hidden_size"])
     window = config.get("sliding_window")
     if not config.get("use_sliding_window", True):

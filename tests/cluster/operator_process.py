@@ -26,7 +26,7 @@ from tests.cluster.processes import tail, wait_until
 from rlhf_cli.local.ports import free_ports
 
 START_TIMEOUT = 240.0  # seconds until it leads
-LEASE_LOST = "was not renewed for"
+LEASE_LOST = "was not renewed"
 """Text in the last line of an operator that could not renew its Lease, for instance because the machine stalled."""
 STOP_TIMEOUT = 120.0  # seconds until it has given its Lease back and ended
 

@@ -136,8 +136,6 @@ class PlanStatus(StatusModel):
     workers with each."""
     inter_stage: Text | None = None
     """Inter-stage fusion: Disabled, or a summary of threshold and pool."""
-    intra_stage: Text | None = None
-    """Intra-stage fusion: the training schedule, such as serial-1f1b."""
     speculation: Text | None = None
     """Speculative decoding: Disabled, or a summary of drafting in the last iteration."""
     speculation_switched: Text | None = None

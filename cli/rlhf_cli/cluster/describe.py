@@ -29,7 +29,6 @@ _STATUS_STYLES: Final = {"True": "", "False": "dim", "Unknown": "yellow"}
 _PLANNED: Final = {
     "Engine": "engine",
     "Tail migration": "interStage",
-    "Training": "intraStage",
     "Speculation": "speculation",
     "Drafting switched": "speculationSwitched",
 }

@@ -115,7 +115,7 @@ def _best(path: Path) -> tuple[int | None, float | None]:
         return int(facts["version"]), float(facts["reward"])
     except FileNotFoundError:
         return None, None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise RunError(f"{path / checkpoint.BEST_FILE} cannot be read: {error!r}", ExitCode.STORAGE) from error
 
 

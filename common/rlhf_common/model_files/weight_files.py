@@ -171,7 +171,7 @@ def _header(file: Path, whole: bool) -> dict[str, TensorEntry]:
         end = max((entry.end for entry in entries.values()), default=begin)
         if whole and end != size:
             raise ValueError(f"it has {size} bytes, and its header describes {end}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise FolderError("ModelCorrupt", f"{file.name} is truncated or damaged: {error}") from error
     return entries
 

@@ -20,8 +20,6 @@ QUEUED: Final = 4096
 """Maximum queue entries: a span, or the data for an iteration's spans of samples."""
 BATCH: Final = 512
 """Maximum spans per call."""
-CALL_SECONDS: Final = 10.0
-"""Expected seconds for one call with the library's retries, unless OTEL_EXPORTER_OTLP_TIMEOUT is set."""
 CLOSE_SECONDS: Final = 5.0
 """Seconds to send the rest when a process ends."""
 AFTER_FAILURE_SECONDS: Final = 1.0
@@ -36,7 +34,7 @@ class Sender(Protocol):
     """Sends spans; a small interface over the library's exporter."""
 
     def send(self, spans: Sequence[TraceSpan]) -> bool:
-        """Return whether the collector accepted them; may block for about CALL_SECONDS."""
+        """Return whether the collector accepted them; may block for the time-out of the library."""
 
     def stop(self) -> None:
         """Abort the call in progress; another thread calls this."""
@@ -150,7 +148,7 @@ class OtlpSender:
         self._scope = InstrumentationScope(scope)
 
     def send(self, spans: Sequence[TraceSpan]) -> bool:
-        """Send them in one call."""
+        """Send them in one call, for at most OTEL_EXPORTER_OTLP_TIMEOUT seconds with the library's retries."""
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         return self._exporter.export([self._readable(span) for span in spans]) is SpanExportResult.SUCCESS

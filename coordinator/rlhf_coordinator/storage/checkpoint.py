@@ -139,7 +139,7 @@ def verify(folder: Path) -> str | None:
             return f"{_FACTS} is of version {content['version']}"
     except OSError as error:
         return f"{_FACTS} cannot be read: {error.strerror or error}"
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         return f"{_FACTS} is damaged: {error!r}"
     return _mismatch(folder, sums)
 

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from rlhf_common.json_numbers import finite_number
 from rlhf_planner.inter_stage.fitted_costs import NO_COST, DecodeLines, Floats, PassFormula, StepTime
 from rlhf_planner.inter_stage.observed_moves import (
     MOVE_STEPS,
@@ -210,8 +211,10 @@ class StageCosts:
     def kv_seconds(self, tokens: Number) -> Number:
         """Return the seconds of moving a sample of `tokens` tokens with its KV cache while it is decoded.
 
-        Infinite if the bandwidth is unknown.
+        Infinite if the bandwidth is unknown, for 0 tokens too.
         """
+        if not self.bandwidth:
+            return tokens * 0.0 + float("inf")
         return tokens * self.link_seconds + self.move_seconds
 
     @property
@@ -246,7 +249,10 @@ class StageCosts:
         """Return the seconds that moving a sample of `tokens` tokens with its KV cache costs an iteration.
 
         The pause, in which no worker decodes the sample, counts in full. The rest of the move counts by `share`, 0..1.
+        Infinite if the bandwidth is unknown.
         """
+        if not self.bandwidth:
+            return self.kv_seconds(tokens)
         return self.kv_seconds(tokens) * share + (1 - share) * self.pause_seconds(tokens)
 
     def rebuild_seconds(self, prompt: Number, tokens: Number, batch: int) -> Number:
@@ -322,11 +328,14 @@ class StageCosts:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> StageCosts:
-        """Return the costs that `document` wrote. Raises ValueError, for example for a missing or unknown field."""
+        """Return the costs that `document` wrote. Raises ValueError for a missing or unknown field or a wrong value."""
         names = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(document) - names)
         if unknown:
             raise ValueError(f"costs: unknown field {unknown[0]}")
+        for name, value in document.items():
+            if value is not None or name not in ("bandwidth", "kv_room_bytes"):
+                _check_numbers(name, value)
         try:
             steps = tuple(tuple(ObservedStep(*row) for row in iteration) for iteration in document.get("steps", ()))
             moves = tuple(tuple(ObservedMove(*row) for row in iteration) for iteration in document.get("moves", ()))
@@ -338,3 +347,15 @@ class StageCosts:
             return cls(**{**document, "decode": DecodeLines(**lines), **parts, **observed})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"costs: {error}") from error
+
+
+def _check_numbers(field: str, value: object) -> None:
+    """Raise ValueError unless a value of JSON holds numbers and bools only, in lists and objects of any depth."""
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            _check_numbers(f"{field}.{name}", part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _check_numbers(field, part)
+    elif not isinstance(value, bool) and finite_number(value) is None:
+        raise ValueError(f"costs: {field} is {value!r:.100}, must be a finite number")

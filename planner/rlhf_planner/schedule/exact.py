@@ -9,7 +9,7 @@ the search uses list scheduling and annealing, and proves less.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -41,8 +41,8 @@ EXACT_STEPS = 6000 if cp_model else 0  # most steps for the solver
 class SolverAnswer:
     """Result of the solver.
 
-    `timeline` is the schedule if one was found. `bound` is the proven lower bound on the objective. `infeasible` is
-    whether infeasibility was proven.
+    `timeline` is the schedule if one was found. `bound` is the proven lower bound on the objective; infinite if
+    infeasibility was proven, which `infeasible` says.
     """
 
     timeline: Timeline | None
@@ -186,8 +186,9 @@ class CpSatModel:
         `effort` is deterministic time and `seconds` the backstop by the clock. `dynamic` adds precedences between the
         steps of a device during the search.
         """
+        impossible = SolverAnswer(None, float("inf"), infeasible=True) if self.grid.exact else SolverAnswer(None, 0.0)
         if not self.possible:
-            return SolverAnswer(None, float("inf"), infeasible=self.grid.exact)
+            return impossible
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = seed
@@ -197,7 +198,7 @@ class CpSatModel:
         status = solver.solve(self.model)
         used = float(solver.response_proto.deterministic_time)
         if status == cp_model.INFEASIBLE:
-            return SolverAnswer(None, float("inf"), self.grid.exact, used)
+            return replace(impossible, effort=used)
         bound = solver.best_objective_bound / self.grid.scale if self.grid.exact and self.model.has_objective() else 0.0
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return SolverAnswer(None, bound, effort=used)

@@ -220,7 +220,10 @@ def _fields(at: str, data: object, fields: set[str], required: set[str]) -> Mapp
 def _number(field: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InstanceError(field, value, "give a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise InstanceError(field, value, "give a number that a float can hold") from None
 
 
 def _whole(field: str, value: object) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+from rlhf_common.json_numbers import finite_number
 from rlhf_planner.schedule.instance import InstanceError
 from rlhf_planner.schedule.schedule_check import Step, StepKind
 from rlhf_planner.schedule.simulate import Timeline
@@ -79,8 +80,8 @@ def _step(at: str, entry: object) -> Step:
         if isinstance(entry.get(name), bool) or not isinstance(entry.get(name), int):
             raise InstanceError(f"{at}.{name}", entry.get(name), "give a whole number")
     for name in ("start", "end"):
-        if isinstance(entry.get(name), bool) or not isinstance(entry.get(name), int | float):
-            raise InstanceError(f"{at}.{name}", entry.get(name), "give a number")
+        if finite_number(entry.get(name)) is None:
+            raise InstanceError(f"{at}.{name}", entry.get(name), "give a finite number")
     if entry.get("kind") not in ("F", "B", "I", "W"):
         raise InstanceError(f"{at}.kind", entry.get("kind"), "give F, B, I or W")
     return Step(

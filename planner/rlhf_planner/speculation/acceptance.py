@@ -81,7 +81,7 @@ class Acceptance:
         """Return counts from `written`. Raises ValueError unless they have the shape of `like` and possible values."""
         try:
             judged, accepted = (np.asarray(data[name], np.float64) for name in ("judged", "accepted"))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"counts of acceptance cannot be read: {error}") from None
         if judged.shape != like.judged.shape or accepted.shape != like.judged.shape:
             raise ValueError(f"counts of acceptance are {judged.shape}, must be {like.judged.shape}")

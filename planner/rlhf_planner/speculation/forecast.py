@@ -93,7 +93,7 @@ class SpeculationForecast:
         try:
             points = tuple(SpeculationPoint(*map(float, row)) for row in document["points"])
             return cls(points, bool(document["zero_allowed"]))
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"speculation forecast: {error}") from error
 
     def always(self) -> SpeculationForecast:

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from tests.support.operator.seen_job import STATES, details_of, load
 
+from rlhf_api.job.status import PlanStatus, RLHFJobStatus
 from rlhf_cli.cluster import describe
 from rlhf_cli.cluster.cluster_job import ClusterJob, shortened, similar_names
 from rlhf_cli.cluster.explain import explanation
@@ -23,6 +24,8 @@ from rlhf_cli.cluster.log_lines import in_order, line_text, parse_line
 from rlhf_cli.cluster.top import status_from_job, status_from_metrics
 from rlhf_cli.console import columns
 from rlhf_cli.live_view import render
+from rlhf_operator.reconcile import job_status
+from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
 
 
 def text_of(seen: dict[str, Any], width: int | None = None) -> str:
@@ -186,6 +189,25 @@ def test_describe_says_which_engine_decodes_and_why() -> None:
     shown = text_of(seen).splitlines()
     assert ["Engine", "torch: the worker has no GPU"] in [line.split(maxsplit=1) for line in shown]
     assert any("Drafting switched" in line and "iteration 4: speculation is off" in line for line in shown)
+
+
+def test_describe_reads_the_parts_of_the_plan_that_the_operator_writes() -> None:
+    reading = CoordinatorReading(
+        datetime(2026, 11, 21, tzinfo=UTC),
+        "Generating",
+        1,
+        2,
+        engines={"torch": 1},
+        fusion="no fusion",
+        speculation="off",
+        speculation_switched="never",
+        predicted_seconds=1.0,
+    )
+    written = set(job_status._plan(reading) or {})
+    assert set(describe._PLANNED.values()) <= written
+    assert written | {"devices"} == {field.alias for field in PlanStatus.model_fields.values()}
+    older = {"plan": {"engine": "torch", "intraStage": "serial-1f1b"}}
+    assert RLHFJobStatus.model_validate(older).plan == PlanStatus(engine="torch")
 
 
 def test_one_cause_of_many_pods_is_told_once() -> None:

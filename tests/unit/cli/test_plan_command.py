@@ -80,6 +80,21 @@ def test_after_a_run_its_costs_and_lengths_count(
     assert "Without fusion" in (job.parent / "fused.svg").read_text()
 
 
+def test_a_journal_file_that_cannot_be_read_is_left_out_and_named(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_run(job.parent / "runs" / "tiny-20260101-000000")
+    journal = job.parent / "runs" / "tiny-20260101-000000" / "journal"
+    for name in ("iteration-000001.log", "prompts-1.log"):
+        (journal / name).mkdir()  # reading it fails for every user, root included
+    assert plan(monkeypatch, "--json") == 0
+    assumptions = json.loads(capsys.readouterr().out)["fusion"]["assumptions"]
+    assert [text.split(": ", 1)[1] for text in assumptions] == [
+        f"{Path('runs/tiny-20260101-000000/journal') / name} cannot be read (Is a directory)"
+        for name in ("prompts-1.log", "iteration-000001.log")
+    ]
+
+
 def test_decoding_beside_training_is_forecast_by_the_last_run(
     job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,11 +11,13 @@ from safetensors.torch import save_file
 from tests.support.model_folders.models import build_tokenizer, write_policy, write_reward_model
 from transformers import AutoModelForCausalLM
 
+from rlhf_api.job import RLHFJobSpec
 from rlhf_cli.load_job import Target, load_documents
 from rlhf_common.model_files.weight_files import INDEX
 from rlhf_common.names import ADAPTER_CONFIG, ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.model_folder_problems import check_model_folders
+from rlhf_coordinator.model_sizes import read_shapes, read_size
 
 MANIFEST = """
 apiVersion: rlhf.dev/v1alpha1
@@ -199,3 +201,28 @@ def test_another_chat_template_of_a_model_that_reads_the_policys_tokens_is_warne
         [warning] = load_documents(written, Target.LOCAL, manifest.parent)[0].problems
         text = "has another chat template than spec.prompts.chatTemplateFile"
         assert (warning.field, text in warning.message) == (f"spec.models.{other}.path", True)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"num_attention_heads": 0},
+        {"num_attention_heads": float("inf")},
+        {"hidden_size": float("nan")},
+        {"hidden_size": None},
+        {"text_config": "x"},
+    ],
+)
+def test_a_config_with_impossible_values_states_no_shape(tmp_path: Path, damage: dict[str, object]) -> None:
+    models = {"actor": {"path": str(tmp_path)}, "reward": {"function": {"module": "rewards"}}}
+    prompts = {"path": "prompts.jsonl"}
+    spec = RLHFJobSpec.model_validate({"algorithm": {"grpo": {}}, "models": models, "prompts": prompts})
+    write_policy(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.pop("head_dim", None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert set(read_shapes(spec)) == {"actor"}
+    assert read_size(tmp_path) is not None
+    (tmp_path / "config.json").write_text(json.dumps(config | damage))
+    assert read_shapes(spec) == {}
+    assert read_size(tmp_path) is None

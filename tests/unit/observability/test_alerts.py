@@ -137,3 +137,8 @@ def test_a_rule_file_leaves_out_alerts_that_are_disabled() -> None:
     every = {alert.name for _, alert in ALERTS}
     assert alerts({"RLHFKLRunaway": {"enabled": False}}) == every - {"RLHFKLRunaway"}
     assert alerts({"RLHFKLRunaway": {"enabled": True}}) == every
+
+
+def test_each_share_says_what_it_is_a_share_of() -> None:
+    shares = [each.meaning for _, alert in ALERTS for each in alert.thresholds if each.name == "share"]
+    assert len(shares) == len(set(shares)) > 1

@@ -4,6 +4,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,6 +13,13 @@ import pytest
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
 
 from rlhf_common import channels
 from rlhf_common.channels import SERVER_NAME, server_credentials
@@ -64,6 +72,43 @@ def test_a_certificate_is_due_when_a_third_of_its_life_is_left() -> None:
 def test_a_certificate_never_outlives_its_authority() -> None:
     authority = new_authority("job", NOW, timedelta(days=10))
     assert authority.issue([], NOW).expires == NOW + timedelta(days=10)
+
+
+KEYS = {
+    "missing": b"",
+    "no PEM": b"\x00\xff",
+    "damaged": new_authority("job", NOW).key.replace(b"\nM", b"\n!", 1),
+    "of another authority": new_authority("job", NOW).key,
+    "no elliptic curve": Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+    "encrypted": ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
+    ),
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_damaged_or_foreign_key_fails_the_check(key: str) -> None:
+    authority = new_authority("job", NOW)
+    authority.check(NOW)
+    issued = authority.issue([], NOW)
+    issued.check()
+    with pytest.raises(ValueError, match=r"key|PEM"):
+        replace(authority, key=KEYS[key]).check(NOW)
+    with pytest.raises(ValueError, match=r"key|PEM"):
+        replace(issued, key=KEYS[key]).check()
+
+
+def test_a_damaged_certificate_or_an_expired_authority_fails_the_check() -> None:
+    authority = new_authority("job", NOW)
+    issued = authority.issue([], NOW)
+    damaged = authority.certificate[:-60]
+    with pytest.raises(ValueError, match="PEM"):
+        replace(authority, certificate=damaged).check(NOW)
+    for name in ("authority", "certificate"):
+        with pytest.raises(ValueError, match="PEM"):
+            replace(issued, **{name: damaged}).check()
+    with pytest.raises(ValueError, match="expired on 2026-03-11"):
+        new_authority("job", NOW, timedelta(days=10)).check(NOW + timedelta(days=10))
 
 
 def presented(port: int, folder: Path) -> bytes:

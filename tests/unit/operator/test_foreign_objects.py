@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 
 import pytest
@@ -75,6 +76,23 @@ async def test_a_pod_that_a_finalizer_keeps_is_deleted_once_a_minute_at_most(
         server.put("Pod", body)
         await operator.reconcile()
         assert deletions() == 2
+
+
+async def test_a_damaged_authority_is_reported_with_the_remedy(
+    server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_status, "PROGRESS_SECONDS", 0.0)
+    async with ControlledCluster(server) as operator:
+        await operator.settle()
+        body = copy.deepcopy(server.get("Secret", "team", "job-authority"))
+        assert body is not None
+        server.put("Secret", {**body, "data": body["data"] | {"ca.key": base64.b64encode(b"damaged").decode()}})
+        server.drop("Secret", "team", "job-certificates")
+        operator.controller._certificates.forget(KEY)
+        await operator.settle()
+        message = operator.condition("Running")["message"]
+        assert "Secret job-authority holds no usable authority any more" in message
+        assert "kubectl delete secret/job-authority --namespace=team" in message
 
 
 @pytest.mark.parametrize("kind", ["Service", "ConfigMap", "NetworkPolicy", "Secret"])

@@ -27,6 +27,7 @@ from rlhf_operator.coordinator_client import reading_of
 from rlhf_operator.gang.backend import WorkloadReport
 from rlhf_operator.gang.kueue_queue import KueueApi
 from rlhf_operator.gang.kueue_workload import flavor_of, priority_value
+from rlhf_operator.gang.registry import queue_apis
 from rlhf_operator.reconcile import ObservedJob, ObservedPod, pod_of, reconcile
 from rlhf_operator.reconcile.observed.termination_log import last_report, readable
 from rlhf_operator.untrusted import UnreadableError, UnreadableObject
@@ -111,7 +112,8 @@ def checked(operator: SimulatedOperator, job: Json | None, uid: str, served: Any
     if job is None:
         return
     pods, taken = operator.index.pods(KEY, uid)
-    queue = KueueApi().state(job, operator.index.queue_object(KEY, uid), {})
+    [(_, api)] = queue_apis()
+    queue = api.state(job, operator.index.queue_object(KEY, uid, api), {})
     for attempt in range(2):
         observed = ObservedJob(
             pods=pods,

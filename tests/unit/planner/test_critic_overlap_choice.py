@@ -77,13 +77,15 @@ def test_a_gain_within_the_margin_begins_nothing_and_ends_nothing() -> None:
         assert choose(overlap, SEEN, apart=apart, pending=False).apart is apart
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_the_other_way_is_measured_again_after_a_while(apart: bool) -> None:
+@pytest.mark.parametrize(("apart", "pending"), [(False, False), (True, False), (True, True)])
+def test_the_other_way_is_measured_again_after_a_while(apart: bool, pending: bool) -> None:
+    """While critics are trained apart, those of the previous iteration are pending when an iteration begins."""
     overlap = measured(4.0, 2.0, 2.0) if apart else measured(2.0, 2.0, 2.0)
     for _ in range(REMEASURE):
         overlap = overlap.older()
         overlap = overlap.with_parts(TOKENS, 2.0, 2.0) if apart else overlap.with_together(TOKENS, 2.0)
-    assert choose(overlap, SEEN, apart=apart, pending=False) == OverlapChoice(not apart, "again")
+    assert choose(overlap, SEEN, apart=apart, pending=pending) == OverlapChoice(not apart, "again")
+    assert apart or choose(overlap, SEEN, apart=apart, pending=True).kind == "faster", "a probe that is in progress"
     again = overlap.with_together(TOKENS, 4.0) if apart else overlap.with_parts(TOKENS, 2.0, 2.0)
     assert choose(again, SEEN, apart=apart, pending=False).apart is apart
 
@@ -129,7 +131,15 @@ def test_what_was_measured_survives_being_written_down(seconds: list[float], pol
 
 @pytest.mark.parametrize(
     "damage",
-    [{"together": ["x"]}, {"policy": None}, {"critics": [[0.0, 1.0]]}, {"apart": -1.0}, {"apart_age": float("nan")}],
+    [
+        {"together": ["x"]},
+        {"policy": None},
+        {"critics": [[0.0, 1.0]]},
+        {"critics": [[1.0, 10**400]]},
+        {"apart": -1.0},
+        {"apart": 10**400},
+        {"apart_age": float("nan")},
+    ],
 )
 def test_what_cannot_have_been_measured_is_refused(damage: dict[str, object]) -> None:
     written = document(measured(1.0, 1.0, 1.0), faster=False)

@@ -8,7 +8,6 @@ WorkError of a method passes unchanged. A class that overrides `objectives` is r
 import importlib
 import importlib.util
 import json
-import math
 import sys
 import traceback
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import torch
 
 from rlhf_api.algorithms.plugin import AlgorithmPlugin
 from rlhf_common.error_text import error_text
+from rlhf_common.json_numbers import finite_number
 from rlhf_common.names import ExitCode
 from rlhf_workers.algorithms.base import Algorithm, AlgorithmContext
 from rlhf_workers.algorithms.objectives import PolicyLosses, PolicyTerms, TokenLosses
@@ -168,8 +168,7 @@ class PluginAlgorithm(Algorithm):
         if not isinstance(metrics, dict) or len(metrics) > MAX_METRICS:
             raise self._wrong(method, "gave no dict, or too many metrics", f"give at most {MAX_METRICS} by name")
         for name, value in metrics.items():
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not isinstance(name, str) or not number or not math.isfinite(value) or len(name) > MAX_NAME:
+            if not isinstance(name, str) or finite_number(value) is None or len(name) > MAX_NAME:
                 raise self._wrong(
                     method, f"metric {name!r:.200} is {value!r:.200}", "give short names with finite numbers"
                 )

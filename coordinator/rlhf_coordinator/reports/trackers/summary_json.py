@@ -4,12 +4,12 @@ Rule: the file is replaced as a whole. Values that the coordinator knows overrid
 """
 
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rlhf_common.json_numbers import finite_number
 from rlhf_coordinator.reports.trackers.metrics_jsonl import FILE as METRICS_FILE
 from rlhf_coordinator.reports.trackers.metrics_jsonl import is_evaluation, read_metrics
 from rlhf_coordinator.reports.trackers.tracker import Tracker
@@ -38,9 +38,9 @@ def summarise(lines: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) 
     ignored.
     """
     lines = [line for line in lines if not is_evaluation(line)]
-    rewards = [float(line["reward"]) for line in lines if _is_number(line.get("reward"))]
+    rewards = [reward for line in lines if (reward := finite_number(line.get("reward"))) is not None]
     part = max(1, len(rewards) // TENTH)
-    speeds = [float(line["samples_per_second"]) for line in lines if _is_number(line.get("samples_per_second"))]
+    speeds = [speed for line in lines if (speed := finite_number(line.get("samples_per_second"))) is not None]
     summary: dict[str, Any] = {
         "iterations": len(lines),
         "reward_first": _mean(rewards[:part]),
@@ -61,10 +61,6 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(folder / FILE)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _mean(values: Sequence[float]) -> float | None:

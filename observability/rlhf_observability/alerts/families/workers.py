@@ -99,7 +99,7 @@ and {ON_JOB} sum {BY_JOB} (increase(rlhf_migration_failures_total[<windowSeconds
     "migration-failed in the run folder names the reason.",
     normal="a few, for samples that finish during the move",
     thresholds=(
-        Threshold("share", 0.5, "share of GPU seconds", most=1),
+        Threshold("share", 0.5, "share of moves with KV caches", most=1),
         Threshold("failures", 20, "failed moves within the window"),
         Threshold("windowSeconds", 3600, "seconds of the window"),
     ),
@@ -147,7 +147,7 @@ and {ON_JOB} (
     "status.plan.speculation has the acceptance of each drafter.",
     normal="above 40% while the engine drafts",
     thresholds=(
-        Threshold("share", 0.1, "share of GPU seconds", most=1),
+        Threshold("share", 0.1, "accepted share of drafted tokens", most=1),
         Threshold("steps", 0.2, "share of decode steps that verify drafts", most=1),
         Threshold("tokens", 10000, "drafted tokens within the window"),
         Threshold("windowSeconds", 3600, "seconds of the window"),

@@ -138,6 +138,8 @@ def test_a_full_timeline_makes_room(tmp_path: Path) -> None:
 def test_a_summary_of_nothing_and_of_one_iteration() -> None:
     assert summarise([], {})["iterations"] == 0
     assert summarise([], {})["reward_first"] is None
+    huge = {"iteration": 0, "time_ns": 5, "reward": 10**400, "samples_per_second": 10**400}
+    assert summarise([huge], {})["reward_last"] is None
     summary = summarise([{"iteration": 0, "time_ns": 5, "reward": 0.5}], {"seconds": 3.0})
     assert (summary["reward_first"], summary["reward_last"], summary["seconds"]) == (0.5, 0.5, 3.0)
 

@@ -1,7 +1,7 @@
 """The contract of every gang backend: all registered ones, none, and one from outside the project."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,15 @@ from rlhf_api.job import RLHFJob
 from rlhf_common.names import Group
 from rlhf_operator.gang import GangBackend, QueueingBackend, ServedApis, choose
 from rlhf_operator.gang.apis import APIS, MODES, RESOURCES, kind_of
+from rlhf_operator.gang.kueue_queue import KueueState
 from rlhf_operator.gang.members import counts, examples, requests_hash
 from rlhf_operator.gang.none import NoGangBackend
-from rlhf_operator.gang.registry import BACKENDS, BackendKind, queue_api_of
+from rlhf_operator.gang.registry import BACKENDS, BackendKind, queue_api_of, queue_apis
+from rlhf_operator.index import Index
 from rlhf_operator.manifests import identity
+from rlhf_operator.queueing import Queueing
 from rlhf_operator.reconcile.parsed_job import parse_job
+from rlhf_operator.untrusted import owner_of
 
 Json = dict[str, Any]
 OUTSIDE, OUTSIDE_API, OUTSIDE_SCHEDULER = "Outside", "gangs.example.org/v1", "outside-scheduler"
@@ -58,6 +62,62 @@ def queued_job(mode: str = "Auto", **spec: Any) -> RLHFJob:
     parsed = parse_job(body)
     assert parsed.job is not None, parsed.problem
     return parsed.job
+
+
+@dataclass(frozen=True)
+class OutsideQueued:
+    """The object of a job in the queue below."""
+
+    name: str
+    uid: str
+    version: int
+    owner: str
+
+
+class OutsideQueue:
+    """The reading half of a queue from outside the project; its state is the object."""
+
+    def reads(self, kind: str) -> bool:
+        return kind == f"{OUTSIDE_API}/Gang"
+
+    def object_names(self, job_name: str) -> tuple[str]:
+        return (job_name,)
+
+    def current(self, objects: Sequence[OutsideQueued]) -> OutsideQueued:
+        return objects[0]
+
+    def parse(self, body: Json) -> OutsideQueued:
+        meta = body["metadata"]
+        return OutsideQueued(meta["name"], meta["uid"], int(meta["resourceVersion"]), owner_of(meta))
+
+    def references(self, version: str, stored: Json, queue_object: OutsideQueued | None) -> tuple[()]:
+        return ()
+
+    def state(self, stored: Json, queue_object: OutsideQueued | None, records: Json) -> Any:
+        return queue_object or OUTSIDE
+
+
+async def test_the_state_is_of_the_queue_that_has_the_jobs_object_or_is_served(
+    outside: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api: Any = OutsideQueue()
+    queued: Any = OutsideQueued("job", "1", 7, "job-uid")
+    without: Any = OUTSIDE
+    kind = BackendKind(OutsideBackend, "install it", queue=api)
+    monkeypatch.setitem(BACKENDS, OUTSIDE, kind)
+    queueing, index, job = Queueing(None), Index(), stored_job()  # type: ignore[arg-type]
+    assert isinstance(await queueing.state(index, "team/job", job), KueueState), "the first one, without any sign"
+    queueing.served = ServedApis(frozenset({OUTSIDE_API}))
+    assert await queueing.state(index, "team/job", job) == without
+    queueing.served = ServedApis()
+    body = OutsideBackend(OUTSIDE_API).objects(queued_job(), {})[0]
+    body["metadata"] |= {"uid": "1", "resourceVersion": "7"}
+    index.put(f"{OUTSIDE_API}/Gang", "team/job", body)
+    assert index.queue_object("team/job", "job-uid", api) == queued
+    assert index.queue_object("team/job", "job-uid", next(queue_apis())[1]) is None
+    assert await queueing.state(index, "team/job", job) == queued
+    index.drop(f"{OUTSIDE_API}/Gang", "team/job", "job", "1")
+    assert index.queue_object("team/job", "job-uid", api) is None
 
 
 def check_contract(backend: GangBackend) -> None:

@@ -13,11 +13,13 @@ from rlhf_api.job.scheduling import ELASTIC_ANNOTATION
 from rlhf_common import names
 from rlhf_operator.gang.kueue_queue import KueueApi
 from rlhf_operator.gang.kueue_workload import KueueWorkload
+from rlhf_operator.gang.registry import queue_apis
 from rlhf_operator.index import Index
 from rlhf_operator.stored_job import stored_of
 
 Json = dict[str, Any]
 FIRST, SLICE = WORKLOAD_KEY[1], "rlhfslice-job"
+QUEUE = next(api for _, api in queue_apis() if api.reads(WORKLOAD_KEY[0]))
 
 
 def elastic() -> QueuedCluster:
@@ -168,17 +170,17 @@ def test_the_index_gives_the_workload_that_counts_and_the_other_one_in_it() -> N
     index = Index(lambda *arguments: None, "")
     for name in (SLICE, FIRST):
         assert index.put(WORKLOAD_KEY[0], "team/job", cluster._body(name))
-    workload = index.queue_object("team/job", "job-uid")
+    workload = index.queue_object("team/job", "job-uid", QUEUE)
     assert isinstance(workload, KueueWorkload)
     assert workload.other is not None
     assert (workload.name, workload.other.name) == (FIRST, SLICE)
-    later = index.queue_object("team/job", "uid of a later job")
+    later = index.queue_object("team/job", "uid of a later job", QUEUE)
     assert isinstance(later, KueueWorkload)
     assert later.going
     replace(cluster, FIRST, SLICE)
     for name in (FIRST, SLICE):
         index.put(WORKLOAD_KEY[0], "team/job", cluster._body(name))
-    workload = index.queue_object("team/job", "job-uid")
+    workload = index.queue_object("team/job", "job-uid", QUEUE)
     assert isinstance(workload, KueueWorkload)
     assert workload.name == SLICE
 

@@ -289,6 +289,15 @@ def test_costs_survive_the_disk(costs: StageCosts, batch: int, context: int) -> 
     assert again.decode_seconds(batch, context) == costs.decode_seconds(batch, context)
 
 
+def test_a_move_over_an_unknown_bandwidth_takes_forever_for_any_number_of_tokens() -> None:
+    costs = StageCosts.measured(decode=[StepTime(1, 1, 1.0)], max_batch_size=1)
+    tokens = np.array([0.0, 1.0])
+    for share in (0.0, 0.5, 1.0):
+        assert np.isposinf(costs.kv_cost(tokens, share)).all()
+    assert np.isposinf(costs.kv_seconds(tokens)).all()
+    assert costs.kv_seconds(0.0) == costs.kv_cost(0.0, 0.0) == float("inf")
+
+
 def test_impossible_costs_say_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="no decode step was measured"):
         StageCosts.measured(decode=[], max_batch_size=1)
@@ -300,3 +309,10 @@ def test_impossible_costs_say_what_is_wrong() -> None:
         StageCosts.from_document({"speed": 1})
     with pytest.raises(ValueError, match="decode"):
         StageCosts.from_document({"max_batch_size": 1})
+    good = StageCosts.measured(decode=[StepTime(1, 1, 1.0)], max_batch_size=1).document()
+    assert StageCosts.from_document(good).document() == good
+    for field, value in (("setup_seconds", 10**400), ("wake_seconds", "1"), ("command_seconds", None)):
+        with pytest.raises(ValueError, match=f"{field} is .*must be a finite number"):
+            StageCosts.from_document(good | {field: value})
+    with pytest.raises(ValueError, match=r"score.setup is nan"):
+        StageCosts.from_document(good | {"score": {"setup": float("nan")}})

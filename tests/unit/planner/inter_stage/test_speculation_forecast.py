@@ -109,6 +109,7 @@ def test_a_forecast_is_written_down_with_the_costs() -> None:
         ([(1, 2, float("nan"), 1)], "finite times"),
         ([(1, 2, 1)], "missing"),
         ([(1, 2, 1, "x")], "could not convert"),
+        ([(1, 2, 1, 10**400)], "too large"),
         (None, "not iterable"),
     ],
 )

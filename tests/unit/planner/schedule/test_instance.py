@@ -48,6 +48,7 @@ def test_round_trip_keeps_everything_and_the_key() -> None:
         (("pipelines", 0, "forward"), -5, r"pipelines\[0\].forward\[0\]: -5"),
         (("pipelines", 0, "backward"), [1, 2, 3], r"pipelines\[0\].backward: \[1, 2, 3\]"),
         (("pipelines", 0, "forward"), float("nan"), r"pipelines\[0\].forward\[0\]: nan"),
+        pytest.param(("pipelines", 0, "forward"), 10**400, "forward: 1000.*that a float can hold", id="huge"),
         (("pipelines", 0, "weightGradient"), 10, r"pipelines\[0\].weightGradient\[0\]: 10"),
         (("pipelines", 1, "stageDevices"), [1, 2], r"pipelines\[1\].stageDevices\[1\]: 2"),
         (("pipelines", 1, "stageDevices"), [], r"pipelines\[1\].stageDevices: \[\]"),

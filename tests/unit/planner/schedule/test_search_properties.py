@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from tests.support.random_instances import instances, shortest
 
 from rlhf_planner.schedule.baselines import run_baselines
-from rlhf_planner.schedule.instance import Instance, InstanceError
+from rlhf_planner.schedule.instance import Instance, InstanceError, InstancePipeline
 from rlhf_planner.schedule.list_scheduling import listed
 from rlhf_planner.schedule.peak_relaxation import relaxed_peak_bound
 from rlhf_planner.schedule.schedule_check import check_schedule
@@ -65,6 +65,14 @@ def test_answers_are_valid_and_between_bound_and_baselines(instance: Instance) -
         assert (solution.cut_short == "makespan") == (not solution.at_bound)
         assert solution.cut_short != "peak" or not solution.peak_at_bound
         check_table(schedule_table(solution.timeline, solution.method))
+
+
+@pytest.mark.parametrize("cap", [1.0, 1.5, 2.0])
+def test_times_without_a_decimal_grid_give_no_bound_above_the_schedule(cap: float) -> None:
+    pipeline = InstancePipeline("actor", (0, 1), 3, (1 / 3, 1 / 7), (2 / 3, 2 / 7), (0, 0), (1, 1), (1 / 9,))
+    solution = search(Instance(2, (pipeline,), cap), 0.02)
+    assert solution is not None
+    assert solution.lower_bound <= solution.timeline.makespan + 1e-9
 
 
 @pytest.mark.full

@@ -79,6 +79,7 @@ def test_counts_outlive_a_restart_and_others_are_refused() -> None:
         good | {"accepted": (learned.judged + 1).tolist()},
         good | {"judged": (learned.judged * float("nan")).tolist()},
         good | {"judged": "text"},
+        good | {"judged": [[[10**400]]]},
     ]
     for data in wrong:
         with pytest.raises(ValueError, match="counts of acceptance"):

@@ -122,6 +122,7 @@ def remembered(algorithm: Algorithm) -> dict[str, Any]:
         ('{"baseline": self.baseline}', '{"a": "x" * 2_000_000}', r"bytes of JSON; return a dict of at most"),
         ("= self.baseline or 0.0", '= "much"', r"metric 'reinforce/baseline' is 'much'; give short names"),
         ("= self.baseline or 0.0", "= float('inf')", r"metric 'reinforce/baseline' is inf"),
+        ("= self.baseline or 0.0", "= 10**400", r"metric 'reinforce/baseline' is 1000"),
     ],
 )
 def test_state_and_metrics_are_bounded(folder: Path, tmp_path: Path, old: str, new: str, says: str) -> None:

@@ -5,12 +5,12 @@ of user code and endpoints are checked here.
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from rlhf_common import reward_metrics
+from rlhf_common.json_numbers import finite_number
 from rlhf_common.samples import ScoringSample
 from rlhf_workers.user_code.user_process import UserCodeError
 
@@ -77,8 +77,8 @@ def checked_reward(value: Any, field: str) -> float | None:
     """Check a reward from JSON; RewardError RewardInvalid unless it is a finite number or null."""
     if value is None:
         return None
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
+    if (number := finite_number(value)) is not None:
+        return number
     shown = repr(value)
     shown = shown if len(shown) <= 100 else shown[:100] + "..."
     message = f"the reward is {shown} ({type(value).__name__}); it must be a finite number, or None to abstain"
