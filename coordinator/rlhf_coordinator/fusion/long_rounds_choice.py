@@ -93,7 +93,7 @@ def adopt(run: JobRun, iteration: int, schedules: PromptSchedules) -> None:
         _report(run, choice.reason, extra)
     elif schedules != before:
         left = run.context.spec.iterations - iteration
-        _report(run, f"no long rounds: their period does not fit into the {left} iterations left", extra)
+        _report(run, f"no long rounds: their period does not fit into the iterations left, {left}", extra)
 
 
 def _report(run: JobRun, reason: str, extra: int) -> None:

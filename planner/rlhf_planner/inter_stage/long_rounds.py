@@ -113,7 +113,7 @@ def choose_rounds(
     trial = _Trial(model, setup, costs, surpluses, seed)
     ways = tuple(trial.way(extra) for extra in (0, *surpluses))
     if not surpluses:
-        words = f"no period of a batch of {setup.batch} prompts fits into the {iterations} iterations left"
+        words = f"no period of a batch of {setup.batch} prompts fits into the iterations left, {iterations}"
         return RoundsChoice(0, ways, f"no long rounds: {words}")
     best = max(ways[1:], key=lambda way: way.gain)
     known = f"prompts explain {model.by_prompt.share:.0%} of the variance of lengths"
