@@ -169,6 +169,15 @@ WAITING_PROMPTS: Final = _rounds(
     normal="below the prompts of a batch + rollout.oversample; those at the end of a job are never trained on",
     run_metric="prompts/waiting",
 )
+SURPLUS_PROMPTS: Final = _gauge(
+    "rlhf_surplus_prompts",
+    unit=Unit.NUMBER,
+    meaning="Prompts that a short round begins beyond those of its batch, as chosen; 0 means no long rounds.",
+    source="the schedule in force, which the iteration's first record has",
+    normal="0, or up to half of the prompts of a batch; the event long-rounds-choice says why",
+    absent="rollout.longRounds is not Auto, or no iteration is finished",
+    run_metric="rollout/surplus_prompts",
+)
 
 _carried = partial(_gauge, absent="rollout.maxStaleness is 0, or no iteration is finished")
 _aged = partial(

@@ -74,7 +74,7 @@ class RoundsWay(NamedTuple):
     period: int
     """Iterations of a period."""
     samples_per_second: float
-    """Trained samples per second over a period."""
+    """Trained samples per second over a period: the rate without long rounds on all draws, times the speed-up."""
     gain: float
     """Share of the seconds without long rounds that the way saves on the same prompts; may be negative."""
     error: float
@@ -207,15 +207,16 @@ class _Trial:
 
     def way(self, extra: int) -> RoundsWay:
         """Return the forecast of a way."""
-        period = PromptSchedule(self.setup.batch, extra, "Deferred").period if extra else self._iterations
+        samples = self.setup.batch * self.setup.samples_per_prompt * self._iterations
+        rate = samples / float(self._without.sum(axis=1).mean())
+        if not extra:
+            return RoundsWay(0, 1, rate, 0.0, 0.0)
+        period = PromptSchedule(self.setup.batch, extra, "Deferred").period
         on = np.array([self._seconds(lengths, extra, period) for lengths in self._draws])
-        off = self._without[:, :period].sum(axis=1) if extra else on
-        won, samples = off - on, self.setup.batch * self.setup.samples_per_prompt * period
-        error = float(won.std(ddof=1)) / math.sqrt(len(won))
-        base = float(off.mean())
-        return RoundsWay(
-            extra, period if extra else 1, samples / float(on.mean()), float(won.mean()) / base, error / base
-        )
+        off = self._without[:, :period].sum(axis=1)
+        won, base = off - on, float(off.mean())
+        gain, error = float(won.mean()) / base, float(won.std(ddof=1)) / math.sqrt(len(won)) / base
+        return RoundsWay(extra, period, rate / (1 - gain), gain, error)
 
     @cached_property
     def _without(self) -> Floats:
