@@ -113,7 +113,7 @@ def _times(run: Path | None) -> RolloutTimes | None:
 def _lengths(run: Path, prior: LengthModel, each: int) -> LengthModel:
     """Return the lengths of the last iterations of a run as one batch, with the share that prompts explain.
 
-    `each`: samples per prompt. Prompts are told apart by the iteration that began them.
+    `each`: samples per prompt. The iteration that began a prompt, and its number there, identify it.
     """
     lengths: list[int] = []
     prompts: list[int] = []

@@ -185,6 +185,34 @@ _STATEMENTS: Final = (
         ),
     ),
     Rule(
+        field="spec.rollout.keepCut",
+        node="spec",
+        cel="self.rollout.keepCut == 'Nothing' || self.rollout.longRounds != 'Disabled'",
+        holds=lambda values: (
+            values["spec.rollout.keepCut"] == "Nothing" or values["spec.rollout.longRounds"] != "Disabled"
+        ),
+        message="needs spec.rollout.longRounds Enabled or Auto: only long rounds decode cut-off prompts again",
+    ),
+    Rule(
+        field="spec.rollout.keepCut",
+        node="spec",
+        cel=(
+            "self.rollout.keepCut == 'Nothing' || self.generation.speculation.mode != 'Disabled'"
+            " && 'Siblings' in self.generation.speculation.drafters"
+        ),
+        holds=lambda values: (
+            values["spec.rollout.keepCut"] == "Nothing"
+            or (
+                values["spec.generation.speculation.mode"] != "Disabled"
+                and "Siblings" in values["spec.generation.speculation.drafters"]
+            )
+        ),
+        message=(
+            "needs spec.generation.speculation.mode Auto or Fixed, and Siblings in "
+            "spec.generation.speculation.drafters, which drafts from these tokens"
+        ),
+    ),
+    Rule(
         field="spec.rollout.maxStaleness",
         node="spec",
         cel="self.rollout.maxStaleness == 0 || self.rollout.oversample > 0",

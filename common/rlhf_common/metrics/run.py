@@ -178,6 +178,16 @@ SURPLUS_PROMPTS: Final = _gauge(
     absent="rollout.longRounds is not Auto, or no iteration is finished",
     run_metric="rollout/surplus_prompts",
 )
+CUT_DRAFT_TOKENS: Final = _gauge(
+    "rlhf_cut_draft_tokens",
+    unit=Unit.TOKENS,
+    meaning="Tokens of earlier responses that draft for later samples of their prompts, those that were cut off "
+    "included.",
+    source="the coordinator's store of draft hints, when the iteration ends",
+    normal="rises in short rounds and falls in long ones; at most 8 million",
+    absent="rollout.keepCut is Nothing, or no iteration is finished",
+    run_metric="rollout/draft_tokens_kept",
+)
 
 _carried = partial(_gauge, absent="rollout.maxStaleness is 0, or no iteration is finished")
 _aged = partial(

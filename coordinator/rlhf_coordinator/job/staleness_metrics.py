@@ -55,6 +55,8 @@ def round_metrics(run: JobRun) -> dict[str, float]:
         return {}
     schedule = run.prompts.schedules.at(ledger.iteration)
     chosen = {"rollout/surplus_prompts": float(schedule.extra)} if spec.rollout.long_rounds == "Auto" else {}
+    if spec.rollout.keep_cut == "Drafts":
+        chosen["rollout/draft_tokens_kept"] = float(run.state.siblings.earlier.tokens)
     return chosen | {
         "rollout/long_round": float(schedule.is_long(ledger.iteration)),
         "prompts/waiting": float(waiting_prompts(ledger)),

@@ -110,19 +110,21 @@ def choose_rounds(
     Only periods that fit into so many `iterations` count. Raises ValueError if nothing can be simulated.
     """
     surpluses = possible_surpluses(setup.batch, iterations)
-    trial = _Trial(model, setup, costs, surpluses, seed)
+    trial = _PeriodTrial(model, setup, costs, surpluses, seed)
     ways = tuple(trial.way(extra) for extra in (0, *surpluses))
     if not surpluses:
         words = f"no period of a batch of {setup.batch} prompts fits into the iterations left, {iterations}"
         return RoundsChoice(0, ways, f"no long rounds: {words}")
     best = max(ways[1:], key=lambda way: way.gain)
-    known = f"prompts explain {model.by_prompt.share:.0%} of the variance of lengths"
+    explained = f"prompts explain {model.by_prompt.share:.0%} of the variance of lengths"
     margin = max(MIN_GAIN, best.error)
     if best.gain <= margin:
         words = f"the best way, {_words(best.extra)}, is simulated to gain {best.gain:.1%}"
-        return RoundsChoice(0, ways, f"no long rounds: {words}, which is not above the margin of {margin:.1%}; {known}")
+        return RoundsChoice(
+            0, ways, f"no long rounds: {words}, which is not above the margin of {margin:.1%}; {explained}"
+        )
     words = f"simulated to train {best.samples_per_second:.3g} samples/s ({1 / (1 - best.gain):.2f}x)"
-    return RoundsChoice(best.extra, ways, f"long rounds with {_words(best.extra)}: {words}; {known}")
+    return RoundsChoice(best.extra, ways, f"long rounds with {_words(best.extra)}: {words}; {explained}")
 
 
 def _words(extra: int) -> str:
@@ -176,7 +178,7 @@ def _cut(finish: Floats, decoded: Ints, shortest: Ints, setup: PeriodSetup) -> t
 # ---------------------------------------------------------------- a period
 
 
-class _Trial:
+class _PeriodTrial:
     """Simulated periods of all ways on the same draws."""
 
     def __init__(

@@ -43,8 +43,8 @@ ITERATIONS = 12
 
 def job(folder: Path) -> RLHFJob:
     size = BATCH * SIBLINGS
-    made = make_job(folder, algorithm="grpo", iterations=ITERATIONS, deterministic=False)
-    manifest = made.model_dump(by_alias=True, exclude_none=True, mode="json")
+    plain = make_job(folder, algorithm="grpo", iterations=ITERATIONS, deterministic=False)
+    manifest = plain.model_dump(by_alias=True, exclude_none=True, mode="json")
     spec = manifest["spec"]
     spec["algorithm"] = {"grpo": {"groupSize": SIBLINGS, "miniBatchSize": size}}
     spec["training"]["microBatchSize"] = SIBLINGS
@@ -53,7 +53,7 @@ def job(folder: Path) -> RLHFJob:
     return RLHFJob.model_validate(manifest)
 
 
-class Life:
+class JobLife:
     """A job whose coordinator may die between any two steps, and may resume from a checkpoint in a new run folder."""
 
     def __init__(self, folder: Path, rng: random.Random, died: Callable[[], bool]) -> None:
@@ -164,7 +164,7 @@ CHOICES = st.lists(st.none() | st.integers(0, BATCH), min_size=ITERATIONS - 1, m
 
 def live(folder: Path, choices: list[int | None], rng: random.Random) -> None:
     """Run a whole job; assert what it trains on."""
-    life = Life(folder, rng, lambda: rng.random() < 0.2)
+    life = JobLife(folder, rng, lambda: rng.random() < 0.2)
     for iteration, choice in enumerate(choices):
         schedule = life.run.prompts.schedules.at(iteration)
         ledger = life.run.state.ledger
@@ -198,7 +198,7 @@ def test_with_any_choices_kills_and_resumes_every_prompt_and_key_is_trained_on_o
 
 
 def test_a_choice_takes_effect_when_no_prompt_waits_and_its_period_fits(tmp_path: Path) -> None:
-    life = Life(tmp_path, random.Random(0), lambda: False)
+    life = JobLife(tmp_path, random.Random(0), lambda: False)
     extras = []
     for choice in (1, 3, None, None, 0, 3, None, 1, None, None, None):
         life.iterate(choice)
@@ -209,7 +209,7 @@ def test_a_choice_takes_effect_when_no_prompt_waits_and_its_period_fits(tmp_path
 
 
 def test_the_first_record_has_the_schedules_before_anything_follows_from_them(tmp_path: Path) -> None:
-    life = Life(tmp_path, random.Random(0), lambda: False)
+    life = JobLife(tmp_path, random.Random(0), lambda: False)
     life.iterate(1)
     begun = life.run.journal.read(1)[0].begun
     assert [(schedule.begins, schedule.extra) for schedule in begun.schedules] == [(0, 0), (1, 1)]
@@ -219,7 +219,7 @@ def test_the_first_record_has_the_schedules_before_anything_follows_from_them(tm
 
 
 def test_a_checkpoint_whose_waiting_prompts_would_be_others_is_refused(tmp_path: Path) -> None:
-    life = Life(tmp_path, random.Random(0), lambda: False)
+    life = JobLife(tmp_path, random.Random(0), lambda: False)
     life.iterate(1)
     life.finish_and_cut()
     life.end()
@@ -230,7 +230,7 @@ def test_a_checkpoint_whose_waiting_prompts_would_be_others_is_refused(tmp_path:
 
 
 def test_lengths_are_learned_by_whole_periods_and_again_after_a_restart(tmp_path: Path) -> None:
-    life = Life(tmp_path, random.Random(0), lambda: False)
+    life = JobLife(tmp_path, random.Random(0), lambda: False)
     for choice in (1, None, None, None, None):
         life.finish_and_cut()
         long_rounds_choice.iteration_scored(life.run)
