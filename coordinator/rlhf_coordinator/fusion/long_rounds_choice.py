@@ -56,10 +56,13 @@ def restore(run: JobRun, facts: Mapping[str, Any]) -> None:
 
 
 def iteration_scored(run: JobRun) -> None:
-    """Learn from a fully scored iteration, and simulate the ways if the next iteration may take another one."""
-    if not _chooses(run):
-        return
+    """Learn from a fully scored iteration, and simulate the ways if the next iteration may take another one.
+
+    A second call for an iteration does nothing.
+    """
     state, ledger = run.state.long_rounds, run.state.ledger
+    if not _chooses(run) or state.learned == ledger.iteration:
+        return
     included = [sample for sample in ledger.samples if not sample.left_out]
     tokens, lines = run.state.prompt_tokens, run.state.prompt_lines
     _learn(run, ledger.iteration, ((tokens[s.index], len(s.response), lines[s.index]) for s in included))
@@ -115,6 +118,7 @@ def _learn(run: JobRun, iteration: int, trained: Iterable[tuple[int, int, int]])
     """Add the samples of an iteration, and learn the period when it ends. A period without its first iteration is left
     out."""
     state, schedules = run.state.long_rounds, run.prompts.schedules
+    state.learned = iteration
     if schedules.may_change(iteration):
         state.trained, state.since = [], iteration
     state.trained += trained

@@ -274,6 +274,7 @@ class Actions:
     def _close_iteration(self, decision: d.CloseIteration) -> None:
         run, iteration = self._run, self._run.state.iteration
         learning.learn(run)
+        long_rounds_choice.iteration_scored(run)
         sharing.iteration_ended(run)
         rounds.record(run)
         if decision.awaits == "training":

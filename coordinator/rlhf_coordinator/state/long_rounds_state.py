@@ -23,6 +23,8 @@ class LongRoundsState:
     """(prompt tokens, response tokens, line of the prompt file) of each sample of the period in progress."""
     since: int = 0
     """First iteration of `trained`."""
+    learned: int = -1
+    """Last iteration of `trained`."""
     reports: list[dict[str, Any]] = field(default_factory=list)
     """Metrics of the last closed iterations, for their seconds of training and publishing."""
     choosing: bool = False

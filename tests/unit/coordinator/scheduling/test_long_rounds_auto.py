@@ -233,7 +233,8 @@ def test_lengths_are_learned_by_whole_periods_and_again_after_a_restart(tmp_path
     life = JobLife(tmp_path, random.Random(0), lambda: False)
     for choice in (1, None, None, None, None):
         life.finish_and_cut()
-        long_rounds_choice.iteration_scored(life.run)
+        for _ in range(2):
+            long_rounds_choice.iteration_scored(life.run)
         life.end()
         ledger = life.run.state.ledger
         life.choose(choice)
