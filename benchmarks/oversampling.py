@@ -2,8 +2,9 @@
 
 `python benchmarks/oversampling.py [--ways none long-rounds] [--periods 2] [--json]` runs one whole job for each way,
 one after the other, on real workers of a fixed speed (`paced_worker`). Jobs differ in `rollout.oversample`,
-`rollout.cutBy`, `rollout.longRounds` and `fusion.interStage`. The policy is that of `long_tail_policy`: one response in
-fifteen is twenty times as long. The learning rate changes no token, so a random key always gives the same response.
+`rollout.cutBy`, `rollout.longRounds` and `fusion.interStage`. The way `long-rounds-auto` chooses its surplus prompts.
+The policy is that of `long_tail_policy`: one response in fifteen is twenty times as long. The learning rate changes no
+token, so a random key always gives the same response.
 
 Reported for each way, without the first period: samples and tokens per second that were trained on; the mean length of
 trained responses over that of begun ones; the share of tokens that were decoded in vain; and the median seconds of
@@ -48,6 +49,8 @@ class TailTreatment:
     fusion: bool = False
     oversample: bool = False
     long_rounds: bool = False
+    chosen: bool = False
+    """Whether the job chooses its long rounds (`longRounds: Auto`)."""
 
 
 WAYS: Final = {
@@ -56,6 +59,7 @@ WAYS: Final = {
     "oversample": TailTreatment(oversample=True),
     "long-rounds": TailTreatment(oversample=True, long_rounds=True),
     "long-rounds-fusion": TailTreatment(fusion=True, oversample=True, long_rounds=True),
+    "long-rounds-auto": TailTreatment(fusion=True, chosen=True),
 }
 USUAL: Final = ("none", "fusion", "oversample", "long-rounds")
 """Ways that run unless others are named."""
@@ -86,8 +90,8 @@ def write_job(folder: Path, treatment: TailTreatment, arguments: argparse.Namesp
         rollout={
             "batchSize": batch,
             "oversample": arguments.oversample if treatment.oversample else 0,
-            "cutBy": arguments.cut_by if treatment.oversample else "Clock",
-            "longRounds": "Enabled" if treatment.long_rounds else "Disabled",
+            "cutBy": arguments.cut_by if treatment.oversample or treatment.chosen else "Clock",
+            "longRounds": "Enabled" if treatment.long_rounds else "Auto" if treatment.chosen else "Disabled",
             "maxPromptTokens": 8,
             "maxResponseTokens": MAX_TOKENS,
         },
@@ -153,7 +157,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
     schedule = PromptSchedule(arguments.prompts, arguments.oversample, "Deferred")
-    period = next(number for number in range(1, schedule.most + 1) if not schedule.waiting(number))
+    period = schedule.period
     iterations, found, responses = period * (1 + arguments.periods), dict[str, Any](), dict[str, Responses]()
     for name in arguments.ways:
         with tempfile.TemporaryDirectory(prefix="rlhf-oversampling-") as temporary:

@@ -22,6 +22,7 @@ from rlhf_coordinator.reports.trackers.facts_jsonl import FILE, read_facts
 from rlhf_planner.explain.finding import Finding
 from rlhf_planner.explain.iteration_profile import IterationProfile
 from rlhf_planner.explain.ranking import SHOWN, comparable, explain, headline
+from rlhf_planner.inter_stage.long_rounds import JOB_KEY
 
 
 def explain_run(run_dir: Path, *, everything: bool, as_json: bool) -> int:
@@ -32,12 +33,15 @@ def explain_run(run_dir: Path, *, everything: bool, as_json: bool) -> int:
     if as_json:
         plan = compare_plan(run_dir)
         compared = {"missing": plan} if isinstance(plan, str) else {**asdict(plan), "words": plan.words}
-        print(json.dumps({**document(facts, shown), "plan": compared}))
+        print(json.dumps({**document(facts, shown), "plan": compared, "longRounds": _long_rounds(run_dir)}))
         return int(ExitCode.OK)
     console = output()
     width = console.width if console.is_terminal else None
     for line in lines_of(facts, shown, width):
         console.print(line, soft_wrap=True)
+    if reason := _long_rounds(run_dir):
+        for line in paragraph(Text(f"rounds: {reason}"), width):
+            console.print(line, soft_wrap=True)
     plan = compare_plan(run_dir)  # after the findings, because it may search for seconds
     words = f"not compared: {plan}" if isinstance(plan, str) else plan.words
     for line in paragraph(Text(f"plan: {words}"), width):
@@ -63,6 +67,14 @@ def lines_of(facts: Sequence[IterationProfile], findings: Sequence[Finding], wid
     for number, finding in enumerate(findings, 1):
         lines += paragraph(Text(f"{number}. {finding.cause}: {finding.words}"), width)
     return lines
+
+
+def _long_rounds(run_dir: Path) -> str | None:
+    """Return why a run with longRounds Auto has long rounds or none; None if its journal does not say it."""
+    try:
+        return str(json.loads((run_dir / "journal" / "job.json").read_bytes())[JOB_KEY]["reason"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _facts(run_dir: Path) -> list[IterationProfile]:

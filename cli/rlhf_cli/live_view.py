@@ -47,6 +47,7 @@ def render(status: pb.JobStatus, lines: Sequence[Mapping[str, Any]], notices: Se
         *samples,
         *_tail(status),
         *_drafts(status),
+        *_rounds(status),
         _curves(lines),
         _workers(status),
     ]
@@ -131,6 +132,11 @@ def _drafts(status: pb.JobStatus) -> list[Text]:
         return []
     lines = [Text(f"{'drafts':>8} {speculation.summary}", style="dim")]
     return lines + [Text(f"{'':>8} {text}", style="dim") for text in speculation.switches[:1]]
+
+
+def _rounds(status: pb.JobStatus) -> list[Text]:
+    """Return why there are long rounds or none; empty unless the job chooses them."""
+    return [Text(f"{'rounds':>8} {status.long_rounds}", style="dim")] if status.long_rounds else []
 
 
 def _curves(lines: Sequence[Mapping[str, Any]]) -> Table:

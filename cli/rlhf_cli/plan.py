@@ -25,6 +25,7 @@ from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.local_job import LocalJob, plan_processes
 from rlhf_cli.local.pods_to_processes import LocalProcess
 from rlhf_cli.local.run_folder import RUNS
+from rlhf_cli.long_rounds_plan import long_rounds_plan
 from rlhf_cli.output_file import PICTURES, check_output_file
 from rlhf_cli.rollout_overlap_plan import rollout_overlap_plan
 from rlhf_common.names import ExitCode, Group
@@ -51,11 +52,13 @@ def show_plan(
     fusion = fusion_plan(resolved, RUNS)
     critic_overlap = critic_overlap_plan(resolved, RUNS, sizes)
     rollout_overlap = rollout_overlap_plan(resolved, RUNS)
+    long_rounds = long_rounds_plan(resolved, RUNS, fusion)
     if as_json:
         phases = {"phases": _phases(turns)} if turns else {}
         more = phases | {"fusion": document(fusion), "training": training.document()}
         more |= {"criticOverlap": critic_overlap.document()} if critic_overlap is not None else {}
         more |= {"overlapTraining": rollout_overlap.document()} if rollout_overlap is not None else {}
+        more |= {"longRounds": long_rounds.document()} if long_rounds is not None else {}
         print(json.dumps(_document(resolved, local, memory) | more))
     else:
         _print_tables(resolved, local, memory)
@@ -66,6 +69,8 @@ def show_plan(
             critic_overlap.print()
         if rollout_overlap is not None:
             rollout_overlap.print()
+        if long_rounds is not None:
+            long_rounds.print()
     if picture is not None:
         _draw(fusion, picture)
     return ExitCode.USAGE if training.problem else ExitCode.OK

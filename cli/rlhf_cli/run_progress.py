@@ -96,7 +96,8 @@ def iteration_line(line: Mapping[str, Any], iterations: int, seconds_left: float
     for name, label in (("samples_per_second", "samples/s"), ("tokens_per_second", "tokens/s")):
         if (value := line.get(name)) is not None:
             parts.append(f"{value:.1f} {label}" if value < 100 else f"{value:,.0f} {label}")
-    if (waiting := line.get("prompts/waiting")) is not None:
+    waiting = line.get("prompts/waiting")
+    if waiting is not None and line.get("rollout/surplus_prompts", 1):
         kind = "long round" if line.get("rollout/long_round") else "short round"
         parts.append(f"{kind}, {waiting:.0f} prompts wait")
     if seconds_left > 0:

@@ -67,3 +67,14 @@ class DAPO(GroupGradientFields):
             ),
             message=f"must be 0 while {path}.refillRounds is above 0, which fills the batch already: set one of them",
         )
+        yield Rule(
+            field="spec.rollout.longRounds",
+            node="spec",
+            cel=f"!has({below}) || {below}.refillRounds == 0 || self.rollout.longRounds != 'Auto'",
+            holds=lambda values: (
+                not values.has(path)
+                or not values[f"{path}.refillRounds"]
+                or values["spec.rollout.longRounds"] != "Auto"
+            ),
+            message=f"must not be Auto while {path}.refillRounds is above 0, which fills the batch already: set one",
+        )

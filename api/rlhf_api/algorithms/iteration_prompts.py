@@ -4,13 +4,16 @@ With `spec.rollout.oversample` an iteration has more prompts than a batch, excep
 are dropped, carried into the next iteration (`maxStaleness`), or deferred to a long round (`longRounds`).
 
 With long rounds, batch B and surplus M, of the first n iterations floor(M n / (B + M)) are long. A short round begins B
-+ M prompts and defers M. A long round takes the B prompts that waited longest and begins none.
++ M prompts and defers M. A long round takes the B prompts that waited longest and begins none. `longRounds: Auto` may
+change M when no prompt waits. Each schedule then begins where the one before ends.
 
 Rule: pure arithmetic.
 """
 
+import math
+from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 Surplus = Literal["Dropped", "Carried", "Deferred"]
 """Fate of prompts that are cut off."""
@@ -25,6 +28,15 @@ class PromptSchedule:
     extra: int = 0
     """Prompts of an iteration beyond those of its batch, unless it is a long round."""
     surplus: Surplus = "Dropped"
+    begins: int = 0
+    """First iteration of the schedule. No prompt waits when it begins, so all prompts begun before are trained on."""
+
+    @property
+    def period(self) -> int:
+        """Iterations from one moment when no prompt waits to the next; 1 without long rounds."""
+        if self.surplus != "Deferred":
+            return 1
+        return self.most // math.gcd(self.most, self.extra)
 
     @property
     def most(self) -> int:
@@ -54,7 +66,7 @@ class PromptSchedule:
         """
         if self.surplus == "Carried":
             return iteration * self.batch
-        return (iteration - self._long_before(iteration)) * self.most
+        return self.begins * self.batch + (iteration - self.begins - self._long_before(iteration)) * self.most
 
     def end(self, iteration: int) -> int:
         """Return how many prompts are begun by the end of an iteration, counted like `first`."""
@@ -64,7 +76,60 @@ class PromptSchedule:
         """Return how many deferred prompts wait when an iteration begins; 0 if none are deferred."""
         if self.surplus != "Deferred":
             return 0
-        return iteration * self.extra - self._long_before(iteration) * self.most
+        return (iteration - self.begins) * self.extra - self._long_before(iteration) * self.most
 
     def _long_before(self, iteration: int) -> int:
-        return self.extra * iteration // self.most if self.surplus == "Deferred" else 0
+        return self.extra * (iteration - self.begins) // self.most if self.surplus == "Deferred" else 0
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSchedules:
+    """The schedules of a job's life, by first iteration. A job has one, unless `longRounds: Auto` changes it."""
+
+    all: tuple[PromptSchedule, ...]
+
+    def at(self, iteration: int) -> PromptSchedule:
+        """Return the schedule in force in an iteration; the first one for iterations before it."""
+        return self.all[max(0, bisect_right(self.all, iteration, key=lambda schedule: schedule.begins) - 1)]
+
+    def may_change(self, iteration: int) -> bool:
+        """Return whether another schedule may begin with an iteration, because no prompt waits."""
+        return self.at(iteration).waiting(iteration) == 0
+
+    def changed(self, iteration: int, extra: int) -> "PromptSchedules":
+        """Return the schedules with so many surplus prompts from an iteration on.
+
+        Raises ValueError while prompts wait, because each prompt has a place in one schedule only.
+        """
+        now = self.at(iteration)
+        if not self.may_change(iteration):
+            raise ValueError(f"{now.waiting(iteration)} prompts wait when iteration {iteration} begins")
+        if now.extra == extra:
+            return self
+        before = tuple(schedule for schedule in self.all if schedule.begins < iteration)
+        return PromptSchedules((*before, PromptSchedule(now.batch, extra, "Deferred", iteration)))
+
+
+SURPLUS_SHARES: Final = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
+"""Surplus prompts that `longRounds: Auto` considers, as shares of a batch."""
+MAX_PERIOD: Final = 34
+"""Longest period in iterations that `longRounds: Auto` considers: two of the smallest share."""
+
+
+def possible_surpluses(batch: int, iterations: int) -> tuple[int, ...]:
+    """Return the numbers of surplus prompts among which `longRounds: Auto` chooses, rising and without 0.
+
+    Each is close to one of SURPLUS_SHARES, and its period fits into MAX_PERIOD and into so many `iterations`.
+    """
+    found = set()
+    for share in SURPLUS_SHARES:
+        near = range(max(1, math.ceil(batch * share * 2 / 3)), math.floor(batch * share * 3 / 2) + 1)
+        short = [m for m in near if PromptSchedule(batch, m, "Deferred").period <= min(MAX_PERIOD, iterations)]
+        if short:
+            found.add(min(short, key=lambda m: (abs(m - batch * share), m)))
+    return tuple(sorted(found))
+
+
+def most_surplus(batch: int) -> int:
+    """Return an upper bound of the surplus prompts that `longRounds: Auto` may choose."""
+    return max(1, math.floor(batch * max(SURPLUS_SHARES) * 3 / 2))

@@ -16,7 +16,7 @@ from rlhf_api.algorithms.fields import AlgorithmFields
 from rlhf_api.algorithms.graph import Graph, NamedField, RewardPart, SampleField, Scope, Task
 from rlhf_api.algorithms.grpo import GRPO
 from rlhf_api.algorithms.gspo import GSPO
-from rlhf_api.algorithms.iteration_prompts import PromptSchedule, Surplus
+from rlhf_api.algorithms.iteration_prompts import PromptSchedule, PromptSchedules, Surplus, most_surplus
 from rlhf_api.algorithms.online_dpo import OnlineDPO
 from rlhf_api.algorithms.plugin import AlgorithmPlugin
 from rlhf_api.algorithms.ppo import PPO
@@ -130,16 +130,21 @@ def samples_of_batch(spec: HasRollout) -> int:
 
 def most_samples(spec: HasRollout) -> int:
     """Return the most samples of an iteration, with oversampling."""
-    return prompt_schedule(spec).most * samples_per_prompt(spec)
+    schedule = prompt_schedule(spec)
+    most = schedule.most + (most_surplus(schedule.batch) if spec.rollout.long_rounds == "Auto" else 0)
+    return most * samples_per_prompt(spec)
 
 
-def samples_begun(spec: HasRollout, iteration: int) -> int:
+def samples_begun(spec: HasRollout, schedules: PromptSchedules, iteration: int) -> int:
     """Return the number of samples of an iteration, with those that it takes up from earlier ones."""
-    return prompt_schedule(spec).size(iteration) * samples_per_prompt(spec)
+    return schedules.at(iteration).size(iteration) * samples_per_prompt(spec)
 
 
 def prompt_schedule(spec: HasRollout) -> PromptSchedule:
-    """Return which prompts each iteration begins, takes up and defers."""
+    """Return which prompts each iteration begins, takes up and defers.
+
+    With `longRounds: Auto` it is the first schedule of the job, without surplus prompts.
+    """
     rollout = spec.rollout
     batch = rollout.batch_size // spec.algorithm.fields.responses_per_prompt
     deferred = rollout.long_rounds != "Disabled"

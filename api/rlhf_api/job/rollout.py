@@ -93,8 +93,12 @@ class Rollout(ApiModel):
     cut_by: Literal["Clock", "Counts"] = "Clock"
     """Prompts that stay. Clock: those finished first. Counts: those whose longest response is shortest, at any speed of
     workers; a deterministic job needs it."""
-    long_rounds: Literal["Disabled", "Enabled"] = "Disabled"
-    """Enabled decodes prompts that were cut off again, with the same random keys, in iterations of their own."""
+    long_rounds: Literal["Disabled", "Enabled", "Auto"] = "Disabled"
+    """Enabled decodes prompts that were cut off again, with the same random keys, in iterations of their own. Auto
+    does so while a simulation of the job's lengths and costs gains by it, and chooses the surplus prompts itself."""
+    keep_cut: Literal["Nothing", "Drafts"] = "Nothing"
+    """Drafts lets the tokens of prompts that were cut off draft for their long round, where the policy verifies them.
+    It changes no token."""
     max_staleness: Annotated[int, Field(ge=0, le=64)] = 0
     """Iterations for which a sample that was cut off is carried: the next iteration starts with its prompt and
     continues its tokens. A sample with an older token restarts. 0 carries nothing; others need oversample."""

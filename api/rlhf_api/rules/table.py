@@ -123,27 +123,93 @@ _STATEMENTS: Final = (
     Rule(
         field="spec.rollout.cutBy",
         node="spec",
-        cel="self.rollout.cutBy == 'Clock' || self.rollout.oversample > 0 && self.rollout.maxStaleness == 0",
+        cel=(
+            "self.rollout.cutBy == 'Clock' || (self.rollout.oversample > 0 || self.rollout.longRounds == 'Auto')"
+            " && self.rollout.maxStaleness == 0"
+        ),
         holds=lambda values: (
             values["spec.rollout.cutBy"] == "Clock"
-            or (values["spec.rollout.oversample"] > 0 and values["spec.rollout.maxStaleness"] == 0)
+            or (
+                (values["spec.rollout.oversample"] > 0 or values["spec.rollout.longRounds"] == "Auto")
+                and values["spec.rollout.maxStaleness"] == 0
+            )
         ),
         message=(
-            "must be Clock unless spec.rollout.oversample is above 0 and spec.rollout.maxStaleness 0: Counts would cut "
-            "off a carried long prompt again"
+            "must be Clock unless spec.rollout.maxStaleness is 0, and spec.rollout.oversample above 0 or "
+            "spec.rollout.longRounds Auto: Counts would cut off a carried long prompt again"
         ),
     ),
     Rule(
         field="spec.rollout.longRounds",
         node="spec",
-        cel="self.rollout.longRounds == 'Disabled' || self.rollout.oversample > 0 && self.rollout.maxStaleness == 0",
+        cel="self.rollout.longRounds != 'Enabled' || self.rollout.oversample > 0",
+        holds=lambda values: values["spec.rollout.longRounds"] != "Enabled" or values["spec.rollout.oversample"] > 0,
+        message="needs spec.rollout.oversample above 0 when it is Enabled; Auto chooses the number itself",
+    ),
+    Rule(
+        field="spec.rollout.longRounds",
+        node="spec",
+        cel="self.rollout.longRounds == 'Disabled' || self.rollout.maxStaleness == 0",
         holds=lambda values: (
-            values["spec.rollout.longRounds"] == "Disabled"
-            or (values["spec.rollout.oversample"] > 0 and values["spec.rollout.maxStaleness"] == 0)
+            values["spec.rollout.longRounds"] == "Disabled" or values["spec.rollout.maxStaleness"] == 0
+        ),
+        message="needs spec.rollout.maxStaleness 0, which is another way to train on prompts that were cut off",
+    ),
+    Rule(
+        field="spec.rollout.oversample",
+        node="spec",
+        cel="self.rollout.longRounds != 'Auto' || self.rollout.oversample == 0",
+        holds=lambda values: values["spec.rollout.longRounds"] != "Auto" or values["spec.rollout.oversample"] == 0,
+        message="must be 0 with spec.rollout.longRounds: Auto, which chooses it: remove it, or use Enabled",
+    ),
+    Rule(
+        field="spec.rollout.longRounds",
+        node="spec",
+        cel="self.rollout.longRounds != 'Auto' || !self.deterministic",
+        holds=lambda values: values["spec.rollout.longRounds"] != "Auto" or not values["spec.deterministic"],
+        message=(
+            "must not be Auto in a deterministic job, because the choice follows from measured times: use Enabled with "
+            "spec.rollout.oversample and spec.rollout.cutBy: Counts"
+        ),
+    ),
+    Rule(
+        field="spec.rollout.longRounds",
+        node="spec",
+        cel="self.rollout.longRounds != 'Auto' || self.fusion.interStage.mode == 'Auto'",
+        holds=lambda values: (
+            values["spec.rollout.longRounds"] != "Auto" or values["spec.fusion.interStage.mode"] == "Auto"
         ),
         message=(
-            "needs spec.rollout.oversample above 0 and spec.rollout.maxStaleness 0, which is another way to train on "
-            "prompts that were cut off"
+            "needs spec.fusion.interStage.mode: Auto when it is Auto, because it chooses by the costs that fusion "
+            "measures: set that, or use Enabled"
+        ),
+    ),
+    Rule(
+        field="spec.rollout.keepCut",
+        node="spec",
+        cel="self.rollout.keepCut == 'Nothing' || self.rollout.longRounds != 'Disabled'",
+        holds=lambda values: (
+            values["spec.rollout.keepCut"] == "Nothing" or values["spec.rollout.longRounds"] != "Disabled"
+        ),
+        message="needs spec.rollout.longRounds Enabled or Auto: only long rounds decode cut-off prompts again",
+    ),
+    Rule(
+        field="spec.rollout.keepCut",
+        node="spec",
+        cel=(
+            "self.rollout.keepCut == 'Nothing' || self.generation.speculation.mode != 'Disabled'"
+            " && 'Siblings' in self.generation.speculation.drafters"
+        ),
+        holds=lambda values: (
+            values["spec.rollout.keepCut"] == "Nothing"
+            or (
+                values["spec.generation.speculation.mode"] != "Disabled"
+                and "Siblings" in values["spec.generation.speculation.drafters"]
+            )
+        ),
+        message=(
+            "needs spec.generation.speculation.mode Auto or Fixed, and Siblings in "
+            "spec.generation.speculation.drafters, which drafts from these tokens"
         ),
     ),
     Rule(

@@ -167,6 +167,25 @@ WAITING_PROMPTS: Final = _rounds(
     normal="below the prompts of a batch + rollout.oversample; those at the end of a job are never trained on",
     run_metric="prompts/waiting",
 )
+SURPLUS_PROMPTS: Final = _gauge(
+    "rlhf_surplus_prompts",
+    unit=Unit.NUMBER,
+    meaning="Prompts that a short round begins beyond those of its batch, as chosen; 0 means no long rounds.",
+    source="the schedule in force, which the iteration's first record has",
+    normal="0, or up to half of the prompts of a batch; the event long-rounds-choice says why",
+    absent="rollout.longRounds is not Auto, or no iteration is finished",
+    run_metric="rollout/surplus_prompts",
+)
+CUT_DRAFT_TOKENS: Final = _gauge(
+    "rlhf_cut_draft_tokens",
+    unit=Unit.TOKENS,
+    meaning="Tokens of earlier responses that draft for later samples of their prompts, those that were cut off "
+    "included.",
+    source="the coordinator's store of draft hints, when the iteration ends",
+    normal="rises in short rounds and falls in long ones; at most 8 million",
+    absent="rollout.keepCut is Nothing, or no iteration is finished",
+    run_metric="rollout/draft_tokens_kept",
+)
 
 _carried = partial(_gauge, absent="rollout.maxStaleness is 0, or no iteration is finished")
 _aged = partial(

@@ -13,7 +13,7 @@ from typing import Final
 from rlhf_api.algorithms import samples_begun
 from rlhf_common import control_pb2 as pb
 from rlhf_common.names import Group
-from rlhf_coordinator.fusion import counterfactual, learning, reallocation
+from rlhf_coordinator.fusion import counterfactual, learning, long_rounds_choice, reallocation
 from rlhf_coordinator.fusion.learning import iteration_setup
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun, iteration_prompts
@@ -141,14 +141,15 @@ def begin_iteration(run: JobRun) -> None:
 def plan_next_iteration(run: JobRun) -> None:
     """Learn from a fully scored iteration, and start the choices for the next one in the background."""
     learning.learn(run)
+    long_rounds_choice.iteration_scored(run)
     if run.scheduled.consolidation.possible and run.state.fusion.learned is not None:
         run.state.fusion.learned |= reallocation.report(run)
     counterfactual.estimate_gain(run)
     after, mode = run.state.iteration + 1, run.context.spec.fusion.inter_stage.mode
     wanted = mode == "Auto" and run.state.fusion.measured and run.scheduled.consolidation.possible
     if wanted and not run.context.last(run.state.iteration):
-        carried, _ = first_samples(run.state.ledger.carry_over(), after, run.context.spec)
-        begun = range(samples_begun(run.context.spec, after))
+        carried, _ = first_samples(run.state.ledger.carry_over(), after, run.context.spec, run.prompts.schedules)
+        begun = range(samples_begun(run.context.spec, run.prompts.schedules, after))
         prompts = iteration_prompts(run.prompts, (origin_in(carried, after, index) for index in begun))
         _plan_in_background(run, after, iteration_setup(run, *prompts))
 

@@ -3,7 +3,6 @@
 Rule: read only; the values follow from the ledger and the job.
 """
 
-from rlhf_api.algorithms import prompt_schedule
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.state.ledger import Ledger
 
@@ -54,7 +53,11 @@ def round_metrics(run: JobRun) -> dict[str, float]:
     spec, ledger = run.context.spec, run.state.ledger
     if spec.rollout.long_rounds == "Disabled":
         return {}
-    return {
-        "rollout/long_round": float(prompt_schedule(spec).is_long(ledger.iteration)),
+    schedule = run.prompts.schedules.at(ledger.iteration)
+    chosen = {"rollout/surplus_prompts": float(schedule.extra)} if spec.rollout.long_rounds == "Auto" else {}
+    if spec.rollout.keep_cut == "Drafts":
+        chosen["rollout/draft_tokens_kept"] = float(run.state.siblings.earlier.tokens)
+    return chosen | {
+        "rollout/long_round": float(schedule.is_long(ledger.iteration)),
         "prompts/waiting": float(waiting_prompts(ledger)),
     }

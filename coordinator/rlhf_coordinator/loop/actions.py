@@ -15,7 +15,14 @@ from rlhf_common import control_pb2 as pb
 from rlhf_common.names import ExitCode, Group
 from rlhf_common.samples import SampleKey
 from rlhf_coordinator.evaluation import rounds
-from rlhf_coordinator.fusion import fusion_planning, incremental_scoring, learning, reallocation, sample_moves
+from rlhf_coordinator.fusion import (
+    fusion_planning,
+    incremental_scoring,
+    learning,
+    long_rounds_choice,
+    reallocation,
+    sample_moves,
+)
 from rlhf_coordinator.job import measurements, open_report
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.iteration_metrics import iteration_metrics, skipped_steps, training_metrics
@@ -37,7 +44,7 @@ from rlhf_coordinator.state.ledger import Ledger, interleave_prompt_groups
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage.batch import take_given
 from rlhf_coordinator.storage.journal_pb2 import Begun, Closed, Cut, Evaluated, Record, Refill, Trained
-from rlhf_coordinator.storage.sample_codec import carried_messages, cut_message, key_message
+from rlhf_coordinator.storage.sample_codec import carried_messages, cut_message, key_message, schedule_messages
 from rlhf_coordinator.training import critic_overlap_choice, schedule_choice
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver, keep_best
 
@@ -105,20 +112,24 @@ class Actions:
         begun.critics_apart = critic_overlap_choice.begin_iteration(run, iteration)
         if rule.rounds:
             begun.refill.CopyFrom(Refill(rounds=rule.rounds, used_up=rule.used_up))
-        carried, waiting = first_samples(handed_on, iteration, spec)
+        schedules = long_rounds_choice.next_schedules(run, iteration)
+        begun.schedules.extend(schedule_messages(schedules, spec))
+        carried, waiting = first_samples(handed_on, iteration, spec, schedules)
+        size = samples_begun(spec, schedules, iteration)
         begun.carried.extend(carried_messages(carried))
         begun.waiting.extend(carried_messages(waiting))
         begun.versions_behind = int(one_step_off)
         run.journal.begin(begun)
+        long_rounds_choice.adopt(run, iteration, schedules)
         ledger = Ledger(
             iteration,
-            samples_begun(spec, iteration),
+            size,
             run.context.tasks,
             run.coordinator_epoch,
             interleave_prompt_groups(spec),
             samples_per_prompt(spec),
             rule,
-            samples_begun(spec, iteration) - samples_of_batch(spec),
+            size - samples_of_batch(spec),
             has_greedy_baseline(spec),
         )
         run.state.ledger = take_given(ledger, run.prompts)
@@ -263,6 +274,7 @@ class Actions:
     def _close_iteration(self, decision: d.CloseIteration) -> None:
         run, iteration = self._run, self._run.state.iteration
         learning.learn(run)
+        long_rounds_choice.iteration_scored(run)
         sharing.iteration_ended(run)
         rounds.record(run)
         if decision.awaits == "training":

@@ -20,7 +20,7 @@ from typing import Final
 
 from rlhf_api.algorithms import prompt_schedule, samples_per_prompt
 from rlhf_coordinator.evaluation import rounds
-from rlhf_coordinator.fusion import fusion_planning, learning
+from rlhf_coordinator.fusion import fusion_planning, learning, long_rounds_choice
 from rlhf_coordinator.job.histograms import JobHistograms
 from rlhf_coordinator.job.iteration_times import IterationTimes
 from rlhf_coordinator.job.job_run import JobRun, load_iteration_prompts
@@ -137,6 +137,7 @@ def restore_run(
 def resume_iteration(run: JobRun, restored: Restored, actions: Actions) -> None:
     """Take steps 6 and 7. Raises JobError."""
     learning.restore_learned(run, restored.inter_stage)
+    long_rounds_choice.restore(run, restored.long_rounds)
     critic_overlap_choice.restore_measured(run, restored.critic_overlap)
     learned.restore_learned_drafts(run)
     sharing.restore_earlier(run)

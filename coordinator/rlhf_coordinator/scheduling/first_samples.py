@@ -8,7 +8,8 @@ Rule: pure.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from rlhf_api.algorithms import prompt_schedule, samples_of_batch
+from rlhf_api.algorithms import samples_of_batch
+from rlhf_api.algorithms.iteration_prompts import PromptSchedules
 from rlhf_api.job import RLHFJobSpec
 from rlhf_coordinator.scheduling.partial_rollouts import resume_partial
 from rlhf_coordinator.state.carried_sample import CarriedSample
@@ -23,13 +24,16 @@ class FirstSamples(NamedTuple):
     """Samples that wait for a later iteration, those that waited longest first."""
 
 
-def first_samples(cut: Iterable[CarriedSample], iteration: int, spec: RLHFJobSpec) -> FirstSamples:
+def first_samples(
+    cut: Iterable[CarriedSample], iteration: int, spec: RLHFJobSpec, schedules: PromptSchedules
+) -> FirstSamples:
     """Return the samples that an iteration takes up, and those that wait on.
 
-    `cut`: samples that earlier iterations cut off and none took up yet, in the order in which they wait.
+    `cut`: samples that earlier iterations cut off and none took up yet, in the order in which they wait. `schedules`:
+    those of the job, with the one of this iteration.
     """
     if spec.rollout.long_rounds == "Disabled":
         return FirstSamples(resume_partial(cut, iteration, spec.rollout), ())
     deferred = tuple(sample.without_response() for sample in cut)
-    taken = samples_of_batch(spec) if prompt_schedule(spec).is_long(iteration) else 0
+    taken = samples_of_batch(spec) if schedules.at(iteration).is_long(iteration) else 0
     return FirstSamples(deferred[:taken], deferred[taken:])

@@ -35,7 +35,8 @@ class Batches:
             if iteration < run.state.iteration:
                 records = run.journal.read(iteration)
                 spec = run.context.spec
-                size, per_prompt = samples_begun(spec, iteration), samples_per_prompt(spec)
+                per_prompt = samples_per_prompt(spec)
+                size = samples_begun(spec, run.prompts.schedules, iteration)
                 spare, greedy = size - samples_of_batch(spec), has_greedy_baseline(spec)
                 ledger = replayed(iteration, size, run.context.tasks, records, run.prompts, per_prompt, spare, greedy)
             elif not ledger.all_scored:

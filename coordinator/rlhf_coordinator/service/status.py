@@ -45,6 +45,8 @@ def job_status(run: JobRun) -> pb.JobStatus:
     if run.scheduled.consolidation.possible:
         status.fusion.CopyFrom(fusion_status(run))
     status.speculation.CopyFrom(speculation_status(run))
+    if run.context.spec.rollout.long_rounds == "Auto":
+        status.long_rounds = state.long_rounds.reason or "no long rounds: nothing is chosen yet"
     if run.outcome is None:
         status.waiting_for.extend(waits.descriptions(run.context, state, now))
     elif run.outcome.failure is not None:

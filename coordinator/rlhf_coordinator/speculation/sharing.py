@@ -5,7 +5,7 @@ Rule: nothing here changes the ledger or the journal.
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Final
 
 from rlhf_api.algorithms import samples_per_prompt
@@ -15,7 +15,7 @@ from rlhf_coordinator.scheduling import sibling_sharing
 from rlhf_coordinator.scheduling.decisions import SharedPart, ShareSiblings
 from rlhf_coordinator.state.carried_sample import origin_in
 from rlhf_coordinator.state.earlier_responses import EarlierResponse
-from rlhf_coordinator.state.sample import ITEM_BYTES, Origin
+from rlhf_coordinator.state.sample import ITEM_BYTES, Origin, SampleState
 from rlhf_coordinator.state.sibling_state import TokenSource, weights
 from rlhf_coordinator.storage.batch import finished_responses
 from rlhf_coordinator.storage.sample_codec import carried_samples, packed
@@ -57,30 +57,33 @@ def worker_lost(run: JobRun, worker: str) -> None:
 
 
 def iteration_ended(run: JobRun) -> None:
-    """Forget what workers have; store the iteration's responses if the job drafts from siblings and prompts repeat."""
+    """Forget what workers have, and store responses to prompts that come again or wait for a long round."""
     sharing = run.state.siblings
     for group, workers in list(sharing.has.items()):
         for worker in list(workers):
             _drop(run, group, worker)
     samples = run.state.ledger.samples
-    if sibling_sharing.is_enabled(run.context) and _prompts_come_again(run):
-        own = {sample.index: sample.origin for sample in samples}
-        _keep(run, run.state.iteration, {sample.index: sample.response.tokens for sample in samples}, own)
+    responses = {sample.index: sample.response.tokens for sample in samples}
+    cut = {sample.index for sample in samples if sample.state is SampleState.CUT}
+    _ended(run, run.state.iteration, responses, {sample.index: sample.origin for sample in samples}, cut)
 
 
 def restore_earlier(run: JobRun) -> None:
     """Fill the store with the responses in the newest MAX_SEGMENTS segments of earlier iterations.
 
-    Nothing is stored unless the job drafts from siblings and prompts repeat.
+    Nothing is stored unless the job drafts from siblings, and prompts repeat or rollout.keepCut is Drafts.
     """
-    if not sibling_sharing.is_enabled(run.context) or not _prompts_come_again(run):
+    keeps_cut = run.context.spec.rollout.keep_cut == "Drafts"
+    if not sibling_sharing.is_enabled(run.context) or not (keeps_cut or _prompts_come_again(run)):
         return
     before = [iteration for iteration in run.journal.iterations() if iteration < run.state.iteration]
     for iteration in before[-MAX_SEGMENTS:]:
         records = run.journal.read(iteration)
         responses = {message.key.sample: message.tokens.data for message in finished_responses(records)}
-        carried = carried_samples(records)
-        _keep(run, iteration, responses, {index: origin_in(carried, iteration, index) for index in responses})
+        carried, each = carried_samples(records), samples_per_prompt(run.context.spec)
+        origins = {index: origin_in(carried, iteration, index) for index in responses}
+        groups = {group for record in records for group in record.cut.groups}
+        _ended(run, iteration, responses, origins, {index for index in responses if index // each in groups})
     if restored := run.state.siblings.earlier.tokens:
         log.info("%d tokens of earlier responses are available as drafts", restored)
 
@@ -88,6 +91,21 @@ def restore_earlier(run: JobRun) -> None:
 def _prompts_come_again(run: JobRun) -> bool:
     """Return whether the job's iterations go through the prompts of a source more than once."""
     return run.prompts.epoch(run.context.spec.iterations - 1) > 0
+
+
+def _ended(
+    run: JobRun, iteration: int, responses: Mapping[int, bytes], origins: Mapping[int, Origin], cut: Container[int]
+) -> None:
+    """Store the responses of an iteration if prompts come again, or else those that wait for a long round."""
+    if not sibling_sharing.is_enabled(run.context):
+        return
+    if _prompts_come_again(run):
+        _keep(run, iteration, responses, origins)
+    elif run.context.spec.rollout.keep_cut == "Drafts":
+        for index in responses:
+            if index not in cut:
+                run.state.siblings.earlier.remove(run.prompts.prompt(*origins[index]).line)
+        _keep(run, iteration, {index: tokens for index, tokens in responses.items() if index in cut}, origins)
 
 
 def _keep(run: JobRun, iteration: int, responses: Mapping[int, bytes], origins: Mapping[int, Origin]) -> None:

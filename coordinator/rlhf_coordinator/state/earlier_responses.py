@@ -1,4 +1,6 @@
-"""Responses of earlier epochs, by the line of their prompt: draft hints for new samples of it.
+"""Responses of earlier iterations, by the line of their prompt: draft hints for new samples of it.
+
+They are those of earlier epochs, or those that were cut off and wait for a long round (`rollout.keepCut`).
 
 Rule: plain data with fixed limits. A prompt's newest responses come before its older ones. Responses to one prompt do
 not replace those to another.
@@ -18,7 +20,7 @@ MAX_RESPONSES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class EarlierResponse:
-    """A finished response of an earlier iteration."""
+    """A response of an earlier iteration, whole or as far as it was decoded."""
 
     iteration: int
     sample: int
@@ -45,7 +47,7 @@ class EarlierResponses:
         return self._by_line.get(line, ())
 
     def add(self, line: int, responses: Iterable[EarlierResponse]) -> None:
-        """Add finished responses of one iteration to a prompt, as far as they fit.
+        """Add responses of one iteration to a prompt, as far as they fit.
 
         Older responses to the prompt that no longer fit are dropped.
         """
@@ -66,3 +68,7 @@ class EarlierResponses:
         else:
             self._by_line.pop(line, None)
         self.tokens += sum(map(len, retained)) - before
+
+    def remove(self, line: int) -> None:
+        """Remove the responses to a prompt that does not come again."""
+        self.tokens -= sum(map(len, self._by_line.pop(line, ())))

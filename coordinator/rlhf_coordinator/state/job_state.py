@@ -22,6 +22,7 @@ from rlhf_coordinator.state.fusion_state import FusionState
 from rlhf_coordinator.state.incremental_state import IncrementalState
 from rlhf_coordinator.state.iteration_totals import IterationTotals
 from rlhf_coordinator.state.ledger import Ledger
+from rlhf_coordinator.state.long_rounds_state import LongRoundsState
 from rlhf_coordinator.state.sibling_state import SiblingState
 from rlhf_coordinator.state.speculation_state import SpeculationState
 from rlhf_planner.plan_search.cost_document import CostDocument
@@ -204,6 +205,7 @@ class JobState:
     open_report: OpenReport | None = None
     """Report of the previous iteration while its training, or that of its critics, is open; otherwise None."""
     critic_overlap: CriticOverlapState = field(default_factory=CriticOverlapState)
+    long_rounds: LongRoundsState = field(default_factory=LongRoundsState)
     groups_dropped: int = 0
     """Groups of this iteration that were dropped and counted."""
     refill_told: bool = False

@@ -1,4 +1,4 @@
-"""The file of carried samples in a checkpoint.
+"""The file of carried samples in a checkpoint, with the schedules of `longRounds: Auto`.
 
 In a checkpoint of version v they are the samples that iteration v takes up, or that wait for a later one. `read` leaves
 them out, with a warning, where the resuming job cannot take them up.
@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rlhf_api.algorithms.iteration_prompts import PromptSchedules
+from rlhf_api.job import RLHFJobSpec
 from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.storage.checkpoint import Checkpoint
 from rlhf_coordinator.storage.journal import frame, unframe
-from rlhf_coordinator.storage.journal_pb2 import Begun, Record
-from rlhf_coordinator.storage.sample_codec import carried_messages, carried_samples
+from rlhf_coordinator.storage.journal_pb2 import Begun, Record, Schedule
+from rlhf_coordinator.storage.sample_codec import carried_messages, carried_samples, schedules_of
 from rlhf_coordinator.storage.tokenizer_files import IDENTITY
 
 FILE: Final = "carried.log"
@@ -32,9 +34,20 @@ _BEFORE: Final = {"spec.rollout.longRounds": "Disabled"}
 """Fields that earlier versions did not write -> their value then."""
 
 
-def write(folder: Path, version: int, carried: Sequence[CarriedSample]) -> None:
-    """Write samples that earlier iterations cut off into the folder of a checkpoint of `version`. Raises OSError."""
-    (folder / FILE).write_bytes(frame(Record(begun=Begun(iteration=version, carried=carried_messages(carried)))))
+def write(folder: Path, version: int, carried: Sequence[CarriedSample], schedules: Sequence[Schedule] = ()) -> None:
+    """Write the samples cut off before iteration `version` into the folder of a checkpoint. Raises OSError.
+
+    `schedules`: those of `longRounds: Auto`.
+    """
+    begun = Begun(iteration=version, carried=carried_messages(carried), schedules=schedules)
+    (folder / FILE).write_bytes(frame(Record(begun=begun)))
+
+
+def read_schedules(checkpoint: Checkpoint, spec: RLHFJobSpec) -> PromptSchedules | None:
+    """Return the schedules of a checkpoint; None if it was written without `longRounds: Auto`."""
+    path = checkpoint.folder / FILE
+    records = [record for record, _ in unframe(path.read_bytes())] if path.is_file() else []
+    return schedules_of(records[0].begun, spec) if records else None
 
 
 def read(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> tuple[tuple[CarriedSample, ...], list[str]]:
@@ -50,7 +63,7 @@ def read(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> tuple[tuple[Car
     changed = [name for name in SHAPE if before.get(name, _BEFORE.get(name)) != identity.get(name)]
     if IDENTITY in before and IDENTITY in identity and before[IDENTITY] != identity[IDENTITY]:
         changed.append(IDENTITY)
-    if not identity.get("spec.rollout.maxStaleness") and identity.get("spec.rollout.longRounds") != "Enabled":
+    if not identity.get("spec.rollout.maxStaleness") and identity.get("spec.rollout.longRounds") == "Disabled":
         changed.append("spec.rollout.maxStaleness")
     if not carried or not changed:
         return carried, []

@@ -161,6 +161,7 @@ class Begun(_message.Message):
     CRITICS_APART_FIELD_NUMBER: _builtins.int
     VERSIONS_BEHIND_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    SCHEDULES_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
     coordinator_epoch: _builtins.int
     """number of the coordinator process that began it"""
@@ -181,6 +182,10 @@ class Begun(_message.Message):
     def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___Carried]:
         """samples that wait for a later iteration, in order, without tokens"""
 
+    @_builtins.property
+    def schedules(self) -> _containers.RepeatedCompositeFieldContainer[Global___Schedule]:
+        """with spec.rollout.longRounds Auto: those of the job so far, in order"""
+
     def __init__(
         self,
         *,
@@ -192,14 +197,41 @@ class Begun(_message.Message):
         critics_apart: _builtins.bool = ...,
         versions_behind: _builtins.int = ...,
         waiting: _abc.Iterable[Global___Carried] | None = ...,
+        schedules: _abc.Iterable[Global___Schedule] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["refill", b"refill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["carried", b"carried", "coordinator_epoch", b"coordinator_epoch", "critics_apart", b"critics_apart", "iteration", b"iteration", "refill", b"refill", "time_ns", b"time_ns", "versions_behind", b"versions_behind", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["carried", b"carried", "coordinator_epoch", b"coordinator_epoch", "critics_apart", b"critics_apart", "iteration", b"iteration", "refill", b"refill", "schedules", b"schedules", "time_ns", b"time_ns", "versions_behind", b"versions_behind", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Begun: _TypeAlias = Begun  # noqa: Y015
+
+@_typing.final
+class Schedule(_message.Message):
+    """Prompts of the iterations from one on (rlhf_api.algorithms.iteration_prompts.PromptSchedule)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGINS_FIELD_NUMBER: _builtins.int
+    EXTRA_FIELD_NUMBER: _builtins.int
+    begins: _builtins.int
+    """its first iteration"""
+    extra: _builtins.int
+    """surplus prompts of a short round; 0: no long rounds"""
+    def __init__(
+        self,
+        *,
+        begins: _builtins.int = ...,
+        extra: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins", b"begins", "extra", b"extra"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Schedule: _TypeAlias = Schedule  # noqa: Y015
 
 @_typing.final
 class Carried(_message.Message):

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rlhf_api.algorithms.iteration_prompts import PromptSchedule
+from rlhf_api.algorithms.iteration_prompts import MAX_PERIOD, PromptSchedule, PromptSchedules, possible_surpluses
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.rollout import Prompts
 from rlhf_common.names import ExitCode, Group
@@ -70,8 +70,8 @@ class PromptSet:
         samples_per_prompt: int,
         weights: Sequence[int] = (1,),
     ) -> None:
-        """`schedule`: the prompts of each iteration. `weights`: weights of the sources, in the order of their
-        prompts."""
+        """`schedule`: the prompts of each iteration; `schedules` may be replaced by later ones. `weights`: weights of
+        the sources, in the order of their prompts."""
         self._prompts = prompts
         self._mixture = Mixture(weights)
         sizes = Counter(prompt.source for prompt in prompts)
@@ -79,10 +79,11 @@ class PromptSet:
         self._starts = [0, *itertools.accumulate(self._sizes)]
         self._seed = seed
         self._shuffle = shuffle
-        self._schedule = schedule
+        self.schedules = PromptSchedules((schedule,))
         self._samples_per_prompt = samples_per_prompt
         # The epochs of one iteration, those of the previous one, which may be replayed, and those of waiting prompts.
-        epochs = sum(4 + (2 + schedule.longest_wait) * schedule.most // size for size in self._sizes)
+        cached = _prompts_remembered(schedule)
+        epochs = sum(4 + cached // size for size in self._sizes)
         self._order_of = lru_cache(maxsize=epochs)(self._order)
         self._drawn_of = lru_cache(maxsize=2 * len(weights))(self._drawn)
 
@@ -106,7 +107,7 @@ class PromptSet:
 
         Replacements of dropped prompts do not count.
         """
-        counts = self._mixture.counts(self._schedule.end(iteration))
+        counts = self._mixture.counts(self.schedules.at(iteration).end(iteration))
         return [count / size for count, size in zip(counts, self._sizes, strict=True)]
 
     def group(self, sample: int) -> int:
@@ -115,24 +116,32 @@ class PromptSet:
 
     def epoch(self, iteration: int) -> int:
         """Return the epoch, from 0, of the last prompt of an iteration; with several sources, the highest."""
-        counts = self._mixture.counts(self._schedule.end(iteration))
+        counts = self._mixture.counts(self.schedules.at(iteration).end(iteration))
         return max((count - 1) // size for count, size in zip(counts, self._sizes, strict=True))
 
     def prompt(self, iteration: int, sample: int) -> Prompt:
         """Return the prompt of a sample, from the iteration that began it and its number there."""
         return self._prompts[self._entry(iteration, self.group(sample))]
 
+    def begun(self, number: int) -> Prompt:
+        """Return the prompt of a place in the job's order, from 0."""
+        return self._prompts[self._nth(number)]
+
     def _entry(self, iteration: int, group: int) -> int:
-        if group >= self._schedule.most:
-            source, nth = self._mixture.place(group - self._schedule.most)
+        schedule = self.schedules.at(iteration)
+        if group >= schedule.most:
+            source, nth = self._mixture.place(group - schedule.most)
             return self._starts[source] + self._drawn_of(iteration, source)[nth]
-        source, nth = self._mixture.place(self._schedule.first(iteration) + group)
+        return self._nth(schedule.first(iteration) + group)
+
+    def _nth(self, number: int) -> int:
+        source, nth = self._mixture.place(number)
         epoch, place = divmod(nth, self._sizes[source])
         return self._starts[source] + int(self._order_of(source, epoch)[place])
 
     def _drawn(self, iteration: int, source: int) -> "_Drawn":
         start, size = self._starts[source], self._sizes[source]
-        own = {self._entry(iteration, group) - start for group in range(self._schedule.most)}
+        own = {self._entry(iteration, group) - start for group in range(self.schedules.at(iteration).most)}
         return _Drawn(self._seed, iteration, source, size, own & set(range(size)))
 
     def response(self, iteration: int, sample: int) -> GivenResponse | None:
@@ -159,6 +168,13 @@ class PromptSet:
             return np.arange(count, dtype=np.int64)
         keys = [_hash(self._seed, epoch, index, *_after_first(source)) for index in range(count)]
         return np.argsort(np.array(keys, dtype=np.uint64), kind="stable")
+
+
+def _prompts_remembered(schedule: PromptSchedule) -> int:
+    """Return the prompts of two iterations and of those whose prompts may still wait, for any later schedule."""
+    surpluses = possible_surpluses(schedule.batch, MAX_PERIOD) if schedule.surplus == "Deferred" else ()
+    possible = [schedule, *(PromptSchedule(schedule.batch, extra, "Deferred") for extra in surpluses)]
+    return max((2 + each.longest_wait) * each.most for each in possible)
 
 
 class _Drawn:

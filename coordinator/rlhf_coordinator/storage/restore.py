@@ -18,6 +18,7 @@ from rlhf_api.algorithms import (
     samples_of_batch,
     samples_per_prompt,
 )
+from rlhf_api.algorithms.iteration_prompts import PromptSchedules
 from rlhf_common import control_pb2 as pb
 from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
@@ -31,7 +32,9 @@ from rlhf_coordinator.storage.batch import apply_record, of_evaluation, refill_r
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.journal_pb2 import Record
 from rlhf_coordinator.storage.prompts import PromptSet
+from rlhf_coordinator.storage.sample_codec import schedules_of
 from rlhf_planner import critic_overlap_facts
+from rlhf_planner.inter_stage import long_rounds
 from rlhf_planner.inter_stage.costs import JOB_KEY
 
 log = logging.getLogger(__name__)
@@ -59,6 +62,8 @@ class Restored:
     last_closed: tuple[int, dict[str, float]] | None
     """(iteration, metrics) of a complete report that the trackers may lack; None without one."""
     warnings: list[str] = field(default_factory=list)
+    long_rounds: dict[str, Any] = field(default_factory=dict)
+    """Stored choice of long rounds, if any."""
     schedule: dict[str, Any] = field(default_factory=dict)
     """Stored choice of a training schedule, if any."""
     inter_stage: dict[str, Any] = field(default_factory=dict)
@@ -110,20 +115,23 @@ def restore(
     if began:
         _same_job(facts["identity"], identity, journal.folder)
         facts["coordinator_epoch"] += 1
+        _take_schedules(context, journal, prompts, path, int(facts["base"]))
         restored = _position(context, journal, prompts, facts)
         version = restored.ledger.iteration + restored.trained
         newest, restored.warnings = checkpoint.discover(path, version) if path else (None, [])
-        _take_carried(context, restored, newest, journal, identity)
+        _take_carried(context, restored, newest, journal, prompts, identity)
     else:
         _may_begin(path, resume)
         newest, warnings = checkpoint.discover(path) if path else (None, [])
         version = newest.version if newest else 0
         facts |= {"coordinator_epoch": 1, "started_ns": now_ns, "identity": identity, "base": version}
+        _take_schedules(context, journal, prompts, path, version)
         restored = _position(context, journal, prompts, facts)
         restored.warnings = warnings
-        _take_carried(context, restored, newest, journal, identity)
+        _take_carried(context, restored, newest, journal, prompts, identity)
     restored.checkpoint = _base(version, newest, journal, int(facts["base"]))
     restored.schedule = facts.get("schedule", {})
+    restored.long_rounds = facts.get(long_rounds.JOB_KEY, {})
     restored.inter_stage, restored.critic_overlap = facts.get(JOB_KEY, {}), facts.get(critic_overlap_facts.JOB_KEY, {})
     restored.iteration_totals = read_iteration_totals(facts.get(LENGTHS_KEY, ())).now(
         context.spec.iterations, restored.ledger.iteration
@@ -202,11 +210,28 @@ def _take_report(restored: Restored, before: Restored) -> None:
         restored.last_closed = iteration, restored.critics_metrics
 
 
+def _take_schedules(context: JobContext, journal: Journal, prompts: PromptSet, path: Path | None, base: int) -> None:
+    """Restore the schedules that `longRounds: Auto` chose: from the newest segment, or from the checkpoint of version
+    `base` in `path`, with which the run folder began."""
+    if context.spec.rollout.long_rounds != "Auto":
+        return
+    found = None
+    for iteration in reversed(journal.iterations()):
+        if records := journal.read(iteration):
+            found = schedules_of(records[0].begun, context.spec)
+            break
+    else:
+        newest = checkpoint.discover(path, base)[0] if path and base else None
+        found = carried_file.read_schedules(newest, context.spec) if newest and newest.version == base else None
+    prompts.schedules = found or PromptSchedules((prompt_schedule(context.spec),))
+
+
 def _take_carried(
     context: JobContext,
     restored: Restored,
     newest: checkpoint.Checkpoint | None,
     journal: Journal,
+    prompts: PromptSet,
     identity: dict[str, Any],
 ) -> None:
     """Restore the carried samples of the checkpoint from which a job resumes, before this run folder has a segment.
@@ -218,7 +243,7 @@ def _take_carried(
     restored.handed_on, left_out = carried_file.read(newest, identity)
     restored.warnings += left_out
     iteration, have = newest.version, len(restored.handed_on) // samples_per_prompt(context.spec)
-    wanted = prompt_schedule(context.spec).waiting(iteration)
+    wanted = prompts.schedules.at(iteration).waiting(iteration)
     if wanted and have != wanted:
         message = (
             f"{newest.folder} has {have} of the {wanted} prompts that wait for a long round when iteration {iteration} "
@@ -233,7 +258,7 @@ def _read(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict
     spec = context.spec
     records = journal.read(iteration)
     rule = refill_rule(records, spec.algorithm.fields.refill)
-    size, per_prompt = samples_begun(spec, iteration), samples_per_prompt(spec)
+    size, per_prompt = samples_begun(spec, prompts.schedules, iteration), samples_per_prompt(spec)
     spare, greedy = size - samples_of_batch(spec), has_greedy_baseline(spec)
     ledger = Ledger(
         iteration, size, context.tasks, epoch, interleave_prompt_groups(spec), per_prompt, rule, spare, greedy

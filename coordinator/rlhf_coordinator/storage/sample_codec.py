@@ -9,13 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from rlhf_api.algorithms import prompt_schedule
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
+from rlhf_api.algorithms.iteration_prompts import PromptSchedule, PromptSchedules
+from rlhf_api.job import RLHFJobSpec
 from rlhf_common import control_pb2 as pb
 from rlhf_common import reward_metrics
 from rlhf_common.samples import Drawing, Episode, SampleKey, VersionSpan
 from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.sample import ITEM_BYTES, Origin, PackedResponse, Sample
-from rlhf_coordinator.storage.journal_pb2 import Begun, Carried, Record
+from rlhf_coordinator.storage.journal_pb2 import Begun, Carried, Record, Schedule
 
 _ITEM_BYTES: Final[Mapping[str, int]] = {"int32": ITEM_BYTES, "float32": ITEM_BYTES}
 
@@ -188,6 +191,20 @@ def carried_samples(records: Sequence[Record]) -> tuple[CarriedSample, ...]:
 def waiting_samples(begun: Begun) -> tuple[CarriedSample, ...]:
     """Return the samples that waited for a later iteration when an iteration began."""
     return tuple(_carried_sample(message) for message in begun.waiting)
+
+
+def schedule_messages(schedules: PromptSchedules, spec: RLHFJobSpec) -> list[Schedule]:
+    """Return the schedules of a job with `longRounds: Auto` in the journal's form; empty for others."""
+    if spec.rollout.long_rounds != "Auto":
+        return []
+    return [Schedule(begins=schedule.begins, extra=schedule.extra) for schedule in schedules.all]
+
+
+def schedules_of(begun: Begun, spec: RLHFJobSpec) -> PromptSchedules | None:
+    """Return the schedules with which an iteration began; None where its record has none."""
+    batch = prompt_schedule(spec).batch
+    written = tuple(PromptSchedule(batch, message.extra, "Deferred", message.begins) for message in begun.schedules)
+    return PromptSchedules(written) if written else None
 
 
 def cut_message(iteration: int, sample: Sample) -> Carried:

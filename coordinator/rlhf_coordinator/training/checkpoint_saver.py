@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from rlhf_api.algorithms import prompt_schedule, samples_per_prompt
-from rlhf_api.job import RLHFJobSpec
+from rlhf_api.algorithms import samples_per_prompt
+from rlhf_api.algorithms.iteration_prompts import PromptSchedules
 from rlhf_common import control_pb2 as pb
 from rlhf_common.metrics import storage
 from rlhf_common.names import DRAFT_MODEL, ExitCode
@@ -22,6 +22,7 @@ from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.evaluation_state import EvaluationState, best
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage import carried_file, checkpoint
+from rlhf_coordinator.storage.sample_codec import schedule_messages
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class CheckpointSaver:
         self._folder: Path | None = None
         self._version = 0
         self._carried: tuple[CarriedSample, ...] = ()
+        self._schedules = run.prompts.schedules
         self._waiting: set[str] = set()
         self._results: list[pb.CheckpointResult] = []
         self._start_ns = 0
@@ -62,6 +64,7 @@ class CheckpointSaver:
         ledger = run.state.ledger
         cut = ledger.carry_over() if version > ledger.iteration else (*ledger.carried, *ledger.waiting)
         deferred = run.context.spec.rollout.long_rounds != "Disabled"
+        self._schedules = run.prompts.schedules
         self._carried = tuple(sample.without_response() for sample in cut) if deferred else cut
         self._waiting = {rank.name for rank in writers}
         run.state.checkpoint.stage = "saving"
@@ -145,10 +148,10 @@ class CheckpointSaver:
             "job": run.context.job.name,
             "algorithm": spec.algorithm.name,
             "seed": spec.seed,
-            "promptCursor": _prompts_begun(spec, self._version) * samples_per_prompt(spec),
+            "promptCursor": _prompts_begun(self._schedules, self._version) * samples_per_prompt(spec),
         }
         if spec.rollout.takes_up:
-            carried_file.write(self._folder, self._version, self._carried)
+            carried_file.write(self._folder, self._version, self._carried, schedule_messages(self._schedules, spec))
             facts[carried_file.FACT] = run.journal.job()["identity"]
         sources: dict[str, str] = {model: run.context.folder(model) for model in run.context.graph.trained}
         if run.context.draft_model:
@@ -175,9 +178,9 @@ class CheckpointSaver:
         run.wake()
 
 
-def _prompts_begun(spec: RLHFJobSpec, version: int) -> int:
+def _prompts_begun(schedules: PromptSchedules, version: int) -> int:
     """Return the number of prompts begun when a version was complete."""
-    return version and prompt_schedule(spec).end(version - 1)
+    return version and schedules.at(version - 1).end(version - 1)
 
 
 def keep_best(run: JobRun) -> None:

@@ -16,12 +16,19 @@ from dataclasses import replace
 import numpy as np
 
 from rlhf_planner.inter_stage.costs import StageCosts, Transfer
+from rlhf_planner.inter_stage.fitted_costs import Floats
 from rlhf_planner.inter_stage.forecast import Forecast, IterationSetup
 from rlhf_planner.inter_stage.length_distribution import Ints
 from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.simulated_generation import SimulatedGeneration, generate
-from rlhf_planner.inter_stage.simulated_scoring import score
-from rlhf_planner.inter_stage.simulated_tail import ThresholdState, consolidate, stretched, threshold_state
+from rlhf_planner.inter_stage.simulated_scoring import SimulatedScoring, score
+from rlhf_planner.inter_stage.simulated_tail import (
+    ConsolidatedTail,
+    ThresholdState,
+    consolidate,
+    stretched,
+    threshold_state,
+)
 from rlhf_planner.inter_stage.worker_spans import SimulatedIteration, spans_of
 
 
@@ -65,26 +72,56 @@ def simulated_iteration(
 
     A `state` of None means no fusion.
     """
-    workers = setup.generation_workers
     tokens = generation.prompts + generation.lengths
-    tail = None if state is None else consolidate(generation, state, pool, transfer, costs)
-    if tail is not None and costs.contention_ratio > 1:
-        scorers = workers - len(tail.pool) + setup.inference_workers
-        tail = stretched(
-            tail, costs.backlog_seconds(setup.batch, float(tokens.sum())) / scorers, costs.contention_ratio
-        )
+    tail = simulated_tail(generation, setup, costs, state, pool, transfer)
     finish = generation.finish if tail is None else tail.finish
     end = float(finish.max())
-    released: list[float | None] = [None] * workers
+    released = released_at(end, tail, setup, costs)
+    scored = simulated_scores(finish, tokens, end, released, setup, costs)
+    return SimulatedIteration(max(end, scored.end), finish, tail, released, scored)
+
+
+def simulated_tail(
+    generation: SimulatedGeneration,
+    setup: IterationSetup,
+    costs: StageCosts,
+    state: ThresholdState | None,
+    pool: int,
+    transfer: Transfer,
+) -> ConsolidatedTail | None:
+    """Return the tail on its pool, slowed down by scoring beside it; None without a `state`."""
+    tail = None if state is None else consolidate(generation, state, pool, transfer, costs)
+    if tail is None or costs.contention_ratio <= 1:
+        return tail
+    tokens = float((generation.prompts + generation.lengths).sum())
+    scorers = setup.generation_workers - len(tail.pool) + setup.inference_workers
+    return stretched(tail, costs.backlog_seconds(setup.batch, tokens) / scorers, costs.contention_ratio)
+
+
+def released_at(
+    end: float, tail: ConsolidatedTail | None, setup: IterationSetup, costs: StageCosts
+) -> list[float | None]:
+    """Return the time at which each generation worker scores, if it does; all have nothing to decode after `end`."""
     if tail is not None:
-        released = [moment + costs.wake_seconds for moment in tail.free]
-    elif not setup.inference_workers:
-        released = [end + costs.wake_seconds] * workers
+        return [min(moment, end) + costs.wake_seconds for moment in tail.free]
+    return [None if setup.inference_workers else end + costs.wake_seconds] * setup.generation_workers
+
+
+def simulated_scores(
+    finish: Floats,
+    tokens: Floats,
+    end: float,
+    released: Sequence[float | None],
+    setup: IterationSetup,
+    costs: StageCosts,
+) -> SimulatedScoring:
+    """Return the scoring of samples that are generated at `finish` float64 [n], all until `end`, and have `tokens`
+    float64 [n]."""
+    workers = setup.generation_workers
     available = {index: moment for index, moment in enumerate(released) if moment is not None}
     available |= dict.fromkeys(range(workers, workers + setup.inference_workers), 0.0)
-    arrivals = finish if setup.overlap else np.full(setup.batch, end)
-    scored = score(arrivals, tokens, available, costs)
-    return SimulatedIteration(max(end, scored.end), finish, tail, released, scored)
+    arrivals = finish if setup.overlap else np.full(len(finish), end)
+    return score(arrivals, tokens, available, costs)
 
 
 def fuses(threshold: int, pool: int | None, setup: IterationSetup) -> bool:

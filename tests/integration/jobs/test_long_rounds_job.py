@@ -59,6 +59,21 @@ def test_kills_in_short_and_long_rounds_and_between_them_change_no_weight(tmp_pa
     assert_same_weights(killed, undisturbed)
 
 
+def test_drafts_from_cut_samples_change_no_weight_through_kills(tmp_path: Path) -> None:
+    manifest = job(tmp_path)
+    nothing = run_job(manifest, tmp_path / "nothing", settings=FIELDS)
+    victims = ("coordinator", "generation-0")
+    kills = Kills(SEED, len(victims), victims, first=victims, in_phases=("Training", "Generating"))
+    drafting = ("rollout.keepCut=Drafts", "generation.speculation={mode: Fixed, drafters: [Siblings]}")
+    drafts = run_job(manifest, tmp_path / "drafts", settings=(*FIELDS, *drafting), kills=kills)
+    assert_rounds(drafts)
+    assert_same_weights(drafts, nothing)
+    stored = [line["rollout/draft_tokens_kept"] for line in drafts.lines]
+    assert max(stored) > 0, "short rounds keep what they cut off"
+    assert all(tokens == 0 for tokens, long in zip(stored, LONG, strict=True) if long), "long rounds use it up"
+    assert any(line["speculation/acceptance"] > 0 for line in drafts.lines if line["rollout/long_round"])
+
+
 def test_a_job_whose_journal_is_gone_takes_up_the_waiting_prompts_of_its_checkpoint(tmp_path: Path) -> None:
     manifest, run = job(tmp_path), tmp_path / "run"
     settings = (*FIELDS, "checkpoints={path: kept, every: 1}")

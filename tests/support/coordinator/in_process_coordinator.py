@@ -26,9 +26,12 @@ class SpansInMemory(Tracker):
         self.spans.append(span)
 
 
-def begin_in_process(folder: Path, job: RLHFJob, tracker: Tracker | None = None) -> tuple[JobRun, Restored]:
-    """Return the running job that resumes from the journal in this folder, and what was restored."""
+def begin_in_process(
+    folder: Path, job: RLHFJob, tracker: Tracker | None = None, *, prompts_sha256: str = "prompts"
+) -> tuple[JobRun, Restored]:
+    """Return the running job that resumes from the journal in this folder, or from its checkpoints, and what was
+    restored."""
     context = job_context(job, schedule_json(job.spec))
     journal = Journal(folder / "run" / "journal")
     trackers = RunTrackers(folder, {"memory": tracker or SpansInMemory()})
-    return restore_run(context, journal, make_prompts(job), "prompts", folder, trackers=trackers)
+    return restore_run(context, journal, make_prompts(job), prompts_sha256, folder, resume=True, trackers=trackers)

@@ -79,6 +79,13 @@ SHOWN: Final = "ppo"
 BESIDE: Final[dict[tuple[str, str], Json]] = {
     ("spec.rollout.cutBy", "Counts"): {"spec.rollout.oversample": 4},
     ("spec.rollout.longRounds", "Enabled"): {"spec.rollout.oversample": 4, "spec.rollout.cutBy": "Counts"},
+    ("spec.rollout.longRounds", "Auto"): {"spec.deterministic": False},
+    ("spec.rollout.keepCut", "Drafts"): {
+        "spec.rollout.longRounds": "Auto",
+        "spec.deterministic": False,
+        "spec.generation.speculation.mode": "Auto",
+        "spec.generation.speculation.drafters": ["Siblings", "Model"],
+    },
     ("spec.training.parallelism.sequenceParallel", "Enabled"): {
         "spec.training.backend": "megatron",
         "spec.training.parallelism.tensor": 2,

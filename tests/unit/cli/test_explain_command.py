@@ -33,6 +33,16 @@ def test_people_see_phases_and_the_largest_loss_first(run_dir: Path, capsys: pyt
     assert "spec.checkpoints.every to 10" in " ".join(text.split())
 
 
+def test_a_run_that_chooses_long_rounds_says_why(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reason = "no long rounds: the best way, 2 surplus prompts, is simulated to gain 1.0%"
+    (run_dir / "journal").mkdir(exist_ok=True)
+    (run_dir / "journal" / "job.json").write_text(json.dumps({"longRounds": {"reason": reason}}))
+    assert explain_run(run_dir, everything=False, as_json=False) == 0
+    assert f"rounds: {reason}" in capsys.readouterr().out
+    assert explain_run(run_dir, everything=False, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["longRounds"] == reason
+
+
 def test_programs_see_the_same_as_numbers(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert explain_run(run_dir, everything=True, as_json=True) == 0
     content = json.loads(capsys.readouterr().out)

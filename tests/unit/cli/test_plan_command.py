@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from tests.support.manifests.header_job import rlhf, write_header_job
 
+from rlhf_cli.long_rounds_plan import LongRoundsPlan
 from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.storage.journal import frame
 from rlhf_coordinator.storage.journal_pb2 import Record, TokenizedPrompt
 from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
 from rlhf_planner.inter_stage.fitted_costs import DecodeLines, PassFormula
+from rlhf_planner.inter_stage.long_rounds import RoundsChoice, RoundsWay
 from rlhf_planner.speculation.forecast import NO_SPECULATION, SpeculationForecast, SpeculationPoint
 
 RECORDED_FACTS = Path(__file__).parents[2] / "support" / "jobs" / "recorded_facts" / "small-batches.jsonl"
@@ -109,6 +111,41 @@ def test_decoding_beside_training_is_forecast_by_the_last_run(
     assert said == {"mode": "Disabled", "disabledSeconds": 6.5, "enabledSeconds": 4.5}
     assert plan(monkeypatch) == 0
     assert "predicted 6.5 s with overlapTraining Disabled, 4.5 s with Enabled (1.44x)" in capsys.readouterr().out
+
+
+def test_each_way_of_long_rounds_is_forecast_where_the_job_chooses(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_run(job.parent / "runs" / "tiny-20260101-000000")
+    sizes = ("spec.rollout.batchSize=16", "spec.algorithm.grpo.miniBatchSize=16", "spec.generation.replicas=2")
+    settings = [part for setting in ("spec.rollout.longRounds=Auto", *sizes) for part in ("--set", setting)]
+    assert plan(monkeypatch, "--json", *settings) == 0
+    rounds = json.loads(capsys.readouterr().out)["longRounds"]
+    none, *ways = rounds["ways"]
+    assert [way["surplusPrompts"] for way in (none, *ways)] == [0, 1, 2, 4]
+    assert all(way["samplesPerSecond"] == pytest.approx(none["samplesPerSecond"] / (1 - way["gain"])) for way in ways)
+    assert "no run has measured an iteration: training is taken to cost nothing" in rounds["assumptions"]
+    best = max(ways, key=lambda way: way["gain"])
+    worth = best["gain"] > max(0.03, best["standardError"])
+    assert rounds["surplusPrompts"] == (best["surplusPrompts"] if worth else 0)
+
+
+def test_the_ways_of_long_rounds_stand_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    ways = (RoundsWay(0, 1, 10.0, 0.0, 0.0), RoundsWay(4, 5, 12.5, 0.2, 0.01))
+    LongRoundsPlan(RoundsChoice(4, ways, "long rounds with 4 surplus prompts"), ("assumed",)).print()
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["none", "1", "10"] in lines
+    assert ["4", "5", "12.5", "20.0%", "1.0%"] in lines
+    assert ["assumption:", "assumed"] in lines
+    LongRoundsPlan(None, missing="the models are not on this disk").print()
+    assert "no forecast: the models are not on this disk" in capsys.readouterr().out
+
+
+def test_a_job_without_the_choice_has_no_forecast_of_long_rounds(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(monkeypatch, "--json") == 0
+    assert "longRounds" not in json.loads(capsys.readouterr().out)
 
 
 def test_what_drafts_give_stands_beside_the_same_job_without_them(

@@ -93,6 +93,12 @@ def test_the_live_view_says_what_drafts_do() -> None:
     assert "it is off" not in text, "the newest says how it is"
 
 
+def test_the_live_view_says_why_there_are_long_rounds() -> None:
+    reason = "long rounds with 6 surplus prompts: simulated to train 17.9 samples/s (1.66x)"
+    assert reason in " ".join(shown(pb.JobStatus(job="j", long_rounds=reason), []).split())
+    assert "rounds" not in shown(pb.JobStatus(job="j"), [])
+
+
 def test_the_live_view_says_what_the_job_does_and_waits_for() -> None:
     text = shown(STATUS, ["12:00:00 inference-0: ended with exit code 1"])
     for expected in (
@@ -166,6 +172,8 @@ def test_plain_lines() -> None:
     rounds = {"iteration": 1, "rollout/long_round": 1.0, "prompts/waiting": 2.0}
     assert iteration_line(rounds, 3, 0) == "iteration 1 (2 of 3)  long round, 2 prompts wait"
     assert iteration_line(rounds | {"rollout/long_round": 0.0}, 3, 0).endswith("short round, 2 prompts wait")
+    none = {"iteration": 1, "rollout/long_round": 0.0, "prompts/waiting": 0.0, "rollout/surplus_prompts": 0.0}
+    assert iteration_line(none, 3, 0) == "iteration 1 (2 of 3)"
     summary = {"phase": "Complete", "iterations": 60, "seconds": 182, "reward_first": 0.12, "reward_last": 0.88}
     assert summary_line(summary) == "Complete: 60 iterations in 3m 02s, reward 0.120 -> 0.880 (first, last tenth)"
     assert summary_line(summary | {"nonfinite_steps": 2}).endswith("2 optimizer steps skipped (not finite)")

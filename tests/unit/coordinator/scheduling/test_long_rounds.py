@@ -13,7 +13,7 @@ from tests.support.coordinator.coordinated import make_job
 
 from rlhf_api.algorithms import prompt_schedule, samples_begun, samples_per_prompt
 from rlhf_api.algorithms.graph import SCORE_REWARD
-from rlhf_api.algorithms.iteration_prompts import PromptSchedule
+from rlhf_api.algorithms.iteration_prompts import PromptSchedule, PromptSchedules
 from rlhf_api.job import RLHFJob
 from rlhf_common.samples import VersionSpan
 from rlhf_coordinator.job.job_run import JobRun
@@ -101,7 +101,7 @@ class Rounds:
         return 1 + int(random.Random(self.key(sample)[1]).paretovariate(1.2)) % 60
 
     def begin(self, iteration: int, cut: tuple[CarriedSample, ...]) -> Ledger:
-        carried, waiting = first_samples(cut, iteration, self.spec)
+        carried, waiting = first_samples(cut, iteration, self.spec, self.prompts.schedules)
         begun = Begun(iteration=iteration, carried=carried_messages(carried), waiting=carried_messages(waiting))
         self.records = [Record(begun=begun)]
         return self.restored(iteration)
@@ -109,7 +109,7 @@ class Rounds:
     def restored(self, iteration: int) -> Ledger:
         """Return the ledger that the journal gives."""
         per_prompt = samples_per_prompt(self.spec)
-        size = samples_begun(self.spec, iteration)
+        size = samples_begun(self.spec, self.prompts.schedules, iteration)
         spare = size - self.spec.rollout.batch_size
         ledger = Ledger(iteration, size, (SCORE_REWARD,), 1, group_size=per_prompt, spare=spare)
         for record in self.records:
@@ -180,7 +180,7 @@ def test_a_failed_sample_is_not_tried_again_in_the_long_round(tmp_path: Path) ->
     spec = job(tmp_path, 1, 1).spec
     failed = CarriedSample(Origin(0, 2), failed=True)
     other = CarriedSample(Origin(0, 3), PackedResponse(b"\1\0\0\0", b"\0\0\0\0"), "stop", "text")
-    carried, waiting = first_samples((failed, other), 1, spec)
+    carried, waiting = first_samples((failed, other), 1, spec, PromptSchedules((prompt_schedule(spec),)))
     assert carried == (failed, CarriedSample(Origin(0, 3)))
     assert waiting == ()
 
@@ -191,7 +191,8 @@ def test_the_report_says_which_round_it_was_and_what_waits(tmp_path: Path) -> No
     for _ in range(3):
         ledger = rounds.ledger
         rounds.run(random.Random(3))
-        run = SimpleNamespace(context=SimpleNamespace(spec=rounds.spec), state=SimpleNamespace(ledger=ledger))
+        context, state = SimpleNamespace(spec=rounds.spec), SimpleNamespace(ledger=ledger)
+        run = SimpleNamespace(context=context, state=state, prompts=rounds.prompts)
         seen.append(round_metrics(cast(JobRun, run)))
         assert waiting_prompts(ledger) == seen[-1]["prompts/waiting"]
     assert [line["rollout/long_round"] for line in seen] == [0, 0, 1]

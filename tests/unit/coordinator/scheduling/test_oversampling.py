@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.support.coordinator.coordinated import make_job, make_prompts
 
-from rlhf_api.algorithms import samples_begun
+from rlhf_api.algorithms import most_samples
 from rlhf_api.algorithms.graph import SCORE_REWARD
 from rlhf_common import control_pb2 as pb
 from rlhf_common.samples import VersionSpan
@@ -84,7 +84,7 @@ def test_a_batch_waits_for_the_cut_although_every_sample_is_scored() -> None:
 def test_a_replay_gives_the_ranks_the_same_batch_byte_for_byte(tmp_path: Path) -> None:
     job = make_job(tmp_path, batch=4, rollout={"batchSize": 4, "oversample": 2}, deterministic=False)
     context, prompts = job_context(job, schedule_json(job.spec)), make_prompts(job)
-    assert samples_begun(job.spec, 0) == 6
+    assert most_samples(job.spec) == 6
     records = []
     for index in (0, 2, 3, 4, 5):
         key = pb.SampleKey(iteration=0, sample=index, attempt=1)

@@ -25,10 +25,11 @@ from rlhf_coordinator.job.sessions import WorkerStream
 from rlhf_coordinator.scheduling import sibling_sharing
 from rlhf_coordinator.scheduling.decisions import Generate, ShareSiblings
 from rlhf_coordinator.speculation import sharing
+from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.earlier_responses import MAX_RESPONSES, EarlierResponse, EarlierResponses
 from rlhf_coordinator.state.evaluation_state import FIRST_SAMPLE
 from rlhf_coordinator.state.ledger import Ledger
-from rlhf_coordinator.state.sample import PackedResponse, SampleState
+from rlhf_coordinator.state.sample import Origin, PackedResponse, SampleState
 from rlhf_coordinator.state.sibling_state import EARLIER_WEIGHT
 from rlhf_coordinator.storage.journal_pb2 import Begun, Record
 
@@ -226,6 +227,30 @@ def test_what_is_known_of_its_prompt_comes_before_a_lease(tmp_path: Path) -> Non
     lease(run, 3, WORKERS[1], 1.0)
     workers["generation-1"].listen()
     assert workers["generation-1"].received == 5, "what it has does not come again"
+
+
+@pytest.mark.parametrize("keep_cut", ["Nothing", "Drafts"])
+def test_what_was_cut_off_drafts_until_its_long_round(tmp_path: Path, keep_cut: str) -> None:
+    """One iteration of two prompts cuts the second off; the next one is its long round."""
+    rollout = {"batchSize": GROUP, "oversample": 1, "longRounds": "Enabled", "cutBy": "Counts", "keepCut": keep_cut}
+    job = make_job(tmp_path, batch=GROUP, algorithm="grpo", iterations=2, rollout=rollout)
+    run, _ = begin_in_process(tmp_path, job)
+    run.journal.begin(Begun(iteration=0, coordinator_epoch=1))
+    lines = run.state.prompt_lines
+    for index in range(2 * GROUP):
+        run.state.ledger.assign(index, WORKERS[0])
+        decode(run, index, 2 + index)
+    run.state.ledger.cut([1])
+    sharing.iteration_ended(run)
+    earlier = run.state.siblings.earlier
+    expected = [] if keep_cut == "Nothing" else [tokens_of(run, GROUP + index) for index in range(GROUP)]
+    stored = [np.frombuffer(item.tokens, "<i4").tolist() for item in earlier.for_line(lines[GROUP])]
+    assert stored == expected
+    assert earlier.for_line(lines[0]) == (), "it is trained on and does not come again"
+    run.state.ledger = Ledger(1, GROUP, run.context.tasks, 1, group_size=GROUP)
+    run.state.ledger.resume_partial([CarriedSample(Origin(0, GROUP + index)) for index in range(GROUP)], ())
+    sharing.iteration_ended(run)
+    assert earlier.tokens == 0, "nothing waits after the long round"
 
 
 def test_nothing_is_sent_where_nobody_drafts_by_siblings(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.support.coordinator.coordinated import make_job, make_prompts
 
-from rlhf_api.algorithms import samples_begun, samples_of_batch, samples_per_prompt
+from rlhf_api.algorithms import most_samples, samples_of_batch, samples_per_prompt
 from rlhf_api.algorithms.graph import GENERATE, SCORE_REWARD, Graph
 from rlhf_common import control_pb2 as pb
 from rlhf_common.samples import VersionSpan
@@ -67,9 +67,9 @@ def test_without_one_no_sample_is_greedy() -> None:
 def test_a_batch_has_the_greedy_samples_beside_those_of_its_size(tmp_path: Path) -> None:
     job = make_job(tmp_path, algorithm="remax", batch=8)
     assert samples_per_prompt(job.spec) == 3
-    assert samples_begun(job.spec, 0) == samples_of_batch(job.spec) == 12
+    assert most_samples(job.spec) == samples_of_batch(job.spec) == 12
     oversampled = make_job(tmp_path, algorithm="remax", rollout={"batchSize": 8, "oversample": 2}, deterministic=False)
-    assert (samples_begun(oversampled.spec, 0), samples_of_batch(oversampled.spec)) == (18, 12)
+    assert (most_samples(oversampled.spec), samples_of_batch(oversampled.spec)) == (18, 12)
 
 
 def test_a_replay_gives_the_ranks_the_same_batch_byte_for_byte(tmp_path: Path) -> None:

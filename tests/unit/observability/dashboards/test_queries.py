@@ -63,6 +63,8 @@ NOT_SHOWN = {
     "rlhf_iteration_samples_per_second": "the batch over the time of an iteration, which is shown",
     "rlhf_cut_tokens": "a job without rollout.oversample has none; metrics.jsonl has them for each iteration",
     "rlhf_long_round": "follows from the number of the iteration; rlhf run shows it with each",
+    "rlhf_surplus_prompts": "changes once a period at most; an event says why, and rlhf run shows it",
+    "rlhf_cut_draft_tokens": "a store of hints; the panels of speculation show what drafts give",
     "rlhf_waiting_prompts": "follows from the number of the iteration; rlhf run shows it with each",
     "rlhf_carried_samples": "a constant of the job, less those that are begun anew, which are shown",
     "rlhf_carried_tokens": "what the job would lose otherwise; its lengths are shown",
