@@ -3534,6 +3534,7 @@ class JobStatus(_message.Message):
     LOST_TRACKERS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     DEVICE_PLAN_FIELD_NUMBER: _builtins.int
+    PLAN_DRIFT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: _builtins.str
     """Starting | Generating | Scoring | Training | Publishing | Checkpointing | Recovering | Complete | Failed | Stopped"""
@@ -3554,6 +3555,8 @@ class JobStatus(_message.Message):
     """why the lock's visibility is unknown"""
     device_plan: _builtins.str
     """plan for spec.devices: a DevicePlanRecord (rlhf_api.device_sizes) as JSON"""
+    plan_drift: _builtins.str
+    """how the predictions of that plan stopped to hold, and what follows; empty before"""
     @_builtins.property
     def ledger(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """state -> samples of this iteration"""
@@ -3629,10 +3632,11 @@ class JobStatus(_message.Message):
         lost_trackers: _abc.Iterable[_builtins.str] | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         device_plan: _builtins.str = ...,
+        plan_drift: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "fusion", b"fusion", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "device_plan", b"device_plan", "failure", b"failure", "fusion", b"fusion", "iteration", b"iteration", "iterations", b"iterations", "job", b"job", "journal_lock_doubt", b"journal_lock_doubt", "journal_lock_shared", b"journal_lock_shared", "last_checkpoint", b"last_checkpoint", "ledger", b"ledger", "lost_trackers", b"lost_trackers", "metrics", b"metrics", "phase", b"phase", "pool", b"pool", "replicas", b"replicas", "restarts", b"restarts", "sample_failures", b"sample_failures", "seconds_left", b"seconds_left", "speculation", b"speculation", "started_ns", b"started_ns", "tokens", b"tokens", "waiting_for", b"waiting_for", "warnings", b"warnings", "weight_version", b"weight_version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "device_plan", b"device_plan", "failure", b"failure", "fusion", b"fusion", "iteration", b"iteration", "iterations", b"iterations", "job", b"job", "journal_lock_doubt", b"journal_lock_doubt", "journal_lock_shared", b"journal_lock_shared", "last_checkpoint", b"last_checkpoint", "ledger", b"ledger", "lost_trackers", b"lost_trackers", "metrics", b"metrics", "phase", b"phase", "plan_drift", b"plan_drift", "pool", b"pool", "replicas", b"replicas", "restarts", b"restarts", "sample_failures", b"sample_failures", "seconds_left", b"seconds_left", "speculation", b"speculation", "started_ns", b"started_ns", "tokens", b"tokens", "waiting_for", b"waiting_for", "warnings", b"warnings", "weight_version", b"weight_version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,8 +1,8 @@
 """The metrics of an iteration, for metrics.jsonl, trackers, Prometheus, status and journal.
 
 It collects the metrics of a closed iteration, also those of its neighbours (`staleness_metrics`, `speculation_metrics`,
-`critic_overlap_metrics`) and those that `fusion.learning` computes while it learns. A mechanism counts in the state;
-this module turns the counts into the numbers that people see.
+`critic_overlap_metrics`, `plan_drift_metrics`) and those that `fusion.learning` computes while it learns. A mechanism
+counts in the state; this module turns the counts into the numbers that people see.
 Rule: it changes only the times of the phase in progress. A missing reward is absent. A value that is infinite or NaN is
 absent under its own name, and `nonfinite/<name>` is 1 in its place.
 """
@@ -21,6 +21,7 @@ from rlhf_common.names import Group
 from rlhf_coordinator.job.critic_overlap_metrics import critic_overlap_metrics
 from rlhf_coordinator.job.iteration_stages import stage_seconds
 from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.job.plan_drift_metrics import plan_drift_metrics
 from rlhf_coordinator.job.speculation_metrics import speculation_metrics
 from rlhf_coordinator.job.staleness_metrics import carried_tokens, round_metrics, staleness_metrics
 from rlhf_coordinator.scheduling import incremental_dispatch
@@ -59,6 +60,7 @@ def iteration_metrics(run: JobRun, now: float) -> dict[str, float]:
         **incremental_metrics(run),
         **speculation_metrics(run),
         **critic_overlap_metrics(run),
+        **plan_drift_metrics(run),
     }
     return finite_metrics(metrics)
 

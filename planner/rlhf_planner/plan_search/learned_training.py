@@ -4,7 +4,7 @@ Without profiles of layers: how much longer its ranks compute than the roofline 
 head and the optimizer; communication keeps the figures of the links. The gain of a fused schedule is part of the
 factor. With profiles: the seconds of an iteration outside of its mini-batches, which no layout changes, such as the
 fetch of the batch, advantages and metrics.
-The first iteration does not count: ranks start, measure and search schedules in it.
+The first iteration of a plan does not count: ranks start, measure and search schedules in it.
 Pure; must never learn from iterations whose training metrics are incomplete, such as those that train critics later.
 """
 
@@ -21,20 +21,22 @@ FEWEST: Final = 2
 """Number of iterations below which nothing is learned."""
 
 
-def observed_seconds(profiles: Sequence[IterationProfile]) -> list[float]:
-    """Return the seconds of training of each iteration but the first that trained all models at once."""
-    found = [profile for profile in profiles if profile.iteration > 0 and profile.training]
+def observed_seconds(profiles: Sequence[IterationProfile], first: int = 0) -> list[float]:
+    """Return the seconds of training of each iteration after `first` that trained all models at once."""
+    found = [profile for profile in profiles if profile.iteration > first and profile.training]
     return [seconds for profile in found if (seconds := profile.seconds("Training")) > 0]
 
 
-def learned_rest(profiles: Sequence[IterationProfile], mini_batches: int, after_schedules: float) -> CostFigure | None:
+def learned_rest(
+    profiles: Sequence[IterationProfile], mini_batches: int, after_schedules: float, first: int = 0
+) -> CostFigure | None:
     """Return the seconds of an iteration's training that belong to no mini-batch; None for fewer than FEWEST
-    iterations.
+    iterations after `first`.
 
     It is the median of the observed seconds without the schedules of so many mini-batches, less the predicted seconds
     of sums and optimizer after them; at least 0.
     """
-    found = [profile for profile in profiles if profile.iteration > 0 and "step_seconds" in profile.training]
+    found = [profile for profile in profiles if profile.iteration > first and "step_seconds" in profile.training]
     rests = [profile.seconds("Training") - mini_batches * profile.training["step_seconds"] for profile in found]
     if len(rests) < FEWEST:
         return None
