@@ -31,7 +31,7 @@ from benchmarks.plan_regret import kendall_tau
 from benchmarks.training_backends import LayoutRanks, free_addresses, write_models
 from benchmarks.training_ranks import WAIT_SECONDS, Layout, job_of, models_of
 
-from rlhf_cli.learned_figures import read_workload
+from rlhf_coordinator.learned_figures import read_workload
 from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.plan_search.cost_document import CostDocument
 from rlhf_planner.plan_search.cost_figures import CostFigure, FigureSource, PlanCosts, device_figures

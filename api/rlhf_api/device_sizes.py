@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import Field
 
@@ -87,6 +87,23 @@ class JobSizes(ApiModel):
         return data
 
 
+FigureOrigin = Literal["measured", "learned", "assumed"]
+"""Origin of a predicted figure: a profile of the job's devices, earlier iterations, or public hardware figures."""
+
+
+STAGES: Final = ("generate", "score", "train", "publish", "switch")
+"""Stages of a predicted iteration, in their order."""
+
+
+class PlannedStage(ApiModel):
+    """Prediction for one stage of an iteration."""
+
+    seconds: Annotated[float, Field(ge=0)]
+    """Predicted seconds of the stage in an iteration."""
+    source: FigureOrigin
+    """Origin of the weakest figure in it."""
+
+
 class DevicePlanRecord(ApiModel):
     """A plan for `spec.devices` in the form in which it is recorded."""
 
@@ -97,6 +114,37 @@ class DevicePlanRecord(ApiModel):
     predicted_seconds: Annotated[float, Field(ge=0)]
     """Predicted seconds of one iteration."""
     sizes: JobSizes
+    stages: Annotated[dict[Annotated[str, Field(max_length=32)], PlannedStage], Field(max_length=8)] = Field(
+        default_factory=dict
+    )
+    """Stage -> prediction; stages that overlap add up to more than an iteration. Empty in older records."""
+    since: Annotated[int, Field(ge=0, le=2**53)] = 0
+    """First iteration with the plan."""
+
+    @property
+    def fixed(self) -> list[SizeGroup]:
+        """Groups of sizes that the plan leaves as the manifest has them."""
+        return [group for group in SIZE_GROUPS if getattr(self.sizes, group.lower()) is None]
+
+    @property
+    def origins(self) -> str:
+        """Origins of the predictions in words, such as `generate l, train m; m: measured, l: learned`."""
+        shown = {name: stage for name, stage in sorted(self.stages.items(), key=_order) if stage.seconds}
+        each = ", ".join(f"{name} {stage.source[0]}" for name, stage in shown.items())
+        used = {stage.source for stage in shown.values()}
+        legend = ", ".join(f"{origin[0]}: {origin}" for origin in get_args(FigureOrigin) if origin in used)
+        return f"{each}; {legend}" if each else "origin unknown"
+
+    @property
+    def words(self) -> str:
+        """The plan in words, with its prediction and the origin of its figures."""
+        return f"{self.summary}; {self.predicted_seconds:.3g} s per iteration predicted ({self.origins})"
+
+
+def _order(item: tuple[str, PlannedStage]) -> tuple[int, str]:
+    """Return the place of a stage in an iteration; JSON does not keep it."""
+    name = item[0]
+    return (STAGES.index(name) if name in STAGES else len(STAGES)), name
 
 
 def _data(sizes: ApiModel) -> dict[str, Any]:
@@ -127,6 +175,13 @@ def planned_document(document: Mapping[str, Any], sizes: JobSizes) -> dict[str, 
     return data
 
 
+def asking_job(job: RLHFJob, plan: DevicePlanRecord) -> RLHFJob:
+    """Return a job with a plan's sizes as the job that asks for another plan: the same sizes are chosen again."""
+    assert job.spec.devices is not None, "the job has a plan"
+    devices = job.spec.devices.model_copy(update={"fixed": plan.fixed})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"devices": devices})})
+
+
 def planned_job(job: RLHFJob, sizes: JobSizes) -> RLHFJob:
     """Return a resolved job with `spec.devices`, with these sizes, and with all sizes marked as fixed."""
     # With nulls, because a null that disables a feature must not become its default again.
@@ -137,6 +192,7 @@ def plan_request(spec: RLHFJobSpec) -> str:
     """Return a digest of the fields that a plan answers: `spec.devices` and the layout of training."""
     # Default values are omitted, so that a new field changes no digest.
     data = spec.model_dump(mode="json", by_alias=True, include={"devices", "training"}, exclude_defaults=True)
+    data.get("devices", {}).pop("replan", None)  # it changes no size
     training = data.get("training", {})
     layout = {path: training.get(path.rpartition(".")[2]) for path in LAYOUT if path.startswith("spec.training.")}
     said = {path: value for path, value in layout.items() if value is not None}

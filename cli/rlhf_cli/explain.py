@@ -18,6 +18,7 @@ from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import holds_run, why_no_run
 from rlhf_cli.plan_comparison import compare_plan
 from rlhf_common.names import ExitCode
+from rlhf_coordinator.replanning.drift import last_decision
 from rlhf_coordinator.reports.trackers.facts_jsonl import FILE, read_facts
 from rlhf_planner.explain.finding import Finding
 from rlhf_planner.explain.iteration_profile import IterationProfile
@@ -33,7 +34,8 @@ def explain_run(run_dir: Path, *, everything: bool, as_json: bool) -> int:
     if as_json:
         plan = compare_plan(run_dir)
         compared = {"missing": plan} if isinstance(plan, str) else {**asdict(plan), "words": plan.words}
-        print(json.dumps({**document(facts, shown), "plan": compared, "longRounds": _long_rounds(run_dir)}))
+        more = {"plan": compared, "longRounds": _long_rounds(run_dir), "planDrift": last_decision(run_dir)}
+        print(json.dumps({**document(facts, shown), **more}))
         return int(ExitCode.OK)
     console = output()
     width = console.width if console.is_terminal else None
@@ -46,6 +48,9 @@ def explain_run(run_dir: Path, *, everything: bool, as_json: bool) -> int:
     words = f"not compared: {plan}" if isinstance(plan, str) else plan.words
     for line in paragraph(Text(f"plan: {words}"), width):
         console.print(line, soft_wrap=True)
+    if drift := last_decision(run_dir):
+        for line in paragraph(Text(f"plan for spec.devices: {drift}"), width):
+            console.print(line, soft_wrap=True)
     return int(ExitCode.OK)
 
 

@@ -9,27 +9,21 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from rlhf_api.algorithms import ModelKind, graph_of
 from rlhf_api.job import RLHFJob
 from rlhf_cli.local.run_folder import newest_first
 from rlhf_common.names import Group
+from rlhf_coordinator.learned_figures import job_lengths, measured_costs, with_drafts
 from rlhf_coordinator.model_sizes import read_size
-from rlhf_coordinator.storage.journal import unframe
-from rlhf_coordinator.storage.journal_pb2 import Record
 from rlhf_planner.inter_stage.choose import FusionChoice, choose
-from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
+from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.forecast import Forecast, IterationSetup
-from rlhf_planner.inter_stage.lengths import WINDOW, LengthModel
+from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.roofline import CPU_CORE, HOPPER, ModelShape, assumed_costs
 from rlhf_planner.inter_stage.simulate import simulate
-from rlhf_planner.plan_search.workload import assumed_lengths
-from rlhf_planner.speculation.assumed_gain import assumed_forecast
 from rlhf_planner.speculation.forecast import NO_SPECULATION
-
-TOKEN_BYTES: Final = 4
-"""Bytes of a token in the journal: int32."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +56,6 @@ def fusion_plan(job: RLHFJob, runs: Path) -> FusionPlan:
     plain = replace(costs, speculation=NO_SPECULATION)
     undrafted = choose(lengths, layout, plain, job.spec.seed) if costs.speculation else None
     return FusionPlan(choice, layout, costs, lengths, (*assumptions, *guessed, *supposed), undrafted=undrafted)
-
-
-def with_drafts(job: RLHFJob, costs: StageCosts, *, assumed: bool) -> tuple[StageCosts, tuple[str, ...]]:
-    """Return (costs with the effect of drafts in this job, assumptions). For a job that ran, the effect is the measured
-    one."""
-    settings = job.spec.generation.speculation
-    if settings.mode == "Disabled":
-        return replace(costs, speculation=NO_SPECULATION), ()
-    always = settings.mode == "Fixed"
-    if not assumed:
-        return replace(costs, speculation=replace(costs.speculation, zero_allowed=not always)), ()
-    forecast = assumed_forecast(costs.decode, costs.max_batch_size, settings.max_tokens, always=always)
-    words = "no run has drafted yet: every other drafted token is taken to be right, and drafting to cost nothing"
-    return replace(costs, speculation=forecast), (words,)
 
 
 def forecasts(plan: FusionPlan) -> list[tuple[str, Forecast]]:
@@ -159,15 +139,6 @@ def newest_run(job: RLHFJob, runs: Path) -> Path | None:
     return None
 
 
-def measured_costs(folder: Path) -> StageCosts | None:
-    """Return the costs that a run measured; None if its journal has none."""
-    try:
-        facts = json.loads((folder / "journal" / "job.json").read_bytes())
-        return StageCosts.from_document(facts[JOB_KEY]["costs"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
 def _costs(job: RLHFJob, run: Path | None) -> tuple[StageCosts | None, tuple[str, ...], str]:
     """Return (costs, assumptions, what is missing)."""
     if run is not None:
@@ -205,46 +176,6 @@ def _model(folder: Path, width: int) -> ModelShape | None:
     config = json.loads((folder / "config.json").read_text())
     layers = int((config.get("text_config") or config)["num_hidden_layers"])
     return ModelShape(size.parameters, layers, size.cache_values_per_token * width, width)
-
-
-def job_lengths(job: RLHFJob, run: Path | None) -> tuple[LengthModel, list[int], tuple[str, ...]]:
-    """Return (model of response lengths, prompt lengths of one batch, assumptions), lengths in tokens."""
-    model, prompts = assumed_lengths(job.spec)
-    samples, assumptions = len(prompts), []
-    if run is not None:
-        unread: list[str] = []
-        past_prompts = _prompt_lengths(run, unread)
-        if past_prompts:
-            prompts = [past_prompts[index % len(past_prompts)] for index in range(samples)]
-        for segment in sorted((run / "journal").glob("iteration-*.log"))[-WINDOW:]:
-            responses = [len(r.finished.tokens.data) // TOKEN_BYTES for r in _records(segment, "finished", unread)]
-            model = model.with_batch((prompts[0], length) for length in responses)
-        assumptions += [f"lengths do not include a file of the run's journal: {problem}" for problem in unread]
-    if not model.samples:
-        assumptions.append(
-            "response lengths are taken to be log-normal: the median at an eighth of maxResponseTokens, "
-            "one in a hundred at the limit"
-        )
-    if run is None:
-        assumptions.append("prompts are taken to be half of maxPromptTokens long")
-    return model, prompts, tuple(assumptions)
-
-
-def _prompt_lengths(run: Path, unread: list[str]) -> list[int]:
-    lengths: list[int] = []
-    for file in sorted((run / "journal").glob("prompts-*.log")):
-        lengths = [len(r.prompt.tokens) // TOKEN_BYTES for r in _records(file, "prompt", unread)] or lengths
-    return [length for length in lengths if length]
-
-
-def _records(file: Path, kind: str, unread: list[str]) -> list[Record]:
-    """Return a journal file's records of a kind; none of a file that cannot be read, which is added to `unread`."""
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        unread.append(f"{file} cannot be read ({error.strerror or error})")
-        return []
-    return [record for record, _ in unframe(data) if record.WhichOneof("record") == kind]
 
 
 def _layout(job: RLHFJob, prompts: Sequence[int]) -> IterationSetup:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf_api.protocol import read_job
-from rlhf_cli.learned_figures import learned_figures, read_workload
 from rlhf_cli.plan_search import job_search
+from rlhf_coordinator.learned_figures import learned_figures, read_workload
 from rlhf_planner.plan_search.cost_figures import FigureSource, device_figures, weakest
 from rlhf_planner.plan_search.search import EXHAUSTIVE
 from rlhf_planner.plan_search.seeded_search import find_plans

@@ -16,18 +16,16 @@ from rich.table import Table
 
 from rlhf_api.job import RLHFJob
 from rlhf_cli.console import output, size
-from rlhf_cli.learned_figures import learned_figures, newest_teaching_run, read_workload, run_workload
 from rlhf_cli.load_job import LoadedJob, load_resolved
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import RUNS
 from rlhf_cli.output_file import check_output_file
+from rlhf_cli.teaching_runs import newest_teaching_run
 from rlhf_common.names import ExitCode
+from rlhf_coordinator.learned_figures import read_workload, run_costs
 from rlhf_planner.device_memory import GIBIBYTE
 from rlhf_planner.plan_search.cost_document import CostDocument, CostDocumentError
-from rlhf_planner.plan_search.cost_figures import (
-    PlanCosts,
-    device_figures,
-)
+from rlhf_planner.plan_search.cost_figures import PlanCosts
 from rlhf_planner.plan_search.device_chart import device_chart
 from rlhf_planner.plan_search.device_plan import DevicePlan, manifest_with, refused_manifest
 from rlhf_planner.plan_search.iteration_forecast import PlanForecast
@@ -140,10 +138,7 @@ def _data(loaded: LoadedJob) -> dict[str, Any]:
 
 def plan_costs(job: RLHFJob, document: CostDocument | None, run: Path | None) -> tuple[PlanCosts, list[str]]:
     """Return the costs of the job's devices, and notes on their sources. Raises RunError for invalid engine costs."""
-    costs = device_figures(job.spec)
-    notes: list[str] = []
-    if run is not None:
-        costs, notes = learned_figures(job, costs, run, run_workload(run))
+    costs, notes = run_costs(job, run)
     if document is not None:
         try:
             return document.applied(costs), [*notes, "figures of --costs replace assumed ones"]

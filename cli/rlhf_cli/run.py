@@ -20,7 +20,7 @@ from rich.live import Live
 from rlhf_api.algorithms import graph_of
 from rlhf_cli.console import errors, output
 from rlhf_cli.live_view import render
-from rlhf_cli.load_job import load_resolved
+from rlhf_cli.load_job import LoadedJob, load_resolved
 from rlhf_cli.local.device_sizes import with_sizes
 from rlhf_cli.local.devices import this_machine
 from rlhf_cli.local.job_supervisor import JobSupervisor, LocalRunResult, Notice
@@ -30,8 +30,10 @@ from rlhf_cli.local.run_folder import RunFolder, choose_run_dir
 from rlhf_cli.run_progress import MetricsTail, fresh_warnings, iteration_line, summary_line, watch_status
 from rlhf_common import control_pb2 as pb
 from rlhf_common.names import ExitCode
+from rlhf_coordinator.replanning.drift import is_adopted
 from rlhf_coordinator.reports.trackers.summary_json import FILE as SUMMARY
 from rlhf_coordinator.reports.trackers.summary_json import write_summary
+from rlhf_coordinator.storage.journal import Journal
 
 LIVE_HZ: Final = 4.0
 """Refreshes of the live view per second."""
@@ -66,11 +68,19 @@ def run_job(options: RunOptions) -> int:
     folder = RunFolder(loaded.run_paths, resume=options.resume)
     if options.resume:  # before a plan is recorded: a refused run leaves its folder as it was
         check_unchanged(folder.paths.job_file, loaded.resolved)
-    loaded, plan_line = with_sizes(loaded, folder.paths)
+    resume = options.resume
+    while (code := _run_with_plan(options, loaded, folder, resume=resume)) is None:
+        resume = True
+    return code
+
+
+def _run_with_plan(options: RunOptions, loaded: LoadedJob, folder: RunFolder, *, resume: bool) -> int | None:
+    """Run a job with the sizes of its plan; return the exit code, or None if it has stopped for another plan."""
+    sized, plan_line = with_sizes(loaded, folder.paths)
     if plan_line:
         output().print(plan_line, markup=False, soft_wrap=True)
     with HeldPorts() as reserved_ports:
-        local = prepare_job(loaded, folder, this_machine(), options.port, reserved_ports, resume=options.resume)
+        local = prepare_job(sized, folder, this_machine(), options.port, reserved_ports, resume=resume)
         return asyncio.run(_LocalRun(options, folder, local).run())
 
 
@@ -96,7 +106,8 @@ class _LocalRun:
         self._model = graph_of(local.job.spec).policy
         self._interrupts = 0
 
-    async def run(self) -> int:
+    async def run(self) -> int | None:
+        """Run the job; return its exit code, or None if it has stopped to start again with another plan."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._interrupted)
@@ -113,6 +124,9 @@ class _LocalRun:
             for task in (showing, watching):
                 task.cancel()
             await asyncio.gather(showing, watching, return_exceptions=True)
+        if result.code == ExitCode.INTERRUPTED and not self._interrupts and is_adopted(Journal(run_dir / "journal")):
+            self._print("the job starts again with another plan")
+            return None
         return self._finish(result)
 
     def _interrupted(self) -> None:
@@ -135,6 +149,8 @@ class _LocalRun:
     async def _watch(self) -> None:
         """Update the latest status of the coordinator."""
         async for status in watch_status(self._local.address, self._folder.paths.certificates, LIVE_HZ):
+            if status.plan_drift and (self._status is None or status.plan_drift != self._status.plan_drift):
+                self._notice(Notice("", f"plan: {status.plan_drift}"))
             self._status = status
             for warning in fresh_warnings(status, self._warnings) if not self._live else ():
                 self._print(f"warning: {warning}")

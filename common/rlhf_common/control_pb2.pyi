@@ -3535,6 +3535,7 @@ class JobStatus(_message.Message):
     WARNINGS_FIELD_NUMBER: _builtins.int
     DEVICE_PLAN_FIELD_NUMBER: _builtins.int
     LONG_ROUNDS_FIELD_NUMBER: _builtins.int
+    PLAN_DRIFT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: _builtins.str
     """Starting | Generating | Scoring | Training | Publishing | Checkpointing | Recovering | Complete | Failed | Stopped"""
@@ -3557,6 +3558,8 @@ class JobStatus(_message.Message):
     """plan for spec.devices: a DevicePlanRecord (rlhf_api.device_sizes) as JSON"""
     long_rounds: _builtins.str
     """why the job has long rounds or none; empty unless rollout.longRounds is Auto"""
+    plan_drift: _builtins.str
+    """how the predictions of that plan stopped to hold, and what follows; empty before"""
     @_builtins.property
     def ledger(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """state -> samples of this iteration"""
@@ -3633,10 +3636,11 @@ class JobStatus(_message.Message):
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         device_plan: _builtins.str = ...,
         long_rounds: _builtins.str = ...,
+        plan_drift: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "fusion", b"fusion", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "device_plan", b"device_plan", "failure", b"failure", "fusion", b"fusion", "iteration", b"iteration", "iterations", b"iterations", "job", b"job", "journal_lock_doubt", b"journal_lock_doubt", "journal_lock_shared", b"journal_lock_shared", "last_checkpoint", b"last_checkpoint", "ledger", b"ledger", "long_rounds", b"long_rounds", "lost_trackers", b"lost_trackers", "metrics", b"metrics", "phase", b"phase", "pool", b"pool", "replicas", b"replicas", "restarts", b"restarts", "sample_failures", b"sample_failures", "seconds_left", b"seconds_left", "speculation", b"speculation", "started_ns", b"started_ns", "tokens", b"tokens", "waiting_for", b"waiting_for", "warnings", b"warnings", "weight_version", b"weight_version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "device_plan", b"device_plan", "failure", b"failure", "fusion", b"fusion", "iteration", b"iteration", "iterations", b"iterations", "job", b"job", "journal_lock_doubt", b"journal_lock_doubt", "journal_lock_shared", b"journal_lock_shared", "last_checkpoint", b"last_checkpoint", "ledger", b"ledger", "long_rounds", b"long_rounds", "lost_trackers", b"lost_trackers", "metrics", b"metrics", "phase", b"phase", "plan_drift", b"plan_drift", "pool", b"pool", "replicas", b"replicas", "restarts", b"restarts", "sample_failures", b"sample_failures", "seconds_left", b"seconds_left", "speculation", b"speculation", "started_ns", b"started_ns", "tokens", b"tokens", "waiting_for", b"waiting_for", "warnings", b"warnings", "weight_version", b"weight_version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,7 +22,7 @@ from rlhf_api.yaml_document import read_document
 from rlhf_common import control_pb2 as pb
 from rlhf_common.endpoint import Endpoint
 from rlhf_common.names import Env, ExitCode
-from rlhf_coordinator.device_plan import choose, take_plan
+from rlhf_coordinator.device_plan import choose, take_plan, write_ran_job
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.job.job_run import JobOutcome, JobRun
 from rlhf_coordinator.loop.recovery import open_journal, open_run
@@ -65,18 +65,22 @@ def prepare() -> tuple[JobRun, Restored]:
 
     Raises JobError.
     """
-    job = read_job(Path(environment(Env.JOB_FILE)))
+    job_file = Path(environment(Env.JOB_FILE))
+    job = read_job(job_file)
     say_job(job)
     check_model_folders(job.spec)
     run_dir = Path(environment(Env.RUN_DIR))
     journal = open_journal(run_dir)
-    job, plan = take_plan(job, journal, choose)
+    job, plan = take_plan(job, journal, lambda asked: choose(asked, run_dir))
+    write_ran_job(job, run_dir, job_file)
     check_tensor_split(job.spec)
     awaits = os.environ.get(Env.AWAIT_WORKERS) == "1"
     context = job_context(job, schedule_json(job.spec), device_plan=plan, awaits_workers=awaits)
     run, restored = open_run(context, journal, run_dir, resume=os.environ.get(Env.RESUME) == "1")
     for _, warning in template_warnings(job.spec):
         run.warn("template-warning", warning)
+    if plan is not None:
+        run.event("device-plan", f"plan for spec.devices: {plan.words}")
     say_iteration(run)
     return run, restored
 

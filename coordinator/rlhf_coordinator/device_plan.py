@@ -4,22 +4,23 @@ Rule: while the request (`plan_request`) stays the same, a readable recorded pla
 """
 
 from collections.abc import Callable
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from rlhf_api.device_sizes import DevicePlanRecord, plan_request, planned_job
 from rlhf_api.job import RLHFJob
+from rlhf_api.protocol import written_job
 from rlhf_common.names import ExitCode
-from rlhf_coordinator.failures import JobError
-from rlhf_coordinator.model_sizes import read_shapes, read_sizes
-from rlhf_coordinator.storage.journal import Journal
-from rlhf_planner.plan_search.cost_figures import device_figures
+from rlhf_coordinator.failures import JobError, storage_error
+from rlhf_coordinator.learned_figures import PLAN_KEY, RAN_JOB, read_workload, run_costs, teaches
+from rlhf_coordinator.storage.journal import Journal, write_atomically
 from rlhf_planner.plan_search.size_choice import choose_sizes
-from rlhf_planner.plan_search.workload import UnplannableError, Workload, assumed_lengths
+from rlhf_planner.plan_search.workload import UnplannableError
 
-KEY: Final = "devicePlan"
-"""Key in the journal's facts about the job."""
+REPLANNING_KEY: Final = "replanning"
+"""Key of decisions about changing that plan in the journal's facts about the job; a new plan begins without."""
 
 
 def take_plan(
@@ -40,22 +41,44 @@ def take_plan(
             plan = choose_plan(job)
         except UnplannableError as error:
             raise JobError("NoPlan", str(error), field="spec.devices", exit_code=ExitCode.USAGE) from error
-        written = plan.model_dump(mode="json", by_alias=True, exclude_none=True)
-        journal.write_job(journal.job() | {KEY: written})
+        plan = plan.model_copy(update={"since": max(journal.iterations(), default=0)})
+        facts = {key: value for key, value in journal.job().items() if key != REPLANNING_KEY}
+        journal.write_job(facts | {PLAN_KEY: written_plan(plan)})
     return planned_job(job, plan.sizes), plan
 
 
 def recorded_plan(journal: Journal) -> DevicePlanRecord | None:
     """Return the plan that a journal records; None if it has none, or one that this version cannot read."""
     try:
-        return DevicePlanRecord.model_validate(journal.job().get(KEY))
+        return DevicePlanRecord.model_validate(journal.job().get(PLAN_KEY))
     except ValidationError:
         return None
 
 
-def choose(job: RLHFJob) -> DevicePlanRecord:
-    """Return the plan of a resolved job by assumed costs and lengths. Raises UnplannableError."""
-    spec = job.spec
-    lengths, prompts = assumed_lengths(spec)
-    workload = Workload(spec, read_sizes(spec), read_shapes(spec), lengths, tuple(prompts))
-    return choose_sizes(job, workload, device_figures(spec))
+def written_plan(plan: DevicePlanRecord) -> dict[str, Any]:
+    """Return a plan as the journal and the status store it."""
+    written: dict[str, Any] = plan.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return written
+
+
+def choose(job: RLHFJob, run: Path | None) -> DevicePlanRecord:
+    """Return the plan of a resolved job by the figures of a run, or by assumed ones if it teaches none.
+
+    Raises UnplannableError.
+    """
+    teacher = run if run is not None and teaches(run) else None
+    return choose_sizes(job, read_workload(job, teacher)[0], run_costs(job, teacher)[0])
+
+
+def write_ran_job(job: RLHFJob, run_dir: Path, job_file: Path) -> None:
+    """Write the resolved job into the run folder, where `choose` finds the sizes of its figures at the next start.
+
+    It does nothing without `spec.devices`, or if the process reads the job from there. Raises JobError.
+    """
+    path = run_dir / RAN_JOB
+    if job.spec.devices is None or job_file.absolute() == path.absolute():
+        return
+    try:
+        write_atomically(path, written_job(job).encode())
+    except OSError as error:
+        raise storage_error("the job", path, error, "RLHF_RUN_DIR") from error

@@ -228,6 +228,7 @@ def reading_of(status: pb.JobStatus, now: datetime, run_id: str = "") -> Coordin
         speculation_switched=clean("".join(status.speculation.switches[:1])[:TEXT_MAX]),
         engines=Counter(clean(worker.engine[:ENGINE_MAX]) for worker in status.workers if worker.engine),
         predicted_seconds=_seconds(status.fusion.predicted_seconds, LONGEST_SECONDS),
+        plan_drift=clean(status.plan_drift[:TEXT_MAX]),
         device_plan=clean(status.device_plan) if len(status.device_plan) <= PLAN_MAX else "",
         lock_shared=status.journal_lock_shared,
         lock_doubt=clean(status.journal_lock_doubt[:DOUBT_MAX]),

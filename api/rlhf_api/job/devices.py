@@ -8,6 +8,8 @@ from rlhf_api.api_model import ApiModel
 
 SizeGroup = Literal["Placement", "Generation", "Inference", "Training"]
 """Sizes that are chosen or fixed together."""
+ReplanMode = Literal["Disabled", "Report", "Auto"]
+"""Consequence of predictions that stop to hold."""
 SIZE_GROUPS: Final[tuple[SizeGroup, ...]] = get_args(SizeGroup)
 
 
@@ -20,6 +22,9 @@ class Devices(ApiModel):
     """GiB of each. Unset: no limit."""
     fixed: Annotated[list[SizeGroup], Field(max_length=4)] = Field(default_factory=list)
     """Sizes to leave as written."""
+
+    replan: ReplanMode = "Report"
+    """When predictions are off: Report says so, and Auto also changes the plan at a checkpoint (`rlhf run` only)."""
 
     @property
     def chosen(self) -> frozenset[SizeGroup]:

@@ -144,6 +144,8 @@ class PlanStatus(StatusModel):
     """Predicted seconds of generation and inference per iteration."""
     devices: dict[str, Any] | None = None
     """Plan for spec.devices: sizes, predicted seconds of an iteration."""
+    drift: Text | None = None
+    """How the predictions of that plan stopped to hold, and what follows."""
 
 
 class MigrationPool(StatusModel):

@@ -1,5 +1,5 @@
-"""Rules of `spec.devices`: sizes that it chooses are left out, the devices hold what is fixed, and no queue or gang
-needs the pods before a plan names them.
+"""Rules of `spec.devices`: sizes that it chooses are left out, the devices hold what is fixed, no queue or gang needs
+the pods before a plan names them, and a deterministic job keeps its training layout.
 """
 
 from collections.abc import Iterator
@@ -35,6 +35,10 @@ def device_problems(job: RLHFJob) -> Iterator[Problem]:
     if devices.count < least and not found:
         sizes = f"the sizes in {_FIELD}.fixed" if devices.fixed else "one worker of each needed group"
         yield Problem(_COUNT, devices.count, f"must be at least {least} for {sizes}")
+    if devices.replan == "Auto" and spec.deterministic and "Training" not in devices.fixed:
+        why = "would change the order of sums at a moment that depends on measured times"
+        message = f"{why}, and spec.deterministic is true: add Training to {_FIELD}.fixed, or use Report"
+        yield Problem(f"{_FIELD}.replan", devices.replan, message)
 
 
 def _queues(job: RLHFJob) -> Iterator[Problem]:

@@ -1,23 +1,22 @@
 """The sizes of a job with `spec.devices` before its processes start: recorded in the run folder, or chosen now.
 
-A new plan uses the figures of `rlhf plan --devices`: of the job's newest run, otherwise public hardware figures. It is
-written to the journal's facts before a process starts, where the coordinator and a resumed run find it.
+A new plan uses figures that this run has shown, then those of the job's newest run, then public hardware figures. It
+is written to the journal's facts before a process starts, where the coordinator and a resumed run find it.
 """
 
 from dataclasses import replace
 
 from rlhf_api.device_sizes import DevicePlanRecord
 from rlhf_api.job import RLHFJob
-from rlhf_cli.learned_figures import newest_teaching_run, read_workload
 from rlhf_cli.load_job import LoadedJob
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import RUNS, RunPaths
-from rlhf_cli.plan_search import plan_costs
+from rlhf_cli.teaching_runs import newest_teaching_run
 from rlhf_common.names import ExitCode
-from rlhf_coordinator.device_plan import take_plan
+from rlhf_coordinator.device_plan import choose, take_plan
 from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.learned_figures import teaches
 from rlhf_coordinator.storage.journal import Journal
-from rlhf_planner.plan_search.size_choice import choose_sizes
 
 
 def with_sizes(loaded: LoadedJob, paths: RunPaths) -> tuple[LoadedJob, str]:
@@ -27,18 +26,17 @@ def with_sizes(loaded: LoadedJob, paths: RunPaths) -> tuple[LoadedJob, str]:
         return loaded, ""
     chosen: list[DevicePlanRecord] = []
 
-    def choose(asked: RLHFJob) -> DevicePlanRecord:
-        run = newest_teaching_run(asked, RUNS)
-        chosen.append(choose_sizes(asked, read_workload(asked, run)[0], plan_costs(asked, None, run)[0]))
+    def choose_now(asked: RLHFJob) -> DevicePlanRecord:
+        own = paths.run_dir
+        chosen.append(choose(asked, own if teaches(own) else newest_teaching_run(asked, RUNS)))
         return chosen[0]
 
     try:
-        planned, plan = take_plan(job, Journal(paths.run_dir / "journal"), choose)
+        planned, plan = take_plan(job, Journal(paths.run_dir / "journal"), choose_now)
     except JobError as error:
         raise RunError(error.failure.message, ExitCode(error.failure.exit_code)) from error
     if plan is None:
         return replace(loaded, job=planned), ""
     origin = "" if chosen else ", as the run folder records"
-    seconds = f"{plan.predicted_seconds:.3g} s per iteration predicted"
-    line = f"plan for {job.spec.devices.count} devices: {plan.summary}; {seconds}{origin}"
+    line = f"plan for {job.spec.devices.count} devices: {plan.words}{origin}"
     return replace(loaded, job=planned), line

@@ -74,6 +74,17 @@ CRITIC_OVERLAP_ON: Final = coordinator_gauge(
     absent="spec.training.criticOverlap is Disabled or Enabled",
     run_metric="critic_overlap/on",
 )
+PLAN_DRIFT: Final = coordinator_gauge(
+    "rlhf_plan_drift_ratio",
+    unit=Unit.RATIO,
+    meaning="Measured over predicted seconds of the last iteration's generation, scoring, training and publishing. "
+    "The prediction is that of the plan for spec.devices; after a decision about the plan, the seconds measured then.",
+    source="the coordinator, from the phases of an iteration",
+    normal="0.8 to 1.2; beyond that for three iterations, the coordinator searches for another plan",
+    absent="the job has no plan for spec.devices, spec.devices.replan is Disabled, or the last iteration "
+    "is the first one of this process or had a long recovery",
+    run_metric="plan/drift",
+)
 ROLLOUT_OVERLAP: Final = coordinator_gauge(
     "rlhf_rollout_overlap_seconds",
     unit=Unit.SECONDS,

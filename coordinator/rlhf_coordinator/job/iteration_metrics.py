@@ -19,6 +19,7 @@ from rlhf_common.samples import NOT_SAMPLED
 from rlhf_coordinator.job.critic_overlap_metrics import critic_overlap_metrics
 from rlhf_coordinator.job.iteration_stages import stage_seconds
 from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.job.plan_drift_metrics import plan_drift_metrics
 from rlhf_coordinator.job.speculation_metrics import speculation_metrics
 from rlhf_coordinator.job.staleness_metrics import carried_tokens, round_metrics, staleness_metrics
 from rlhf_coordinator.scheduling import incremental_dispatch
@@ -57,6 +58,7 @@ def iteration_metrics(run: JobRun, now: float) -> dict[str, float]:
         **incremental_metrics(run),
         **speculation_metrics(run),
         **critic_overlap_metrics(run),
+        **plan_drift_metrics(run),
     }
     return finite_metrics(metrics)
 

@@ -33,6 +33,7 @@ from rlhf_coordinator.job.sample_rows import copy_sample_numbers, numbers_by_sam
 from rlhf_coordinator.job.summary import summary
 from rlhf_coordinator.job.timeline_spans import draw_last_phase
 from rlhf_coordinator.loop import leases, sample_failures
+from rlhf_coordinator.replanning import drift
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import training_overlap
 from rlhf_coordinator.scheduling.first_samples import first_samples
@@ -298,6 +299,9 @@ class Actions:
         run.journal.commit()
         self._report(decision, metrics, last_version)
         if not decision.last:
+            drift.iteration_ended(run)
+            if not decision.awaits:
+                drift.adopt_at_checkpoint(run)
             run.times.begin_iteration(time.monotonic())
             self.begin_iteration(
                 iteration + 1, run.state.ledger.carry_over(), one_step_off=decision.awaits == "training"

@@ -27,6 +27,7 @@ from rlhf_coordinator.job.job_run import JobRun, load_iteration_prompts
 from rlhf_coordinator.job.sample_rows import numbers_by_sample
 from rlhf_coordinator.job.sessions import Sessions
 from rlhf_coordinator.loop.actions import Actions
+from rlhf_coordinator.replanning import drift
 from rlhf_coordinator.reports.trackers.open_traces import open_traces
 from rlhf_coordinator.reports.trackers.run_trackers import RunTrackers, open_trackers
 from rlhf_coordinator.reports.trackers.services import services_of
@@ -141,6 +142,7 @@ def resume_iteration(run: JobRun, restored: Restored, actions: Actions) -> None:
     critic_overlap_choice.restore_measured(run, restored.critic_overlap)
     learned.restore_learned_drafts(run)
     sharing.restore_earlier(run)
+    drift.begin(run)
     if restored.begun_ns is None:
         actions.begin_iteration(restored.ledger.iteration, restored.handed_on, one_step_off=restored.one_step_off)
     else:

@@ -37,6 +37,7 @@ def job_status(run: JobRun) -> pb.JobStatus:
     )
     if (plan := run.context.device_plan) is not None:
         status.device_plan = plan.model_dump_json(by_alias=True, exclude_none=True)
+    status.plan_drift = state.plan_drift.words
     status.sample_failures.extend(waits.sample_failures(state))
     status.lost_trackers.extend(reversed(run.trackers.lost))
     status.warnings.extend(run.warnings)

@@ -23,6 +23,7 @@ from rlhf_coordinator.state.incremental_state import IncrementalState
 from rlhf_coordinator.state.iteration_totals import IterationTotals
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.long_rounds_state import LongRoundsState
+from rlhf_coordinator.state.plan_drift_state import PlanDriftState
 from rlhf_coordinator.state.sibling_state import SiblingState
 from rlhf_coordinator.state.speculation_state import SpeculationState
 from rlhf_planner.plan_search.cost_document import CostDocument
@@ -217,6 +218,7 @@ class JobState:
     speculation: SpeculationState = field(default_factory=SpeculationState)
     evaluation: EvaluationState = field(default_factory=EvaluationState)
     iteration_totals: IterationTotals = field(default_factory=IterationTotals)
+    plan_drift: PlanDriftState = field(default_factory=PlanDriftState)
     group_epoch: int = 0
     """Highest epoch of a training group so far: each new group has a higher one."""
     group_failures: int = 0

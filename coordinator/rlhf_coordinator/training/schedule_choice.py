@@ -8,15 +8,12 @@
 A choice is stored in the journal's facts. A failed search leaves the serial table.
 """
 
-import asyncio
-import contextlib
-import json
 import logging
-import sys
 from typing import Any, Final
 
 from rlhf_common import control_pb2 as pb
 from rlhf_common.names import Group
+from rlhf_coordinator.job.child_process import ask_module
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling.training_schedule import candidates, question
@@ -26,6 +23,7 @@ from rlhf_planner.schedule.serial import METHOD as SERIAL
 
 log = logging.getLogger(__name__)
 
+SEARCH: Final = "rlhf_coordinator.training.schedule_search"
 SEARCH_TIMEOUT_SECONDS: Final = 90.0
 """Time-out of the child process in seconds."""
 VERIFY_SECONDS: Final = 5.0
@@ -83,7 +81,7 @@ def use_serial_schedule(run: JobRun, why: str) -> None:
 async def _search(run: JobRun) -> None:
     state = run.state.schedule
     try:
-        state.candidates = await _ask_child(_question(run))
+        state.candidates = await ask_module(SEARCH, _question(run), SEARCH_TIMEOUT_SECONDS)
     except (OSError, ValueError, RuntimeError, TimeoutError) as error:
         use_serial_schedule(run, f"the search for schedules failed: {error or type(error).__name__}")
         run.wake()
@@ -138,31 +136,6 @@ def _question(run: JobRun) -> dict[str, Any]:
         "steps": spec.iterations * fields.epochs * (spec.rollout.batch_size // fields.mini_batch_size),
         "cache": str(run.journal.folder.parent / "schedules"),
     }  # fmt: skip
-
-
-async def _ask_child(question: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer of `schedule_search`, an entry per method.
-
-    Raises RuntimeError with the last line of its errors, TimeoutError with the limit, OSError, and ValueError.
-    """
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "rlhf_coordinator.training.schedule_search",
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        out, err = await asyncio.wait_for(child.communicate(json.dumps(question).encode()), SEARCH_TIMEOUT_SECONDS)
-    except TimeoutError:
-        raise TimeoutError(f"it took more than {SEARCH_TIMEOUT_SECONDS:.0f} s") from None
-    finally:
-        if child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
-    if child.returncode:
-        lines = err.decode(errors="replace").strip().splitlines() or [f"exit code {child.returncode}"]
-        raise RuntimeError(lines[-1])
-    answer = json.loads(out)
-    assert isinstance(answer, dict)
-    return answer
 
 
 # ---------------------------------------------------------------- deciding

@@ -9,7 +9,7 @@ Questions, in the order of the rows:
 
 from typing import Final
 
-from rlhf_common.metrics import fusion, job, samples
+from rlhf_common.metrics import fusion, job, samples, training
 from rlhf_observability.dashboards.panels import (
     BY_JOB,
     GREEN,
@@ -144,14 +144,17 @@ PREDICTED: Final = Row(
             ),
         ),
         lines(
-            title="Learned costs against the profile",
+            title="Learned costs against the profile, iterations against their plan",
             empty=_UNPREDICTED,
             unit=PanelUnit.SHARE,
-            shows=fusion.COST.meaning,
-            normal=fusion.COST.normal,
+            shows=f"{fusion.COST.meaning} {training.PLAN_DRIFT.meaning}",
+            normal=f"{fusion.COST.normal}; iterations {training.PLAN_DRIFT.normal}",
             cure="If one kind is far off, another program uses the device or the link. Predictions adapt within five "
-            "iterations.",
-            queries=(Query(JOBS.latest(fusion.COST, "kind"), f"{{{{kind}}}} {BY_JOB}"),),
+            "iterations. For a plan that is off, see the event PlanDrift.",
+            queries=(
+                Query(JOBS.latest(fusion.COST, "kind"), f"{{{{kind}}}} {BY_JOB}"),
+                per_job(training.PLAN_DRIFT, "iteration over its plan"),
+            ),
         ),
         lines_of(
             fusion.LENGTH_DRIFT,

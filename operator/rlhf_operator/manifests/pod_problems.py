@@ -18,14 +18,22 @@ _GROUPS: Final = (Group.GENERATION, Group.INFERENCE, Group.TRAINING)
 
 
 def problems_of_pods(job: RLHFJob) -> list[Problem]:
-    """Return the problems of a resolved job's templates, with warnings, also for groups without pods.
+    """Return the problems of a resolved job's templates, with warnings, also for groups without pods; then that of
+    `spec.devices.replan`.
 
-    If the templates have no error, the problems of its checkpoint folder and its loopback URLs follow.
+    If none of these is an error, the problems of its checkpoint folder and its loopback URLs follow.
     """
-    problems = list(_of_templates(job))
+    problems = [*_of_templates(job), *_of_replanning(job)]
     if not any(problem.severity is Severity.ERROR for problem in problems):
         problems += [*checkpoint_volumes.problems_of(job), *loopback_urls.problems_of(job)]
     return problems
+
+
+def _of_replanning(job: RLHFJob) -> Iterator[Problem]:
+    """Yield the problem of a job whose plan would change while it runs."""
+    if job.spec.devices is not None and job.spec.devices.replan == "Auto":
+        message = "is not available in a cluster: use Report, and suspend and resume the job for a new plan"
+        yield Problem("spec.devices.replan", "Auto", message)
 
 
 def without_broken_templates(job: RLHFJob, problems: list[Problem]) -> RLHFJob:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
+from rlhf_api.device_sizes import DevicePlanRecord
 from rlhf_api.job import RLHFJob
 from rlhf_common import names
 from rlhf_common.names import Group
@@ -210,6 +211,18 @@ def speculation_events(plan: Mapping[str, Any], before: Mapping[str, Any]) -> tu
     return (JobEvent("SpeculationSwitched", text),) if text and text != before.get("speculationSwitched") else ()
 
 
+def device_plan_events(plan: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[JobEvent, ...]:
+    """Return the events of a plan for spec.devices, and of its drift, that the stored plan `before` has not."""
+    events = []
+    if plan.get("devices") and plan["devices"] != before.get("devices"):
+        words = DevicePlanRecord.model_validate(plan["devices"]).words
+        events.append(JobEvent("DevicesPlanned", words[:TEXT_MAX]))
+    text = str(plan.get("drift") or "")
+    if text and text != before.get("drift"):
+        events.append(JobEvent("PlanDrift", text))
+    return tuple(events)
+
+
 def seconds_to_hold(status: Mapping[str, Any], before: Mapping[str, Any], age: float) -> float | None:
     """Return the seconds for which a frequent change alone waits; None if the status is to be written now.
 
@@ -266,6 +279,8 @@ def _plan(reading: CoordinatorReading) -> Json | None:
         plan["speculation"] = reading.speculation[:TEXT_MAX]
     if reading.speculation_switched:
         plan["speculationSwitched"] = reading.speculation_switched[:TEXT_MAX]
+    if reading.plan_drift:
+        plan["drift"] = reading.plan_drift[:TEXT_MAX]
     if reading.predicted_seconds > 0 and math.isfinite(reading.predicted_seconds):
         plan["predictedSeconds"] = float(f"{reading.predicted_seconds:.3g}")
     return plan or None

@@ -200,7 +200,8 @@ def _progress_message(reading: CoordinatorReading, problems: list[str], *, waits
         more = len(reading.waiting_for) - 1
         text += f"; waits for {reading.waiting_for[0]}" + (f" and {more} more" if more else "")
     failures = [*reading.sample_failures[:1], *reading.lost_trackers[:1]]
-    return ". ".join([text, *failures, *problems, *(f"warning: {warning}" for warning in reading.warnings)])
+    drift = [f"plan for spec.devices: {reading.plan_drift}"] if reading.plan_drift else []
+    return ". ".join([text, *failures, *problems, *drift, *(f"warning: {warning}" for warning in reading.warnings)])
 
 
 def _running_unheard(context: ReconcileContext, problems: list[str]) -> ConditionUpdate:

@@ -149,8 +149,10 @@ def _status(
         events += job_status.sample_failure_events(status["progress"], before.get("progress") or {})
         events += job_status.lost_tracker_events(status["progress"], before.get("progress") or {})
         events += job_status.warning_events(status["progress"], before.get("progress") or {})
+    plans = status.get("plan") or {}, before.get("plan") or {}
+    events += job_status.device_plan_events(*plans)
     if reading is not None:
-        events += job_status.speculation_events(status.get("plan") or {}, before.get("plan") or {})
+        events += job_status.speculation_events(*plans)
         generation = context.sizes.get(Group.GENERATION, 0)
         status["migrationPool"], pool_events = migration_pool.pool_status(reading, generation, before, context.now)
         events += pool_events

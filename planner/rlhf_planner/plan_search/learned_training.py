@@ -1,7 +1,7 @@
 """Learns from a run how long its training takes.
 
 Without profiles of layers: a factor by which its ranks compute longer than the roofline says. With profiles: the
-seconds of an iteration outside of its mini-batches. The first iteration does not count.
+seconds of an iteration outside of its mini-batches. The first iteration of a plan does not count.
 
 Pure; must never learn from iterations without training metrics, such as those that train critics later.
 """
@@ -19,20 +19,22 @@ FEWEST: Final = 2
 """Number of iterations below which nothing is learned."""
 
 
-def observed_seconds(profiles: Sequence[IterationProfile]) -> list[float]:
-    """Return the seconds of training of each iteration but the first that trained all models at once."""
-    found = [profile for profile in profiles if profile.iteration > 0 and profile.training]
+def observed_seconds(profiles: Sequence[IterationProfile], first: int = 0) -> list[float]:
+    """Return the seconds of training of each iteration after `first` that trained all models at once."""
+    found = [profile for profile in profiles if profile.iteration > first and profile.training]
     return [seconds for profile in found if (seconds := profile.seconds("Training")) > 0]
 
 
-def learned_rest(profiles: Sequence[IterationProfile], mini_batches: int, after_schedules: float) -> CostFigure | None:
+def learned_rest(
+    profiles: Sequence[IterationProfile], mini_batches: int, after_schedules: float, first: int = 0
+) -> CostFigure | None:
     """Return the seconds of an iteration's training that belong to no mini-batch; None for fewer than FEWEST
-    iterations.
+    iterations after `first`.
 
     It is the median of the observed seconds without the schedules of so many mini-batches, less the predicted seconds
     of sums and optimizer after them; at least 0.
     """
-    found = [profile for profile in profiles if profile.iteration > 0 and "step_seconds" in profile.training]
+    found = [profile for profile in profiles if profile.iteration > first and "step_seconds" in profile.training]
     rests = [profile.seconds("Training") - mini_batches * profile.training["step_seconds"] for profile in found]
     if len(rests) < FEWEST:
         return None

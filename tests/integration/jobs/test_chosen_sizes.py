@@ -12,7 +12,7 @@ from tests.support.jobs.local_job import edited_spec, write_job
 
 from rlhf_api.device_sizes import DevicePlanRecord
 from rlhf_common.names import ExitCode
-from rlhf_coordinator.device_plan import KEY
+from rlhf_coordinator.learned_figures import PLAN_KEY as KEY
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 

@@ -11,6 +11,7 @@ from tests.support.manifests.header_job import write_header_job
 from rlhf_api import manifest
 from rlhf_cli.explain import explain_run
 from rlhf_cli.local.errors import RunError
+from rlhf_coordinator.device_plan import REPLANNING_KEY
 from rlhf_coordinator.reports.trackers.facts_jsonl import FILE, KEPT, FactsJsonl, read_facts
 
 SLOW = {"Generating": 6.0, "Publishing": 2.0, "Checkpointing": 4.0}
@@ -78,6 +79,16 @@ def test_the_plan_of_a_run_is_compared_with_the_best_one(run_dir: Path, capsys: 
     text = " ".join(capsys.readouterr().out.split())
     assert f"{plan['own_seconds'] / plan['best_seconds']:.2f}x as fast as this plan on up to 6 devices" in text
     assert "rlhf plan JOB --devices 6 --write PLAN" in text
+
+
+def test_the_last_decision_about_the_plan_is_shown(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain_run(run_dir, everything=False, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["planDrift"] == ""
+    facts = {REPLANNING_KEY: {"words": "iterations take 2 s instead of the predicted 1 s: the plan stays"}}
+    (run_dir / "journal" / "job.json").write_text(json.dumps(facts))
+    assert explain_run(run_dir, everything=False, as_json=False) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.endswith("plan for spec.devices: iterations take 2 s instead of the predicted 1 s: the plan stays")
 
 
 def test_processes_that_share_cores_are_not_compared(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

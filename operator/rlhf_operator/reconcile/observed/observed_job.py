@@ -69,6 +69,8 @@ class CoordinatorReading:
     predicted_seconds: float = 0.0
     """Predicted seconds of generation and inference with that fusion; 0 if not predicted."""
 
+    plan_drift: str = ""
+    """How the predictions of the plan for spec.devices stopped to hold, and what follows; empty before."""
     device_plan: str = ""
     """Plan for spec.devices as JSON; empty without one."""
 

@@ -81,3 +81,29 @@ def test_a_refused_resume_leaves_the_recorded_plan(folder: Path) -> None:
 def test_devices_that_are_too_small_are_named(folder: Path) -> None:
     with pytest.raises(RunError, match=r"^spec\.devices\.count = 3: no plan .* with 1e-06 GiB each"):
         sized(folder, "spec.devices.memory=0.000001")
+
+
+def test_a_deterministic_job_that_plans_again_keeps_its_training_layout(folder: Path) -> None:
+    changes = ("spec.deterministic=true", "spec.devices.replan=Auto")
+    with pytest.raises(ManifestError, match=r'spec\.devices\.replan = "Auto": would change the order of sums'):
+        loaded(folder, *changes)
+    assert sized(folder, *changes, "spec.devices.fixed=[Training]")[1]
+    assert sized(folder, changes[1])[1]
+
+
+def test_a_new_plan_uses_the_figures_of_its_own_run_before_those_of_others(folder: Path) -> None:
+    seconds = {"other": 1000.0, "own": 1.0}
+    for name, run in (("other", folder / "runs" / "tiny-20260101-000000"), ("own", folder / "run")):
+        (run / "journal").mkdir(parents=True)
+        times = [{"tokens": 1, "seconds": seconds[name]}]
+        layers = [{"role": role, "source": "measured", "times": times} for role in ("actor", "critic")]
+        (run / "costs.json").write_text(json.dumps({"layers": layers}))
+    own = recorded_seconds(sized(folder)[0])
+    (folder / "run" / "costs.json").unlink()
+    assert recorded_seconds(sized(folder, "spec.devices.count=4")[0]) > 100 * own
+
+
+def recorded_seconds(job: LoadedJob) -> float:
+    """Return the predicted seconds of training in the journal."""
+    facts = json.loads((job.run_paths.run_dir / "journal" / "job.json").read_text())
+    return float(facts["devicePlan"]["stages"]["train"]["seconds"])

@@ -81,8 +81,11 @@ def test_no_worker_exists_before_the_plan_and_then_those_of_the_plan() -> None:
     assert simulated.workers == PLANNED
     assert simulated.pods[simulated.name("coordinator")]["metadata"]["uid"] == before, "it goes on with its own plan"
     assert simulated.job["status"]["plan"]["devices"] == json.loads(record(simulated)) | {
-        "sizes": simulated.job["status"]["plan"]["devices"]["sizes"]
+        "sizes": simulated.job["status"]["plan"]["devices"]["sizes"],
+        "stages": {},
+        "since": 0,
     }
+    assert simulated.events.count("DevicesPlanned") == 1
     read = read_job(document(simulated))
     assert not read.spec.awaits_plan
     assert (read.spec.generation.replicas, read.spec.training.parallelism.pipeline) == (3, 2)
@@ -104,6 +107,28 @@ def test_the_plan_stays_while_the_job_lives_also_if_another_one_is_reported() ->
     simulated.evict("generation-1")
     simulated.turn()
     assert simulated.workers == PLANNED
+
+
+def test_the_drift_of_a_plan_is_shown_and_told_once() -> None:
+    simulated = cluster()
+    report(simulated)
+    simulated.run()
+    drift = "iterations take 5 s instead of the predicted 2 s: the plan stays, because no other plan is faster"
+    for iteration in (3, 4):
+        simulated.later(11)
+        simulated.read(iteration=iteration, plan_drift=drift)
+        simulated.settle()
+    assert simulated.job["status"]["plan"]["drift"] == drift
+    assert f"plan for spec.devices: {drift}" in simulated.running_message
+    assert simulated.events.count("PlanDrift") == simulated.events.count("DevicesPlanned") == 1
+
+
+def test_a_plan_that_would_change_by_itself_is_refused_by_name() -> None:
+    simulated = SimulatedCluster(devices={"count": 5, "replan": "Auto"}, generation={}, inference={}, training={})
+    simulated.settle()
+    assert simulated.workers == []
+    assert "spec.devices.replan" in simulated.condition("Planned")["message"]
+    assert "is not available in a cluster: use Report" in simulated.condition("Planned")["message"]
 
 
 def test_an_upgrade_of_the_operator_leaves_the_plan() -> None:

@@ -1,5 +1,6 @@
 """Sizes for `spec.devices`: they validate, keep what the job fixes, and depend on job, models and costs alone."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,10 +9,11 @@ from hypothesis import strategies as st
 from tests.support.plans.plan_jobs import GRPO, PPO, ROUND, plan_document, plan_workload
 
 from rlhf_api import manifest
-from rlhf_api.device_sizes import DevicePlanRecord, job_devices, plan_request, planned_job
+from rlhf_api.device_sizes import DevicePlanRecord, asking_job, job_devices, plan_request, planned_job
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.devices import SIZE_GROUPS
-from rlhf_planner.plan_search.size_choice import choose_sizes
+from rlhf_planner.plan_search.cost_figures import CostFigure, FigureSource
+from rlhf_planner.plan_search.size_choice import choose_again, choose_sizes
 from rlhf_planner.plan_search.workload import UnplannableError
 
 FIXED_SIZES: dict[str, dict[str, Any]] = {
@@ -62,6 +64,26 @@ def test_the_same_input_gives_the_same_record_which_survives_json() -> None:
     assert chosen(job) == record
     assert DevicePlanRecord.model_validate_json(record.model_dump_json(by_alias=True)) == record
     assert record.request == plan_request(job.spec)
+
+
+@pytest.mark.parametrize("fixed", [(), ("Training",)])
+def test_a_plan_is_predicted_beside_the_fastest_one_of_its_request(fixed: tuple[str, ...]) -> None:
+    job = job_with(4, fixed)
+    first = chosen(job)
+    planned = planned_job(job, first.sizes)
+    asking = asking_job(planned, first)
+    assert asking.spec.awaits_plan
+    workload = plan_workload(manifest.dump(asking))
+    own, best = choose_again(asking, workload, ROUND)
+    assert own.sizes == best.sizes == first.sizes, "it was the fastest one"
+    assert own.predicted_seconds == best.predicted_seconds == pytest.approx(first.predicted_seconds)
+    assert own.fixed == list(fixed)
+    assert own.stages["train"].source == "assumed"
+    slower = asking_job(planned, first.model_copy(update={"sizes": first.sizes.without(frozenset({"Inference"}))}))
+    assert slower.spec.devices is not None
+    assert set(slower.spec.devices.fixed) == {*fixed, "Inference"}
+    shown = replace(ROUND, compute=CostFigure(2.0, FigureSource.LEARNED))
+    assert choose_again(asking, workload, shown)[0].stages["train"].source == "learned", "its iterations show it"
 
 
 def test_another_request_has_another_digest_and_live_fields_do_not_matter() -> None:
