@@ -1,7 +1,4 @@
-"""Checks of requests and job sizes that engines share.
-
-Rule: pure functions.
-"""
+"""Pure functions that engines share: checks of requests and job sizes, and texts and parts for samples."""
 
 from rlhf_common.model_files.model_limits import CONTEXT_FIELD, context_problem
 from rlhf_common.names import ExitCode

@@ -38,7 +38,7 @@ def width_bucket(rows: int) -> int:
 
 
 def pass_widths(most_rows: int, *, tiled: bool, static: bool) -> npt.NDArray[np.int64]:
-    """Return int64 [most_rows + 1]: rounded width of a decode pass over so many rows."""
+    """Return int64 [most_rows + 1]: width of a decode pass over so many rows, rounded if `tiled` or `static`."""
     rows = range(most_rows + 1)
     if tiled:
         return np.array([padded(row, TILE_ROWS) for row in rows], np.int64)
