@@ -156,7 +156,7 @@ class EngineCosts:
 
 
 class EngineLoad(NamedTuple):
-    """Load of an engine after a step, and statistics since it was built."""
+    """Load of an engine after its last step, and statistics since it was built."""
 
     running: int
     """Samples being decoded."""
@@ -247,7 +247,7 @@ class KeepsTurns(Protocol):
     """An engine that can keep a finished sample's cache until the sample is submitted with more tokens."""
 
     def keep_turns(self) -> None:
-        """Keep the cache of each response that ends by a stop, until it resumes, `forget_turn`, sleep or new weights.
+        """Keep the cache of each response that ends by a stop, until its use, `forget_turn`, sleep or new weights.
 
         An engine may drop caches earlier.
         """

@@ -19,7 +19,7 @@ class PartialScore(ComputedTokens):
     """A sample's scores so far under one task; grows with every chunk."""
 
     tokens: TokenArray = field(default_factory=lambda: np.empty(0, np.int32))
-    """Prompt and response tokens up to the last scored one; none at first."""
+    """Prompt and response tokens: those that passed through the model, and the next one; none at first."""
     prompt: int = 0
     """Number of the sample's prompt tokens."""
     scores: list[torch.Tensor] = field(default_factory=list)

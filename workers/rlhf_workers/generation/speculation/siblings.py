@@ -112,7 +112,7 @@ class SiblingsDrafter:
             self._leave(source)
 
     def end(self, key: SampleKey) -> None:
-        """Register that a sample is no longer decoded here; its tokens stay for its siblings, while there is room."""
+        """Register that a sample is no longer decoded here; its tokens may stay for its siblings."""
         source = SampleSource(key.iteration, key.sample)
         if source in self._live and self._live[source][0] == key:
             self._leave(source)
