@@ -1,4 +1,4 @@
-"""Pure functions that engines share: checks of requests and job sizes, and texts and parts for samples."""
+"""Pure functions about requests and job sizes that engines share."""
 
 from rlhf_common.model_files.model_limits import CONTEXT_FIELD, context_problem
 from rlhf_common.names import ExitCode

@@ -26,7 +26,7 @@ from rlhf_workers.models.loading import Attention, ValueModel
 PAD: Final = 16
 """Padding unit in tokens."""
 HEAD_BYTES: Final = 256 * 1024 * 1024
-"""Maximum bytes of float32 logits that the head computes at once, for at least PAD positions."""
+"""Maximum bytes of float32 logits that are read at once; those of PAD positions may be more."""
 HEAD_TOLERANCE: Final = 2e-2
 """Relative difference that is allowed between the model's logits and those of its backbone and head."""
 

@@ -82,7 +82,7 @@ class SiblingsDrafter:
     # ------------------------------------------------------------ samples that are decoded here
 
     def begin(self, request: SampleRequest) -> None:
-        """Register a sample, if its group fits, and add those of its known tokens that are not stored yet."""
+        """Register a sample with its known tokens, if its group fits; extend its stored text if they begin with it."""
         key = request.key
         source = SampleSource(key.iteration, key.sample)
         self._leave(source)
