@@ -92,7 +92,7 @@ class StepReport:
     decoded: int = 0
     """Sampled tokens."""
     prefilled: int = 0
-    """Known tokens that were prefilled or replayed; a prompt that samples share counts once per sample."""
+    """Known tokens that were prefilled or replayed."""
     prefill_ns: int = 0
     """Nanoseconds of prefill."""
     prefills: list[Prefill] = field(default_factory=list)
@@ -106,9 +106,9 @@ class StepReport:
     rows: int = 0
     """Samples in decode passes."""
     keys: int = 0
-    """Keys that all rows of its passes read, added up; an engine may count padding."""
+    """Keys that all rows of its decode passes read, added up; an engine may count padding."""
     began: list[SampleKey] = field(default_factory=list)
-    """Samples that got their first new token since their submission; empty if the engine does not know."""
+    """Samples that got their first new token since they came; empty if the engine does not know."""
     pass_rows: int = 0
     """Rows of its decode passes without padding: one per sample, and more for drafted or replayed tokens."""
     positions: int = 0
@@ -156,7 +156,7 @@ class EngineCosts:
 
 
 class EngineLoad(NamedTuple):
-    """Present load of an engine, and its cache statistics since it was built."""
+    """Load of an engine after its last step, and statistics since it was built."""
 
     running: int
     """Samples being decoded."""
@@ -165,7 +165,7 @@ class EngineLoad(NamedTuple):
     kv_used: float
     """Used share of the caches, 0..1."""
     preemptions: int
-    """Samples that lost their place to others and were computed again, since the engine was built."""
+    """Times that a sample lost its place to others, since the engine was built."""
     prefix_tokens: int
     """Tokens looked up in the prefix cache, since then."""
     prefix_hits: int
@@ -204,7 +204,7 @@ class Engine(Protocol):
         """
 
     def progress(self) -> list[ResponsePart]:
-        """Return parts of unfinished samples, with all tokens drawn since the last `progress`."""
+        """Return parts of unfinished samples, with at least the tokens drawn since the last `progress`."""
 
     def withdraw(self, keys: Sequence[SampleKey] | None = None) -> list[ResponsePart]:
         """Drop these samples (None: all) and return their tokens; unknown and finished ones are ignored."""
@@ -229,7 +229,7 @@ class Sleeps(Protocol):
     """An engine that can free device memory."""
 
     def sleep(self) -> None:
-        """Free KV memory and, on a GPU, that of the weights; samples must have been withdrawn."""
+        """Free memory of KV caches and weights, as far as the engine can; it must have no samples."""
 
     def wake(self) -> None:
         """Make the engine ready to decode, if it sleeps."""
@@ -247,7 +247,7 @@ class KeepsTurns(Protocol):
     """An engine that can keep a finished sample's cache until the sample is submitted with more tokens."""
 
     def keep_turns(self) -> None:
-        """Keep the cache of each response that ends by a stop, until it resumes, `forget_turn`, sleep or new weights.
+        """Keep the cache of each response that ends by a stop, until its use, `forget_turn`, sleep or new weights.
 
         An engine may drop caches earlier.
         """
@@ -295,7 +295,7 @@ class KvMoves(Protocol):
         """Bytes of keys and values of one token in all layers."""
 
     def cached(self, key: SampleKey) -> int | None:
-        """Return the positions in the sample's cache, 0 while it waits for a slot; None if it is gone or finished."""
+        """Return the number of positions that `export` can copy; None if the sample is gone or finished."""
 
     def carried(self, key: SampleKey) -> SampleRequest:
         """Return the request that continues the sample elsewhere."""
@@ -304,7 +304,7 @@ class KvMoves(Protocol):
         """Return a copy of part of the cache; `stop` is at most `cached`."""
 
     def pause(self, key: SampleKey, paused: bool) -> None:
-        """Pause or resume a sample; a paused one gets no token and keeps its place."""
+        """Pause or resume a sample; a paused one gets no token."""
 
     def reserve(self) -> bool:
         """Reserve a slot for a sample that arrives; return False if none is free. Never displaces a sample."""
@@ -313,7 +313,7 @@ class KvMoves(Protocol):
         """Release a reserved slot."""
 
     def admit(self, request: SampleRequest, cache: KvSlice | None) -> None:
-        """Take a sample into a reserved slot (released on EngineError); without a cache, it is computed here."""
+        """Take a sample in place of a reservation, which an EngineError ends too; without a cache, compute it here."""
 
 
 @runtime_checkable

@@ -1,7 +1,4 @@
-"""Checks of requests and job sizes that engines share.
-
-Rule: pure functions.
-"""
+"""Pure functions about requests and job sizes that engines share."""
 
 from rlhf_common.model_files.model_limits import CONTEXT_FIELD, context_problem
 from rlhf_common.names import ExitCode

@@ -11,7 +11,7 @@ from rlhf_common.samples import ScoringSample
 from rlhf_workers.inference.model_scorer import PAD
 
 PADDING_SHARE: Final = 0.25
-"""Maximum padding as a share of the samples' tokens, each rounded up to PAD."""
+"""Maximum padding as a share of the samples' tokens; each sample counts rounded up to PAD."""
 FREE_PADDING: Final = 256
 """Tokens of padding that a batch may have regardless of the share."""
 

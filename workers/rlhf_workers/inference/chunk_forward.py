@@ -126,8 +126,10 @@ class ChunkForward:
 
     @torch.inference_mode()
     def agrees(self) -> bool:
-        """Return whether chunks and one pass agree within TOLERANCE; also False for unknown layers, or if the model
-        fails."""
+        """Return whether chunks and one pass agree within TOLERANCE; False for unknown layers.
+
+        Also False if the model fails, unless memory runs out.
+        """
         if self._masks.unknown:
             return False
         size = sum(TRIAL_CHUNKS)

@@ -21,7 +21,7 @@ from rlhf_workers.worker_role import Outbox
 log = logging.getLogger(__name__)
 
 Comparing = Generator[None, None, list[FloatArray | None]]
-"""Yields after each pass; returns float32 [1] per response, or None if there is nothing to compare it with."""
+"""Yields after each part; returns float32 [1] per response, or None if there is nothing to compare it with."""
 
 
 @runtime_checkable

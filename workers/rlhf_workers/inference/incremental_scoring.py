@@ -62,7 +62,7 @@ class IncrementalScoring:
             self._asked[message.key.sample] = message
 
     def step(self, outbox: Outbox) -> bool:
-        """Answer queued samples with nothing left until a pass of one task can run; return whether one ran."""
+        """Answer queued samples with nothing left until a pass of one task can run; return whether one was begun."""
         for sample, message in list(self._asked.items()):
             task = next((task for task in self._able(message) if self._left(sample, task)), None)
             if task is not None:
@@ -72,7 +72,7 @@ class IncrementalScoring:
         return False
 
     def take(self, task: str, sample: ScoringSample) -> PartialScore | None:
-        """Remove and return the prefix of a finished sample under a task; None if there is none."""
+        """Remove and return the prefix of a finished sample under a task; None if none can be used."""
         if not self._store.enter(sample.key.iteration):
             return None
         self._asked.pop(sample.key.sample, None)

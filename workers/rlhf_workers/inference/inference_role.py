@@ -73,7 +73,7 @@ class InferenceRole:
         device: torch.device = CPU,
         weight_fetcher: WeightFetcher = fetch_weights,
     ) -> None:
-        """`batch_tokens` 0 scores samples one by one (deterministic job); `longest`: tokens of the longest sample."""
+        """`batch_tokens` 0 scores samples one by one (deterministic job); `longest`: maximum tokens of a sample."""
         self._tasks: dict[str, _Task] = {}
         self._batch_tokens = batch_tokens
         self._certificates = certificates
@@ -107,7 +107,7 @@ class InferenceRole:
             self._versions[model] = 0
 
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
-        """Queue samples to score, finished or not, replace a model's weights, offload, or start to measure."""
+        """Take a command: score samples or unfinished ones, load weights, offload, or measure."""
         match command.WhichOneof("command"):
             case "load_weights":
                 result = self.load(command.load_weights, outbox)

@@ -26,7 +26,7 @@ from rlhf_workers.models.loading import Attention, ValueModel
 PAD: Final = 16
 """Padding unit in tokens."""
 HEAD_BYTES: Final = 256 * 1024 * 1024
-"""Maximum bytes of float32 logits of one part of a batch's positions, which has at least PAD."""
+"""Maximum bytes of float32 logits that are read at once; those of PAD positions may be more."""
 HEAD_TOLERANCE: Final = 2e-2
 """Relative difference that is allowed between the model's logits and those of its backbone and head."""
 
@@ -97,7 +97,7 @@ class TokenScorer(ABC):
 
     @torch.inference_mode()
     def finish(self, samples: Sequence[ScoringSample], prefixes: Sequence[PartialScore]) -> list[FloatArray]:
-        """Return what `score` returns, up to rounding without blocks, for samples with a computed prefix each.
+        """Return what `score` returns, for samples with a prefix each; without blocks it may differ by rounding.
 
         The prefixes are consumed.
         """
@@ -126,12 +126,12 @@ class TokenScorer(ABC):
 
 
 class LogProbabilityScorer(TokenScorer):
-    """Log-probabilities of response tokens under a frozen model: log p(token | all tokens before it)."""
+    """Log-probabilities of response tokens under a frozen model, at the temperature of the sampling distribution."""
 
     quantity = "log-probability"
 
     def __init__(self, model: Any, temperature: float, device: torch.device, *, blocks: bool = False) -> None:
-        """`temperature` of the sampling distribution; 0 counts as 1. `blocks`: required in deterministic jobs."""
+        """`temperature` is that of the job's rollout; 0 counts as 1. `blocks`: required in deterministic jobs."""
         super().__init__(model, device)
         self._temperature = temperature
         self._cap: float | None = getattr(model.config.get_text_config(), "final_logit_softcapping", None)

@@ -19,7 +19,7 @@ class PartialScore(ComputedTokens):
     """A sample's scores so far under one task; grows with every chunk."""
 
     tokens: TokenArray = field(default_factory=lambda: np.empty(0, np.int32))
-    """Prompt and response tokens behind the numbers: one more than `positions` without padding, or none."""
+    """Prompt and response tokens: those that passed through the model, and the next one; none at first."""
     prompt: int = 0
     """Number of the sample's prompt tokens."""
     scores: list[torch.Tensor] = field(default_factory=list)
@@ -68,7 +68,7 @@ class PartialScoreStore:
         return iteration == self._iteration
 
     def update(self, sample: int, prompt: int, tokens: TokenArray) -> UnfinishedSample:
-        """Store a sample's tokens and return the sample; prefixes of other tokens are dropped."""
+        """Store a sample's tokens and return the sample; drop its prefixes if one has other tokens."""
         growing = self._samples.setdefault(sample, UnfinishedSample(prompt, tokens))
         self._samples.move_to_end(sample)
         if not all(prefix.agrees(prompt, tokens) for prefix in growing.prefixes.values()):

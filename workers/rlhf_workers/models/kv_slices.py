@@ -46,7 +46,7 @@ class KvSlice:
     ready: Callable[[], None] = _at_once
     """Waits until `layers` are complete, since a device may still copy; for the thread that reads them."""
     memory: torch.Tensor | None = None
-    """uint8 [bytes]: the memory of which all `layers` are views; None if it is not known."""
+    """Host memory, uint8 [bytes], of which all `layers` are views; None: they are copied one by one."""
 
     def fits(self, shapes: Sequence[KvShape]) -> bool:
         """Return whether it has every layer of a model with these shapes, each at all of its positions."""

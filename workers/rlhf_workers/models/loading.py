@@ -40,7 +40,7 @@ HUB_ID: Final = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 HUB_FILES: Final = (
     "*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py", "*.md", "LICENSE*", "NOTICE*",
 )  # fmt: skip
-"""Files to download of a model: weights, and those that `companion_files` copies."""
+"""Files to download of a model: weights, configuration, tokenizer, templates, code and documents."""
 NOT_FROM_HUB: Final = ("*/*.safetensors", "consolidated*")
 """Files not to download: weights in other formats beside the model's own."""
 ALIGNMENT: Final = 64
@@ -319,7 +319,7 @@ def checked_folder(path: str, field: str, *, head: bool = True) -> Path:
 
 
 def readable_folder(path: str, field: str) -> Path:
-    """Return the folder of a model for vLLM's own loader, which may be quantised, after a check of its headers."""
+    """Return the folder of a model, which may be quantised, for vLLM's own loader; check its headers before."""
     folder = model_folder(path, field)
     try:
         refuse_adapters(folder)

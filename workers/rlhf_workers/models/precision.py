@@ -40,7 +40,7 @@ def compute_dtype(spec: RLHFJobSpec) -> torch.dtype:
 
 
 def as_multiplied(tensor: torch.Tensor) -> torch.Tensor:
-    """Return it in the type of products under autocast; unchanged without autocast."""
+    """Return a tensor in the type of products under autocast, or unchanged without autocast."""
     kind = tensor.device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return tensor

@@ -1,4 +1,4 @@
-"""Transfers weights from training ranks to other workers, and reads and writes weight files.
+"""Transfers weights between workers, moves them between host and device, and reads and writes weight files.
 
-Rule: a reader gets all tensors of one version, or an error.
+Rule: a fetch of a version returns every tensor of its sources, or an error.
 """

@@ -75,7 +75,7 @@ class AdapterWeights:
         return settings.trunk == "Shared" and role.kind is ModelKind.VALUE
 
     def _begun(self, role: ModelRole, settings: Lora, folder: FetchedWeights) -> FetchedWeights:
-        """Return version 0: the folder, and for the policy also the initial adapters of the job."""
+        """Return version 0: the folder, with the job's initial adapter merged into the policy if there is one."""
         if settings.adapter is None or role is not graph_of(self._spec).policy:
             return folder
         adapter_folder = model_folder(settings.adapter, ADAPTER_FIELD)

@@ -85,7 +85,7 @@ def _varint(number: int) -> bytes:
 
 
 def _read_varint(message: bytes, place: int) -> tuple[int, int]:
-    """Return the number at a position and the position after it; -1 for a malformed varint."""
+    """Return the number at a position and the position after it; -1 for a malformed or truncated varint."""
     number = 0
     for index in range(LONGEST_VARINT):
         if place + index >= len(message):

@@ -130,7 +130,11 @@ class WeightCopies:
     def _idle_region(
         self, provider: WeightProvider, model: str, sharing: MemorySharing, size: int
     ) -> LentRegion | None:
-        """Return the memory of a version without readers, and free other useless copies."""
+        """Return this model's memory of this size that has no readers, or None; free its other idle copies, and
+        those of other providers.
+
+        Raises RegionRefusedError if there is none and MOST_COPIES copies remain.
+        """
         region: LentRegion | None = None
         with self._lock:
             for old in [copy for copy in self._copies if not copy.readers and copy.sharing is sharing]:

@@ -71,7 +71,7 @@ class ExpertFolder:
 
 
 def as_parameters(tensors: Tensors, family: str) -> Tensors:
-    """Return the tensors of a folder of `family` under the names and shapes of transformers' parameters."""
+    """Return a folder's tensors with transformers' names and shapes; unchanged if `family` is not in NAMES."""
     return ExpertFolder(tensors, NAMES[family]) if family in NAMES else tensors
 
 

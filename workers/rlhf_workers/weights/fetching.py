@@ -145,7 +145,7 @@ def _give_back(futures: "Sequence[Future[_Part]]") -> None:
 
 
 def _persist(stream: WeightStream, patience: FetchPolicy) -> dict[str, torch.Tensor]:
-    """Read one source until it succeeds, is refused, or the attempts are used up."""
+    """Read one source; repeat after retryable errors until it is refused or closed, or the attempts are used up."""
     for attempt in range(1, patience.attempts + 1):
         try:
             return stream.read(patience.describe_seconds)

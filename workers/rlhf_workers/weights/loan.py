@@ -49,7 +49,7 @@ class BorrowedWeights:
         self._closing.callback(close)
 
     def confirm(self) -> None:
-        """Check after the last read; WorkError if the peer may have ended while its memory was read."""
+        """Check after the last read; WorkError WeightsTorn if the loan of transient memory ended before."""
         self._sharing.finish()
         if self._sharing.transient and not self._call.is_active():
             message = f"{self._address} ended the loan of its {self.kind} while weights were copied from it"

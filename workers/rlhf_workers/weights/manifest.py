@@ -54,7 +54,7 @@ def check_places(manifest: pb.WeightManifest, size: int) -> None:
 
 
 def places(manifest: pb.WeightManifest, memory: torch.Tensor) -> list[torch.Tensor]:
-    """Return the bytes of every tensor of a checked loan: uint8 [bytes] views of `memory`."""
+    """Return the bytes of every tensor of a valid manifest with places: uint8 [bytes] views of `memory`."""
     return [memory[entry.offset : entry.offset + tensor_bytes(entry)] for entry in manifest.tensors]
 
 

@@ -29,7 +29,7 @@ class OffloadMemory(Protocol):
     """Host and device memory between which weights move."""
 
     def host(self, size: int) -> torch.Tensor:
-        """Return uint8 [size] of host memory, pinned where possible; it lives as long as this object."""
+        """Return uint8 [size] of host memory, pinned where possible."""
 
     def on_device(self, like: torch.Tensor) -> torch.Tensor:
         """Return uninitialized device memory with the shape and type of `like`."""

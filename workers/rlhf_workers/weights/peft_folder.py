@@ -56,5 +56,5 @@ def check(folder: Path, settings: Lora, field: str, base_path: str = "/") -> Non
 
 
 def mismatch(field: str, why: str) -> WorkError:
-    """Return the failure for a folder whose adapters differ from the manifest's."""
+    """Return the failure for an adapter folder that cannot be used with this manifest."""
     return WorkError("AdapterMismatch", f"{field}: {why}", field=field, exit_code=ExitCode.BAD_MODEL)

@@ -49,7 +49,7 @@ class WeightStream:
         self._idle = 0.0
 
     def read(self, describe_seconds: float) -> dict[str, torch.Tensor]:
-        """Read all tensors of this source in one attempt; a retryable WorkError may be tried again."""
+        """Read all tensors of this source in one attempt; WorkError if that fails."""
         self._idle, self.received = 0.0, 0
         with channel(self.address, self.certificates) as peer:
             stub = WeightSourceStub(peer)

@@ -57,7 +57,7 @@ class TensorFolder:
         return [name for name in self._files if name.startswith(prefix)]
 
     def read(self, name: str, shape: torch.Size) -> torch.Tensor:
-        """Return a CPU tensor of this exact shape; WorkError ModelCorrupt if it is missing or has another shape."""
+        """Return a CPU tensor of this shape; WorkError ModelCorrupt if it is missing, damaged or of another shape."""
         if name not in self._files:
             where = ", ".join(sorted({file.name for file in self._files.values()})) or "no file"
             raise self._corrupt(None, f"{name} is missing from {where}")

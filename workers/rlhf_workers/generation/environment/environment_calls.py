@@ -72,7 +72,7 @@ class EnvironmentCalls:
         self._running[key] = self._calls, self._thread.run(self._answer(self._calls, key, record, list(turns)))
 
     def collect(self) -> list[EnvironmentOutcome]:
-        """Return the outcomes since the last call, in order of arrival, without those of forgotten calls."""
+        """Return the new outcomes in order of arrival, without those of forgotten or replaced calls."""
         outcomes = []
         while not self._outcomes.empty():
             number, outcome = self._outcomes.get()

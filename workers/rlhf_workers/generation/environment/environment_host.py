@@ -17,7 +17,7 @@ from rlhf_workers.user_code.returned_values import finite, shown
 from rlhf_workers.user_code.user_host import SECRETS, HostedCode, LoadError, hide, load_name, serve
 
 MAX_EPISODES: Final = 1024
-"""Unfinished episodes that a child remembers; a forgotten one starts again from its first turn."""
+"""Maximum unfinished episodes that a child remembers; a forgotten one starts again from its first turn."""
 MAX_MESSAGE: Final = 100_000
 """Maximum characters of an answer."""
 MAX_MESSAGES: Final = 64

@@ -55,7 +55,7 @@ class KvSinkService(KvSinkServicer):
 
     def __init__(self, receive: "Receive[Any]", most_bytes: int, *, pinned: bool = False) -> None:
         """`receive` runs work on the compute thread (`Compute.receive`); `pinned`: caches are joined in pinned
-        memory."""
+        memory, if possible."""
         self._pinned = pinned
         self._receive = receive
         self._most_bytes = most_bytes

@@ -42,7 +42,7 @@ class DraftComparison:
                 self._notes[request.key] = _Note(len(request.tokens), nonempty)
 
     def compared(self, requests: Sequence[DraftRequest]) -> PairwiseCounts | None:
-        """Remove and return the pairs of noted drafts of these samples, judged by their tokens since; or None."""
+        """Remove and return the pairs of noted drafts of these samples, judged by their tokens since; None if none."""
         duels: list[tuple[int, int, int, int, int]] = []
         for request in requests if self._notes else ():
             note = self._notes.pop(request.key, None)

@@ -14,9 +14,9 @@ import torch
 from rlhf_common.samples import SampleKey, SampleRequest, TokenArray
 
 MAX_DRAFT: Final = 16
-"""Maximum tokens drafted for one sample at once, as in `spec.generation.speculation.maxTokens`."""
+"""Maximum tokens drafted for one sample at once; the schema's bound of `speculation.maxTokens`."""
 MATCHES: Final = 16
-"""Number of values of `Draft.match`; acceptance is learned for each separately."""
+"""Number of values of `Draft.match`."""
 
 
 class DraftRequest(NamedTuple):
@@ -54,7 +54,7 @@ class PromptGroup(NamedTuple):
 
 
 class SampleSource(NamedTuple):
-    """The sample of learned tokens, in the group's own iteration or in an earlier epoch's."""
+    """A sample with known tokens: of the group's iteration, or of an earlier one with the same prompt."""
 
     iteration: int
     sample: int

@@ -24,6 +24,6 @@ DRAFTERS: Final[Mapping[str, str]] = {
 def build_drafters(names: Sequence[str], spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> list[Drafter]:
     """Return the drafters of these names, in order.
 
-    `tokenizer` is the policy's, `device` decodes it. Raises WorkError with the field of an unusable drafter.
+    `tokenizer` and `device` are the policy's. Raises WorkError with the field of an unusable drafter.
     """
     return [import_module(DRAFTERS[name]).build_drafter(spec, tokenizer, device) for name in names]

@@ -71,7 +71,7 @@ class JobDrafting:
             self._speculator.policy_changed()
 
     def of_finished(self, key: SampleKey) -> DraftedTokens:
-        """Remove and return the drafted tokens of a finished sample; zeros without a speculator."""
+        """Remove and return the drafted tokens of a finished sample; zeros if there are none."""
         return NO_DRAFTS if self._speculator is None else self._speculator.evidence.of_finished(key)
 
     def report(self, iteration: int, now_ns: int, outbox: Outbox, *, idle: bool = False) -> None:

@@ -29,7 +29,7 @@ from rlhf_workers.models.precision import compute_dtype
 WIDE: Final = 2 * MAX_DRAFT
 """Missing tokens above which a sample gets a separate pass."""
 FADE: Final = 0.98
-"""Decay of the count of right guesses per distinguishing token: about the last fifty matter."""
+"""Decay of both counts of right guesses per guess in which the two rules differed: about the last fifty matter."""
 NOTHING: Final = Draft(np.empty(0, np.int32), 0)
 _FIRST_ROWS: Final = 4
 _FIRST_CAPACITY: Final = 128

@@ -34,7 +34,7 @@ class NgramDrafter:
         """Do nothing."""
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Return the continuation of each text's longest repeated suffix; `match` is its length."""
+        """Return the continuation of each text's longest repeated suffix; `match`: its length, up to LONGEST_MATCH."""
         return [_continuation(request.tokens, request.longest) for request in requests]
 
 

@@ -26,7 +26,7 @@ class SiblingLimits:
     groups: int
     """Maximum prompt groups of an iteration."""
     batch: int
-    """Maximum samples of an iteration, including replacements and oversampled ones."""
+    """Maximum samples of an iteration, with replacements or with oversampling."""
 
     @classmethod
     def from_spec(cls, spec: RLHFJobSpec) -> "SiblingLimits":

@@ -60,7 +60,7 @@ class SiblingsDrafter:
     def __init__(
         self, samples_per_prompt: int, vocabulary: int, max_response_tokens: int, max_bytes: int = MAX_BYTES
     ) -> None:
-        """`vocabulary` is the width of the policy's logits; the sizes bound what is learned from others."""
+        """`vocabulary` is the width of the policy's logits; `max_bytes` bounds all groups together."""
         self._samples_per_prompt = samples_per_prompt
         self._vocabulary = vocabulary
         self._max_response_tokens = max_response_tokens
@@ -82,7 +82,7 @@ class SiblingsDrafter:
     # ------------------------------------------------------------ samples that are decoded here
 
     def begin(self, request: SampleRequest) -> None:
-        """Register a sample with its known tokens, if its group fits; some may have come from other workers before."""
+        """Register a sample with its known tokens, if its group fits; extend its stored text if they begin with it."""
         key = request.key
         source = SampleSource(key.iteration, key.sample)
         self._leave(source)
@@ -112,7 +112,7 @@ class SiblingsDrafter:
             self._leave(source)
 
     def end(self, key: SampleKey) -> None:
-        """Register that a sample is no longer decoded here; its tokens stay for its siblings."""
+        """Register that a sample is no longer decoded here; its tokens may stay for its siblings."""
         source = SampleSource(key.iteration, key.sample)
         if source in self._live and self._live[source][0] == key:
             self._leave(source)

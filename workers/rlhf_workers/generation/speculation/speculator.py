@@ -48,7 +48,7 @@ LONGEST_SHORT_REST: Final = 1024
 """Maximum steps of a rest if LONGEST_REST steps take less than REST_SECONDS."""
 REST_SECONDS: Final = 0.5
 SETTLED: Final = 64
-"""Consecutive steps with faster drafts after which only some steps are learned from."""
+"""Value of `_faster` above which only some steps are learned from."""
 LEARN_STEPS: Final = 4
 """Number of such steps per step that is learned from."""
 SHRUNK: Final = 0.75
@@ -72,7 +72,7 @@ class Verified(NamedTuple):
 
     key: SampleKey
     drafted: int
-    """Tokens that were or could have been judged, up to the end of the response."""
+    """Drafted tokens, without those after the end of the response."""
     accepted: int
     """Leading tokens that the policy drew too."""
 
@@ -119,11 +119,11 @@ class Speculator:
         self._rest_length = FIRST_REST
         """Steps of the next rest."""
         self._faster = 0
-        """Consecutive steps in which drafts were expected to be faster, including probes."""
+        """Consecutive steps whose plan had the reason Faster or Probe."""
         self._unlearned, self._unlearned_seconds = 0, 0.0
         """Steps without learning that were not passed to the controller yet, and their seconds."""
         self._judged: list[Outcomes] = []
-        """Outcomes of drafts that are not learned yet; they are learned with the next step that is."""
+        """Outcomes of drafts that the controller has not got yet."""
         self._drawn: dict[SampleKey, list[TokenArray]] = {}
         """Tokens not yet passed to drafters."""
         self._fed = 0
@@ -306,7 +306,7 @@ class Speculator:
     # ------------------------------------------------------------ parts
 
     def _begin_rest(self) -> None:
-        """Start a rest after a step for which drafts were slower; otherwise reset its length if they were faster."""
+        """Start a rest if drafts were expected to be slower; reset its length if they were expected to be faster."""
         if self.mode == "Fixed" or self._plan.probes or self._plan.reason == "Unmeasured":
             return
         if self._plan.reason == "Faster":

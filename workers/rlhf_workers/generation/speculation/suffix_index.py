@@ -50,7 +50,7 @@ class Text:
         self.aged: list[float] = []
         """Weight of the tokens of each of these parts."""
         self.earlier: tuple[array[int], ...] = tuple(array("q") for _ in ORDERS)
-        """Previous position with a context of the same hash, for each order; -1 for none."""
+        """For each order, an array: the previous position whose context has the same hash, -1 for none."""
 
     def __len__(self) -> int:
         """Return the number of its tokens."""

@@ -20,8 +20,7 @@ from rlhf_workers.generation.torch_engine.forward import CausalForward
 from rlhf_workers.generation.torch_engine.tiles import Tiles
 
 PREFILL_TOKENS: Final = 4096
-"""Maximum padded tokens of a batch of samples; a longer one is a batch of its own. A step begins no batch after as
-many."""
+"""Maximum padded tokens of a batch; a longer sample is a batch of its own. A step begins no batch after as many."""
 
 ADMIT_SHARE: Final = 8
 """Inverse share of slots that must be free before a crowded engine admits."""
@@ -37,7 +36,7 @@ class Admission:
         self._most = limits.max_batch_size
 
     def admit(self, state: EngineState, report: StepReport) -> None:
-        """Prefill queued samples while slots and this step's prefill tokens last.
+        """Admit queued samples while slots and this step's prefill tokens last.
 
         Does nothing until an eighth of the slots (or as many as are queued) is free.
         """

@@ -26,7 +26,7 @@ BUDGET_SECONDS: Final = 0.8
 STEPS: Final = 8
 """Maximum timed steps per point; the shortest counts, as other load can only add time."""
 POINT_SECONDS: Final = 0.02
-"""Seconds per point after which fewer steps are timed, but at least two."""
+"""Timed seconds of a point after which no further step is timed, if two were."""
 POINT_BYTES: Final = 2**30
 """Maximum KV bytes of a point on a CPU, except the first; on a GPU the room for caches is the limit."""
 ROOM_SHARE: Final = 0.8

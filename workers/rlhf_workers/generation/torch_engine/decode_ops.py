@@ -30,7 +30,7 @@ class CachePlace(NamedTuple):
     positions: torch.Tensor
     """Positions of the fed tokens, int64 [rows]."""
     rows: torch.Tensor
-    """Pool rows, int64 [rows]; several may be equal, with different positions."""
+    """Pool row of each row, int64 [rows]; several may be equal."""
 
 
 class DecodeOps(Protocol):

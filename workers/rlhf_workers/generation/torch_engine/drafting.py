@@ -89,7 +89,7 @@ class Drafting:
     def propose(self, state: EngineState, slots: Slots, proven: Flags, report: StepReport) -> Slots:
         """Request drafts and store them after the sequences of `slots` [n] whose passes are `proven` [n].
 
-        Return the drafted tokens of each slot [n].
+        Return the number of drafted tokens of each slot [n].
         """
         drafted = np.zeros(len(slots), np.int64)
         started = time.perf_counter()

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 VERIFY_TOKENS: Final = 24
 """Tokens of the sequence that `verify` runs."""
 VERIFY_TOLERANCE: Final = {torch.float32: 2e-3, torch.float64: 2e-3}
-"""Largest difference of logits, relative to 1 + the largest logit; other types use HALF_TOLERANCE."""
+"""Maximum difference of logits by type, relative to 1 + the largest logit; other types use HALF_TOLERANCE."""
 HALF_TOLERANCE: Final = 0.1
 
 

@@ -26,7 +26,7 @@ from rlhf_workers.models.kv_slices import KvShape
 log = logging.getLogger(__name__)
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
-"""Model types whose layers are norm, attention, norm, gated SiLU and nothing else."""
+"""Model types whose layers the operations cover; `_require_known` checks each model further."""
 FIXED_ROTATIONS: Final = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings that do not depend on the longest sequence of a batch."""
 SIZES: Final = (16, 32, 64, 128, 256)

@@ -17,7 +17,7 @@ _SERIALS = count()
 
 
 class PromptCache(Cache):  # type: ignore[misc]
-    """Keys and values of one prefill from position 0, per layer: [prompts, heads, tokens, size]."""
+    """Keys and values from position 0, per layer: [prompts, heads, tokens, size]."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])

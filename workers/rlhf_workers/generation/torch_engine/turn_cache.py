@@ -33,7 +33,7 @@ class TurnCache:
     def __init__(self, most: int, *, replays: bool) -> None:
         """Store at most `most` caches.
 
-        `replays`: without its cache a sample decodes all its tokens again; otherwise they are prefilled.
+        `replays`: without its cache a sample decodes its response tokens again; otherwise they are prefilled.
         """
         self._most = most
         self._replays = replays

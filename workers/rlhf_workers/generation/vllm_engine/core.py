@@ -88,7 +88,7 @@ class CoreRequest:
     """Tokens that end the drawing."""
     random_key: int
     salt: str = ""
-    """Salt of prefix hashes; only equal salts share caches. Empty: one salt for all requests with the same weights."""
+    """Salt of prefix hashes; only equal salts share caches. Empty: a salt that each weight update changes."""
     drawing: Drawing = Drawing.ROLLOUT
 
 
@@ -169,7 +169,7 @@ class VllmCore:
         self._sleeps = config.model_config.enable_sleep_mode and not current_platform.is_cpu()
         self._newest = CoreStep()
         self._updates = 0
-        """Number of the policy's weight updates so far; part of the default salt of prefix hashes."""
+        """Number of complete updates of the policy's weights; part of the default salt of prefix hashes."""
         self._record_schedules()
 
     def add(self, request: CoreRequest) -> None:

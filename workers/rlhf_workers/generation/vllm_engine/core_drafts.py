@@ -48,7 +48,7 @@ class CoreDrafts:
         return padded_widths(widest, (compilation.cudagraph_capture_sizes or ()) if captures else ())
 
     def decoding(self) -> dict[str, int]:
-        """Return the number of tokens of each request that the next step decodes.
+        """Return request -> prompt and response tokens, for the requests that the next step decodes.
 
         Empty if the step may also admit or prefill samples.
         """

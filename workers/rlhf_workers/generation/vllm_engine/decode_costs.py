@@ -23,7 +23,7 @@ BUDGET_SECONDS: Final = 1.2
 STEPS: Final = 6
 """Maximum steps per point; the first is not timed, and the shortest counts, as other load can only add time."""
 POINT_SECONDS: Final = 0.05
-"""Seconds per point after which fewer steps are timed, but at least two."""
+"""Timed seconds of a point after which no further step is timed, if two were."""
 PREFILL_TRIES: Final = 2
 
 

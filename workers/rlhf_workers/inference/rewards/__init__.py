@@ -1,1 +1,1 @@
-"""Reward sources, one module per kind, listed in `registry`; functions and endpoints run while models score."""
+"""Reward sources, one module per kind, listed in `registry`."""

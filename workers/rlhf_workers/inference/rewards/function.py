@@ -69,7 +69,7 @@ class FunctionReward(UserProcesses):
 def function_code(
     function: RewardFunction, threads: int, settings: CodeSettings = NO_SETTINGS, *, field: str
 ) -> UserCode:
-    """Return the code that a child runs for the function of this manifest field; WorkError for a ConfigMap."""
+    """Return the code that a child runs for a function; WorkError for an unmounted ConfigMap."""
     return UserCode(
         "rlhf_workers.inference.rewards.function_host",
         "function",

@@ -57,7 +57,7 @@ class JsonRequests:
             await self._client.aclose()
 
     async def post(self, content: Mapping[str, Any]) -> Any:
-        """Return the JSON of the answer; RewardError if there is none, RefusedRequestError for another status."""
+        """Return the JSON of the answer; RewardError if there is none, RefusedRequestError if the status is not 200."""
         async with self._requests:
             try:
                 status, body = await asyncio.wait_for(self._post(content), self._timeout)

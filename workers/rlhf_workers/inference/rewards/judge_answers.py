@@ -14,7 +14,7 @@ from rlhf_api.job.judge import Judge
 from rlhf_common.samples import ScoringSample
 
 LEAST_SHARE: Final = 0.01
-"""Minimum total probability of all ratings; below it, the judge answers something else."""
+"""Minimum total probability of all labels; below it, the answer is a failure."""
 _PLACE: Final = re.compile(r"\{(prompt|response|first|second|minimum|maximum)\}|\{record\.([^{}.]+)\}")
 _NUMBER: Final = re.compile(r"\d+")
 _SPACES: Final = " \t\n\u2581\u0120\u010a"
@@ -94,7 +94,7 @@ def mean_wins(count: int, better: Mapping[tuple[int, int], float]) -> list[float
 
 
 def written(judge: Judge, answer: str) -> float:
-    """Return the value of a written answer: its last number. UnreadableAnswerError if that is no label."""
+    """Return the value of a written answer's last number; UnreadableAnswerError if that is no label."""
     numbers = _NUMBER.findall(answer)
     if not numbers or numbers[-1] not in judge.labels:
         problem = f"its last number is {numbers[-1][:20]}" if numbers else "it holds no number"

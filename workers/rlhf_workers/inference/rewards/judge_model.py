@@ -138,7 +138,7 @@ class JudgeModelComparer(_JudgeModel):
     """Scores a response by its mean probability, 0..1, of being better than another one; float32 [1]."""
 
     def compare(self, samples: Sequence[ScoringSample]) -> Comparing:
-        """Compare every two responses in two passes, and yield after each two; WorkError names the sample."""
+        """Compare every pair of responses in two passes, and yield after each pair; WorkError names the sample."""
         better: dict[tuple[int, int], float] = {}
         for first, other in combinations(range(len(samples)), 2):
             better[first, other] = self._first_is_better(samples[first], samples[other])

@@ -50,7 +50,7 @@ class RewardModelScorer:
     frozen = True
 
     def __init__(self, model: Any, tokenizer: OwnTokenizer | None, device: torch.device) -> None:
-        """`tokenizer` is the reward model's own if it differs from the policy's, else None."""
+        """`tokenizer` is the reward model's own, or None to score the policy's tokens."""
         self.model = model
         self._tokenizer = tokenizer
         self._device = device

@@ -109,7 +109,10 @@ def _prompts(spec: RLHFJobSpec) -> tuple[Prompts, Prompts]:
 
 
 def difference(reward: Any, policy: Any, spec: RLHFJobSpec) -> str:
-    """Return what differs between a reward model's tokenizer and the policy's; empty if nothing does."""
+    """Return which part of the reward model's tokenizer differs from the policy's; empty if none does.
+
+    A chat template counts only if the reward model has one and the job renders prompts with another.
+    """
     if reward.get_vocab() != policy.get_vocab() or _encoding(reward) != _encoding(policy):
         return "tokenizer"
     if reward.eos_token_id != policy.eos_token_id:

@@ -1,7 +1,4 @@
-"""Settings of rewards: headers in the form of a request, and removal of Secrets from texts.
-
-Rule: `redacted` removes the values of Secrets from a text.
-"""
+"""Settings of rewards: variables and headers from the manifest, and removal of the values of Secrets from texts."""
 
 import os
 from collections.abc import Iterable, Sequence

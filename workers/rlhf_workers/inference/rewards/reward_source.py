@@ -62,7 +62,7 @@ def described(sample: ScoringSample) -> dict[str, Any]:
 
 
 def judgment(reward: Any, metrics: Any, path: str) -> Judgment:
-    """Check a reward and its metrics from JSON.
+    """Check a reward and its metrics from a function, an endpoint or an environment.
 
     Raises RewardError RewardInvalid with the problem and the manifest's field `path`.
     """
@@ -74,7 +74,7 @@ def judgment(reward: Any, metrics: Any, path: str) -> Judgment:
 
 
 def checked_reward(value: Any, field: str) -> float | None:
-    """Check a reward from JSON; RewardError RewardInvalid unless it is a finite number or null."""
+    """Return a checked reward; RewardError RewardInvalid unless it is a finite number or None."""
     if value is None:
         return None
     if (number := finite_number(value)) is not None:
