@@ -51,7 +51,7 @@ class WorkError(Exception):
 
 
 def failure_of(error: Exception, work: str) -> pb.Failure:
-    """Return the failure to report for `error`, which was raised by the command or role named `work`."""
+    """Return the failure to report for `error`; `work` names the command, role or other work that raised it."""
     if isinstance(error, WorkError):
         return error.failure
     if is_out_of_memory(error):
