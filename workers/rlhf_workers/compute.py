@@ -107,7 +107,7 @@ class Compute:
         """`on_fatal` is called from the compute thread when the process must end.
 
         That is so when a step fails while no command runs, when a role cannot give samples back or learn from siblings,
-        or when a command, a step or work for a peer loses the device.
+        when a command, a step or work for a peer loses the device, or when code calls sys.exit.
         """
         self.snapshot = WorkerSnapshot()
         self.weight_provider: WeightProvider | None = None

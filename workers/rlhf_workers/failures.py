@@ -66,7 +66,7 @@ def failure_of(error: Exception, work: str) -> pb.Failure:
 def is_out_of_memory(error: Exception) -> bool:
     """Return True if a device or the host ran out of memory.
 
-    The text of a RuntimeError is checked too, for errors that another process passed on as text.
+    For a RuntimeError that is no OutOfMemoryError, the text decides.
     """
     return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in MEMORY_TEXTS)

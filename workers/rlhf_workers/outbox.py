@@ -1,6 +1,6 @@
 """Queue of the messages that roles report, until the session's writer sends them.
 
-Rule: when a session breaks, `fence` drops unsent messages, except the answer of the oldest unanswered command.
+Rule: when a session breaks, `fence` drops unsent messages, except the answer of the oldest command that waits for one.
 Thread-safe; a role never waits for the network.
 """
 

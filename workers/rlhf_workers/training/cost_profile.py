@@ -101,7 +101,7 @@ def _local_figures(trainer: Trainer) -> Iterator[tuple[str, Any]]:
 
 
 def _step_seconds(trainer: Trainer) -> float | None:
-    """Return the seconds of an optimizer step, divided by its parameters: norm, scaling, AdamW and zeroing, on copies.
+    """Return the seconds of an optimizer step per parameter: norm, scaling, AdamW and zeroing, on copies.
 
     None for a rank that steps no parameter.
     """
