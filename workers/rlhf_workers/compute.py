@@ -54,7 +54,7 @@ class WorkerSnapshot:
 
     roles: tuple[str, ...] = ()
     versions: Mapping[str, int] = field(default_factory=dict)
-    """Weight version of each model of the roles that decode and score; without models at NO_VERSION."""
+    """Weight versions by model, from the roles that decode and score; without those at NO_VERSION."""
     trained_version: int = 0
     """Weight version of the training rank; 0 without that role."""
     group_epoch: int = 0

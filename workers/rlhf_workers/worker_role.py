@@ -76,7 +76,8 @@ class WorkerRole(Protocol):
         """Drop every unfinished sample; return those that were to be decoded, with all their tokens so far."""
 
     def versions(self) -> Mapping[str, int]:
-        """Return the weight version of each model, by model role; NO_VERSION after an interrupted update."""
+        """Return weight versions by model; NO_VERSION after an interrupted update. Models without updates may be
+        absent."""
 
     def active(self) -> int:
         """Return the number of samples not yet decoded, or of scores not yet reported, for the heartbeat; 0 in
