@@ -1,4 +1,1 @@
-"""Dashboards and alerts of a running operator, as code that is checked before it becomes YAML or JSON.
-
-Files of the chart are generated from it.
-"""
+"""Dashboards and alerts of jobs and the operator, as code that generates files of the chart and tables of the docs."""

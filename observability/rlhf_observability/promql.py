@@ -38,7 +38,7 @@ class SeriesScope:
         return self._select(metric, metric.name, labels)
 
     def total(self, metric: Metric, **labels: str) -> str:
-        """Return a selector of a counter as a number since the start of its process."""
+        """Return a selector of a counter. Raises ValueError for another kind of metric."""
         return self._select(_counted(metric), metric.name, labels)
 
     def rate(self, metric: Metric, **labels: str) -> str:
@@ -50,7 +50,7 @@ class SeriesScope:
         return f"increase({self._select(_counted(metric), metric.name, labels)}[{window}])"
 
     def latest(self, metric: Metric, *by: str, **labels: str) -> str:
-        """Return a gauge of jobs, one series per job and further labels: the maximum of those with the same labels."""
+        """Return a gauge of jobs, one series per job and further labels: the maximum of all with these labels."""
         return highest(self.value(metric, **labels), *JOB, *by)
 
     def rates(self, metric: Metric, *by: str, **labels: str) -> str:

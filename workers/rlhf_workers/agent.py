@@ -49,15 +49,15 @@ log = logging.getLogger(__name__)
 BACKOFF_SECONDS: Final = (0.1, 1.0)
 """Shortest and longest pause in seconds between two dials, if the versions match."""
 REPEAT_LOG_SECONDS: Final = 10.0
-"""Minimum seconds between two log lines of a worker that waits for the coordinator."""
+"""Minimum seconds between two log lines of the same wait for a coordinator of the right version."""
 INCOMPATIBLE_SECONDS: Final = 10.0
-"""Seconds between two dials when the versions do not match: someone has to change an image."""
+"""Seconds between two dials when the versions do not match."""
 GIVE_BACK_SECONDS: Final = 1.0
-"""Seconds to wait for the samples of a reset; a longer command continues across sessions."""
+"""Maximum seconds that the next dial waits for the samples of a reset."""
 CLOSE_SECONDS: Final = 10.0
-"""Seconds that the compute thread gets to end and close its roles at SIGTERM."""
+"""Maximum seconds to wait at shutdown until the compute thread has closed its roles."""
 RESERVE_SECONDS: Final = 20.0
-"""Seconds of its grace period that a staying rank reserves for shutdown; closing takes up to half of them."""
+"""Seconds of its grace period that a training rank keeps for shutdown."""
 LEAVING_SECONDS: Final = 0.2
 """Seconds for the leaving heartbeat to be sent."""
 LONG_SECONDS: Final = 10.0

@@ -39,7 +39,7 @@ from rlhf_workers.worker_role import (
 log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 0.005
-"""Maximum seconds from a step without work to the next while samples or commands are unfinished."""
+"""Seconds to wait for a command after a step without work, while samples or commands are unfinished."""
 
 MAX_HINTS: Final = 64
 """Maximum sibling hints in the queue."""
@@ -50,11 +50,11 @@ Build = Callable[[RLHFJob, pb.Command, torch.device, Path | None], WorkerRole]
 
 @dataclass(frozen=True)
 class WorkerSnapshot:
-    """State of the worker after a command or step, as of the last time it was observed."""
+    """State of the worker when the compute thread last observed it."""
 
     roles: tuple[str, ...] = ()
     versions: Mapping[str, int] = field(default_factory=dict)
-    """Weight version that it decodes and scores with, by model; without models whose update was interrupted."""
+    """Weight versions by model, from the roles that decode and score; without those at NO_VERSION."""
     trained_version: int = 0
     """Weight version of the training rank; 0 without that role."""
     group_epoch: int = 0
@@ -107,7 +107,7 @@ class Compute:
         """`on_fatal` is called from the compute thread when the process must end.
 
         That is so when a step fails while no command runs, when a role cannot give samples back or learn from siblings,
-        or when a command, a step or work for a peer loses the device.
+        when a command, a step or work for a peer loses the device, or when code calls sys.exit.
         """
         self.snapshot = WorkerSnapshot()
         self.weight_provider: WeightProvider | None = None
@@ -170,9 +170,9 @@ class Compute:
         return answer
 
     def reset(self) -> "Future[list[pb.SampleProgress]]":
-        """Drop the queue; the future gives the samples that the roles return, as soon as the thread is free.
+        """Drop the queue, and return a future of the samples that the roles give back.
 
-        It stays pending if a role fails to return them.
+        A later reset gives a waiting one an empty list.
         """
         reset = _Reset(Future())
         with self._changed:

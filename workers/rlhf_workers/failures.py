@@ -51,7 +51,7 @@ class WorkError(Exception):
 
 
 def failure_of(error: Exception, work: str) -> pb.Failure:
-    """Return the failure to report for `error`, which was raised by the command or role named `work`."""
+    """Return the failure to report for `error`; `work` names the command, role or other work that raised it."""
     if isinstance(error, WorkError):
         return error.failure
     if is_out_of_memory(error):
@@ -66,7 +66,7 @@ def failure_of(error: Exception, work: str) -> pb.Failure:
 def is_out_of_memory(error: Exception) -> bool:
     """Return True if a device or the host ran out of memory.
 
-    The text of a RuntimeError is checked too, for errors that another process passed on as text.
+    For a RuntimeError that is no OutOfMemoryError, the text decides.
     """
     return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in MEMORY_TEXTS)

@@ -1,7 +1,4 @@
-"""Imports large libraries with garbage collection switched off.
-
-Collections during the import would visit its many objects again and again.
-"""
+"""Switches garbage collection off during imports of large libraries, which would visit their objects repeatedly."""
 
 import gc
 from collections.abc import Iterator

@@ -17,7 +17,7 @@ _CONTEXT: Final = LogContext()
 
 
 class WorkerLogFields:
-    """The job and iteration in the log lines of this process; the agent changes them."""
+    """The job and iteration in the JSON log lines of this process; the agent changes them."""
 
     def __init__(self) -> None:
         self._job = ""
@@ -44,7 +44,8 @@ class WorkerLogFields:
 
 
 def iteration_of(command: pb.Command) -> int | None:
-    """Return the iteration of a Generate, Score or Train command; None for others and for commands without samples."""
+    """Return the iteration of a Generate, Score or Train command; None for others, and for one without samples to
+    generate or score."""
     match command.WhichOneof("command"):
         case "generate":
             return next((each.key.iteration for each in command.generate.samples), None)

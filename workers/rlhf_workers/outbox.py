@@ -1,6 +1,6 @@
 """Queue of the messages that roles report, until the session's writer sends them.
 
-Rule: when a session breaks, `fence` drops unsent messages, except the answer of the oldest unanswered command.
+Rule: when a session breaks, `fence` drops unsent messages, except the answer of the oldest command that waits for one.
 Thread-safe; a role never waits for the network.
 """
 
@@ -22,7 +22,7 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
 """Maximum bytes sent at once, if more than one message is sent."""
 
 GATHER_SECONDS: Final = 0.02
-"""Seconds that a message waits for others of the same command or step, checked at the next message."""
+"""Seconds after a gathered message from which the next one of the same command or step wakes the writer."""
 
 
 class SessionOutbox:

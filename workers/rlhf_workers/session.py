@@ -27,7 +27,7 @@ class SessionBrokenError(Exception):
 
 
 class IncompatibleError(SessionBrokenError):
-    """The coordinator's version does not work with this worker's; a restart would not help."""
+    """The coordinator's version does not work with this worker's."""
 
 
 class CoordinatorSession:

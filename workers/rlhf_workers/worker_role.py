@@ -73,19 +73,21 @@ class WorkerRole(Protocol):
         """Do one bounded step, such as decoding or scoring a batch; return False if there was no work."""
 
     def give_back(self) -> list[pb.SampleProgress]:
-        """Drop every unfinished sample, and return those in decoding with all their tokens."""
+        """Drop every unfinished sample; return those that were to be decoded, with all their tokens so far."""
 
     def versions(self) -> Mapping[str, int]:
-        """Return the weight version of each model, by model role; NO_VERSION after an interrupted update."""
+        """Return weight versions by model; NO_VERSION after an interrupted update. Models without updates may be
+        absent."""
 
     def active(self) -> int:
-        """Return the number of samples in decoding, or of scores not yet reported, for the heartbeat; 0 in training."""
+        """Return the number of samples not yet decoded, or of scores not yet reported, for the heartbeat; 0 in
+        training."""
 
     def offload(self) -> None:
-        """Leave device memory while no sample is active; later work loads what it needs. On a CPU weights stay."""
+        """Free device memory as far as it can, while no sample is active; later work loads what it needs."""
 
     def close(self) -> None:
-        """Free devices and sockets; called once, when the compute thread ends or before a new role of this kind."""
+        """Free what it holds; called once, when the compute thread ends or before a new role of this kind."""
 
 
 @runtime_checkable

@@ -1,1 +1,1 @@
-"""Alerts as data: `families/` defines when each fires; other modules generate files of the chart and the docs."""
+"""Alerts as data: `families/` defines when each fires; `generated_files` makes files of the chart and the docs."""

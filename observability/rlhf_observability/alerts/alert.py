@@ -13,7 +13,7 @@ from typing import Final
 PLACEHOLDER: Final = re.compile(r"<([a-z][A-Za-z]*)>")
 """Placeholder of a threshold in an expression or a text: `<atLeastSeconds>`."""
 DURATION: Final = re.compile(r"([1-9][0-9]*(s|m|h|d))+|0s")
-"""A duration in the syntax of Prometheus, without years, weeks and milliseconds; units in any order."""
+"""Durations such as 1h30m: positive numbers of d, h, m and s; or 0s."""
 NAME: Final = re.compile(r"RLHF[A-Za-z]+")
 
 
@@ -21,7 +21,7 @@ class AlertSeverity(StrEnum):
     """Urgency of an alert, for the routes of Alertmanager."""
 
     CRITICAL = "critical"
-    """Should page a person at night: work or money is being lost, and it does not recover by itself."""
+    """A person should be paged, also at night."""
     WARNING = "warning"
     """A person should look the next morning."""
     INFO = "info"
@@ -35,7 +35,7 @@ class Threshold:
     name: str
     """Key below `alerts.rules.<alert>` in the chart's values."""
     default: float
-    """Default, in the unit in `meaning`. An integer default accepts only integers, as the range of a query requires."""
+    """Default, in the unit in `meaning`. With an integer default, the chart's schema accepts only integers."""
     meaning: str
     """A phrase for the schema of the chart's values."""
     most: float | None = None
@@ -66,7 +66,7 @@ class Alert:
     when: str
     """Clause after "fires when", with `<threshold>` as placeholders, for tables and values.yaml."""
     expression: str
-    """PromQL over series of the catalogue, with `<threshold>` as placeholders of values."""
+    """PromQL with `<threshold>` as placeholders of values."""
     lasts: str
     """Duration for which it must hold continuously: `for` of the rule."""
     summary: str

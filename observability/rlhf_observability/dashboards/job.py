@@ -61,7 +61,7 @@ RECOVERED: Final = Annotation(
 
 
 def _phase() -> str:
-    """Return the phase of each job as its number in PHASES, from 1, so that a job is one line of colours."""
+    """Return a query of each job's phase as its number in PHASES, from 1, so that a job is one line of colours."""
     numbered = (f"({JOBS.value(job.PHASE, phase=phase)} == 1) * {index}" for index, phase in enumerate(PHASES, 1))
     return highest(" or ".join(numbered), *JOB)
 

@@ -1,7 +1,4 @@
-"""The definition of a panel: a title, queries, a unit, and a description of normal values and remedies.
-
-`drawing` gives panels Grafana's form.
-"""
+"""Definitions of panels, rows and dashboards. `drawing` gives panels Grafana's form."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,7 +39,7 @@ class PanelUnit:
 
 
 class PanelKind(Enum):
-    """How a panel is drawn; the value is Grafana's own type, if there is one."""
+    """Ways to draw a panel; the value is Grafana's own type, if there is one."""
 
     STAT = "stat"
     LINES = "timeseries"
@@ -83,9 +80,9 @@ class Panel:
     cure: str
     queries: tuple[Query, ...]
     empty: str = ""
-    """When it has no data although there is no problem, such as "for jobs without a critic"; empty: never."""
+    """Text after "Empty": when it has no data although there is no problem, such as "for jobs without a critic"."""
     width: int = 0
-    """Columns; 0: it shares a line equally with its neighbours without a width and of its height."""
+    """Columns; 0: an equal share of a line with its neighbours of the same height that have no width either."""
     height: int = 9
     low: float | None = None
     high: float | None = None
@@ -130,7 +127,7 @@ states = partial(Panel, kind=PanelKind.STATES, height=6)
 
 
 def per_job(metric: Metric, name: str = "", scope: SeriesScope = JOBS, **labels: str) -> Query:
-    """Return a query of a gauge of jobs, one series per job; `name` precedes the job if a panel has several queries."""
+    """Return a query of a gauge of jobs, one series per job; `name` precedes the job in the legend."""
     return Query(highest(scope.value(metric, **labels), *JOB), f"{name} {BY_JOB}".strip())
 
 

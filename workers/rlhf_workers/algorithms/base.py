@@ -106,8 +106,10 @@ class Algorithm:
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a `state` from a checkpoint. The caller handles KeyError, TypeError and ValueError as a corrupt
-        checkpoint."""
+        """Restore an earlier `state`: that of a checkpoint, or that before a failed training.
+
+        If it is a checkpoint's, the caller handles KeyError, TypeError and ValueError as a corrupt checkpoint.
+        """
 
     def _objective(self, role: str, kind: ModelKind) -> Objective:
         if kind is ModelKind.VALUE:

@@ -19,7 +19,7 @@ Fields = TypeVar("Fields", bound=PolicyGradientFields)
 
 
 class ClippedPolicyGradient(Algorithm, Generic[Fields]):
-    """The clipped surrogate, with the KL term in the loss if `kl_in_loss` is set."""
+    """The clipped surrogate and an entropy bonus, with the KL term in the loss if `kl_in_loss` is set."""
 
     kl_in_loss: bool = False
 
@@ -62,8 +62,10 @@ class ClippedPolicyGradient(Algorithm, Generic[Fields]):
         return self.fields.kl_estimator or ("K3" if self.kl_in_loss else "K1")
 
     def reward_kl(self, batch: TrainingBatch) -> torch.Tensor:
-        """Return the divergence term of each token [B, T] in the rewards, without its coefficient; 0 if the KL term is
-        in the loss, or if there is none."""
+        """Return the divergence term of each token [B, T] in the rewards, without its coefficient.
+
+        It is 0 if the KL term is in the loss, or if there is no reference.
+        """
         old, reference = self.old_of(batch), self.reference_of(batch)
         if self.kl_in_loss or reference is None:
             return torch.zeros_like(old)

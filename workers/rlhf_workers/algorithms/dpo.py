@@ -13,7 +13,7 @@ from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 
 class DirectPreferenceOptimization(Algorithm):
-    """The loss of pairs from the difference of the log-ratios to the reference of the better and the worse response."""
+    """A loss from the log-ratio of the better response to the reference minus that of the worse response."""
 
     prepared = (PREFERENCE,)
 

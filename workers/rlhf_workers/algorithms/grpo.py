@@ -7,7 +7,7 @@ from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 
 class GroupRelativePolicyOptimization(ClippedPolicyGradient[GRPO]):
-    """See `rlhf_api.algorithms.grpo` for its fields. The KL term is in the loss."""
+    """See `rlhf_api.algorithms.grpo` for its fields. A KL term, if any, is in the loss."""
 
     kl_in_loss = True
 

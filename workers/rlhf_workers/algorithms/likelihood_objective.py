@@ -1,6 +1,6 @@
-"""The objective of a policy on responses that it did not sample: their likelihood, without a ratio.
+"""The objective of a policy in a job that does not generate: the likelihood of given responses, without a ratio.
 
-Rule: as in `objectives`. There are no statistics of ratios.
+Rule: as in `objectives`.
 """
 
 import torch
@@ -12,7 +12,7 @@ from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 
 
 class LikelihoodSums:
-    """Statistics of a policy's tokens: their likelihood, and the policy's entropy."""
+    """Sums of a policy's tokens, losses, entropies and log-likelihoods, and their metrics."""
 
     names = ("tokens", "loss", "entropy", "log_likelihood")
 

@@ -108,8 +108,8 @@ class Objective(Protocol):
         those of a rank's own positions."""
 
     def metrics(self) -> dict[str, float]:
-        """Return means and maxima from `statistics` after their reduction over all ranks, and sums of losses over the
-        steps, whose names end in `loss_sum`."""
+        """Return the metrics of `statistics`, which are reduced over all ranks. Names that end in `loss_sum` have sums
+        over the steps."""
 
 
 class PolicyObjective:

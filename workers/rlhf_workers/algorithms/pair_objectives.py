@@ -83,7 +83,7 @@ class LogRatioObjective:
     def __init__(
         self, role: str, formula: PairFormula, beta: float, reference: str, temperature: float, device: torch.device
     ) -> None:
-        """`formula` takes the log-ratios; `reference`: the field of their denominator's log-probabilities."""
+        """`formula` takes the log-ratios; `reference`: the field with the reference's log-probabilities."""
         self._role, self._formula, self._beta = role, formula, beta
         self._reference, self._temperature = reference, temperature
         self.first_pass = False
@@ -106,7 +106,7 @@ class LogRatioObjective:
 
 
 class ScoreObjective:
-    """A reward model's loss from its scores at the last token of each response."""
+    """A reward model's loss from its scores at the last trained token of each response."""
 
     def __init__(self, role: str, formula: PairFormula, device: torch.device) -> None:
         self._role, self._formula = role, formula

@@ -13,8 +13,7 @@ from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 
 class RewardModelTraining(Algorithm):
-    """-log s(R_c - R_l - margin) + c (R_c + R_l)^2, mean over pairs, s the logistic function; the first response of a
-    pair is the better one."""
+    """The mean of `ranking_loss` over pairs; the first response of a pair is the better one."""
 
     prepared = (PREFERENCE,)
 

@@ -32,7 +32,7 @@ class CopyToHost:
     """A copy of a tensor to host memory in progress."""
 
     def __init__(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> None:
-        """`into` is pinned memory of the same size and type, reserved until `wait` returns; None allocates some."""
+        """`into`: pinned memory of the same size and type, in which `wait` returns the values; None allocates some."""
         self._event: torch.cuda.Event | None = None
         self._host = tensor
         if tensor.device.type == "cuda":

@@ -39,8 +39,8 @@ def k3(log_probabilities: torch.Tensor, reference: torch.Tensor) -> torch.Tensor
 
 
 def measured_k3(log_probabilities: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Return exp(r - x) - 1 - (r - x) without a limit, float64 in the same shape, for metrics. It is infinite beyond
-    709 nats."""
+    """Return exp(r - x) - 1 - (r - x) without a limit, float64 in the same shape, for metrics. It is infinite where
+    r - x is above 709.8 nats."""
     difference = reference.double() - log_probabilities.double()
     return torch.expm1(difference) - difference
 

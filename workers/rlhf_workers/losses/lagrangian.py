@@ -14,7 +14,7 @@ import torch
 MIN_LOG_MULTIPLIER: Final = -30.0
 """Lower bound of nu: a multiplier of about 1e-13."""
 MAX_FALL: Final = 1.0
-"""Largest fall of nu per step. The next step is proportional to the multiplier, so an overshoot could not be undone."""
+"""Largest fall of nu per step. Steps are proportional to the multiplier, so it rises only slowly from a small value."""
 
 
 def combined_advantages(rewards: torch.Tensor, costs: torch.Tensor, multiplier: float) -> torch.Tensor:

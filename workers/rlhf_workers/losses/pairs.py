@@ -26,6 +26,7 @@ def ipo_loss(difference: torch.Tensor, beta: float) -> torch.Tensor:
 def ranking_loss(
     chosen: torch.Tensor, rejected: torch.Tensor, margin: float = 0.0, centering: float = 0.0
 ) -> torch.Tensor:
-    """Return -log s(chosen - rejected - margin) + centering (chosen + rejected)^2 of the scores of each pair."""
+    """Return -log s(chosen - rejected - margin) + centering (chosen + rejected)^2 of each pair's scores, s the logistic
+    function."""
     loss: torch.Tensor = -logsigmoid(chosen - rejected - margin)
     return loss + centering * (chosen + rejected).square() if centering else loss

@@ -79,7 +79,7 @@ def value_loss(
 ) -> ValueLoss:
     """Return max((V - R)^2, (V_clipped - R)^2) / 2 per token.
 
-    V_clipped is within `clip_range` of the old value; None: the plain squared error.
+    V_clipped is within `clip_range` of the old value. Without a range, return (V - R)^2 / 2.
     """
     plain = (values - returns).square()
     if clip_range is None:

@@ -32,7 +32,7 @@ def driver_of(device: torch.device) -> CudaDriver | None:
 
 @cache
 def lent_by(device: torch.device) -> tuple[MemorySharing, ...]:
-    """Return the kinds of memory that a worker on `device` can lend; the reader chooses."""
+    """Return the kinds of memory that a worker on `device` can lend, in order of preference."""
     driver = driver_of(device)
     if driver is None:
         return (HostSharing(),)

@@ -30,7 +30,7 @@ SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MACHINE: Final = Path("/proc/meminfo")
 CONTAINER: Final = Path("/sys/fs/cgroup")
 SPARE_SHARE: Final = 2
-"""Divisor of the free bytes for the maximum to lend at once; reaching the memory limit would kill the process."""
+"""Divisor of the free bytes that gives the largest region to lend; reaching the memory limit would kill the process."""
 KEPT: Final = 16
 """Maximum pinned regions of other processes that stay mapped without a reader."""
 HOST: Final = torch.device("cpu")
@@ -52,7 +52,7 @@ class Pinning(Protocol):
 
 
 def host_place() -> str:
-    """Return the boot id and PID namespace, shared by processes that can open this one's files; empty if unknown."""
+    """Return the boot id and PID namespace, which a borrower must share; empty if unknown."""
     try:
         return f"{BOOT.read_text().strip()} {PROCESSES.readlink()}"
     except OSError:
@@ -60,7 +60,7 @@ def host_place() -> str:
 
 
 def spare_bytes() -> int:
-    """Return the bytes that this process can still allocate, limited by the machine and the container.
+    """Return an estimate of the bytes that the machine and the container's cgroup have free.
 
     Cached files that can be dropped count as free.
     """

@@ -101,7 +101,7 @@ def _local_figures(trainer: Trainer) -> Iterator[tuple[str, Any]]:
 
 
 def _step_seconds(trainer: Trainer) -> float | None:
-    """Return the seconds of an optimizer step for each parameter: norm, scaling, AdamW and zeroing, on copies.
+    """Return the seconds of an optimizer step per parameter: norm, scaling, AdamW and zeroing, on copies.
 
     None for a rank that steps no parameter.
     """
@@ -210,7 +210,7 @@ class _StageTiming:
         return max(0.0, min(firsts) - usual)
 
     def _seconds(self, model: str, stage: PipelineStage, place: _Place, samples: int) -> float:
-        """Return the seconds of the shortest forward and backward of a micro-batch."""
+        """Return the seconds of a micro-batch's forward and backward; see `usual_seconds`."""
         return self._run(model, stage, place, samples).usual_seconds()
 
     def _run(self, model: str, stage: PipelineStage, place: _Place, samples: int) -> "_TimedPasses":

@@ -93,8 +93,8 @@ class OldLogProbabilities:
     def _mini_batch(
         self, batch: TrainingBatch, plan: MicroBatchPlan
     ) -> tuple[dict[int, StageWork], dict[tuple[int, ...], torch.Tensor]]:
-        """Return this rank's work by pipeline index, and the future log-probabilities [n] of each micro-batch's
-        samples."""
+        """Return this rank's work by pipeline index, and a dict that the work fills: samples of a micro-batch ->
+        log-probabilities [n]."""
         work: dict[int, StageWork] = {}
         found: dict[tuple[int, ...], torch.Tensor] = {}
         layout = plan.layout

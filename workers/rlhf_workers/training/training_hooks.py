@@ -12,7 +12,7 @@ from rlhf_workers.training.stages.stage_work import Note
 
 
 class TrainingHook:
-    """Callbacks during an iteration. A subclass overrides those that it needs; the others do nothing."""
+    """Callbacks of training and offloading. A subclass overrides those that it needs; the others do nothing."""
 
     def begin(self) -> None:
         """Start an iteration, also after a failed one."""

@@ -43,7 +43,7 @@ FIRST_GROUP: Final = 1
 
 @dataclass(frozen=True)
 class KeptWeights:
-    """The initial weights of a training, in host memory, for workers that decode with them during and after it."""
+    """The weights before a training, in host memory, which this rank serves during and after it."""
 
     version: int
     tensors: Mapping[str, Sequence[tuple[str, torch.Tensor]]]
@@ -93,7 +93,7 @@ class TrainingRole:
         self._half_done: Generator[None, None, Any] | None = None
         """The training whose critics are pending."""
         self._paused = self._resumed = 0.0
-        """When the last training was paused and resumed, in seconds of the monotonic clock; 0: never."""
+        """Times at which the last training was paused and resumed, in seconds of the monotonic clock; 0: never."""
         self._last: pb.TrainResult | None = None
         self._kept: KeptWeights | None = None
         self._offloaded = False

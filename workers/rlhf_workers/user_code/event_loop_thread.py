@@ -1,4 +1,4 @@
-"""A thread with an event loop that awaits calls of users' code while the compute thread works.
+"""A thread with an event loop for calls of rewards and environments, which the compute thread does not await.
 
 Rule: other threads submit coroutines; only `close` blocks.
 """

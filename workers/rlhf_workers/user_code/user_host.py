@@ -113,7 +113,10 @@ def load_name(file: str, module: str, name: str) -> Any:
 
 def describe(error: BaseException, file: str) -> str:
     """Return `reward.py:12 in score: ValueError: text`, with the innermost line of the user's folder, or else of a
-    library; without a place if there is none."""
+    library.
+
+    A SyntaxError has its own place, without a function; an error without a place has only its text.
+    """
     lines = traceback.format_exception_only(error)
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}: {lines[-1].strip()}"

@@ -26,6 +26,6 @@ UNLESS_ENDING: Final = unless_phase(*ENDING_PHASES, "Complete", "Failed", "Suspe
 AT_WORK: Final = f"""\
 and {ON_JOB} max {BY_JOB} (last_over_time(rlhf_iteration[5m]))
 {UNLESS_ENDED}"""
-"""Clause that also excludes jobs without a coordinator's series in the last five minutes."""
+"""Clause that excludes ended and suspended jobs, and jobs without `rlhf_iteration` in the last five minutes."""
 WHO: Final = "{{ $labels.namespace }}/{{ $labels.rlhf_job }}"
 """Name of the job in a text."""

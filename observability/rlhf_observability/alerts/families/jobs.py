@@ -18,7 +18,7 @@ _STUCK_SECONDS: Final = {
     "Checkpointing": 3600,
     "Recovering": 1800,
 }
-"""Phase of the coordinator -> default maximum of seconds without progress in it."""
+"""Phase of the coordinator -> default of its threshold in RLHFJobStuck, in seconds without progress."""
 
 
 def _waiting(reasons: str, threshold: str) -> str:

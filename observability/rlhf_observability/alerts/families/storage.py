@@ -1,4 +1,4 @@
-"""Alerts on possible losses of a job: late or failed checkpoints, disks that fill up.
+"""Alerts on late or failed checkpoints and on file systems that fill up.
 
 Rule: the limit for late checkpoints depends on the job's own interval.
 """

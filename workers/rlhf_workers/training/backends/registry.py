@@ -48,7 +48,7 @@ class TrainingBackend(Protocol):
 
     @property
     def steps(self) -> int:
-        """Number of optimizer steps so far; while critics train behind the policy, theirs."""
+        """Number of optimizer steps so far; while critics train behind the policy, it counts their steps."""
 
     @property
     def transport(self) -> TransportKind:
@@ -86,7 +86,7 @@ class TrainingBackend(Protocol):
         """
 
     def measure(self, command: pb.Measure) -> Generator[None, None, pb.MeasureResult]:
-        """Measure stages, transfers or schedules, a bounded part per step of the iterator; change no weight and no
+        """Measure stages and transfers, or schedules, a bounded part per step of the iterator; change no weight and no
         moment."""
 
     def profile_costs(self) -> Generator[None, None, CostDocument]:

@@ -70,7 +70,7 @@ class LoadStage(Protocol):
         device: torch.device,
         trunk: adapters.Trunk,
     ) -> PipelineStage:
-        """Return the stage from the checkpoint, or from the manifest's folder without a checkpoint."""
+        """Return the stage; `checkpoint_folder` is empty without a checkpoint."""
 
 
 class TorchBackend:

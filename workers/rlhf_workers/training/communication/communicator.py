@@ -22,7 +22,8 @@ from rlhf_workers.training.communication.transport import GroupTransport
 
 
 class PeerLostError(WorkError):
-    """A rank of the training group is gone or silent; the group must restart."""
+    """torch.distributed failed while this rank waited for others, usually because one is gone; the group must
+    restart."""
 
     def __init__(self, waited_for: str, error: Exception, *, rank: int | None = None, step: str = "") -> None:
         """`rank`: the waiting rank, if known; `step`: its activity, such as a step of its schedule row."""
@@ -59,7 +60,8 @@ class Communicator(Protocol):
     """Transport of tensors."""
 
     def send(self, tensor: torch.Tensor, peer: int) -> Handle:
-        """Start sending; `tensor` must not change until the handle is done. The k-th send matches the k-th receive."""
+        """Start sending; `tensor` must not change until the handle is done. The k-th send matches the peer's k-th
+        receive from this rank."""
 
     def receive(self, tensor: torch.Tensor, peer: int) -> Handle:
         """Start receiving into `tensor`."""

@@ -35,7 +35,7 @@ class DeviceCopies(Protocol):
     """Copies between a device and host memory. The thread that launches work calls `to_host` and `mark`."""
 
     def to_host(self, tensor: torch.Tensor) -> HostCopy:
-        """Start to copy `tensor` as the work launched so far leaves it; it must not change until then."""
+        """Start to copy `tensor` after the work launched so far; it must not change before the copy is complete."""
 
     def mark(self) -> Any:
         """Return the current position in the order of work; `to_device` copies after it."""

@@ -18,7 +18,7 @@ Optimizers = Mapping[tuple[str, int], StageOptimizer]
 def broadcast_updates(
     models: Collection[str], layout: RankLayout, optimizers: Optimizers, communicator: Communicator, span: SpanSink
 ) -> None:
-    """Update the copies of a stage with shared moments with the steps of each."""
+    """Send the parameters that each copy of a stage with shared moments stepped to the other copies."""
     shared = [key for key in layout.local_stages if key[0] in models and optimizers[key].shares.part]
     if shared:
         with measured(span, "train/hand-on"):

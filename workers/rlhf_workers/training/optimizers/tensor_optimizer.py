@@ -101,7 +101,7 @@ class TensorOptimizer(StageOptimizer):
         yield from self._stage.whole_tensors.items()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the moments of the parts that this rank steps; zeros before the first step."""
+        """Return the moments that this rank saves; zeros before the first step."""
         result = {}
         for own in self._stepped_names():
             for moment, value in self._adamw.moments(own).items():

@@ -89,7 +89,7 @@ class ContextCut:
         return found
 
     def own(self, places: torch.Tensor) -> "OwnPlaces":
-        """Return which of `places` [m] in flattened whole rows are on this rank. The host waits for the device."""
+        """Return which of `places` [m] in flattened whole rows are on this rank."""
         width, count = len(self.order), len(self.columns)
         among = self.order[places % width]
         mine = (among // count == self.group.rank).nonzero().flatten()

@@ -52,7 +52,7 @@ class _LinearUse:
     input: torch.Tensor | None = None
     """This rank's positions, in the type of the product."""
     output: torch.Tensor | None = None
-    """Never passed to the weight's node: it would connect the weight to the input."""
+    """The layer's output; never an argument of the weight's node, since it would connect the weight to the input."""
 
 
 class _DividedSum(torch.autograd.Function):

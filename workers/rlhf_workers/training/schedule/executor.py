@@ -37,8 +37,8 @@ class PipelineWork(Protocol):
         """Return the input of the first stage's first layer."""
 
     def forward(self, stage: int, microbatch: int, hidden: torch.Tensor) -> torch.Tensor:
-        """Return hidden states for the next stage; in the last stage the loss, with weights for the whole
-        mini-batch."""
+        """Return hidden states for the next stage. In the last stage, return the result of its ending: in training the
+        loss, with weights for the whole mini-batch."""
 
     def parameters(self, stage: int) -> list[torch.nn.Parameter]:
         """Return the trained parameters of a stage on this rank."""

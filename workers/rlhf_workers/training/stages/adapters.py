@@ -70,7 +70,7 @@ def _begin(shape: torch.Size, key: str) -> torch.Tensor:
 
 
 Trunk = dict[tuple[str, str], torch.nn.Parameter]
-"""(Folder, name) -> the frozen tensor that all stages of this rank share."""
+"""(Folder, name) -> the frozen tensor that all stages of this rank with a model from this folder share."""
 
 
 def share(stage: PipelineStage, folder: str, trunk: Trunk) -> None:
@@ -119,7 +119,8 @@ def saved_whole(head: Head) -> tuple[str, ...]:
 
 
 def require_none(folder: Path) -> None:
-    """Raise WorkError AdapterMismatch if a checkpoint contains adapters and the job trains all weights."""
+    """Raise WorkError AdapterMismatch if a model's folder in a checkpoint holds adapters; for jobs that train all
+    weights."""
     if (folder / ADAPTER_CONFIG).is_file():
         why = f"is not set, and {folder} holds adapters: set it as it was when they were saved"
         raise peft_folder.mismatch(LORA_FIELD, why)

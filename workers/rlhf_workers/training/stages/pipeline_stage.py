@@ -78,7 +78,7 @@ class PipelineStage(nn.Module, ABC):
 
     @abstractmethod
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the input of the first layer [b, L, hidden] for token ids [b, L]."""
+        """Return the input of the first layer, [b, `own_positions`, hidden], for token ids [b, L]."""
 
     def own_positions(self, length: int) -> int:
         """Return the number of positions on this rank between layers and stages, for rows of `length`."""
