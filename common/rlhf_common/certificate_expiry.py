@@ -44,7 +44,7 @@ def not_after(certificate: bytes) -> float:
 
 
 def _header(data: bytes) -> tuple[int, int]:
-    """Return (start, end) of the content of the first element. Raises ValueError if the data end before it."""
+    """Return (start, end) of the content of the first element. Raises ValueError if the data are shorter than it."""
     if len(data) < 2:
         raise ValueError("the certificate ends too early")
     start, length = 2, data[1]

@@ -102,7 +102,7 @@ def _call(call: object, name: str) -> dict[str, Any]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a schema without the null members that a table adds; those of `_NULLABLE` stay."""
+    """Return a schema without members that are null, except those of `_NULLABLE`."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None or key in _NULLABLE}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value

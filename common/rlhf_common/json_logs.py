@@ -60,7 +60,7 @@ def job_key(metadata: Mapping[str, Any]) -> str:
 
 
 def log_what_is_printed() -> None:
-    """Log warnings and uncaught exceptions but KeyboardInterrupt, instead of a print to stderr."""
+    """Log warnings and uncaught exceptions, except KeyboardInterrupt."""
     log = logging.getLogger("python")
     logging.captureWarnings(capture=True)
 

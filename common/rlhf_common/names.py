@@ -23,9 +23,10 @@ LABEL_INDEX: Final = "rlhf.dev/index"
 LABEL_EPOCH: Final = "rlhf.dev/epoch"
 LABEL_POOL: Final = "rlhf.dev/migration-pool"
 ANNOTATION_TEMPLATE: Final = "rlhf.dev/template"
-"""Annotation of a pod: hash of the user's template from which it was created."""
+"""Annotation of a pod: hash of the templates and settings from which it was created."""
 FINALIZER: Final = "rlhf.dev/checkpoint"
-"""Finalizer of a job whose spec.checkpoints.onDeletion is Save; it delays the deletion for a last checkpoint."""
+"""Finalizer of an unfinished job whose spec.checkpoints.onDeletion is Save; it delays the deletion for a last
+checkpoint."""
 
 COORDINATOR_PORT: Final = 7700
 """gRPC port of a job's coordinator inside its pod."""
@@ -40,7 +41,7 @@ RANK_RENDEZVOUS_PORT: Final = 7900
 """In a pod with several ranks: first rank's rendezvous port; later ranks use the following ports."""
 
 DRAFT_MODEL: Final = "draft"
-"""Name of a trained draft model in transfers and checkpoints, in place of a role. It is not a role of any algorithm."""
+"""Name of the draft model in place of a role, as in transfers and checkpoints. It is not a role of any algorithm."""
 DRAFT_MODEL_FIELD: Final = "spec.generation.speculation.draftModel.path"
 """Manifest path of the draft model."""
 

@@ -11,7 +11,7 @@ MAX_DEPTH: Final = 64
 
 
 def too_deep(value: object, limit: int = MAX_DEPTH) -> str | None:
-    """Return the path of the first field nested more than `limit` levels deep; None if there is none."""
+    """Return the path of a field nested more than `limit` levels deep; None if there is none."""
     waiting: list[tuple[str, object, int]] = [("", value, 0)]
     while waiting:
         path, node, depth = waiting.pop()

@@ -17,7 +17,7 @@ def has_half_pair(text: str) -> bool:
 
 
 def half_pair(value: Any) -> str | None:
-    """Return the path of the first key or string in a JSON value with an unpaired surrogate; None if there is none.
+    """Return the path of a key or string in a JSON value with an unpaired surrogate; None if there is none.
 
     Such a key is shown with its escape.
     """

@@ -15,7 +15,7 @@ DATE: Final = "strftime_now"
 RANDOM: Final = r"\|\s*random\b|\blipsum\b"
 """Pattern of random functions in templates."""
 _NO_DATE: Final = f"{{% set {DATE} = no_{DATE} %}}"
-"""Prefix of a template that makes the function undefined, like its second name."""
+"""Prefix of a template that sets the function to an undefined name."""
 _REMEDY: Final = "give a copy of the folder whose template does not"
 
 

@@ -108,7 +108,7 @@ def _row(metric: Metric) -> str:
 
 
 def _labels() -> Iterator[str]:
-    """Yield the rows about labels; a label with several meanings has one row for each."""
+    """Yield the rows about labels; a name with several definitions has one row for each."""
     seen: dict[Label, list[str]] = {}
     for metric in METRICS:
         for label in metric.labels:

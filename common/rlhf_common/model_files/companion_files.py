@@ -23,7 +23,7 @@ TEXT: Final = frozenset(
 )
 """Suffixes of configuration, tokenizers, templates, code and documents."""
 NOT_COPIED: Final = frozenset({ADAPTER_CONFIG, *QUANTISATION_FILES})
-"""Files that describe how to read the weights beside them; those of a checkpoint differ."""
+"""Files that describe how to read the weights beside them."""
 INDEX_SUFFIX: Final = ".index.json"
 MAX_FILES: Final = 1000
 MAX_BYTES: Final = 1 << 30

@@ -37,7 +37,7 @@ _WITH_BIASES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def layer_problem(config: Mapping[str, Any], names: Iterable[str]) -> str:
-    """Return the first layer tensor that the family does not have, and why; empty if there is none."""
+    """Return the first layer tensor that does not fit config.json, and why; empty if there is none."""
     family, layers = str(config["model_type"]), config.get("num_hidden_layers")
     keys = [key for key in _WITH_BIASES.get(family, ()) if config.get(key)]
     parts = [_EVERY, *([_OWN[family]] if family in _OWN else []), *(_BIASES[key] for key in keys)]

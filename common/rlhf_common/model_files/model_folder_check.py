@@ -40,7 +40,7 @@ _QUANTISED_NAME: Final = re.compile(
 )
 """Names that quantisers give to tensors with scales or packed codes."""
 _NO_CODES: Final = re.compile(r".*(bias|_ids|mask)")
-"""Integer tensors that are not codes: constants that models keep in their files."""
+"""Names of integer tensors that are not codes: constants that models keep in their files."""
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16", "C64", "BOOL"})
 _COMPARED_BYTES: Final = 16 * 1024 * 1024
 """Bytes of two tensors to compare at a time."""
@@ -96,7 +96,8 @@ def read_model_config(folder: Path) -> dict[str, Any]:
 
 
 def ties_embeddings(config: Mapping[str, Any]) -> bool:
-    """Return whether embedding and head are one tensor, as transformers reads a config.json."""
+    """Return whether embedding and head are one tensor. A family without a value in TIED_BY_DEFAULT counts as untied if
+    config.json does not say."""
     return bool(config.get("tie_word_embeddings", TIED_BY_DEFAULT.get(str(config.get("model_type")), False)))
 
 
@@ -140,7 +141,7 @@ def _is_code(name: str, entry: TensorEntry) -> bool:
 
 
 def _check_head(config: Mapping[str, Any], weights: WeightFiles) -> None:
-    """Raise FolderError unless the files contain the head that config.json describes."""
+    """Raise FolderError unless the files contain the embedding, and the head that config.json describes."""
     embedding, head = weights.tensors.get(EMBEDDING), weights.tensors.get(HEAD)
     said = f"tie_word_embeddings {json.dumps(config['tie_word_embeddings'])}" if "tie_word_embeddings" in config else ""
     tied = ties_embeddings(config)

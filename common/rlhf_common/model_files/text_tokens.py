@@ -13,7 +13,7 @@ from rlhf_common.model_files.model_limits import end_ids
 TURN: Final = "rlhf-turn-0f6b"
 """Placeholder for a turn in trials of a chat template."""
 PROBES: Final = ("a", "0", "的", "\n")
-"""Texts that show what a tokenizer adds; the first one for which it has tokens is used."""
+"""Texts that show what a tokenizer adds; the first one for which it has tokens is used, or else the last."""
 
 
 @dataclass(frozen=True, slots=True)

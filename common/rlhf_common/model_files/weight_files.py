@@ -29,7 +29,7 @@ _TYPE_BITS: Final[Mapping[str, int]] = {
     "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
     "C64": 64,
 }  # fmt: skip
-"""Bits per number, by its type in a header. The length of sub-byte types is not checked."""
+"""Bits per number, by its type in a header. The length of other types is not checked."""
 
 
 class FolderError(Exception):
@@ -158,7 +158,7 @@ def _single_file(folder: Path, present: set[str]) -> Path:
 
 
 def _header(file: Path, whole: bool) -> dict[str, TensorEntry]:
-    """Return the tensors of a file: eight bytes of length, a JSON header, the data."""
+    """Return the tensors of a file, which has eight bytes of length, a JSON header, and the data."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
