@@ -44,7 +44,7 @@ class Cause(Enum):
     """Reason for refusing a registration, as far as the worker acts on it."""
 
     UNKNOWN = "unknown"
-    """The worker does not belong to the job, or its registration is invalid."""
+    """The worker does not belong to the job, its registration is invalid, or the job is over."""
     TAKEN = "taken"
     """The name is wanted, but another process has it."""
     INCOMPATIBLE = "incompatible"

@@ -27,12 +27,12 @@ class SiblingState:
     has: dict[int, dict[str, dict[TokenSource, int]]] = field(default_factory=dict)
     """Prompt group -> worker that got tokens of it -> source -> number of tokens that it has, sent or decoded there."""
     next_share: float = 0.0
-    """Moment before which nothing is shared, in seconds of the monotonic clock."""
+    """Moment before which no full round of sharing begins, in seconds of the monotonic clock."""
     next_group: int = 0
     """Group with which the next full round begins."""
     sent: int = 0
     dropped: int = 0
-    """Tokens that a worker had not received when it no longer needed the group."""
+    """Tokens that a worker had not received when its record of the group was dropped."""
     earlier: EarlierResponses = field(default_factory=EarlierResponses)
 
     def begin_iteration(self) -> None:
