@@ -51,7 +51,7 @@ class SampleRow:
     rewards: Mapping[str, float]
     """Values by name: the reward, each of several rewards, a cost, and extra values of rewards."""
     advantage: float | None
-    """Mean over the response tokens, as training reported it; None if unknown."""
+    """Mean over the trained tokens, as training reported it; None if unknown."""
     abstained: bool
     failed: bool
     """Whether no worker could decode it, so that the iteration left it out."""

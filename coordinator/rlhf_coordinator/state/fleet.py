@@ -25,7 +25,8 @@ GRACE_SECONDS: Final = 2.0
 """Grace period of a broken session in seconds."""
 
 HEARTBEATS_PER_SECOND: Final = 64
-"""Heartbeats per second of all workers from which the interval grows, up to a sixth of the time-out."""
+"""Heartbeats per second of all workers together, above which their interval grows, to at most a sixth of the
+time-out."""
 
 MAX_MISSED_HEARTBEATS: Final = 3
 """Missed heartbeats after which a new incarnation may take over the name of a silent session."""

@@ -33,7 +33,7 @@ class IncrementalState:
     asked: dict[int, HeldPrefix] = field(default_factory=dict)
     """Sample -> the worker whose answer about a requested prefix is awaited."""
     full: dict[str, int] = field(default_factory=dict)
-    """Worker -> limit of its samples for a new one, set when its cache drops a prefix, is full, or scoring fails."""
+    """Worker -> number of samples from which it gets no new one, set when its cache is full or its scoring fails."""
     cache_bytes: dict[str, int] = field(default_factory=dict)
     """Worker -> bytes of keys and values in its last report."""
     max_bytes: int = 0

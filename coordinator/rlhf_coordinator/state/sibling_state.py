@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from rlhf_coordinator.state.earlier_responses import EarlierResponses
 
 EARLIER_WEIGHT: Final = 0.5
-"""Weight of a response of the newest earlier iteration, and factor for each older iteration among the responses."""
+"""Weight of responses of the newest earlier iteration. The weight falls by this factor with each older iteration."""
 
 
 class TokenSource(NamedTuple):
