@@ -32,7 +32,7 @@ class SiblingState:
     """Group with which the next full round begins."""
     sent: int = 0
     dropped: int = 0
-    """Tokens that a worker had not received when its record of the group was dropped."""
+    """Tokens that a worker had not received when it no longer needed the group."""
     earlier: EarlierResponses = field(default_factory=EarlierResponses)
 
     def begin_iteration(self) -> None:
