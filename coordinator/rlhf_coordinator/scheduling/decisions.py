@@ -161,7 +161,7 @@ class Train:
     iteration: int
     part: pb.TrainPart.ValueType = pb.TRAIN_PART_ALL
     keep: bool = False
-    """Whether the rank must keep its initial weights, because workers decode with them."""
+    """Whether the rank must keep the weights with which it begins, because workers decode with them."""
 
 
 @dataclass(frozen=True)
