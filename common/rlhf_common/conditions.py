@@ -107,8 +107,8 @@ class RestartingReason(StrEnum):
     ROLLING = "RollingUpdate"
     """A pod template or a setting changed; outdated pods are replaced."""
     KEPT = "SettingsKept"
-    """The coordinator's template, or a setting that it reads at its start, changed. It stays, because a job without
-    checkpoints would lose its journal."""
+    """The coordinator's template or a setting for its start changed; its pod stays, because the job has no
+    checkpoints."""
     GROUP = "GroupRestart"
     """spec.runPolicy.failurePolicy restarts a whole group."""
     JOB = "JobRestart"
