@@ -129,8 +129,7 @@ class Metric:
 
     @property
     def series(self) -> int:
-        """Maximum number of series of one process at the measured scale: for a histogram, its buckets and three
-        others."""
+        """Maximum number of series of one process at the measured scale; a histogram has one per bucket and three."""
         labels = self.labels[:-1] if self.one_a_set else self.labels
         sets = prod(label.count for label in labels)
         return sets * (len(self.buckets) + 3 if self.kind is MetricKind.HISTOGRAM else 1)
