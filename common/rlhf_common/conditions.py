@@ -86,7 +86,7 @@ class AdmittedReason(StrEnum):
     NOT_SERVED = "QueueNotServed"
     """The job names a queue that this operator does not use; it waits."""
     NOT_QUEUED = "NotQueued"
-    """The job is suspended or backs off, so it requests nothing from its queue."""
+    """The job is suspended or backs off, and no quota is reserved for it."""
 
 
 class ResizingReason(StrEnum):
@@ -107,7 +107,8 @@ class RestartingReason(StrEnum):
     ROLLING = "RollingUpdate"
     """A pod template or a setting changed; outdated pods are replaced."""
     KEPT = "SettingsKept"
-    """Settings changed that the coordinator reads at its start; without checkpoints it must not restart."""
+    """The coordinator's template or a setting for its start changed; its pod stays, because the job has no
+    checkpoints."""
     GROUP = "GroupRestart"
     """spec.runPolicy.failurePolicy restarts a whole group."""
     JOB = "JobRestart"

@@ -116,9 +116,10 @@ class Env(StrEnum):
     THREADS = "RLHF_THREADS"
     """CPU threads of the compute library; a deterministic job needs the same number to reproduce its results."""
     START_TIMEOUT = "RLHF_START_TIMEOUT"
-    """Workers: seconds to wait for the first Welcome of the coordinator, then exit; unset means forever."""
+    """Workers: seconds without a first Welcome after which they exit; unset means never. The wait begins again after an
+    answer of an incompatible coordinator."""
     GRACE = "RLHF_GRACE"
-    """Workers: seconds between SIGTERM and SIGKILL, during which a rank may stay; unset means that it exits at once."""
+    """Workers: seconds between SIGTERM and SIGKILL, during which a rank may stay; unset means that it does not stay."""
     AWAIT_WORKERS = "RLHF_AWAIT_WORKERS"
     """Coordinator: 1 waits for absent workers forever. Unset: the job fails if a needed worker is absent for
     spec.runPolicy.startTimeoutSeconds.

@@ -105,8 +105,8 @@ class ResponsePart:
     tokens: TokenArray
     """int32 [n]."""
     log_probabilities: FloatArray
-    """float32 [n], natural log, under softmax(logits / temperature) before top-p and top-k; NOT_SAMPLED for tokens that
-    an environment wrote."""
+    """float32 [n], natural log, before top-p and top-k; NOT_SAMPLED for tokens that an environment wrote. In a rollout
+    the logits are divided by the temperature first, if it is above 0."""
     versions: tuple[VersionSpan, ...]
     """Versions of `tokens`; their counts sum to n."""
     finish_reason: FinishReason = ""

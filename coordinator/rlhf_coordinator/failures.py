@@ -8,7 +8,7 @@ from rlhf_common.surrogates import escaped
 
 
 class JobError(Exception):
-    """A failure of the job, in words that a user can act on; `failure` is its message for the status."""
+    """A failure of the job; `failure` is its message for the status."""
 
     def __init__(self, reason: str, message: str, *, field: str = "", exit_code: ExitCode = ExitCode.FAILED) -> None:
         message = escaped(message)

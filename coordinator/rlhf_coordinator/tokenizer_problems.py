@@ -19,8 +19,8 @@ TEMPLATE_FILE: Final = "chat_template.jinja"
 
 
 def tokenizer_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderError]]:
-    """Yield (field, path, error) for each model here whose tokenizer is unreadable or gives a token another id than the
-    actor's."""
+    """Yield (field, path, error) for each model of `_readers` whose tokenizer is unreadable or gives a token another id
+    than the actor's."""
     for field, path, folder, actor in _readers(spec):
         try:
             if problem := tokenizer_problem(folder, actor, _vocabulary):

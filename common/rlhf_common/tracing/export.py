@@ -59,7 +59,8 @@ class SpanExport:
         self.add_made(1, lambda: (span,))
 
     def add_made(self, size: int, make: Callable[[], Made]) -> None:
-        """Queue a function that makes spans in the thread; `size` spans count as dropped if the queue is full."""
+        """Queue a function that makes spans in the thread. If it is not queued, or raises, `size` spans count as
+        dropped."""
         with self._changed:
             if len(self._waiting) >= self._room or self._closing:
                 self._counts["dropped"] += size

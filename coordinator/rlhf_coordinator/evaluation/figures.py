@@ -14,7 +14,7 @@ from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import Sample
 
 LARGEST_TABLE: Final = 9
-"""Most powers of two among the values of k in pass@k: 1, 2, 4, ... up to 256."""
+"""Maximum number of powers of two among the values of k in pass@k: 1, 2, 4, ... up to 256."""
 
 
 def pass_at(judged: int, passed: int, k: int) -> float:

@@ -79,8 +79,8 @@ def record(run: JobRun) -> EvaluationResult | None:
 
 
 def give_up(run: JobRun, version: int) -> None:
-    """Abandon the evaluation in progress, because no worker has its version; the next iteration evaluates its own
-    instead."""
+    """Abandon the evaluation in progress, because no worker has its version. The next iteration, if any, evaluates its
+    own version instead."""
     _drop(run, "no worker holds these weights any more")
     run.state.evaluation.deferred = True
     run.totals.evaluations_given_up += 1

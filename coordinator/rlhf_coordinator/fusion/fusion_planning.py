@@ -120,7 +120,7 @@ def _medians(measured: list[list[pb.StepCost]]) -> list[StepTime]:
 
 
 def begin_iteration(run: JobRun) -> None:
-    """Reset fusion for the iteration in progress, and plan its tail, if it may consolidate and has open responses."""
+    """Reset fusion for the iteration in progress, and plan its tail if it may consolidate and a plan is possible."""
     fusion, settings = run.state.fusion, run.context.spec.fusion.inter_stage
     ahead = fusion.planned
     fusion.begin_iteration()

@@ -175,7 +175,7 @@ def observe(run: JobRun, name: str, observation: pb.Observation) -> None:
 
 
 def _take_decoded(run: JobRun, interval: WorkInterval, observation: pb.Observation) -> None:
-    """Record decode steps: plain steps give the cost, all steps give the effect of drafts and this worker's pace."""
+    """Record decode steps: plain steps for the cost, all steps for the effect of drafts and for this worker's pace."""
     fusion, decode = run.state.fusion, observation.decode
     if not decode.rows_per_step:
         return

@@ -18,7 +18,7 @@ from rlhf_planner.inter_stage.throughput import EVEN_PACE, ThroughputCurve
 
 
 class MeasuredReallocation(NamedTuple):
-    """A move with its predicted and its measured gain, in seconds of the later of the two workers."""
+    """Moves from one worker to another, with their predicted and their measured gain in seconds."""
 
     executed: ExecutedReallocation
     predicted_gain: float

@@ -55,7 +55,7 @@ def attribute(segments: Iterable[Segment], busy: float) -> dict[str, float]:
 
 
 def cause_of(phase: str, group: Group, *, tail: bool) -> str:
-    """Return why a GPU of a group idles in a phase. `tail`: no sample is queued for decoding any more."""
+    """Return why a GPU of a group idles in a phase. `tail`: no sample is queued for decoding, or the phase is over."""
     if phase != "Generating":
         return _CAUSES.get(phase, "no_work")
     if tail:

@@ -73,7 +73,7 @@ def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def time_metrics(run: JobRun, now: float) -> dict[str, float]:
-    """Return seconds by phase and stage, rates per second, and counts of returned, moved and retried samples."""
+    """Return the times of an iteration, its rates per second, and counts from its ledger."""
     ledger, times = run.state.ledger, run.times
     seconds = max(1e-9, now - times.start)
     metrics = {

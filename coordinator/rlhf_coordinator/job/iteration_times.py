@@ -23,7 +23,7 @@ class IterationTimes:
     """Worker -> seconds of its offloads and onloads."""
 
     def enter(self, phase: str, now: float) -> float:
-        """Begin another phase, or the same one again; return the seconds since the last call or the phase's start."""
+        """Begin another phase, or the same one again; return the seconds that are added to the phase before."""
         spent = now - self.phase_start
         self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + spent
         self.phase, self.phase_start = phase, now

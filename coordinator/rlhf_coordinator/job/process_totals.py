@@ -41,9 +41,9 @@ class ProcessTotals:
     stayed: int = 0
     """Samples that were to move with their KV cache and did not."""
     siblings_sent: int = 0
-    """Sibling tokens sent to workers as draft hints, counted once per worker."""
+    """Tokens of siblings and of earlier epochs sent to workers as draft hints, counted once per worker."""
     siblings_dropped: int = 0
-    """Sibling tokens that a worker had not received when it no longer needed their prompt group."""
+    """Tokens for draft hints that a worker had not received when it no longer needed their prompt group."""
     drafts: DraftTotals = field(default_factory=DraftTotals)
     checkpoint_failures: int = 0
     checkpoint_bytes: int = 0

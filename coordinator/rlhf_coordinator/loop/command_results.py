@@ -23,7 +23,7 @@ MAX_RETRY_SECONDS: Final = 10.0
 """Longest delay between retries of a failed command, in seconds."""
 
 FINAL_EXIT_CODES: Final = frozenset({ExitCode.USER_CODE, ExitCode.BAD_MODEL, ExitCode.BAD_DATA, ExitCode.STORAGE})
-"""Exit codes of a worker's failure that end the job, unless it is retryable."""
+"""Exit codes of a worker's failure outside any command that end the job, unless the failure is retryable."""
 
 
 class CommandResults:

@@ -25,7 +25,7 @@ TICK_SECONDS: Final = 0.25
 """Longest wait for a change, in seconds."""
 
 DEBOUNCE_SECONDS: Final = 0.002
-"""Seconds to collect messages before a decision.
+"""Least seconds to collect messages before a decision.
 
 The pause is longer after a long tick, see DEBOUNCE_FACTOR.
 """

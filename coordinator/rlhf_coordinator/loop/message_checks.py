@@ -15,7 +15,7 @@ from rlhf_coordinator.job.measurements import MAX_SECONDS
 from rlhf_coordinator.state.worker import Worker
 
 MAX_NAME_CHARACTERS: Final = 256
-"""Longest text of other fields, in characters: names, addresses, attributes."""
+"""Longest text of most fields, in characters, such as names, addresses and attributes."""
 MAX_TEXT_CHARACTERS: Final = 65536
 """Longest message about a failure, document of costs, or `parameters`, in characters."""
 MAX_ENTRIES: Final = 100_000

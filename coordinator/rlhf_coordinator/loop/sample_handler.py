@@ -87,7 +87,7 @@ def _finished(run: JobRun, samples: Samples, index: int, worker: str, message: p
 
 
 def _count(run: JobRun, worker: str, taken: bool) -> None:
-    """Count a message that was not taken as stale; after another, record progress and wake the loop."""
+    """Count as stale a message that was not taken. For a taken one, record progress and wake the loop."""
     if not taken:
         run.totals.stale += 1
         return

@@ -47,11 +47,11 @@ class SampleRow:
     finish_reason: str
     """stop, length, or empty for a failed sample."""
     reward: float | None
-    """Reward before shaping, combined from several rewards; None without one."""
+    """Reward before shaping; a combination if there are several. None without one."""
     rewards: Mapping[str, float]
     """Values by name: the reward, each of several rewards, a cost, and extra values of rewards."""
     advantage: float | None
-    """Mean over the response tokens, as training reported it; None if unknown."""
+    """Mean over the trained tokens, as training reported it; None if unknown."""
     abstained: bool
     failed: bool
     """Whether no worker could decode it, so that the iteration left it out."""

@@ -26,7 +26,7 @@ class FilePiece:
     more: bool = False
     """Whether something was read, and the file had more bytes after it."""
     anew: bool = False
-    """Whether the file was replaced, or ends before the position, so that earlier lines are invalid."""
+    """Whether the file was removed or replaced, or ends before the position, so that earlier lines are invalid."""
 
 
 def read_piece(path: Path, place: FilePlace, max_bytes: int, newest: int | None = None) -> FilePiece:

@@ -63,7 +63,7 @@ class SharedPart(NamedTuple):
 
 @dataclass(frozen=True)
 class ShareSiblings:
-    """Send workers the sibling tokens of the prompts whose samples they decode, and set the next round."""
+    """Send workers draft hints for the prompts whose samples they decode, and set the next round."""
 
     parts: tuple[SharedPart, ...]
     forgotten: tuple[tuple[int, str], ...]
@@ -92,7 +92,7 @@ class Withdraw:
 
 @dataclass(frozen=True)
 class CutGroups:
-    """Let the iteration continue without prompts begun beyond those of the batch."""
+    """Leave surplus prompts out of the iteration."""
 
     groups: tuple[int, ...]
 
@@ -142,7 +142,8 @@ class PrepareWorker:
 
 @dataclass(frozen=True)
 class FormGroup:
-    """Form one training group of all ranks, which starts from the version of the newest checkpoint."""
+    """Form one training group of all ranks, which starts from the newest checkpoint, or else from the manifest's
+    models."""
 
     group_epoch: int
 
@@ -160,7 +161,7 @@ class Train:
     iteration: int
     part: pb.TrainPart.ValueType = pb.TRAIN_PART_ALL
     keep: bool = False
-    """Whether the rank must keep its initial weights, because workers decode with them."""
+    """Whether the rank must keep the weights with which it begins, because workers decode with them."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from rlhf_coordinator.state.worker import Worker
 IN_FLIGHT: Final = 8
 """Most samples that a worker is asked for at a time."""
 LEAD: Final = 2
-"""Samples that a worker may have above the least loaded one and still get the finished sample that it began."""
+"""Most samples by which a worker may exceed the least loaded one and still get the finished sample that it began."""
 UNFINISHED: Final = (SampleState.QUEUED, SampleState.DECODING, SampleState.MIGRATING)
 
 

@@ -69,7 +69,7 @@ def at_start(context: JobContext, iteration: int) -> Finish | None:
 
 
 def decide(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
-    """Return what ends the iteration or the job, or lets ranks leave; empty while both continue."""
+    """Return what commits, saves or ends the iteration or the job, or lets ranks leave; empty if nothing is due."""
     return _close(context, state, now, facts) or _drain(context, state, now, facts)
 
 

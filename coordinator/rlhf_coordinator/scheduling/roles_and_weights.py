@@ -40,8 +40,8 @@ def decide(context: JobContext, state: JobState, now: float, facts: DerivedState
 
 
 def _sources(context: JobContext, state: JobState, group: TrainingGroup) -> Sources:
-    """Return the ranks that serve the workers' version of any trained model, after version 0; None when none may serve
-    it now."""
+    """Return the locations of the ranks that serve the workers' version, for versions above 0; None when they may not
+    serve it now."""
     keepers = group.ranks[: context.spec.training.parallelism.keepers]
     if state.workers_version < state.version:  # the ranks train on top of it, or have done so
         available = group.formed and all(rank.keeps(state.workers_version) for rank in keepers)

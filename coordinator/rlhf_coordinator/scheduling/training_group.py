@@ -42,7 +42,7 @@ class TrainingGroup:
     It is None without a formed group.
     """
     policy_version: int | None
-    """Version of the policy alone: the same, but not None because a critic update is pending."""
+    """Version of the policy that every rank has: like `version`, but also known while a critic update is pending."""
     critic_update_pending: bool
     """Whether a rank still has to train the critics of an iteration whose policy is trained."""
     train_under_way: bool

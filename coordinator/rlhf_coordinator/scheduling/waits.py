@@ -26,7 +26,7 @@ class Wait:
     description: str
     """Worker and task: `generation-1 to load actor version 3`."""
     since: float
-    """Moment of the last sign of progress, or since which the worker is away, in seconds of the monotonic clock."""
+    """Moment from which the wait counts, in seconds of the monotonic clock."""
     stuck: bool
     """Whether the worker is connected and has the work: it restarts when the wait is overdue."""
     fatal: bool

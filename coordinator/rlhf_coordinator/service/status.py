@@ -72,7 +72,7 @@ def fusion_status(run: JobRun) -> pb.FusionStatus:
 
 
 def speculation_status(run: JobRun) -> pb.SpeculationStatus:
-    """Return the state of drafting in the last iteration with steps, or in this one."""
+    """Return the state of drafting in the previous iteration, or in this one if that has no steps."""
     state = run.state.speculation
     totals = shown(state)
     return pb.SpeculationStatus(

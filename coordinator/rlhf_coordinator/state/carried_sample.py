@@ -45,7 +45,7 @@ class CarriedSample:
         )
 
     def without_response(self) -> Self:
-        """Return the sample without its response: it starts again, unless it failed."""
+        """Return the sample without its response; whether it failed stays known."""
         return type(self)(self.origin, failed=self.failed)
 
 

@@ -21,7 +21,8 @@ class CriticOverlapState:
     measured: MeasuredOverlap = field(default_factory=MeasuredOverlap)
     last: SeenIteration | None = None
     beside: bool = False
-    """Whether the report of the previous iteration was open when the one in progress began."""
+    """Whether the report of the previous iteration was open when the one in progress began, or when this process
+    continued it."""
     trained_tokens: int = 0
     """Prompt and response tokens of the last batch whose training this process recorded; 0 without one."""
     warm_epoch: int = 0

@@ -37,7 +37,8 @@ class DecodeFailures:
         return NO_FAULTS if self.count and tokens >= self.tokens + CLEARED_TOKENS else self
 
     def isolates(self, retries: int) -> bool:
-        """Return whether the sample must be decoded alone: its retries are used up, and a failure is unproven."""
+        """Return whether the sample must be decoded alone: it failed `retries` times, at least once, and a failure is
+        unproven."""
         return self.unproven > 0 and self.count >= max(1, retries)
 
     def is_final(self, retries: int) -> bool:

@@ -34,7 +34,7 @@ class DecodingTable:
         return [index for *_, index in self._queue[:limit]]
 
     def isolated(self) -> list[int]:
-        """Return the queued samples that must be decoded alone, in the same order."""
+        """Return the queued samples that must be decoded alone, in the order of `queued`."""
         return [index for *_, index in self._isolated]
 
     def decoding_on(self, worker: str) -> Collection[int]:

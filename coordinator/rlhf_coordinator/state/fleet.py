@@ -25,7 +25,8 @@ GRACE_SECONDS: Final = 2.0
 """Grace period of a broken session in seconds."""
 
 HEARTBEATS_PER_SECOND: Final = 64
-"""Heartbeats per second of all workers from which the interval grows, up to a sixth of the time-out."""
+"""Heartbeats per second of all workers together, above which their interval grows, to at most a sixth of the
+time-out."""
 
 MAX_MISSED_HEARTBEATS: Final = 3
 """Missed heartbeats after which a new incarnation may take over the name of a silent session."""
@@ -44,7 +45,7 @@ class Cause(Enum):
     """Reason for refusing a registration, as far as the worker acts on it."""
 
     UNKNOWN = "unknown"
-    """The worker does not belong to the job, or its registration is invalid."""
+    """The worker does not belong to the job, its registration is invalid, or the job is over."""
     TAKEN = "taken"
     """The name is wanted, but another process has it."""
     INCOMPATIBLE = "incompatible"

@@ -87,7 +87,8 @@ class FusionState:
     choice: FusionChoice = NO_FUSION
     moved: MigrationCounts = field(default_factory=MigrationCounts)
     moved_at: dict[str, float] = field(default_factory=dict)
-    """Worker -> moment of the last Migrate from or to it, or Withdraw from it, in seconds of the monotonic clock."""
+    """Worker -> moment of the last decision Migrate from or to it, or Withdraw from it, in seconds of the monotonic
+    clock."""
     next_balance: float = 0.0
     """Moment of the monotonic clock before which nothing is balanced."""
     busy: dict[str, dict[str, float]] = field(default_factory=dict)

@@ -23,7 +23,7 @@ class IncrementalState:
     progress."""
 
     chosen: bool = False
-    """In mode Auto, whether the counterfactual of an earlier iteration shows a gain."""
+    """In mode Auto, whether the counterfactual of an earlier iteration shows enough gain."""
     planned: bool | None = None
     """The same for the next iteration; None without a newer counterfactual."""
     predicted: float | None = None
@@ -31,9 +31,9 @@ class IncrementalState:
     prefixes: dict[int, HeldPrefix] = field(default_factory=dict)
     """Sample -> the worker with a scored prefix of it."""
     asked: dict[int, HeldPrefix] = field(default_factory=dict)
-    """Sample -> the worker that was asked for a prefix and has not answered."""
+    """Sample -> the worker whose answer about a requested prefix is awaited."""
     full: dict[str, int] = field(default_factory=dict)
-    """Worker -> its number of samples when its cache was full; it gets new ones only below that."""
+    """Worker -> number of samples from which it gets no new one, set when its cache is full or its scoring fails."""
     cache_bytes: dict[str, int] = field(default_factory=dict)
     """Worker -> bytes of keys and values in its last report."""
     max_bytes: int = 0

@@ -141,7 +141,7 @@ class ScheduleState:
     stage: Literal["stages", "searching", "tables", "decided"] = "decided"
     method: str = SERIAL
     table: str = ""
-    """Chosen table as JSON; empty before a choice, while the serial one of the context is in force."""
+    """Chosen table as JSON; empty without a choice: then the serial one of the context is in force."""
     predicted: float = 0.0
     """Predicted seconds of a mini-batch under the chosen table; 0 if unknown."""
     forecast: list[dict[tuple[str, str, str], tuple[float, float]]] = field(default_factory=list)
@@ -188,7 +188,7 @@ class StopOrder:
 
 @dataclass
 class JobState:
-    """The observed state of a job at one moment. Times are seconds of one monotonic clock."""
+    """The observed state of a job at one moment."""
 
     fleet: Fleet
     ledger: Ledger
@@ -200,7 +200,7 @@ class JobState:
     trained: bool = False
     """Whether the journal says that the ledger's iteration was trained."""
     critic_update_pending: bool = False
-    """Whether critics were still to be trained when that training was recorded."""
+    """Whether critics were still to be trained when `trained` became true."""
     overlaps_training: bool = False
     """Whether the ledger's iteration is closed before its batch is trained."""
     open_report: OpenReport | None = None
@@ -222,7 +222,7 @@ class JobState:
     group_epoch: int = 0
     """Highest epoch of a training group so far: each new group has a higher one."""
     group_failures: int = 0
-    """Number of counted restarts of the training group since a training was last recorded."""
+    """Number of counted restarts of the training group since the last CommitTrained of this process."""
     rank_costs: dict[int, CostDocument] = field(default_factory=dict)
     """Measured costs by rank, emptied when all ranks have reported."""
     stop: StopOrder | None = None

@@ -65,7 +65,7 @@ class Ledger(ScoringLedger):
         self.returned = 0
         """Number of decode leases that ended with the sample in the queue again."""
         self.faulted: dict[int, None] = {}
-        """Samples with decode failures, or given up, in the order in which that was first recorded."""
+        """Samples that had decode failures or were given up, in the order in which that was first recorded."""
         self.migrated = 0
         """Number of moves of samples: to another worker with the KV cache, or to the queue with their tokens."""
         self.carried: tuple[CarriedSample, ...] = ()

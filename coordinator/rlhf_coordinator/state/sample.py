@@ -30,7 +30,7 @@ class SampleState(StrEnum):
     DROPPED = "dropped"
     """No two scored responses to its prompt have different rewards (`batch_refill`)."""
     CUT = "cut"
-    """Other prompts filled the batch first; the iteration continues without it."""
+    """Its prompt was a surplus one (`scheduling.oversampling`); the iteration continues without it."""
 
 
 class Origin(NamedTuple):
@@ -110,7 +110,7 @@ class Sample:
     group_tasks: set[str] = field(default_factory=set)
     """Tasks of its prompt's group whose result it lacks."""
     failures: Counter[str] = field(default_factory=Counter)
-    """Task -> number of failed attempts that were followed by another, since the coordinator started."""
+    """Task -> number of failed attempts after which it was open again, since the coordinator started."""
     failed_on: dict[str, str] = field(default_factory=dict)
     """Task -> worker of the last failed attempt."""
     not_before: float = 0.0

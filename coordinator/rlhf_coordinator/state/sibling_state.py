@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from rlhf_coordinator.state.earlier_responses import EarlierResponses
 
 EARLIER_WEIGHT: Final = 0.5
-"""Weight of a response of the newest earlier iteration, and factor for each older iteration among the responses."""
+"""Weight of responses of the newest earlier iteration. The weight falls by this factor with each older iteration."""
 
 
 class TokenSource(NamedTuple):
@@ -27,7 +27,7 @@ class SiblingState:
     has: dict[int, dict[str, dict[TokenSource, int]]] = field(default_factory=dict)
     """Prompt group -> worker that got tokens of it -> source -> number of tokens that it has, sent or decoded there."""
     next_share: float = 0.0
-    """Moment before which nothing is shared, in seconds of the monotonic clock."""
+    """Moment before which no full round of sharing begins, in seconds of the monotonic clock."""
     next_group: int = 0
     """Group with which the next full round begins."""
     sent: int = 0

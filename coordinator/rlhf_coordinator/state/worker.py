@@ -121,18 +121,21 @@ class Worker:
     last_train: pb.TrainResult | None = None
     """Result of its last finished Train."""
     train_failure: pb.Failure | None = None
-    """Failure to join its group or to train, after which the group must restart."""
+    """Failure of its rank that breaks the training group; None without one."""
     failed_at: float = 0.0
     pending: dict[int, PendingCommand] = field(default_factory=dict)
     failures: int = 0
-    """Number of its failed commands that are retried, and of its invalid messages, since a command last succeeded."""
+    """Number of its failures that are compared with runPolicy.backoffLimit: failed commands to retry, and invalid
+    messages."""
     not_before: float = 0.0
     """Moment before which it gets no role, no weights and no training group."""
     since: float = 0.0
-    """Moment when it entered its current state: connected, leaving, broken, lost, or missing."""
+    """Moment when its session last opened or ended, it was asked to exit, or it was lost; before that, when it was
+    added."""
     last_heard: float = 0.0
     last_progress: float = 0.0
-    """Moment when its session opened, its tokens last changed, a result came, or it last got work."""
+    """Moment of the last of these: its session opened, its tokens changed, it answered a command, its message about a
+    sample was taken, or it got a command."""
     last_computing: float = 0.0
     """Moment when its session opened, or its reported compute time last changed."""
     last_piece: float = 0.0
@@ -202,7 +205,7 @@ class Worker:
         return self.train_failure is not None and self.train_failure.exit_code == ExitCode.RESTART
 
     def serves(self, version: int) -> bool:
-        """Return whether its rank has exactly this weight version, and no slow command."""
+        """Return whether its rank has exactly this weight version, and no slow command of its own."""
         return self.connected and self.trains and self.trained_version == version and self.rank_command is None
 
     def keeps(self, version: int) -> bool:

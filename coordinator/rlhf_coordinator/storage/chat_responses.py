@@ -68,7 +68,7 @@ class _Matched:
     """The parts before, between and after the texts."""
     texts: list[str]
     spaces: bool
-    """Whether the chat omits space at the ends of a text, which `texts` have."""
+    """Whether the chat lacks space that `texts` have at their ends."""
 
 
 @dataclass(frozen=True, slots=True)

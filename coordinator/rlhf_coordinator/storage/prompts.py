@@ -40,7 +40,8 @@ class Prompt:
     """One record of the prompt file."""
 
     line: int
-    """Number from 1: the line of a JSONL file, the row of a table; later sources continue the count."""
+    """Number from 1: a line of a JSONL file, or a row of tables. A later source counts on from the last prompt before
+    it."""
     tokens: bytes
     """Token ids as int32, little endian."""
     text: str

@@ -84,11 +84,11 @@ class Restored:
     training_pending: bool = False
     """Whether the iteration was closed before its batch, or its critics, were trained."""
     one_step_off: bool = False
-    """Whether the last closed iteration was closed before its batch was trained."""
+    """Whether an iteration still to begin follows one that was closed before its batch was trained."""
     critics_metrics: dict[str, float] | None = None
     """Metrics of the previous iteration's report, if this segment completes it."""
     open_report: OpenReport | None = None
-    """Report of the previous iteration, whose training was not complete when the earlier process ended."""
+    """Report of the previous iteration that the earlier process left open; None without one."""
     trained_result: pb.TrainResult = field(default_factory=pb.TrainResult)
     """Result of the training that `trained` represents, with advantages and shaped rewards of each sample."""
 
@@ -199,8 +199,8 @@ def _position(context: JobContext, journal: Journal, prompts: PromptSet, facts: 
 
 
 def _take_report(restored: Restored, before: Restored) -> None:
-    """Restore the report of a previous iteration that was closed before it was trained; its result is in this
-    segment."""
+    """Restore the report of a previous iteration that was closed before it was trained; this segment may
+    complete it."""
     if before.last_closed is None or not before.training_pending:
         return
     iteration, metrics = before.last_closed

@@ -90,7 +90,7 @@ def generate_sample(
 
 
 def prefix_sample(key: SampleKey, tasks: Sequence[str], prompt: bytes, response: bytes) -> pb.PrefixSample:
-    """Return the known tokens of an unfinished sample, for early scoring; both are packed int32."""
+    """Return the known tokens of an unfinished sample, for early scoring; `prompt` and `response` are packed int32."""
     return pb.PrefixSample(
         key=key_message(key), tasks=tasks, prompt=packed("int32", prompt), response=packed("int32", response)
     )

@@ -151,8 +151,7 @@ def _columns(schema: Any, request: TableRequest) -> list[str]:
 
 
 def _not_json(kind: Any, depth: int) -> str:
-    """Return the part of a type that JSON lacks; empty for null, booleans, numbers, strings, and lists and structs of
-    them."""
+    """Return the part of a type that this module does not write as JSON; empty if there is none."""
     from pyarrow import types
 
     if types.is_dictionary(kind):

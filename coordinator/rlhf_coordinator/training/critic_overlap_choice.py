@@ -37,7 +37,8 @@ def restore_measured(run: JobRun, facts: Mapping[str, Any]) -> None:
 
 
 def begin_iteration(run: JobRun, iteration: int) -> bool:
-    """Choose for a new iteration; return whether it trains its critics separately. Without a choice it does not."""
+    """Choose for a new iteration in mode Auto. Return whether it is to train its critics separately; False without a
+    choice."""
     state = run.state.critic_overlap
     state.apart, state.choice = False, None
     state.beside = run.state.open_report is not None

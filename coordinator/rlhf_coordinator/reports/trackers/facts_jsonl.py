@@ -25,7 +25,7 @@ class FactsJsonl(Tracker):
     """The file."""
 
     def __init__(self, run_dir: Path, next_iteration: int) -> None:
-        """Read the file, and leave iterations from `next_iteration` on out of the next one. Raises OSError."""
+        """Read the file; the next write leaves out its iterations from `next_iteration` on. Raises OSError."""
         self._path = run_dir / FILE
         earlier = [facts for facts in read_facts(self._path) if facts.iteration < next_iteration]
         self._lines = {facts.iteration: facts.model_dump_json() for facts in earlier}

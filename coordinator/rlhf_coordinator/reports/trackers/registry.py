@@ -30,7 +30,7 @@ class TrackerKind:
     Raises OSError, and ModuleNotFoundError when the library that it needs is missing.
     """
     required: bool = False
-    """Whether the job fails if it cannot open the tracker, or cannot record an iteration in it."""
+    """Whether the job fails if it cannot open the tracker, or cannot record an iteration or an evaluation in it."""
 
 
 TRACKERS: Final[Mapping[str, TrackerKind]] = MappingProxyType(

@@ -50,7 +50,8 @@ class RunTrackers:
         self.trace_run = self._traces.run if self._traces else ""
         """Random name of the run, from which ids of traces derive; empty without traces."""
         self.lost: tuple[str, ...] = ()
-        """Descriptions of trackers that were given up or could not be opened; replaced as a whole."""
+        """Descriptions of trackers that were given up, and of services that could not be opened; replaced as a
+        whole."""
 
     def backlog(self) -> dict[str, int]:
         """Return kind of each service that is not given up -> number of messages that it has not answered yet."""

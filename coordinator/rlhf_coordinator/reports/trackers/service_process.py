@@ -148,7 +148,7 @@ def main() -> None:
 
 
 def _read(asked: Iterable[str], lines: "queue.SimpleQueue[str | None]") -> None:
-    """Run on a thread: pass on every line, and end the process END_SECONDS after the last one."""
+    """Run on a thread: pass on every line, and end the process END_SECONDS after the end of the input."""
     for line in asked:
         lines.put(line)
     lines.put(None)

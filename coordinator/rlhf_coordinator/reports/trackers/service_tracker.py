@@ -75,7 +75,7 @@ class ServiceTracker(Tracker):
         return self._queue.qsize() + (self._asked is not None)
 
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
-        """Queue the finite values, unless this iteration or a later one was queued. Raises OSError."""
+        """Queue the finite values, unless the iteration is below the next one to record. Raises OSError."""
         if iteration >= self._next:
             self._next = iteration + 1
             self._enqueue({"iteration": iteration}, time_ns, metrics)

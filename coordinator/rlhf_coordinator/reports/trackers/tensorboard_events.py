@@ -41,7 +41,8 @@ class TensorBoardEvents(Tracker):
         threading.Thread(target=importlib.import_module, args=("tensorboard.summary.writer.record_writer",)).start()
 
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
-        """Write the finite values under their names, unless the iteration is below the next one. Raises OSError."""
+        """Write the finite values under their names, unless the iteration is below the next one to record. Raises
+        OSError."""
         if iteration >= self._next_step:
             self._next_step = iteration + 1
             self._scalars(iteration, time_ns, metrics)
