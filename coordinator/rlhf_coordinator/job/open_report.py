@@ -28,7 +28,7 @@ def complete(run: JobRun) -> dict[str, float]:
     now_ns = time.time_ns()
     run.journal.append(Record(critics_trained=CriticsTrained(metrics=metrics, time_ns=now_ns)))
     run.journal.commit()
-    run.state.open_report = None
+    run.state.open_report, run.state.group_failures = None, 0
     run.trackers.iteration(report.iteration, metrics)
     run.last_metrics |= metrics
     return training

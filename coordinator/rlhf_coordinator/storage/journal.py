@@ -7,6 +7,7 @@ is continued, in a copy that takes over its name.
 """
 
 import json
+import logging
 import os
 import struct
 import zlib
@@ -19,6 +20,8 @@ from google.protobuf.message import DecodeError
 from rlhf_coordinator.failures import JobError, storage_error
 from rlhf_coordinator.storage.journal_lock import JournalLock
 from rlhf_coordinator.storage.journal_pb2 import Begun, Record
+
+log = logging.getLogger(__name__)
 
 _FRAME: Final = struct.Struct("<II")
 _SEGMENT: Final = "iteration-{:06d}.log"
@@ -150,11 +153,11 @@ class Journal:
     def resume(self, iteration: int) -> None:
         """Continue a segment after its last whole record."""
         path, end = self.path(iteration), 0
-        data = path.read_bytes()
-        for _, offset in unframe(data):
-            end = offset
         self.check()
         try:
+            data = path.read_bytes()
+            for _, offset in unframe(data):
+                end = offset
             write_atomically(path, data[:end])
         except OSError as error:
             raise storage_error("the journal", self.folder, error, _FIELD) from error
@@ -185,12 +188,13 @@ class Journal:
         except OSError as error:
             raise storage_error("the journal", self.folder, error, _FIELD) from error
 
-    def prune(self, before: int) -> list[int]:
-        """Remove the segments of iterations before this one; return those iterations."""
-        old = [iteration for iteration in self.iterations() if iteration < before]
-        for iteration in old:
-            self.path(iteration).unlink(missing_ok=True)
-        return old
+    def prune(self, before: int) -> None:
+        """Remove the segments of iterations before this one. One that cannot be removed stays, with a warning."""
+        for iteration in (iteration for iteration in self.iterations() if iteration < before):
+            try:
+                self.path(iteration).unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("an old segment of the journal stays: %s", error)
 
     def close(self) -> None:
         """Close the open segment."""

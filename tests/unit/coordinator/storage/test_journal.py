@@ -84,8 +84,18 @@ def test_pruning_removes_what_checkpoints_cover(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     for iteration in range(4):
         journal.begin(Begun(iteration=iteration))
-    assert journal.prune(2) == [0, 1]
+    journal.prune(2)
     assert journal.iterations() == [2, 3]
+
+
+def test_a_segment_that_cannot_be_removed_stays_and_one_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.path(0).mkdir()
+    journal.path(1).write_bytes(b"")
+    journal.prune(2)
+    assert journal.iterations() == [0]
+    with pytest.raises(JobError, match="journal"):
+        journal.resume(0)
 
 
 def test_facts_of_the_job_are_replaced_whole(tmp_path: Path) -> None:
