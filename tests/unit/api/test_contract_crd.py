@@ -52,7 +52,7 @@ def test_checked_in_files_are_fresh() -> None:
 
 
 def test_small_enough_for_client_side_apply() -> None:
-    """`kubectl apply` stores the object as compact JSON in an annotation; all annotations together may have 262,144 bytes."""
+    """`kubectl apply` stores the object as compact JSON in an annotation; all together may have 262,144 bytes."""
     assert len(json.dumps(crd.definition(), separators=(",", ":"))) < 230_000
 
 
