@@ -79,6 +79,8 @@ SHOWN: Final = "ppo"
 BESIDE: Final[dict[tuple[str, str], Json]] = {
     ("spec.rollout.cutBy", "Counts"): {"spec.rollout.oversample": 4},
     ("spec.rollout.longRounds", "Enabled"): {"spec.rollout.oversample": 4, "spec.rollout.cutBy": "Counts"},
+    ("spec.training.sharedPrompts", "Auto"): {"spec.training.packing": True},
+    ("spec.training.sharedPrompts", "Enabled"): {"spec.training.packing": True},
     ("spec.training.parallelism.sequenceParallel", "Enabled"): {
         "spec.training.backend": "megatron",
         "spec.training.parallelism.tensor": 2,
@@ -167,6 +169,7 @@ FIXED: Final[dict[str, tuple[Json, list[str]]]] = {
     "spec.training.microBatchSize": ({"spec.training.microBatchSize": 4}, []),
     "spec.training.microBatchTokens": ({"spec.training.microBatchTokens": 4096}, []),
     "spec.training.packing": ({"spec.training.packing": True}, []),
+    "spec.training.sharedPrompts": ({"spec.training.packing": True, "spec.training.sharedPrompts": "Enabled"}, []),
     "spec.training.optimizer": ({"spec.training.optimizer.learningRate": 0.1}, []),
     "spec.training.lora": ({"spec.training.lora": {"rank": 4}}, []),
     "spec.training.precision": ({"spec.training.precision": "Float32"}, []),

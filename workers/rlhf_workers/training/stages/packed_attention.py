@@ -1,25 +1,31 @@
 """Attention in packed rows, registered with transformers: a row is a concatenation of samples that do not see each
-other.
+other, or of a prompt and the responses that share it.
 
 Owns the rules that keys are those of the query's own sample and that positions restart with each sample, and the
 application of an attention function part by part, here and in `context_attention`. Rule: a sample is computed as if it
-were alone, with the same functions on its part of the row. So no score between two samples is computed, and memory and
-work grow with the squares of the samples' lengths, not of the row's. Must never copy a row per sample: parts are cut,
-and their gradients joined, once.
+were alone, with the same functions on its part of the row. A response to a shared prompt attends to copies of the
+prompt's keys, before its own. So no score between two samples is computed, and memory and work grow with the squares of
+the samples' lengths, not of the row's. Must never copy a row per sample: parts are cut, and their gradients joined,
+once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
+from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
+from rlhf_workers.models.precision import as_multiplied
+from rlhf_workers.training.batches.packed_rows import PackedRow
 from rlhf_workers.training.stages.pipeline_stage import Attention
 
-PACKED: Final = "sample_lengths"
-"""Layer argument for its attention: tokens of each sample of the row."""
+PACKED: Final = "packed_row"
+"""Layer argument for its attention: `PackedRow`."""
+WINDOW: Final = "packed_window"
+"""Layer argument beside PACKED: keys that a query sees, including its own; None: all before it."""
 PACKED_ROWS: Final[Mapping[Attention, Attention]] = {"eager": "packed_eager", "sdpa": "packed_sdpa"}
 """Attention for padded rows -> attention for packed rows."""
 WRITTEN_OUT: Final[Mapping[Attention, Attention]] = {
@@ -38,10 +44,14 @@ Parts = Callable[[Part, dict[str, Any]], Iterable[Part]]
 """(inputs of attention, other arguments, from which it removes its own) -> parts whose results are concatenated."""
 
 
-def repeated(rotation: torch.Tensor, packed: tuple[int, ...]) -> torch.Tensor:
+def repeated(rotation: torch.Tensor, row: PackedRow) -> torch.Tensor:
     """Return rotations [1, L, width] of a row, from those of the first positions, [1, at least the longest sample,
-    width]."""
-    return torch.cat([rotation[:, :length] for length in packed], dim=1)
+    width]. Every response to a shared prompt begins at the position after the prompt."""
+    parts = list[torch.Tensor]()
+    for segment in row:
+        parts.append(rotation[:, : segment.prompt])
+        parts += [rotation[:, segment.prompt : segment.prompt + length] for length in segment.responses]
+    return torch.cat(parts, dim=1)
 
 
 def in_parts(attend: Any, parts: Parts) -> Any:
@@ -63,15 +73,30 @@ def in_parts(attend: Any, parts: Parts) -> Any:
 
 
 def _samples(part: Part, arguments: dict[str, Any]) -> Iterator[Part]:
-    """Yield the samples of a packed row; the whole input if no lengths are given."""
+    """Yield the samples of a packed row, or its prompts and responses; the whole input without a row."""
     query, key, value, mask = part
-    lengths = arguments.pop(PACKED, None)
-    if lengths is None:
+    row: PackedRow | None = arguments.pop(PACKED, None)
+    window: int | None = arguments.pop(WINDOW, None)
+    if row is None:
         yield part
         return
-    # A mask depends only on the distance, so that of a shorter sample is a corner of the longest one's.
-    masks = [None if mask is None else mask[..., :length, :length] for length in lengths]
-    yield from zip(*(whole.split(lengths, dim=2) for whole in (query, key, value)), masks, strict=True)
+    lengths = [length for segment in row for length in (segment.prompt, *segment.responses)]
+    if len(lengths) > len(row):
+        key, value = as_multiplied(key), as_multiplied(value)  # copies of a prompt's keys then have fewer bytes
+    cuts = zip(*(whole.split(lengths, dim=2) for whole in (query, key, value)), strict=True)
+    for segment in row:
+        prompt, end = next(cuts), segment.prompt
+        # A mask depends only on the distance, so that of a shorter sample is a corner of the longest one's.
+        yield *prompt, None if mask is None else mask[..., :end, :end]
+        first = 0 if window is None else max(0, end - window + 1)  # no response sees earlier keys
+        seen = [states[:, :, first:] for states in prompt[1:]]
+        for length in segment.responses:
+            own, *added = next(cuts)
+            if length:
+                keys, values = (torch.cat(pair, dim=2) for pair in zip(seen, added, strict=True))
+                stop = end + length
+                fused = causal_lower_right(length, stop - first) if mask is None else mask[..., end:stop, first:stop]
+                yield own, keys, values, fused
 
 
 # Explicit attention works for every family, including its soft cap.
