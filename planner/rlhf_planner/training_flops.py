@@ -4,7 +4,12 @@ Source: 6 per parameter and token (Kaplan et al., arXiv 2001.08361), and 12 per 
 key, forward and backward. Embedding and head are left out. Of experts, only the chosen ones count.
 """
 
+from typing import Final
+
 from rlhf_planner.transformer_shape import TransformerShape
+
+LEAST_SHARING_GAIN: Final = 1.1
+"""Operations without shared prompts, as a multiple of those with them, from which `sharedPrompts: Auto` shares."""
 
 
 def active_parameters(shape: TransformerShape) -> int:

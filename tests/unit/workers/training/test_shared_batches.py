@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.training.training_ranks import make_batch, make_job, serial
 
-from rlhf_planner.training_flops import active_parameters, attention_width, training_flops
+from rlhf_planner.training_flops import LEAST_SHARING_GAIN, active_parameters, attention_width, training_flops
 from rlhf_planner.transformer_shape import Experts, TransformerShape
-from rlhf_workers.training.batches.micro_batch_splitter import LEAST_GAIN, MicroBatchSplitter, ModelOperations
+from rlhf_workers.training.batches.micro_batch_splitter import MicroBatchSplitter, ModelOperations
 from rlhf_workers.training.batches.packed_batches import packed_split
 from rlhf_workers.training.batches.packed_rows import PromptTable, RowSegment, packed_row
 from rlhf_workers.training.batches.padding import Padding
@@ -186,7 +186,7 @@ def test_auto_shares_from_a_tenth_of_the_operations_on(prompt: int, response: in
     plan = split_of("Auto", batch_of(prompt, response, group), 4)
     segments = RowSegment(prompt + response), RowSegment(prompt, (response,) * group)
     whole, shared = (training_flops(1e6, 1e3, segment.tokens, segment.pairs) for segment in segments)
-    assert (plan.prompts is not None) == (group > 1 and group * whole / shared >= LEAST_GAIN)
+    assert (plan.prompts is not None) == (group > 1 and group * whole / shared >= LEAST_SHARING_GAIN)
     cells = [[sorted(cell) for cell in split_of(mode, WHOLE, 4).splits["actor"][0]] for mode in ("Auto", "Disabled")]
     assert cells[0] == cells[1]
 

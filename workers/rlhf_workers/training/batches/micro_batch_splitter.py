@@ -8,20 +8,17 @@ mini-batch; the mini-batches themselves are those of `Disabled`.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from rlhf_api.job import RLHFJobSpec
-from rlhf_planner.training_flops import active_parameters, attention_width, training_flops
+from rlhf_planner.training_flops import LEAST_SHARING_GAIN, active_parameters, attention_width, training_flops
 from rlhf_planner.transformer_shape import shape_of
 from rlhf_workers.training.batches.token_budget import MicroBatchPlan, split_minibatch
 from rlhf_workers.training.batches.training_batch import TrainingBatch
 from rlhf_workers.training.communication.communicator import Communicator
 from rlhf_workers.training.parallel.rank_layout import RankLayout
-
-LEAST_GAIN: Final = 1.1
-"""Operations without sharing, as a multiple of those with it, from which `Auto` shares."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class MicroBatchSplitter:
             return shared
         whole = plan()
         gain = self.flops(whole, batch.lengths) / self.flops(shared, batch.lengths)
-        return shared if gain >= LEAST_GAIN else whole
+        return shared if gain >= LEAST_SHARING_GAIN else whole
 
     def flops(self, plan: MicroBatchPlan, lengths: Sequence[int]) -> float:
         """Return the predicted operations of all models on the rows of a packed plan."""

@@ -27,7 +27,7 @@ from rlhf_workers.models.experts import WHOLE
 from rlhf_workers.training.batches.packed_rows import PackedRow
 from rlhf_workers.training.parallel.context_attention import CONTEXT, CUT, ChunkMasks
 from rlhf_workers.training.parallel.context_group import ContextCut
-from rlhf_workers.training.stages.packed_attention import PACKED, PACKED_ROWS, WINDOW, WRITTEN_OUT, repeated
+from rlhf_workers.training.stages.packed_attention import PACKED, PACKED_ROWS, WRITTEN_OUT, RowAttention, repeated
 from rlhf_workers.training.stages.pipeline_stage import Attention, Head, PipelineStage
 from rlhf_workers.weights.expert_files import NAMES, as_parameters
 from rlhf_workers.weights.tensor_file import TensorFolder
@@ -77,8 +77,13 @@ class ModelStage(PipelineStage):
         rotation, masks = self._geometry(hidden, longest)
         if packed is None:
             return {kind: {"attention_mask": mask, "position_embeddings": rotation} for kind, mask in masks.items()}
-        of_row = {"position_embeddings": tuple(repeated(part, packed) for part in rotation), PACKED: packed}
-        return {kind: {"attention_mask": mask, WINDOW: self._window(kind), **of_row} for kind, mask in masks.items()}
+        with torch.no_grad():
+            rotations = tuple(repeated(part, packed) for part in rotation)
+            rows = {k: RowAttention.for_row(packed, self._window(k), mask, hidden) for k, mask in masks.items()}
+        return {
+            kind: {"attention_mask": mask, "position_embeddings": rotations, PACKED: rows[kind]}
+            for kind, mask in masks.items()
+        }
 
     def _cut_rows(self, hidden: torch.Tensor, cut: ContextCut) -> dict[str, dict[str, Any]]:
         """Return the inputs of layers besides states of some positions, by attention kind."""
