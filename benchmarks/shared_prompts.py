@@ -7,7 +7,7 @@ prompt + group x response tokens: `shared` with `training.sharedPrompts: Enabled
 exist in one process. A first step of each counts operations (`flops`, forward and backward, by
 torch.utils.flop_counter); attention with the kernel's causal mask counts half. It also warms up. Every round then times
 both, in alternating order, so a slow moment of the machine affects both. `seconds` is the median CPU time of a step
-over all threads. `flops_ratio` and `seconds_ratio` say how many times more `whole` takes, the latter as the median of
+on one thread. `flops_ratio` and `seconds_ratio` say how many times more `whole` takes, the latter as the median of
 the rounds' ratios. `formula_ratio` is what `Auto` compares with its bound. `gradients` is the largest difference
 between both gradients, relative to the largest number of a tensor.
 """
@@ -49,7 +49,7 @@ ATEN = torch.ops.aten
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, default in (
-        ("prompt", 4096), ("response", 512), ("group", 16), ("hidden", 512), ("layers", 2), ("rounds", 2), ("seed", 0),
+        ("prompt", 4096), ("response", 512), ("group", 16), ("hidden", 256), ("layers", 2), ("rounds", 2), ("seed", 0),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
@@ -144,7 +144,7 @@ COUNTED: dict[Any, Any] = {
 
 
 def step_seconds(trainer: Trainer, batch: TrainingBatch) -> float:
-    """Take a step; return its CPU seconds over all threads."""
+    """Take a step; return its CPU seconds."""
     begun = time.process_time()
     for _ in trainer.train(0, batch):
         pass
@@ -184,6 +184,7 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     for number in range(options.rounds):
         for way in list(WAYS)[:: 1 if number % 2 else -1]:
             seconds[way].append(step_seconds(trainers[way], batch))
+            print(f"round {number}: {way} {seconds[way][-1]:.1f} CPU seconds", flush=True)
     (whole_flops, expected), (shared_flops, gradients) = firsts["whole"], firsts["shared"]
     differences = [float((gradients[name] - value).abs().max() / value.abs().max()) for name, value in expected.items()]
     return {
@@ -201,6 +202,7 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     options = arguments()
+    torch.set_num_threads(1)  # threads that wait for each other would count as CPU time
     logging.disable(logging.WARNING)  # synthetic log-probabilities never match
     with tempfile.TemporaryDirectory() as scratch:
         result = measured(options, write_model(Path(scratch) / "policy", options))

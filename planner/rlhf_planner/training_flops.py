@@ -1,7 +1,7 @@
 """Floating-point operations of training, by tokens and by pairs of attention.
 
 Source: 6 per parameter and token (Kaplan et al., arXiv 2001.08361), and 12 per layer, width and pair of a query and a
-key, forward and backward. Embedding and head are left out. Of experts, only the chosen ones count.
+key, forward and backward. Embedding and head are left out, and so are the experts that a token does not choose.
 """
 
 from typing import Final

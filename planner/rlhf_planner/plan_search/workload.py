@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from rlhf_api.algorithms import ModelRole, graph_of, samples_of_batch
+from rlhf_api.algorithms import ModelRole, graph_of, same_prompt_samples, samples_of_batch
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.devices import SizeGroup
 from rlhf_common.names import Group
@@ -205,9 +205,7 @@ class Workload:
     def _shared(self, size: MicroBatchSize) -> MicroBatchSize:
         """Return a packed micro-batch in which as many samples share a prompt as in a mean mini-batch, if the job's
         samples do."""
-        fields, mode = self.spec.algorithm.fields, self.spec.training.shared_prompts
-        in_mini_batch = fields.responses_per_prompt * fields.mini_batch_size / self.samples
-        same = max(1, min(round(in_mini_batch), size.samples))
+        mode, same = self.spec.training.shared_prompts, min(round(same_prompt_samples(self.spec)), size.samples)
         prompts, repeated = np.asarray(self.prompts, dtype=np.float64), size.samples - -(-size.samples // same)
         tokens = size.tokens - repeated * float(prompts.mean())
         squares = size.squares - repeated * float((prompts**2).mean())

@@ -189,7 +189,7 @@ def test_padding_counts_and_packing_saves_it() -> None:
 
 
 def test_a_shared_prompt_counts_once_in_a_packed_micro_batch() -> None:
-    """Prompts of 8 tokens. Of 32 samples, one half has two responses to a prompt on average, and all have four."""
+    """Prompts have 8 tokens. A mini-batch of 32 samples has four responses to a prompt, one of 16 has two."""
 
     def micro_batch(mode: str, samples: int, mini_batch: int) -> MicroBatchSize:
         training = {"packing": True, "sharedPrompts": mode}

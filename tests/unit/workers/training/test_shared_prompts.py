@@ -59,7 +59,7 @@ def sharing(folder: Path, training: dict[str, Any] | None = None, **spec: Any) -
 def test_a_shared_prompt_gives_the_gradients_of_one_sample_at_a_time(
     family: str, stages: int, deterministic: bool, folders: dict[str, Path]
 ) -> None:
-    """Of a policy and a value model, with eager attention and the fused kernel, within and beyond the windows."""
+    """A policy and a value model train with eager attention and the fused kernel, within and beyond windows."""
     job, batch = sharing(folders[family], deterministic=deterministic), group_batch(abstained=(3,))
     ours = gradients_of(job, serial(job, stages, 1), stages, batch)
     assert_same_gradients(ours, plain_gradients(job, batch), TOLERANCE)

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from rlhf_api.algorithms import Shape, samples_of_batch
+from rlhf_api.algorithms import Shape, same_prompt_samples
 from rlhf_common import control_pb2 as pb
 from rlhf_common.schedule import Action, Kind, ScheduleTable
 from rlhf_workers.devices.device import device_sharers, free_memory
@@ -64,7 +64,7 @@ def made_up_batch(trainer: Trainer) -> TrainingBatch:
     prompt, response = max(1, spec.rollout.max_prompt_tokens // 2), max(1, spec.rollout.max_response_tokens // 2)
     vocabulary = min(int(stage.config.vocab_size) for stage in trainer.stages.values())
     tokens = (torch.arange(size * (prompt + response)) % vocabulary).view(size, prompt + response)
-    same = max(1, round(trainer.spec.algorithm.fields.responses_per_prompt * size / samples_of_batch(trainer.spec)))
+    same = round(same_prompt_samples(spec))
     wave = _wave((size, response))
     sampled = (field for field in trainer.algorithm.context.graph.batch_fields if field.shape is Shape.PER_TOKEN)
     fields = (*sampled, *trainer.algorithm.prepared)
