@@ -157,6 +157,12 @@ def samples_per_prompt(spec: HasAlgorithm) -> int:
     return spec.algorithm.fields.responses_per_prompt + has_greedy_baseline(spec)
 
 
+def same_prompt_samples(spec: HasRollout) -> float:
+    """Return the mean number of samples in a mini-batch with the prompt of one of them, at least 1."""
+    fields = spec.algorithm.fields
+    return max(1.0, fields.responses_per_prompt * fields.mini_batch_size / spec.rollout.batch_size)
+
+
 def has_greedy_baseline(spec: HasAlgorithm) -> bool:
     """Return whether the last sample of each prompt is a greedy baseline, which is not trained on."""
     return spec.algorithm.fields.greedy_baseline

@@ -233,6 +233,9 @@ class Training(GroupFields):
     sample raises the limit to its length. Unset: microBatchSize is the only limit."""
     packing: bool = False
     """Concatenate samples of a micro-batch; do not pad."""
+    shared_prompts: Literal["Disabled", "Auto", "Enabled"] = "Disabled"
+    """Enabled computes a prompt once for its responses in a micro-batch; Auto does from a predicted 1.1 times fewer
+    operations. Needs packing."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """Optimizer and learning rates."""
     lora: Lora | None = None

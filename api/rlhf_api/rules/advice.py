@@ -6,6 +6,7 @@ Rule: a job with warnings starts like one without. CEL cannot warn, so these do 
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from rlhf_api.algorithms import same_prompt_samples
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.failure import FailureRule
 from rlhf_api.problems import Problem, Severity
@@ -26,6 +27,7 @@ def advice(job: RLHFJob) -> list[Problem]:
         *_warm_up(job),
         *_trained_for_nobody(job),
         *_unequal_rounds(job),
+        *_unshared(job),
         *_unreachable(job.spec.run_policy.failure_policy.rules),
     )
     listed = [Problem(field, value, message, severity=Severity.WARNING) for field, value, message in idle]
@@ -72,6 +74,17 @@ def _unequal_rounds(job: RLHFJob) -> Iterator[tuple[str, object, str]]:
             "whitened separately: let it not whiten them, or use an algorithm with advantages by group"
         )
         yield f"{below}.whitenAdvantages" if hasattr(fields, "whiten_advantages") else below, True, message
+
+
+def _unshared(job: RLHFJob) -> Iterator[tuple[str, object, str]]:
+    """Yield a warning if fewer than two responses of a mini-batch share a prompt on average."""
+    mode, same = job.spec.training.shared_prompts, same_prompt_samples(job.spec)
+    if mode == "Enabled" and same < 2:
+        message = (
+            f"shares little, because a mini-batch has {same:.1f} responses to a prompt on average: raise "
+            "miniBatchSize, or use Auto"
+        )
+        yield "spec.training.sharedPrompts", mode, message
 
 
 def _unreachable(rules: Sequence[FailureRule]) -> Iterator[tuple[str, object, str]]:

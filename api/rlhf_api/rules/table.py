@@ -331,6 +331,17 @@ _STATEMENTS: Final = (
         holds=lambda values: not values["spec.training.packing"] or values["spec.training.backend"] == "torch",
         message="needs backend torch",
     ),
+    Rule(
+        field="spec.training.sharedPrompts",
+        node="spec",
+        cel="self.training.sharedPrompts == 'Disabled' || self.training.packing && "
+        "self.training.parallelism.context == 1",
+        holds=lambda values: (
+            values["spec.training.sharedPrompts"] == "Disabled"
+            or (values["spec.training.packing"] and values["spec.training.parallelism.context"] == 1)
+        ),
+        message="needs packing true and parallelism.context 1: set those, or use Disabled",
+    ),
 )
 
 _FORCED: Final = Rule(
@@ -397,6 +408,7 @@ IMMUTABLE: Final[tuple[str, ...]] = (
     "spec.training.microBatchSize",
     "spec.training.microBatchTokens",
     "spec.training.packing",
+    "spec.training.sharedPrompts",
     "spec.training.optimizer",
     "spec.training.lora",
     "spec.training.precision",
@@ -417,6 +429,7 @@ LAYOUT: Final[tuple[str, ...]] = (
     "spec.training.microBatchSize",
     "spec.training.microBatchTokens",
     "spec.training.packing",
+    "spec.training.sharedPrompts",
 )
 """The immutable fields of how processes share the work. They may change while a job is suspended or all processes of a
 run have ended."""

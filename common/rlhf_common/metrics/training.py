@@ -105,6 +105,15 @@ PADDING: Final = coordinator_gauge(
     absent="no iteration is finished, or it took no step",
     run_metric="training/train/padding",
 )
+SHARED_PROMPTS: Final = coordinator_gauge(
+    "rlhf_training_shared_prompt_ratio",
+    unit=Unit.RATIO,
+    meaning="Tokens that the ranks computed in the last finished iteration, as a share of the tokens of its samples.",
+    source="the training ranks: a prompt counts once for all responses of a micro-batch that share it",
+    normal="below 1 if a mini-batch has several responses to a prompt; 1 if sharedPrompts: Auto predicts no gain",
+    absent="spec.training.sharedPrompts is Disabled, no iteration is finished, or it took no step",
+    run_metric="training/train/shared_prompt_ratio",
+)
 MICRO_BATCHES: Final = coordinator_gauge(
     "rlhf_training_micro_batches",
     unit=Unit.NUMBER,

@@ -101,7 +101,8 @@ SCHEDULE: Final = Row(
             title="Bubbles against their prediction, and padding",
             unit=PanelUnit.SHARE,
             high=1,
-            shows=f"{training.BUBBLE.meaning} {training.PADDING.meaning} {training.CRITIC_OVERLAP_ON.meaning}",
+            shows=f"{training.BUBBLE.meaning} {training.PADDING.meaning} {training.SHARED_PROMPTS.meaning} "
+            f"{training.CRITIC_OVERLAP_ON.meaning}",
             normal=f"{training.BUBBLE.normal}; padding under 0.3.",
             cure="If the measured bubbles are far above the predicted ones, one rank is slow: find its GPU on the "
             "Workers dashboard. For padding, set spec.training.packing.",
@@ -109,6 +110,7 @@ SCHEDULE: Final = Row(
                 Query(JOBS.latest(training.BUBBLE, "source"), f"{{{{source}}}} {BY_JOB}"),
                 per_job(training.PADDING, "padding"),
                 per_job(training.CRITIC_OVERLAP_ON, "critics beside decoding"),
+                per_job(training.SHARED_PROMPTS, "computed tokens"),
             ),
         ),
         stacked(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from rlhf_api.algorithms import ModelRole, graph_of, samples_of_batch
+from rlhf_api.algorithms import ModelRole, graph_of, same_prompt_samples, samples_of_batch
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.devices import SizeGroup
 from rlhf_common.names import Group
@@ -22,6 +22,7 @@ from rlhf_planner.device_memory import COMPUTE_BYTES, ModelSize, Sizes
 from rlhf_planner.inter_stage.length_distribution import Ints
 from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.plan_search.cost_figures import FigureSource
+from rlhf_planner.training_flops import LEAST_SHARING_GAIN, training_flops
 from rlhf_planner.transformer_shape import TransformerShape
 
 MAX_DRAWS: Final = 4
@@ -85,9 +86,10 @@ class MicroBatchSize:
 
     samples: int
     tokens: float
-    """Tokens of all samples, padding included."""
+    """Tokens of all samples, padding included; a shared prompt counts once."""
     squares: float
-    """Sum of the squared lengths of the rows that attention works on, padding included."""
+    """Sum of the squared lengths of the rows that attention works on, padding included; the square of a shared prompt
+    counts once."""
     responses: float
     """Response tokens of all samples."""
 
@@ -199,4 +201,19 @@ class Workload:
             )  # fmt: skip
             found.append((padded.sum(axis=1).mean(), (padded**2).sum(axis=1).mean(), responses.mean() * samples))
         tokens, squares, trained = (float(np.mean(column)) for column in zip(*found, strict=True))
-        return MicroBatchSize(samples, tokens, squares, trained)
+        return self._shared(MicroBatchSize(samples, tokens, squares, trained))
+
+    def _shared(self, size: MicroBatchSize) -> MicroBatchSize:
+        """Return a packed micro-batch in which as many samples share a prompt as in a mean mini-batch, if the job's
+        samples do."""
+        mode, same = self.spec.training.shared_prompts, min(round(same_prompt_samples(self.spec)), size.samples)
+        prompts, repeated = np.asarray(self.prompts, dtype=np.float64), size.samples - -(-size.samples // same)
+        tokens = size.tokens - repeated * float(prompts.mean())
+        squares = size.squares - repeated * float((prompts**2).mean())
+        operations = [
+            training_flops(self.policy.active_parameters, self.policy.hidden, count, pairs / 2)
+            for count, pairs in ((size.tokens, size.squares), (tokens, squares))
+        ]
+        if mode == "Disabled" or (mode == "Auto" and operations[0] < LEAST_SHARING_GAIN * operations[1]):
+            return size
+        return replace(size, tokens=tokens, squares=squares)

@@ -49,6 +49,7 @@ VLLM = "workers whose engine is vLLM; tests/integration/vllm/test_vllm_roles.py 
 CARRIED = "jobs with rollout.maxStaleness; tests/integration/jobs/test_carried_job.py reads what they measure"
 BEHIND = "jobs with training.criticOverlap; tests/integration/jobs/test_critic_overlap.py reads what they measure"
 BESIDE = "jobs with rollout.overlapTraining; tests/integration/jobs/test_rollout_overlap.py reads what they measure"
+SHARED = "jobs with training.sharedPrompts; tests/integration/jobs/test_shared_prompts_job.py reads what they measure"
 OFFLOADED = (
     "jobs with parallelism.offloadOptimizer; tests/integration/jobs/test_killed_ranks.py reads what they measure"
 )
@@ -61,6 +62,7 @@ RARE = {
     ("engine", "Returned and failed samples", "D"): VLLM,
     ("training", "Time of a step, against its prediction", "D"): BEHIND,
     ("training", "Bubbles against their prediction, and padding", "C"): BEHIND,
+    ("training", "Bubbles against their prediction, and padding", "D"): SHARED,
     ("training", "Time of a step, against its prediction", "E"): BESIDE,
     ("workers", "Most memory", "B"): OFFLOADED,
     ("training", "Use of experts", "A"): EXPERTS,

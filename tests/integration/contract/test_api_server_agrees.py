@@ -38,6 +38,7 @@ CHANGES: dict[str, list[Any]] = {
     "spec.training.microBatchSize": [1, 5, 8, 64, 1.0, 1.5],
     "spec.training.microBatchTokens": [0, 1, 4096, None, "4k"],
     "spec.training.packing": [True, False, "true"],
+    "spec.training.sharedPrompts": ["Disabled", "Auto", "Enabled", "On"],
     "spec.training.parallelism": [{"data": 3}, {"data": 8}, {"pipeline": 200, "data": 100}, None],
     "spec.training.schedule": [{"mode": "OneFOneB"}, {"mode": "Zero"}],
     "spec.training.gpusPerReplica": [0, 1, 2],

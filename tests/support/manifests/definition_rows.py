@@ -86,6 +86,8 @@ BESIDE: Final[dict[tuple[str, str], Json]] = {
         "spec.generation.speculation.mode": "Auto",
         "spec.generation.speculation.drafters": ["Siblings", "Model"],
     },
+    ("spec.training.sharedPrompts", "Auto"): {"spec.training.packing": True},
+    ("spec.training.sharedPrompts", "Enabled"): {"spec.training.packing": True},
     ("spec.training.parallelism.sequenceParallel", "Enabled"): {
         "spec.training.backend": "megatron",
         "spec.training.parallelism.tensor": 2,
@@ -174,6 +176,7 @@ FIXED: Final[dict[str, tuple[Json, list[str]]]] = {
     "spec.training.microBatchSize": ({"spec.training.microBatchSize": 4}, []),
     "spec.training.microBatchTokens": ({"spec.training.microBatchTokens": 4096}, []),
     "spec.training.packing": ({"spec.training.packing": True}, []),
+    "spec.training.sharedPrompts": ({"spec.training.packing": True, "spec.training.sharedPrompts": "Enabled"}, []),
     "spec.training.optimizer": ({"spec.training.optimizer.learningRate": 0.1}, []),
     "spec.training.lora": ({"spec.training.lora": {"rank": 4}}, []),
     "spec.training.precision": ({"spec.training.precision": "Float32"}, []),

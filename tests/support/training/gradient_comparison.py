@@ -68,10 +68,10 @@ OF_WHOLE_RESPONSES = ("dpo", "onlineDpo", "rewardModel", "sft", "gspo", "safeRlh
 
 
 def algorithm_gradients(
-    algorithm: str, folder: Path, scratch: Path, pipeline: int, **training: Any
+    algorithm: str, folder: Path, scratch: Path, pipeline: int, batch: TrainingBatch | None = None, **training: Any
 ) -> dict[str, torch.Tensor]:
-    """Return the gradients of an algorithm of `OF_WHOLE_RESPONSES` for a folder's model; `scratch` caches derived
-    models.
+    """Return the gradients of an algorithm of `OF_WHOLE_RESPONSES` for a folder's model, by default on `make_batch`;
+    `scratch` caches derived models.
     """
     fields: dict[str, Any] = {"algorithm": member(algorithm), "rollout": {"batchSize": 8}}
     trained = {"rewardModel": ("reward",), "safeRlhf": ("actor", "critic", "cost_critic")}.get(algorithm, ("actor",))
@@ -82,4 +82,4 @@ def algorithm_gradients(
         fields["models"] = {"actor": {"path": str(folder)}, "reward": {"model": {"path": str(scratch)}}}
     job = make_job(folder, training={"microBatchSize": 4, **training}, **fields)
     world = pipeline * job.spec.training.parallelism.context
-    return gradients_of(job, serial(job, pipeline, 1, trained), world, make_batch(algorithm))
+    return gradients_of(job, serial(job, pipeline, 1, trained), world, batch or make_batch(algorithm))

@@ -44,7 +44,7 @@ class ClippedPolicyGradient(Algorithm, Generic[Fields]):
         if fields.mode == "Disabled":
             return losses
         sampled, samples = microbatch.fields[SAMPLED_FIELD], microbatch.samples
-        return correction(microbatch.old, sampled, samples, len(microbatch.first), fields).weights * losses
+        return correction(microbatch.old, sampled, samples, len(microbatch.last), fields).weights * losses
 
     def batch_metrics(self, batch: TrainingBatch) -> dict[str, float]:
         metrics = super().batch_metrics(batch)

@@ -17,8 +17,9 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_planner.schedule.forward_only import forward_only
 from rlhf_workers.models.precision import shared_casts
 from rlhf_workers.training.backends.registry import SpanSink
+from rlhf_workers.training.batches.micro_batch_splitter import MicroBatchSplitter
 from rlhf_workers.training.batches.minibatches import epoch_order, mini_batches
-from rlhf_workers.training.batches.token_budget import MicroBatchPlan, split_minibatch
+from rlhf_workers.training.batches.token_budget import MicroBatchPlan
 from rlhf_workers.training.batches.training_batch import OLD_FIELD, MicroBatch, TrainingBatch, micro_batch
 from rlhf_workers.training.communication.communicator import Communicator
 from rlhf_workers.training.parallel.context_group import context_group
@@ -46,27 +47,25 @@ class OldLogProbabilities:
         compute: torch.dtype,
         device_timers: DeviceTimers,
         span: SpanSink,
+        splitter: MicroBatchSplitter,
     ) -> None:
         """`policy`: role of the model that sampled; `stages`: all stages of this rank."""
         self._spec, self._policy, self._communicator, self._span = spec, policy, communicator, span
         self._device, self._compute, self._device_timers = device, compute, device_timers
-        self._samples_per_unit = spec.algorithm.fields.samples_per_unit
+        self._samples_per_unit, self._splitter = spec.algorithm.fields.samples_per_unit, splitter
         self._held = {stage: module for (model, stage), module in stages.items() if model == policy}
 
     def added_to(
         self, iteration: int, batch: TrainingBatch, layout: RankLayout
     ) -> Generator[None, None, TrainingBatch]:
         """Return the batch with OLD_FIELD, one mini-batch per step of the iterator. All ranks must call it together."""
-        training = self._spec.training
         result = torch.zeros(batch.mask.shape)
         order = epoch_order(self._spec.seed, iteration, 0, len(batch.prompts), self._samples_per_unit)
         for number, rows in enumerate(mini_batches(order, self._spec.algorithm.fields.mini_batch_size)):
             if not batch.mask[rows].any():  # there is no token to train on
                 continue
             start = time.time_ns()
-            plan = split_minibatch(
-                layout, rows, batch.lengths, self._samples_per_unit, training.micro_batch_tokens, training.packing
-            )
+            plan = self._splitter.split(layout, rows, batch)
             table = forward_only(plan.layout.table, self._policy)
             work, found = self._mini_batch(batch, plan)
             with shared_casts(self._device, self._compute):
@@ -101,7 +100,7 @@ class OldLogProbabilities:
         for index in layout.pipelines(self._policy) if self._held else ():
             chosen = plan.splits[self._policy][layout.replica(index)]
             group = context_group(layout, self._communicator)
-            cells = [micro_batch(batch, samples, {}, plan.packed, group) for samples in chosen]
+            cells = [micro_batch(batch, samples, {}, plan.packed, group, plan.prompts) for samples in chosen]
             ending = _Ending(self._spec.rollout.temperature, [tuple(samples) for samples in chosen], found)
             microbatches = [cell.to(self._device) for cell in cells]
             work[index] = StageWork(layout.stages(self._policy), self._held, microbatches, ending, self._compute)

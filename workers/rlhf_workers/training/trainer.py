@@ -20,8 +20,9 @@ from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.devices.host_copies import wait_for
 from rlhf_workers.models.precision import shared_casts
 from rlhf_workers.training.backends.registry import SpanSink
+from rlhf_workers.training.batches.micro_batch_splitter import MicroBatchSplitter
 from rlhf_workers.training.batches.minibatches import check_mini_batch, epoch_order, mini_batches
-from rlhf_workers.training.batches.token_budget import MicroBatchPlan, split_minibatch
+from rlhf_workers.training.batches.token_budget import MicroBatchPlan
 from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBatch, micro_batch
 from rlhf_workers.training.communication.communicator import Communicator
 from rlhf_workers.training.draft_training import DraftTraining
@@ -62,6 +63,7 @@ class Trainer:
         hooks: Sequence[TrainingHook],
         draft: DraftTraining | None,
         old_log_probabilities: OldLogProbabilities | None,
+        splitter: MicroBatchSplitter,
     ) -> None:
         """`draft`, which is one of `hooks`, is saved and published with the models. `old_log_probabilities` is None if
         losses use the engine's. Raises WorkError if the mini-batch does not divide, or if a plug-in cannot be used."""
@@ -74,7 +76,7 @@ class Trainer:
             old_log_probabilities,
         )
         self.algorithm = build_algorithm(spec, device)
-        self._samples_per_unit = spec.algorithm.fields.samples_per_unit
+        self._samples_per_unit, self.splitter = spec.algorithm.fields.samples_per_unit, splitter
         self.progress = TrainingProgress(0, Horizon(steps_of(spec, spec.iterations)))
         peak = spec.training.optimizer.peak_learning_rate
         self.peaks = {model: peak(ModelRole(model)) for model in layout.models}
@@ -203,8 +205,7 @@ class Trainer:
         in a row.
         """
         hooks = self.hooks if self._policy in objectives else ()
-        limits = self.spec.training.micro_batch_tokens, self.spec.training.packing
-        plan = split_minibatch(self.layout, rows, batch.lengths, self._samples_per_unit, *limits)
+        plan = self.splitter.split(self.layout, rows, batch)
         for hook in () if self.critics_behind else self.hooks:
             hook.add_mini_batch(plan, batch.lengths)
         layout = plan.layout.of_models(objectives)
@@ -280,7 +281,7 @@ class Trainer:
         weights = self.algorithm.token_weights(batch, plan.samples)
 
         def cell(samples: list[int]) -> MicroBatch:
-            return micro_batch(batch, samples, weights, plan.packed, self._context).to(self.device)
+            return micro_batch(batch, samples, weights, plan.packed, self._context, plan.prompts).to(self.device)
 
         losses = {model: objective.loss for model, objective in objectives.items()}
         return mini_batch_work(self.layout, self.stages, plan, losses, cell, self.compute, {self._policy: notes})

@@ -10,6 +10,7 @@ import torch
 from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJobSpec
 from rlhf_workers.training.backends.registry import SpanSink
+from rlhf_workers.training.batches.micro_batch_splitter import MicroBatchSplitter, ModelOperations
 from rlhf_workers.training.batches.padding import Padding
 from rlhf_workers.training.communication.communicator import Communicator
 from rlhf_workers.training.draft_training import DraftTraining
@@ -47,18 +48,34 @@ def new_trainer(
     }
     for stage in stages.values():
         stage.recompute = spec.training.activation_checkpointing
+    splitter = splitter_of(spec, layout, stages, communicator, device)
     marks, old = timers_for(device), None
     if spec.algorithm.fields.recomputes_logprobs:
         policy = graph_of(spec).policy
-        old = OldLogProbabilities(spec, policy, stages, communicator, device, compute, marks, span)
+        old = OldLogProbabilities(spec, policy, stages, communicator, device, compute, marks, span, splitter)
     hooks: list[TrainingHook] = [StageCopies(stages, optimizers, device)]
     if draft is not None:
         hooks.append(draft)
     if offload:
         taught = [] if draft is None or draft.optimizer is None else [draft.optimizer]
         hooks.append(HostMoments([*optimizers.values(), *taught], communicator, device))
-    hooks += [Padding(), ExpertLoad(stages, layout, communicator, device)]
+    hooks += [Padding(spec.training.shared_prompts != "Disabled"), ExpertLoad(stages, layout, communicator, device)]
     return Trainer(
         spec, layout, stages, optimizers, communicator, device, compute, span,
-        device_timers=marks, hooks=hooks, draft=draft, old_log_probabilities=old,
+        device_timers=marks, hooks=hooks, draft=draft, old_log_probabilities=old, splitter=splitter,
     )  # fmt: skip
+
+
+def splitter_of(
+    spec: RLHFJobSpec,
+    layout: RankLayout,
+    stages: Mapping[tuple[str, int], PipelineStage],
+    communicator: Communicator,
+    device: torch.device,
+) -> MicroBatchSplitter:
+    """Return the split of a job's mini-batches. With `sharedPrompts: Auto` all ranks must call it together."""
+    if spec.training.shared_prompts != "Auto":
+        return MicroBatchSplitter(spec, {})
+    configs = {model: stage.config for (model, _), stage in stages.items()}
+    operations = ModelOperations.on_all_ranks(configs, layout.models, communicator, layout.world, device)
+    return MicroBatchSplitter(spec, operations)

@@ -188,6 +188,24 @@ def test_padding_counts_and_packing_saves_it() -> None:
     assert packed.tokens == pytest.approx(4 * lengths.mean())
 
 
+def test_a_shared_prompt_counts_once_in_a_packed_micro_batch() -> None:
+    """Prompts have 8 tokens. A mini-batch of 32 samples has four responses to a prompt, one of 16 has two."""
+
+    def micro_batch(mode: str, samples: int, mini_batch: int) -> MicroBatchSize:
+        training = {"packing": True, "sharedPrompts": mode}
+        grpo = {"grpo": {"groupSize": 4, "miniBatchSize": mini_batch}}
+        return plan_workload(plan_document(grpo, training=training)).micro_batch(samples)
+
+    for samples, mini_batch, repeated in ((8, 32, 6), (8, 16, 4), (2, 32, 1), (1, 32, 0), (3, 32, 2), (8, 8, 0)):
+        whole = micro_batch("Disabled", samples, mini_batch)
+        shared = micro_batch("Enabled", samples, mini_batch)
+        assert whole.tokens - shared.tokens == pytest.approx(8 * repeated)
+        assert whole.squares - shared.squares == pytest.approx(64 * repeated)
+        assert whole.responses == shared.responses
+    assert micro_batch("Auto", 8, 32) == micro_batch("Enabled", 8, 32)
+    assert micro_batch("Auto", 8, 8) == micro_batch("Disabled", 8, 8)
+
+
 def test_an_engine_of_several_devices_reads_less_and_waits_for_sums() -> None:
     workload = plan_workload(plan_document(PPO))
     single, _ = engine_costs(workload, ROUND, 1, 8, 1)

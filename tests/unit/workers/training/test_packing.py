@@ -123,13 +123,13 @@ def test_no_sample_of_a_row_sees_another(folders: dict[str, Path]) -> None:
     stage = trainer.stages["actor", 0]
     row = micro_batch(batch, [0, 1, 2], {}, packed=True)
     assert row.packed is not None
-    assert row.tokens.shape == (1, sum(row.packed))
+    assert row.tokens.shape == (1, sum(segment.tokens for segment in row.packed))
     other = row.tokens.clone()
-    other[:, : row.packed[0]] += 1
+    other[:, : row.packed[0].tokens] += 1
     original, changed = (stage(stage.embed(tokens), row.packed) for tokens in (row.tokens, other))
-    behind = slice(row.packed[0], None)
+    behind = slice(row.packed[0].tokens, None)
     assert torch.equal(original[:, behind], changed[:, behind])
-    assert not torch.equal(original[:, : row.packed[0]], changed[:, : row.packed[0]])
+    assert not torch.equal(original[:, : row.packed[0].tokens], changed[:, : row.packed[0].tokens])
 
 
 def test_nothing_is_padding(folders: dict[str, Path]) -> None:

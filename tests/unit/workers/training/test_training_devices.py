@@ -1,6 +1,7 @@
 """No tensor of training is on the wrong device, and the host reads from the device only as often as required."""
 
 from collections import Counter
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -130,6 +131,25 @@ def test_a_rank_that_has_some_positions_mixes_no_devices_and_reads_as_often(
         trainer = trainer_on(PRETENDED, folders[family], algorithm, deterministic, 2, **training)
         exhaust(trainer.train(0, make_batch()))
     assert_read_once_a_step(rules, algorithm)
+
+
+@pytest.mark.full(quick=1)
+@pytest.mark.usefixtures("fused_adamw_anywhere")
+@pytest.mark.parametrize(
+    ("family", "deterministic", "mode"),
+    [("llama", False, "Enabled"), ("gemma2", True, "Enabled"), ("qwen3", False, "Auto")],
+)
+def test_rows_that_share_prompts_mix_no_devices_and_read_as_often(
+    folders: dict[str, Path], family: str, deterministic: bool, mode: str
+) -> None:
+    batch = make_batch()
+    batch = replace(batch, prompts=tuple(torch.arange(3, 23) + sample // 4 for sample in range(8)))
+    with CudaRules() as rules:
+        trainer = trainer_on(PRETENDED, folders[family], "ppo", deterministic, packing=True, sharedPrompts=mode)
+        rules.read_back.clear()  # the sizes of the models, once per process
+        metrics = exhaust(trainer.train(0, batch))
+    assert metrics["train/shared_prompt_ratio"] < 1
+    assert_read_once_a_step(rules, "ppo")
 
 
 def assert_read_once_a_step(rules: CudaRules, algorithm: str) -> None:

@@ -14,6 +14,8 @@ import numpy as np
 
 from rlhf_workers.training.batches.minibatches import shared_out, split
 from rlhf_workers.training.batches.packed_batches import packed_split
+from rlhf_workers.training.batches.packed_rows import PackedRow, PromptTable, packed_row
+from rlhf_workers.training.batches.shared_batches import shared_split
 from rlhf_workers.training.parallel.context_group import CHUNKS_A_RANK, padded
 from rlhf_workers.training.parallel.rank_layout import RankLayout
 
@@ -33,9 +35,17 @@ class MicroBatchPlan:
     """Model role -> micro-batches of all its replicas."""
     packed: bool = False
     """Whether micro-batches are packed, without padding to the longest sample."""
+    prompts: PromptTable | None = None
+    """Prompts that neighbours in a packed micro-batch share; None: every sample has its own."""
+
+    def row(self, cell: Sequence[int], lengths: Sequence[int]) -> PackedRow:
+        """Return the row of one of its packed micro-batches."""
+        return packed_row(cell, lengths, self.prompts)
 
     def tokens(self, cell: Sequence[int], lengths: Sequence[int]) -> int:
-        """Return the tokens of one of its micro-batches, with padding."""
+        """Return the computed tokens of one of its micro-batches, with padding."""
+        if self.prompts is not None:
+            return sum(segment.tokens for segment in self.row(cell, lengths))
         chunks = CHUNKS_A_RANK * self.layout.context if self.layout.context > 1 else 1
         sizes = [padded(lengths[sample], chunks) for sample in cell]
         return sum(sizes) if self.packed else len(sizes) * max(sizes)
@@ -48,15 +58,19 @@ def split_minibatch(
     together: int,
     most_tokens: int | None,
     packed: bool = False,
+    prompts: PromptTable | None = None,
 ) -> MicroBatchPlan:
     """Return the micro-batches of one mini-batch with at most `most_tokens` tokens each (None: no limit), and a layout
     whose table runs that number. Padding to the longest sample counts, that for a context group does not. A longer unit
-    of `together` samples raises the limit to its tokens."""
+    of `together` samples raises the limit to its tokens. `prompts`: packed micro-batches share equal ones; None: every
+    sample has its own."""
     splits: dict[str, Split] = {}
     by_shape: dict[tuple[int, int], Split] = {}  # models of the same shape share one
     for model in layout.models:
         shape = layout.replicas(model), layout.microbatches(model)
-        if shape not in by_shape and packed:
+        if shape not in by_shape and packed and prompts is not None:
+            by_shape[shape] = shared_split(samples, lengths, prompts, *shape, together, most_tokens)
+        elif shape not in by_shape and packed:
             by_shape[shape] = packed_split(samples, lengths, *shape, together, most_tokens)
         elif shape not in by_shape:
             by_shape[shape] = split(samples, lengths, *shape, together)
@@ -64,7 +78,7 @@ def split_minibatch(
                 by_shape[shape] = bounded(by_shape[shape], lengths, together, most_tokens)
         splits[model] = by_shape[shape]
     counts = {model: len(cells[0]) for model, cells in splits.items()}
-    return MicroBatchPlan(layout.with_microbatches(counts), samples, splits, packed)
+    return MicroBatchPlan(layout.with_microbatches(counts), samples, splits, packed, prompts if packed else None)
 
 
 def bounded(unbounded: Split, lengths: Sequence[int], together: int, most_tokens: int) -> Split:

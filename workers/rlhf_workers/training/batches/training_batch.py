@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -23,6 +22,7 @@ from rlhf_common import control_pb2 as pb
 from rlhf_common.arrays import unpack
 from rlhf_common.samples import FINISH_REASONS, NOT_SAMPLED
 from rlhf_workers.failures import WorkError
+from rlhf_workers.training.batches.packed_rows import PackedRow, PromptTable, SamplePlace, packed_row, sample_places
 from rlhf_workers.training.parallel.context_group import ContextCut, ContextGroup, OwnPlaces, padded
 
 OLD_FIELD: Final = "old_log_probabilities"
@@ -71,6 +71,11 @@ class TrainingBatch:
         responses = self.response_lengths.tolist()
         return [len(prompt) + length for prompt, length in zip(self.prompts, responses, strict=True)]
 
+    @cached_property
+    def prompt_table(self) -> PromptTable:
+        """Which samples have equal prompts, and how long these are."""
+        return PromptTable.from_prompts(self.prompts)
+
     @property
     def old(self) -> torch.Tensor:
         """Log-probabilities in the denominator of ratios, float32 [B, T]: the training ranks' if computed, else the
@@ -104,15 +109,17 @@ class TrainingBatch:
 @dataclass(frozen=True)
 class MicroBatch:
     """b samples, right-padded to L tokens, or packed into one row of L tokens in total, and their n trained response
-    tokens, concatenated. On a rank of a context group `tokens` has its own positions of the rows, [b, l], which `cut`
-    and `own` describe; the other fields cover whole rows."""
+    tokens, concatenated. In a packed row several samples may share the tokens of one prompt. On a rank of a context
+    group `tokens` has its own positions of the rows, [b, l], which `cut` and `own` describe; the other fields cover
+    whole rows."""
 
     tokens: torch.Tensor
     """int64 [b, L]; packed [1, L]."""
-    first: torch.Tensor
-    """int64 [b]: index in the flattened rows of the first token of each sample."""
+    last: torch.Tensor
+    """int64 [b]: index in the flattened rows of the last trained token of each sample; its first token without any."""
     positions: torch.Tensor
-    """int64 [n]: index in the flattened rows of the state *before* each trained token."""
+    """int64 [n]: index in the flattened rows of the state *before* each trained token. First tokens of responses to a
+    shared prompt have the same one, whose gradient is the sum of theirs."""
     targets: torch.Tensor
     """int64 [n]: the token sampled there."""
     samples: torch.Tensor
@@ -121,8 +128,8 @@ class MicroBatch:
     """Model role -> float32 [n]: weight of each token's loss in the whole mini-batch."""
     fields: dict[str, torch.Tensor]
     """Name -> float32 [n]."""
-    packed: tuple[int, ...] | None = None
-    """Tokens per sample of a packed row; None: padded."""
+    packed: PackedRow | None = None
+    """Segments of a packed row; None: padded."""
     cut: ContextCut | None = None
     """This rank's positions of the rows; None: all."""
     own: OwnPlaces | None = None
@@ -132,7 +139,7 @@ class MicroBatch:
         """Return it on another device; for a GPU with copies for which the host does not wait."""
         return MicroBatch(
             _moved(self.tokens, device),
-            _moved(self.first, device),
+            _moved(self.last, device),
             _moved(self.positions, device),
             _moved(self.targets, device),
             _moved(self.samples, device),
@@ -156,7 +163,7 @@ class MicroBatch:
     def sum_by_sample(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of `values` [n] over the trained tokens of each sample, [b], differentiable; 0 without
         tokens."""
-        return values.new_zeros(len(self.first)).index_add(0, self.samples, values)
+        return values.new_zeros(len(self.last)).index_add(0, self.samples, values)
 
 
 def _old(fields: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -270,21 +277,21 @@ def micro_batch(
     weights: dict[str, torch.Tensor],
     packed: bool = False,
     group: ContextGroup | None = None,
+    prompts: PromptTable | None = None,
 ) -> MicroBatch:
     """Return the samples `rows` of a batch, in one row if `packed`; `weights` are [B, T] per model role. `group`: keep
-    only this rank's positions; None: all."""
-    lengths = [padded(batch.lengths[row], 1 if group is None else group.chunks) for row in rows]
-    widths = lengths if packed else [max(lengths)] * len(rows)
-    ends = list(accumulate(widths))
-    first = [end - width for end, width in zip(ends, widths, strict=True)]
-    tokens = torch.zeros(ends[-1], dtype=torch.int64)
-    positions = []
-    for place, row in zip(first, rows, strict=True):
-        prompt, length = batch.prompts[row], int(batch.response_lengths[row])
-        begin = place + len(prompt)
-        tokens[place:begin] = prompt
-        tokens[begin : begin + length] = batch.responses[row, :length]
-        positions.append(batch.mask[row, :length].nonzero().flatten() + (begin - 1))
+    only this rank's positions; None: all. `prompts`: neighbours in a packed row with equal ones share them; None:
+    every sample has its own."""
+    lengths = [padded(length, 1 if group is None else group.chunks) for length in batch.lengths]
+    row = packed_row(rows, lengths, prompts) if packed else None
+    width = max(lengths[sample] for sample in rows)
+    widths = [width] * len(rows) if row is None else [segment.tokens for segment in row]
+    of_prompts = [len(batch.prompts[sample]) for sample in rows]
+    if row is None:
+        places = [SamplePlace(width * place, width * place + length) for place, length in enumerate(of_prompts)]
+    else:
+        places = list(sample_places(row, of_prompts))
+    tokens, before, last = _placed(batch, rows, places, sum(widths))
     index = torch.tensor(list(rows))
     chosen = batch.mask[index]
     samples = torch.arange(len(rows))[:, None].expand_as(chosen)
@@ -294,19 +301,36 @@ def micro_batch(
 
     tokens = tokens.view(1 if packed else len(rows), -1)
     cut = None if group is None else ContextCut.for_lengths(group, widths if packed else widths[:1])
-    before = torch.cat(positions)
     return MicroBatch(
         tokens=tokens if cut is None else tokens[:, cut.columns],
-        first=torch.tensor(first),
+        last=last,
         positions=before,
         targets=flat(batch.responses),
         samples=samples[chosen],
         weights={model: flat(values) for model, values in weights.items()},
         fields={name: flat(values) for name, values in batch.fields.items()},
-        packed=tuple(lengths) if packed else None,
+        packed=row,
         cut=cut,
         own=None if cut is None else cut.own(before),
     )
+
+
+def _placed(
+    batch: TrainingBatch, rows: Sequence[int], places: Sequence[SamplePlace], size: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return (flattened rows of `size` tokens, index of the state before each trained token [n], index of each sample's
+    last trained token [b])."""
+    tokens, last = torch.zeros(size, dtype=torch.int64), torch.zeros(len(rows), dtype=torch.int64)
+    before = list[torch.Tensor]()
+    for number, (row, place) in enumerate(zip(rows, places, strict=True)):
+        prompt, length = batch.prompts[row], int(batch.response_lengths[row])
+        prompt_end = place.prompt + len(prompt)
+        tokens[place.prompt : prompt_end] = prompt
+        tokens[place.response : place.response + length] = batch.responses[row, :length]
+        trained = batch.mask[row, :length].nonzero().flatten()
+        before.append(torch.where(trained == 0, prompt_end, trained + place.response) - 1)
+        last[number] = trained[-1] + place.response if len(trained) else place.prompt
+    return tokens, torch.cat(before), last
 
 
 def _finished(sample: pb.TrainSample) -> bool:

@@ -18,6 +18,7 @@ from rlhf_common.names import ExitCode
 from rlhf_planner.transformer_shape import stage_layers
 from rlhf_workers.failures import WorkError
 from rlhf_workers.models.experts import has_experts
+from rlhf_workers.training.batches.packed_rows import PackedRow
 from rlhf_workers.training.megatron.chunk_modules import build_chunk
 from rlhf_workers.training.megatron.folder_format import Shapes, chunk_format, tensor_part, unconverted
 from rlhf_workers.training.parallel.context_attention import ChunkMasks
@@ -100,7 +101,7 @@ class MegatronStage(PipelineStage):
         return own_positions(length, self.tensor) if self.tensor.by_position else length
 
     def forward(
-        self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None, cut: ContextCut | None = None
+        self, hidden: torch.Tensor, packed: PackedRow | None = None, cut: ContextCut | None = None
     ) -> torch.Tensor:
         """See PipelineStage."""
         assert packed is None, "a rule refuses packing with this backend"

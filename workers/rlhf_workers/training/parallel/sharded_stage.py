@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from rlhf_workers.training.batches.packed_rows import PackedRow
 from rlhf_workers.training.communication.communicator import waiting_for
 from rlhf_workers.training.parallel.context_group import ContextCut
 from rlhf_workers.training.parallel.tensor_parts import near_equal_keepers
@@ -56,7 +57,7 @@ class ShardedStage(ModelStage):
         return embedded
 
     def forward(
-        self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None, cut: ContextCut | None = None
+        self, hidden: torch.Tensor, packed: PackedRow | None = None, cut: ContextCut | None = None
     ) -> torch.Tensor:
         """See PipelineStage; `hidden` may be token ids, which it embeds."""
         return super().forward(hidden, packed, cut) if hidden.is_floating_point() else super().embed(hidden)

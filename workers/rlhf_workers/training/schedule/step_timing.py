@@ -14,13 +14,12 @@ from typing import Any, Final
 
 import torch
 
-from rlhf_api.algorithms import Shape
+from rlhf_api.algorithms import Shape, same_prompt_samples
 from rlhf_common import control_pb2 as pb
 from rlhf_common.schedule import Action, Kind, ScheduleTable
 from rlhf_workers.devices.device import device_sharers, free_memory
 from rlhf_workers.devices.host_copies import wait_for
 from rlhf_workers.models.precision import shared_casts
-from rlhf_workers.training.batches.token_budget import split_minibatch
 from rlhf_workers.training.batches.training_batch import TrainingBatch
 from rlhf_workers.training.communication.communicator import RowCounts
 from rlhf_workers.training.communication.transport import GroupTransport
@@ -56,16 +55,18 @@ def measure(trainer: Trainer, command: pb.Measure) -> Generator[None, None, pb.M
 
 
 def made_up_batch(trainer: Trainer) -> TrainingBatch:
-    """Return one mini-batch of the job's shapes: every sample is half as long as the longest allowed one."""
+    """Return one mini-batch of the job's shapes: every sample is half as long as the longest allowed one, and as many
+    have the same prompt as in a mean mini-batch."""
     spec, size = trainer.spec, trainer.spec.algorithm.fields.mini_batch_size
     prompt, response = max(1, spec.rollout.max_prompt_tokens // 2), max(1, spec.rollout.max_response_tokens // 2)
     vocabulary = min(int(stage.config.vocab_size) for stage in trainer.stages.values())
     tokens = (torch.arange(size * (prompt + response)) % vocabulary).view(size, prompt + response)
+    same = round(same_prompt_samples(spec))
     wave = _wave((size, response))
     sampled = (field for field in trainer.algorithm.context.graph.batch_fields if field.shape is Shape.PER_TOKEN)
     fields = (*sampled, *trainer.algorithm.prepared)
     return TrainingBatch(
-        prompts=tuple(row[:prompt] for row in tokens),
+        prompts=tuple(tokens[row // same * same, :prompt] for row in range(size)),
         responses=tokens[:, prompt:].contiguous(),
         response_lengths=torch.full((size,), response),
         mask=torch.ones(size, response, dtype=torch.bool),
@@ -79,11 +80,9 @@ def made_up_batch(trainer: Trainer) -> TrainingBatch:
 
 def made_up_work(trainer: Trainer) -> dict[int, StageWork]:
     """Return `made_up_batch` as work of this rank's stages, with separate objectives."""
-    batch, fields = made_up_batch(trainer), trainer.spec.algorithm.fields
-    rows = list(range(fields.mini_batch_size))
-    plan = split_minibatch(
-        trainer.layout, rows, batch.lengths, fields.samples_per_unit, None, trainer.spec.training.packing
-    )
+    batch = made_up_batch(trainer)
+    rows = list(range(trainer.spec.algorithm.fields.mini_batch_size))
+    plan = trainer.splitter.split(trainer.layout, rows, batch, bounded=False)
     return trainer.mini_batch(batch, plan, trainer.objectives())
 
 

@@ -35,17 +35,10 @@ def token_values(stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBa
 
 
 def response_scores(stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
-    """Return the score of each sample, float32 [b], at its last trained token, from states as above."""
-    cut, states, last = microbatch.cut, hidden.flatten(0, 1), _last_tokens(microbatch)
+    """Return the score of each sample, float32 [b], at its last trained token, or its first token without any, from
+    states as above."""
+    cut, states, last = microbatch.cut, hidden.flatten(0, 1), microbatch.last
     if cut is None:
         return stage.scores(states.index_select(0, last))
     own = cut.own(last)
     return cut.joined(stage.scores(states.index_select(0, own.places)), own, len(last))
-
-
-def _last_tokens(microbatch: MicroBatch) -> torch.Tensor:
-    """Return the index of the last trained token of each sample, int64 [b]; for a sample without any, its first token.
-
-    `positions` refer to the states before the tokens; the state *of* the last token is the next one.
-    """
-    return microbatch.first.scatter_reduce(0, microbatch.samples, microbatch.positions + 1, "amax")

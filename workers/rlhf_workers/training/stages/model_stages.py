@@ -19,9 +19,10 @@ from rlhf_common.names import ExitCode
 from rlhf_planner.transformer_shape import stage_layers
 from rlhf_workers.failures import WorkError
 from rlhf_workers.models.experts import WHOLE
+from rlhf_workers.training.batches.packed_rows import PackedRow
 from rlhf_workers.training.parallel.context_attention import CONTEXT, CUT, ChunkMasks
 from rlhf_workers.training.parallel.context_group import ContextCut
-from rlhf_workers.training.stages.packed_attention import PACKED, PACKED_ROWS, WRITTEN_OUT, repeated
+from rlhf_workers.training.stages.packed_attention import PACKED, PACKED_ROWS, WRITTEN_OUT, RowAttention, repeated
 from rlhf_workers.training.stages.pipeline_stage import Attention, Head, PipelineStage
 from rlhf_workers.weights.expert_files import NAMES, as_parameters
 from rlhf_workers.weights.tensor_file import TensorFolder
@@ -53,7 +54,7 @@ class ModelStage(PipelineStage):
         return embedded.float()
 
     def forward(
-        self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None, cut: ContextCut | None = None
+        self, hidden: torch.Tensor, packed: PackedRow | None = None, cut: ContextCut | None = None
     ) -> torch.Tensor:
         """See PipelineStage."""
         by_kind = self._whole_rows(hidden, packed) if cut is None else self._cut_rows(hidden, cut)
@@ -65,14 +66,19 @@ class ModelStage(PipelineStage):
                 hidden = layer(hidden, **arguments)
         return self.model.norm(hidden) if self.is_last else hidden
 
-    def _whole_rows(self, hidden: torch.Tensor, packed: tuple[int, ...] | None) -> dict[str, dict[str, Any]]:
+    def _whole_rows(self, hidden: torch.Tensor, packed: PackedRow | None) -> dict[str, dict[str, Any]]:
         """Return the inputs of layers besides states of whole rows, by attention kind."""
-        rotation, masks = self._geometry(hidden, max(packed or (hidden.shape[1],)))
-        of_row: dict[str, Any] = {"position_embeddings": rotation}
-        if packed is not None:
-            of_row["position_embeddings"] = tuple(repeated(part, packed) for part in rotation)
-            of_row[PACKED] = packed
-        return {kind: {"attention_mask": mask, **of_row} for kind, mask in masks.items()}
+        longest = hidden.shape[1] if packed is None else max(segment.longest for segment in packed)
+        rotation, masks = self._geometry(hidden, longest)
+        if packed is None:
+            return {kind: {"attention_mask": mask, "position_embeddings": rotation} for kind, mask in masks.items()}
+        with torch.no_grad():
+            rotations = tuple(repeated(part, packed) for part in rotation)
+            rows = {k: RowAttention.for_row(packed, self._window(k), mask, hidden) for k, mask in masks.items()}
+        return {
+            kind: {"attention_mask": mask, "position_embeddings": rotations, PACKED: rows[kind]}
+            for kind, mask in masks.items()
+        }
 
     def _cut_rows(self, hidden: torch.Tensor, cut: ContextCut) -> dict[str, dict[str, Any]]:
         """Return the inputs of layers besides states of some positions, by attention kind."""

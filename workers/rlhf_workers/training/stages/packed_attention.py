@@ -1,22 +1,26 @@
 """Attention in packed rows, registered with transformers: a row is a concatenation of samples that do not see each
-other.
+other, or of a prompt and the responses that share it.
 
 Rule: a sample is computed as if it were alone, with the same functions on its part of the row. So no score between two
-samples is computed.
+samples is computed. A response to a shared prompt attends to copies of the prompt's keys, before its own.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
+from rlhf_workers.models.precision import as_multiplied
+from rlhf_workers.training.batches.packed_rows import PackedRow
 from rlhf_workers.training.stages.pipeline_stage import Attention
 
-PACKED: Final = "sample_lengths"
-"""Layer argument for its attention: tokens of each sample of the row."""
+PACKED: Final = "packed_row"
+"""Layer argument for its attention: `RowAttention`."""
 PACKED_ROWS: Final[Mapping[Attention, Attention]] = {"eager": "packed_eager", "sdpa": "packed_sdpa"}
 """Attention for padded rows -> attention for packed rows."""
 WRITTEN_OUT: Final[Mapping[Attention, Attention]] = {
@@ -35,10 +39,80 @@ Parts = Callable[[Part, dict[str, Any]], Iterable[Part]]
 """(inputs of attention, other arguments, from which it removes its own) -> parts whose results are concatenated."""
 
 
-def repeated(rotation: torch.Tensor, packed: tuple[int, ...]) -> torch.Tensor:
+@dataclass(frozen=True)
+class RowAttention:
+    """Inputs of one layer's attention in a packed row besides queries, keys and values."""
+
+    row: PackedRow
+    seen: tuple[slice, ...]
+    """For each segment, the prompt tokens that any response sees."""
+    masks: tuple[torch.Tensor | None, ...]
+    """For each segment, the mask [..., longest response, seen tokens and longest response], of which a shorter response
+    has a corner; None: the fused kernel's own mask, or no response."""
+
+    @classmethod
+    def for_row(
+        cls, row: PackedRow, window: int | None, mask: torch.Tensor | None, hidden: torch.Tensor
+    ) -> "RowAttention":
+        """Return those of layers with one window: keys that a query sees, including its own; None: all before it.
+        `mask`: that of the longest sample; None: causal. `hidden` has the type of an added mask."""
+        seen = tuple(slice(0 if window is None else max(0, part.prompt - window + 1), part.prompt) for part in row)
+        causal = dict[tuple[int, int], torch.Tensor | None]()  # segments of one shape share it
+        masks = list[torch.Tensor | None]()
+        for part, keys in zip(row, seen, strict=True):
+            shape = part.longest - part.prompt, part.longest
+            if mask is not None or not part.responses:
+                masks.append(None if mask is None else mask[..., part.prompt : part.longest, keys.start : part.longest])
+                continue
+            if shape not in causal:
+                causal[shape] = _causal(*shape, hidden)
+            masks.append(causal[shape])
+        return cls(row, seen, tuple(masks))
+
+    def parts(self, part: Part) -> Iterator[Part]:
+        """Yield the samples of the row, or its prompts and responses."""
+        query, key, value, mask = part
+        lengths = [length for segment in self.row for length in (segment.prompt, *segment.responses)]
+        if len(lengths) > len(self.row):
+            key, value = as_multiplied(key), as_multiplied(value)  # copies of a prompt's keys then have fewer bytes
+        cuts = zip(*(whole.split(lengths, dim=2) for whole in (query, key, value)), strict=True)
+        for segment, keys, continued in zip(self.row, self.seen, self.masks, strict=True):
+            prompt, end = next(cuts), segment.prompt
+            # A mask depends only on the distance, so that of a shorter sample is a corner of the longest one's.
+            yield *prompt, None if mask is None else mask[..., :end, :end]
+            before = [states[:, :, keys] for states in prompt[1:]]
+            for length in segment.responses:
+                own, *added = next(cuts)
+                if length:
+                    of_keys, of_values = (torch.cat(pair, dim=2) for pair in zip(before, added, strict=True))
+                    yield own, of_keys, of_values, _corner(continued, length, of_keys.shape[2])
+
+
+def _causal(queries: int, keys: int, hidden: torch.Tensor) -> torch.Tensor | None:
+    """Return the mask [1, 1, queries, keys] of the last queries before the end of the keys. Only the kernel of a GPU
+    needs none; another one would make and store its own copy for each response and layer."""
+    if hidden.device.type == "cuda":
+        return None
+    mask = torch.full((queries, keys), float("-inf"), device=hidden.device, dtype=hidden.dtype)
+    return mask.triu_(keys - queries + 1)[None, None]
+
+
+def _corner(mask: torch.Tensor | None, queries: int, keys: int) -> torch.Tensor:
+    """Return the mask of a response."""
+    if mask is not None:
+        return mask[..., :queries, :keys]
+    fused: torch.Tensor = causal_lower_right(queries, keys)
+    return fused
+
+
+def repeated(rotation: torch.Tensor, row: PackedRow) -> torch.Tensor:
     """Return rotations [1, L, width] of a row, from those of the first positions, [1, at least the longest sample,
-    width]."""
-    return torch.cat([rotation[:, :length] for length in packed], dim=1)
+    width]. Every response to a shared prompt begins at the position after the prompt."""
+    parts = list[torch.Tensor]()
+    for segment in row:
+        parts.append(rotation[:, : segment.prompt])
+        parts += [rotation[:, segment.prompt : segment.prompt + length] for length in segment.responses]
+    return torch.cat(parts, dim=1)
 
 
 def in_parts(attend: Any, parts: Parts) -> Any:
@@ -60,15 +134,9 @@ def in_parts(attend: Any, parts: Parts) -> Any:
 
 
 def _samples(part: Part, arguments: dict[str, Any]) -> Iterator[Part]:
-    """Yield the samples of a packed row; the whole input if no lengths are given."""
-    query, key, value, mask = part
-    lengths = arguments.pop(PACKED, None)
-    if lengths is None:
-        yield part
-        return
-    # A mask depends only on the distance, so that of a shorter sample is a corner of the longest one's.
-    masks = [None if mask is None else mask[..., :length, :length] for length in lengths]
-    yield from zip(*(whole.split(lengths, dim=2) for whole in (query, key, value)), masks, strict=True)
+    """Yield the parts of a packed row; the whole input without a row."""
+    row: RowAttention | None = arguments.pop(PACKED, None)
+    yield from (part,) if row is None else row.parts(part)
 
 
 # Explicit attention works for every family, including its soft cap.

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import nn
 
+from rlhf_workers.training.batches.packed_rows import PackedRow
 from rlhf_workers.training.communication.communicator import Communicator
 from rlhf_workers.training.parallel.context_group import ContextCut
 from rlhf_workers.training.parallel.tensor_group import TensorGroup
@@ -86,11 +87,11 @@ class PipelineStage(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None, cut: ContextCut | None = None
+        self, hidden: torch.Tensor, packed: PackedRow | None = None, cut: ContextCut | None = None
     ) -> torch.Tensor:
         """Return [b, L, hidden] for [b, L, hidden], where L is `own_positions`. The last stage's result is normed and
         covers all positions, or with `cut` this rank's; padding may follow. `packed`: b is 1, and the row consists of
-        samples with these token counts, which do not see each other. `cut`: the states are those of a rank's positions
+        these segments, which do not see each other. `cut`: the states are those of a rank's positions
         in rows with this cut."""
 
     @abstractmethod
