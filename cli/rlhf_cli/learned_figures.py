@@ -1,4 +1,4 @@
-"""Figures for `rlhf plan --devices` that the job's newest run has shown.
+"""Figures that a run of the job has shown, for `rlhf plan --devices`, `rlhf run` and `rlhf explain`.
 
 Rule: a run folder is untrusted. An unreadable file of costs or profiles teaches nothing and raises nothing.
 """

@@ -43,7 +43,7 @@ class Certificates:
         return x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc
 
     def data(self) -> dict[str, bytes]:
-        """Return file name -> content, as `channels` reads them and as the job's Secret stores them."""
+        """Return file name -> content, with the names that `channels` reads and that the job's Secret has."""
         return {"ca.crt": self.authority, "tls.crt": self.certificate, "tls.key": self.key}
 
     def write(self, folder: Path) -> None:

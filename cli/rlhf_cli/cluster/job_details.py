@@ -57,7 +57,7 @@ class JobDetails:
     """Events about the job and its pods."""
     iterations: Sequence[PastIteration]
     operator_age: timedelta | None
-    """Time since the operator last renewed its Lease; None when no Lease could be read."""
+    """Time since the operator last renewed its Lease; None when no readable Lease states a time."""
     losses: Sequence[str] = ()
     """Reasons why iterations take so long, largest loss first, from the coordinator's last log lines."""
     missing: Sequence[str] = ()

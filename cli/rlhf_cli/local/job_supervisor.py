@@ -78,7 +78,8 @@ class JobSupervisor:
         hang_seconds: float = 0,
     ) -> None:
         """`leave_seconds`: time that workers get to end after the coordinator tells them to leave. `hang_seconds`:
-        silence after which a process is killed; 0 means never."""
+        silence after which a process that has answered is killed; 0 means never.
+        """
         self._processes = processes
         self._backoff_limit = backoff_limit
         self._token = token
@@ -221,7 +222,10 @@ class JobSupervisor:
                     os.kill(child.pid, number)  # send_signal would poll a dead child, and asyncio then says 255
 
     async def _wind_down(self, end: EndJob) -> None:
-        """Give the processes time to leave, then ask them to end. The caller kills the remaining ones."""
+        """Stop a running coordinator, give the other processes time to leave, then ask them to end.
+
+        The caller kills the remaining ones.
+        """
         if Group.COORDINATOR.value in self._children:
             self._stopping = True
             self._signal(Group.COORDINATOR.value, signal.SIGTERM)

@@ -154,7 +154,7 @@ def _local_process(
 def _addresses(env: Mapping[str, str], group: Group, share: DeviceShare, ports: JobPorts) -> tuple[str, dict[str, str]]:
     """Return the address at which a process listens, and variables of its other ports.
 
-    With an entry, the process is a rank in a pod of several ranks, and the variables include the devices of the pod.
+    For a pod of several ranks, the address has one entry per rank, and the variables include the ranks' devices.
     """
     if (count := _ranks(env)) == 1:
         is_rank = Env.RENDEZVOUS.value in env

@@ -25,8 +25,7 @@ class ProcessPorts:
     """The ports of one process."""
 
     listen: int
-    """Port of the gRPC server: the coordinator's service, or a worker's for peers that fetch weights and move KV
-    caches."""
+    """Port of the gRPC server."""
     metrics: int
     """Port of metrics and liveness."""
     rendezvous: int | None = None

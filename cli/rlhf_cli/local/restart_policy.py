@@ -50,7 +50,7 @@ class ProcessEnd:
     seconds: float
     """Seconds that it ran."""
     streak: int
-    """Number of consecutive failures before this end, without a healthy run between them."""
+    """Restarts in a row before this end, without a healthy run between them."""
     counted: int
     """Counted restarts of the whole job so far."""
 
@@ -62,7 +62,7 @@ class RestartProcess:
     delay: float
     """Seconds until the restart."""
     streak: int
-    """Number of consecutive failures, this one included."""
+    """Restarts in a row, this one included."""
     counted: bool
     """Whether the restart counts towards runPolicy.backoffLimit."""
 

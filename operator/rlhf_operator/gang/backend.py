@@ -101,7 +101,7 @@ class QueueAdmission:
     """Backend that creates the queue's object and places pods where they were admitted."""
     gate: QueueGate
     blocked: str = ""
-    """Reason why no pod is created for now although pods may exist; empty if there is none."""
+    """Reason besides the gate why no pod is created for now; empty if there is none."""
 
 
 @runtime_checkable

@@ -74,7 +74,8 @@ def desired_versions(
 ) -> DesiredVersions:
     """Return the versions from which the pods of a job should be created.
 
-    `restarted`: groups that restart from now on. `hashes`: hashes of valid templates.
+    `restarted`: groups that restart from now on. `hashes`: group -> hash of its template; empty if pods are not
+    compared.
     """
     stored_epochs = {str(group["name"]): int(group.get("epoch") or 0) for group in status.get("groups") or []}
     epochs = {group: stored_epochs.get(group, 0) + (group in restarted) for group in sizes}

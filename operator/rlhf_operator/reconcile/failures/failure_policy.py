@@ -66,7 +66,7 @@ def of_disruption(rules: Sequence[FailureRule], pod: ObservedPod) -> PolicyMatch
 
 
 def of_lost(rules: Sequence[FailureRule], pod: ObservedPod, *, alone: bool) -> PolicyMatch:
-    """Return the match of a pod whose process the coordinator has lost, `alone` or with another counted pod."""
+    """Return the match of a pod whose process the coordinator has lost. `alone`: it is the first of such pods."""
     matching = (rule for rule in _about(rules, pod) if _has_condition(rule, pod))
     return next((_policy_match(rule) for rule in matching), PolicyMatch("Restart" if alone else "Ignore"))
 
