@@ -38,8 +38,7 @@ _CURVES: Final = (
 
 
 def render(status: pb.JobStatus, lines: Sequence[Mapping[str, Any]], notices: Sequence[str]) -> RenderableType:
-    """Return the view. `lines` are the metrics of finished iterations, in order; `notices` the latest notices, newest
-    last."""
+    """Return the view. `lines`: metrics in the form of metrics.jsonl, in order; `notices`: the latest, newest last."""
     # Without a ledger the number of samples is unknown, not zero.
     samples: list[RenderableType] = [_stages(status), _ledger(status)] if status.ledger else []
     parts: list[RenderableType] = [

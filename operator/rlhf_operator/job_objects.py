@@ -85,7 +85,7 @@ class WriteResult:
 
     @property
     def unwritten(self) -> dict[str, str]:
-        """Return object name -> reason for objects that were refused or are being deleted."""
+        """Return object name -> reason for objects that were not written, without those in `occupied`."""
         return self.terminating | self.refused
 
     @property

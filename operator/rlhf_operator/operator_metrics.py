@@ -120,7 +120,7 @@ def _ready_after(meta: Mapping[str, Any], before: Mapping[str, Any], after: Mapp
 
 
 def _resized(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
-    """Return the seconds that a resize took, if it has just ended; else None."""
+    """Return the seconds for which Resizing was True, if it has just become False; else None."""
     was, now = _condition(before, ConditionType.RESIZING), _condition(after, ConditionType.RESIZING)
     if was is None or now is None or (was["status"], now["status"]) != ("True", "False"):
         return None

@@ -16,7 +16,7 @@ FIRST_DELAY_SECONDS: Final = 0.2
 LAST_DELAY_SECONDS: Final = 10.0
 """Longest delay in seconds."""
 HEALTHY_SECONDS: Final = 120.0
-"""Seconds after which a process counts as healthy: the delay after its next failure is the first one again."""
+"""Seconds after which a process counts as healthy: the delay after its next end is the first one again."""
 VERDICTS: Final = frozenset(
     {
         ExitCode.USAGE,

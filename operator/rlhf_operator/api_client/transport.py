@@ -84,9 +84,7 @@ class Transport:
         self._client = ApiClient(connection.configuration)
         self._slots = asyncio.Semaphore(concurrency)
         self.on_answer: Callable[[str, str, int], None] = lambda verb, resource, code: None
-        """Called as `on_answer(verb, resource, code)` after each attempt at a request; code 0: it failed without a
-        code.
-        """
+        """Called as `on_answer(verb, resource, code)` after each attempt; code 0: no answer, or only a part of one."""
         self.on_break: Callable[[], None] = lambda: None
         """Called when the connection of a stream breaks off or falls silent after it was answered."""
 

@@ -106,7 +106,7 @@ class QueueAdmission:
 
 @runtime_checkable
 class QueueingBackend(GangBackend, Protocol):
-    """A backend with a queue: no pod exists before the queue admits the job."""
+    """A backend with a queue, which decides whether the job's pods may exist."""
 
     def admit(self, job: RLHFJob, requests_hash: str, state: QueueState | None) -> QueueAdmission:
         """Return whether the job's pods may exist. `requests_hash` is `members.requests_hash` of its pods."""

@@ -57,7 +57,7 @@ def certificates_name(job: RLHFJob) -> str:
 
 
 def authority_name(job: RLHFJob) -> str:
-    """Return the name of the Secret with the key of the job's authority; no pod mounts it."""
+    """Return the name of the Secret with the key of the job's authority; the operator mounts it in no pod."""
     return f"{job.name}-authority"
 
 

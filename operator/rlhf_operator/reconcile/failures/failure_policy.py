@@ -24,7 +24,7 @@ VERDICTS: Final[Mapping[int, FinishedReason]] = {
     ExitCode.ADDRESS_IN_USE: FinishedReason.ADDRESS_IN_USE,
     ExitCode.SAMPLE_FAILED: FinishedReason.SAMPLE,
 }
-"""Exit codes with which the coordinator ends the job because no restart would help."""
+"""Exit codes of the coordinator that fail the job by the built-in rules, because no restart would help."""
 INCURABLE: Final = frozenset({ExitCode.USER_CODE, ExitCode.BAD_MODEL, ExitCode.BAD_DATA, ExitCode.STORAGE})
 """Exit codes of a worker that fail the job by the built-in rules, because no restart would help."""
 REMEDIES: Final[Mapping[int, str]] = {
