@@ -48,7 +48,9 @@ class BoundedCache(Generic[Given, Result]):
 
 
 def cached(most: int) -> Callable[[Callable[Given, Result]], BoundedCache[Given, Result]]:
-    """Return a decorator that caches the latest results: at most `most`, of at most CHARACTERS characters."""
+    """Return a decorator that caches the latest results: at most `most`, with arguments of at most CHARACTERS
+    characters.
+    """
     return lambda function: BoundedCache(function, most)
 
 

@@ -35,14 +35,14 @@ _ENTERED: Final = re.compile(r"([A-Z][a-z]+) \(iteration (\d+)\)")
 
 @dataclass
 class PastIteration:
-    """One iteration that the coordinator's log mentions: finished, or in progress."""
+    """One iteration that the coordinator's log mentions, finished or not."""
 
     number: int
     """Number of the iteration, from 0, as in metrics.jsonl."""
     reward: float | None = None
     samples_per_second: float | None = None
     seconds: float | None = None
-    """Seconds that it took; None while it is in progress."""
+    """Seconds that it took; None if the log does not have its end."""
     stages: dict[str, float] = field(default_factory=dict)
     """Stage -> seconds, in the order in which the stages were entered."""
 

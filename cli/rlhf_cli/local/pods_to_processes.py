@@ -58,7 +58,7 @@ class LocalProcess:
     cores: frozenset[int] | None = None
     """CPU cores to which it is pinned; None for any."""
     port: int = 0
-    """Port of its own gRPC server."""
+    """Port of its gRPC server; with several ranks, that of the first one."""
     device: str = "cpu"
     """Device in displays: `cpu`, or `cuda:2,3` in the numbering of the machine."""
     endpoint: str = ""
