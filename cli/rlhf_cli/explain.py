@@ -27,7 +27,7 @@ from rlhf_planner.inter_stage.long_rounds import JOB_KEY
 
 
 def explain_run(run_dir: Path, *, everything: bool, as_json: bool) -> int:
-    """Print where the time of a run went; return the exit code. Raises RunError for a run without profiles."""
+    """Print where the time of a run went; return the exit code. Raises RunError, such as for a run without profiles."""
     facts = _facts(run_dir)
     findings = explain(facts)
     shown = findings if everything else findings[:SHOWN]

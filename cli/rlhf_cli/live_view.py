@@ -38,8 +38,7 @@ _CURVES: Final = (
 
 
 def render(status: pb.JobStatus, lines: Sequence[Mapping[str, Any]], notices: Sequence[str]) -> RenderableType:
-    """Return the view. `lines` are the metrics of finished iterations, in order; `notices` the latest notices, newest
-    last."""
+    """Return the view. `lines`: metrics in the form of metrics.jsonl, in order; `notices`: the latest, newest last."""
     # Without a ledger the number of samples is unknown, not zero.
     samples: list[RenderableType] = [_stages(status), _ledger(status)] if status.ledger else []
     parts: list[RenderableType] = [
@@ -63,7 +62,7 @@ def render(status: pb.JobStatus, lines: Sequence[Mapping[str, Any]], notices: Se
 
 
 def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
-    """Return the values as a row of blocks, lowest to highest, averaged down to `width` where there are more."""
+    """Return the values as a row of blocks, higher for greater values; more than `width` values are averaged."""
     if not values:
         return ""
     count = min(width, len(values))
@@ -126,7 +125,7 @@ def _tail(status: pb.JobStatus) -> list[Text]:
 
 
 def _drafts(status: pb.JobStatus) -> list[Text]:
-    """Return the state of drafting and its last switch; empty where the job decodes token by token."""
+    """Return the state of drafting and its last switch; empty while the tokens per step are unknown."""
     speculation = status.speculation
     if not speculation.tokens_per_step:
         return []

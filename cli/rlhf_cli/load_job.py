@@ -54,11 +54,11 @@ class LoadedJob:
 
     document: Document
     job: RLHFJob | None
-    """The resolved job; None for an invalid job, and for an object of another kind."""
+    """The resolved job; None if it cannot be resolved, and for an object of another kind."""
     problems: tuple[Problem, ...] = ()
     """Errors and warnings, with their line numbers."""
     paths: RunPaths | None = None
-    """Paths of a run's files on this machine; None for a job loaded for a cluster."""
+    """Paths of a run's files on this machine; None unless `load_resolved` loaded the job."""
 
     @property
     def resolved(self) -> RLHFJob:
@@ -69,7 +69,7 @@ class LoadedJob:
 
     @property
     def run_paths(self) -> RunPaths:
-        """Paths of a run's files on this machine. Raises ValueError for a job loaded for a cluster."""
+        """Paths of a run's files on this machine. Raises ValueError unless `load_resolved` loaded the job."""
         if self.paths is None:
             raise ValueError(f"{self.name} was not loaded for a run on this machine")
         return self.paths

@@ -309,7 +309,7 @@ def main() -> None:
 
 
 def _explain(error: Exception) -> int | None:
-    """Print a foreseen error and return its exit code; None for an unforeseen one."""
+    """Print a foreseen error, apart from a broken pipe, and return its exit code; None for an unforeseen one."""
     from rlhf_api.problems import ManifestError
     from rlhf_cli.cluster.errors import VerbError
     from rlhf_cli.local.errors import RunError

@@ -106,8 +106,9 @@ def iteration_line(line: Mapping[str, Any], iterations: int, seconds_left: float
 
 
 def summary_line(summary: Mapping[str, Any]) -> str:
-    """Return the last line of a run, such as `Complete: 60 iterations in 3m 02s, reward 0.120 -> 0.880 (first, last
-    tenth), 42.0 samples/s`."""
+    """Return the summary of a run as a line, such as `Complete: 60 iterations in 3m 02s, reward 0.120 -> 0.880 (first,
+    last tenth), 42.0 samples/s`.
+    """
     parts = [f"{summary.get('iterations', 0)} iterations"]
     if (seconds := summary.get("seconds")) is not None:
         parts[0] += f" in {duration(seconds)}"

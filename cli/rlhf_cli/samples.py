@@ -86,7 +86,7 @@ def chosen(rows: Sequence[SampleRow], choice: SampleChoice) -> list[SampleRow]:
 
 
 def lines_of(rows: Sequence[SampleRow], width: int | None) -> list[Text]:
-    """Return rows as lines of aligned columns, one line per sample, with texts cut to `width`; None means no limit."""
+    """Return rows as lines of aligned columns, a heading and one line per sample, cut at `width`; None: no limit."""
     cells = [("SAMPLE", "REWARD", "SHAPED", "ADVANTAGE", "TOKENS", "FINISH", "WORKER", "PROMPT", "RESPONSE")]
     for row in rows:
         moved = f" (+{len(row.workers) - 1})" if row.migrated else ""

@@ -179,7 +179,7 @@ def _is_class(name: str) -> bool:
 
 
 async def operate(options: OperatorOptions, client: KubernetesClient) -> int:
-    """Wait for RLHFJobs and the lease, then work until a task ends; return the exit code."""
+    """Wait until RLHFJobs are served, and for the lease; then work until a task ends. Return the exit code."""
     identity = f"{os.environ.get('HOSTNAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     metrics = OperatorMetrics()
     index = Index(watch_events.unreadable_reporter(metrics), options.operator_class)
@@ -309,7 +309,7 @@ async def asked_to_stop() -> None:
 
 
 async def run(options: OperatorOptions) -> NoReturn:
-    """Connect and operate until a signal or a failure, then end the process."""
+    """Connect and operate until a signal or a failure, then end the process. Raises ConnectionConfigError."""
     client = await connect(resources=RESOURCES)
     task = asyncio.create_task(operate(options, client))
     # These handlers apply until asked_to_stop() installs its own.

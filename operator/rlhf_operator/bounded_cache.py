@@ -12,10 +12,10 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 CHARACTERS: Final = 8_000_000
-"""Most characters of all texts in the cache of one function: two thousand jobs of 4,000."""
+"""Most characters of the arguments of the calls in the cache of one function: two thousand jobs of 4,000."""
 LONGEST: Final = CHARACTERS // 16
-"""Most characters of the texts of one cached call. A call with longer ones is computed each time, rather than evict the
-others.
+"""Most characters of the arguments of one cached call. A call with longer ones is computed each time, rather than evict
+the others.
 """
 
 
@@ -48,12 +48,14 @@ class BoundedCache(Generic[Given, Result]):
 
 
 def cached(most: int) -> Callable[[Callable[Given, Result]], BoundedCache[Given, Result]]:
-    """Return a decorator that caches the latest results: at most `most`, of at most CHARACTERS characters."""
+    """Return a decorator that caches the latest results: at most `most`, with arguments of at most CHARACTERS
+    characters.
+    """
     return lambda function: BoundedCache(function, most)
 
 
 def _weight(value: Any) -> int:
-    """Return the length of a text or of bytes, or of those in a tuple, a frozenset or a record's attributes."""
+    """Return the length of a text or of bytes, or of those in a tuple, a frozenset or an object's `__dict__`."""
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, tuple | frozenset):

@@ -49,7 +49,7 @@ class Certificates:
         _check_pair(self.certificate, self.key)
 
     def data(self) -> dict[str, bytes]:
-        """Return file name -> content, as `channels` reads them and as the job's Secret stores them."""
+        """Return file name -> content, with the names that `channels` reads and that the job's Secret has."""
         return {"ca.crt": self.authority, "tls.crt": self.certificate, "tls.key": self.key}
 
     def write(self, folder: Path) -> None:

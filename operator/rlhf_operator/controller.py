@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 Json = dict[str, Any]
 
 CONFLICT_RETRY_SECONDS: Final = 1.0
-"""Seconds until the next reconcile after a conflict, if the watch does not deliver the newer version earlier."""
+"""Seconds until a reconcile is repeated after a conflict, unless a change of the job starts it earlier."""
 STATUS_ATTEMPTS: Final = 8
 """Most attempts to write one status while others write the job."""
 

@@ -1,4 +1,5 @@
-"""Reads coordinators over mutual TLS in the background, so that a slow one does not delay a reconcile.
+"""Reads coordinators, and sends them sizes, over mutual TLS in the background, so that a slow one does not delay a
+reconcile.
 
 Rule: a coordinator runs in its user's pod, so `reading_of` shortens, limits or drops values beyond their bounds.
 """

@@ -38,7 +38,7 @@ class EventPoster:
         self._last = 0
 
     def post(self, job: dict[str, Any], event: JobEvent) -> None:
-        """Log an event now and post it in the background, unless MAX_WAITING posts are in progress."""
+        """Log an event. Post it in the background, unless MAX_WAITING posts are in progress."""
         kind = logging.WARNING if event.warning else logging.INFO
         meta = job["metadata"]
         key = f"{meta['namespace']}/{meta['name']}"

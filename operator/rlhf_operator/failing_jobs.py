@@ -1,6 +1,9 @@
-"""Counts consecutive failed reconciles of each job, and decides when its user is informed.
+"""Counts the reconciles of each job that an ApiError ended since the last complete one, and decides when its user is
+informed.
 
-Rule: sends nothing. The counts are lost with the process.
+Conflicts do not count. The counts are lost with the process.
+
+Rule: sends nothing.
 """
 
 import time
@@ -15,9 +18,11 @@ from rlhf_operator.reconcile.api_failure import NOT_DECLARED, describe_failure
 from rlhf_operator.reconcile.reconcile_plan import JobEvent
 
 ATTEMPTS: Final = 3
-"""Consecutive failed reconciles before a user is informed."""
+"""Failures before a user is informed, unless the cluster's definition of RLHFJobs is too old."""
 EVENT_SECONDS: Final = 1800.0
-"""Seconds until the same event is posted again; the API server stores an event for an hour."""
+"""Seconds until the same event is posted again while a job fails; by default the API server stores an event for an
+hour.
+"""
 
 
 _OLD: Final = (
@@ -37,7 +42,7 @@ class _Failures:
 
 
 class FailingJobs:
-    """Consecutive failures for each job key."""
+    """Failures since the last complete reconcile, for each job key."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` returns the seconds of a monotonic clock."""
@@ -45,7 +50,7 @@ class FailingJobs:
         self._failures: dict[str, _Failures] = {}
 
     def fail(self, key: str, error: ApiError) -> None:
-        """Count one more failure in a row."""
+        """Count one more failure."""
         failures = self._failures.setdefault(key, _Failures())
         failures.count += 1
         failures.words = str(error)

@@ -100,7 +100,7 @@ class Index:
         self._queue_objects: dict[str, dict[tuple[QueueApi, str], QueueObject]] = {}
         """Job -> (queue, name) -> object that represents it in that queue."""
         self._strange: dict[str, dict[str, tuple[str, UnreadableObject]]] = {}
-        """Job -> uid -> (kind, what): objects other than pods whose newest version cannot be read."""
+        """Job -> uid -> (kind, what): queue objects whose newest version cannot be read."""
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._ended: dict[str, dict[str, ObservedPod]] = {}
         """Job -> uid -> last version of deleted pods that no reconcile has accounted for."""
@@ -161,7 +161,9 @@ class Index:
         return ours, frozenset(result.keys() - ours.keys())
 
     def unreadable(self, key: str, uid: str) -> tuple[tuple[str, UnreadableObject], ...]:
-        """Return (kind, what) of the unreadable objects of the job of that uid, at most MAX_UNREADABLE_NAMED."""
+        """Return (kind, what) of the unreadable pods and queue objects of the job of that uid, at most
+        MAX_UNREADABLE_NAMED.
+        """
         pods = (("Pod", item) for item in self._pods.get(key, {}).values() if isinstance(item, UnreadableObject))
         result = [*pods, *self._strange.get(key, {}).values()]
         return tuple((kind, each) for kind, each in result if each.owner == uid)[:MAX_UNREADABLE_NAMED]
@@ -215,7 +217,9 @@ class Index:
         return {place: other.fingerprint for place, other in self._others.get(key, {}).items() if other.owner == uid}
 
     def deleted(self, key: str, uid: str) -> tuple[DeletedObject, ...]:
-        """Return the other objects of the job of that uid that finalizers delay; for gangs, of earlier jobs too."""
+        """Return other objects whose deletion finalizers delay: those of the job of that uid, and gang objects of any
+        owner.
+        """
         others = self._others.get(key, {}).items()
         return tuple(
             DeletedObject(kind.rpartition("/")[2], name, other.deleted, other.finalizers)
@@ -251,7 +255,9 @@ class Index:
                 del self._others[key]
 
     def other(self, key: str, uid: str, kind: str, name: str) -> str | None:
-        """Return the uid of another object of the job of that uid; None if there is none."""
+        """Return the uid of an object other than a pod; None if the job of that uid controls none of this kind and
+        name.
+        """
         stored = self._others.get(key, {}).get((kind, name))
         return stored.uid if stored and stored.owner == uid else None
 

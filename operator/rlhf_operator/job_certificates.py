@@ -1,6 +1,6 @@
 """Reads, issues and renews the certificates of jobs in the cluster.
 
-A job has two Secrets: its pods mount one, and no pod mounts the other, which has the authority's key.
+A job has two Secrets: its pods mount one, and the other has the authority's key.
 
 Rule: the authority is created and never overwritten, because running processes trust it alone. A Secret that the job
 does not control is neither used nor written.

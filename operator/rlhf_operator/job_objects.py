@@ -37,7 +37,7 @@ SETTLE_SECONDS: Final = 0.2
 DELETE_AGAIN_SECONDS: Final = 60.0
 """Seconds until the deletion of a remaining pod is requested again."""
 LEAVING_SECONDS: Final = 2.0
-"""Seconds until an object that is being deleted, or of an earlier job of this name, is checked again."""
+"""Seconds until an object with a LeavingError is checked again."""
 LONGEST_PAUSE_SECONDS: Final = 300.0
 """Longest pause in seconds between attempts at a write that is refused again; the first is REFUSED_RETRY_SECONDS."""
 clock: Callable[[], float] = time.monotonic
@@ -55,7 +55,7 @@ class OccupiedError(RefusedError):
 
 
 class LeavingError(RefusedError):
-    """The object is being deleted, or belongs to an earlier job of this name and is deleted with it."""
+    """The object is being deleted, or belongs to an earlier job of this name; no finalizer delays its deletion."""
 
 
 class KeptError(RefusedError):
@@ -67,25 +67,25 @@ class WriteResult:
     """The result of the writes of one reconcile."""
 
     refused: dict[str, str] = field(default_factory=dict)
-    """Object name -> why the API server refused it."""
+    """Object name -> why it was not written."""
     terminating: dict[str, str] = field(default_factory=dict)
-    """Object name -> why it is not written: it is being deleted, and serves the job until then."""
+    """Object name -> why it is not written: finalizers delay its deletion, and it serves the job until it is gone."""
     occupied: dict[str, str] = field(default_factory=dict)
     """Objects of others: `Service job` -> its name for kubectl."""
     leaving: bool = False
-    """Whether a refused object is being deleted, or belongs to an earlier job of this name."""
+    """Whether a write in `refused` raised LeavingError."""
     written: bool = False
     """Whether any write succeeded, or found its pod in place."""
     planned: frozenset[tuple[str, str]] = frozenset()
     """(name, fingerprint) of all objects in the plan."""
     attempts: int = 0
-    """Consecutive attempts with refusals, without those that wait for an object to leave."""
+    """Consecutive attempts with refused writes; 0 after one with a LeavingError."""
     again: float = 0.0
     """Time of the next attempt at refused writes, by `clock`."""
 
     @property
     def unwritten(self) -> dict[str, str]:
-        """Return object name -> reason for objects that were refused or are being deleted."""
+        """Return object name -> reason for objects that were not written, without those in `occupied`."""
         return self.terminating | self.refused
 
     @property
@@ -237,7 +237,7 @@ class JobObjects:
         await self._patch(key, {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": meta})
 
     async def label(self, key: str, labels: Sequence[PoolLabel]) -> None:
-        """Apply one label on the server; omitting it from the manifest removes it."""
+        """Set or remove the label of the migration pool on pods, by server-side apply."""
         namespace = key.partition("/")[0]
         manifests = [
             {

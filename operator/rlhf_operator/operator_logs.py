@@ -52,7 +52,7 @@ def present() -> Mapping[str, Any]:
 
 @contextmanager
 def reconciling(key: str, job: Mapping[str, Any] | None, trace_id: str = "") -> Iterator[None]:
-    """Add the job, the iteration in its status and the trace, if any, to every log line of this task."""
+    """Add the job, the iteration in its status and the trace, if any, to every JSON log line of this task."""
     token = _RECONCILED.set({"job": key, "iteration": _iteration(job), "trace_id": trace_id})
     try:
         yield

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the operator, as declared in the catalogue (`rlhf_common.metrics.operator`).
+"""Prometheus metrics of the operator, as declared in the catalogue (`rlhf_common.metrics`).
 
 Rule: a job's series end with the job.
 """
@@ -106,9 +106,8 @@ class _TraceSpans(Collector):
 
 
 def _ready_after(meta: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
-    """Return the seconds from a job's creation until it runs, if that has just begun with no iteration trained before.
-
-    Else None.
+    """Return the seconds from a job's creation until it runs; None unless it has just begun to run, with no iteration
+    trained.
     """
     running = _condition(after, ConditionType.RUNNING)
     if running is None or running["status"] != "True" or (before.get("progress") or {}).get("iteration"):
@@ -121,7 +120,7 @@ def _ready_after(meta: Mapping[str, Any], before: Mapping[str, Any], after: Mapp
 
 
 def _resized(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
-    """Return the seconds that a resize took, if it has just ended; else None."""
+    """Return the seconds for which Resizing was True, if it has just become False; else None."""
     was, now = _condition(before, ConditionType.RESIZING), _condition(after, ConditionType.RESIZING)
     if was is None or now is None or (was["status"], now["status"]) != ("True", "False"):
         return None

@@ -78,7 +78,9 @@ class ReconcileTraces:
 
 
 def open_reconcile_traces(share: float, environ: Mapping[str, str] | None = None) -> ReconcileTraces:
-    """Return the traces of this process for the endpoint in its environment; nothing is sent without one."""
+    """Return the traces of this process for the endpoint in its environment; without one, or if `share` is 0, nothing
+    is sent.
+    """
     environment = os.environ if environ is None else environ
 
     def opened(url: str) -> ReconcileTraces:

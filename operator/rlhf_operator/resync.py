@@ -26,7 +26,7 @@ RESYNC_SECONDS: Final = 300.0
 FULL_EVERY: Final = 12
 """Comparisons after which every job is reconciled: about an hour, if no comparison is requested."""
 SOON_SECONDS: Final = 15.0
-"""Seconds from a request to the comparison, so that requests at about the same time share one."""
+"""Seconds that a requested comparison waits, so that requests at about the same time share one."""
 ECHO_SECONDS: Final = 20.0
 """Seconds that a comparison waits for watches to deliver a change."""
 
@@ -112,7 +112,7 @@ class Resync:
     ) -> None:
         """Raise RestoredError if the listing is older than what was known.
 
-        `before`: known objects when the listing began; `versions`: versions of the listing.
+        `before`: objects that were known when the listing began; `versions`: versions of the listing.
         """
         seen_versions = {uid: version for uid, (_, _, version) in before.items()}
         older = any(0 <= _version(meta) < seen_versions.get(uid, 0) for uid, meta in listed.items())
@@ -122,7 +122,7 @@ class Resync:
         self._listed[kind] = min(versions, default=0)
 
     async def _back(self, kind: str, listed: Mapping[str, dict[str, Any]], gone: frozenset[str]) -> None:
-        """Read objects again that were known to be gone before the listing."""
+        """Read listed objects again that were known to be gone before the listing."""
         for uid in gone & listed.keys():
             meta = listed[uid]
             key = str(_key(kind, meta))

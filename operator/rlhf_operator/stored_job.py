@@ -22,13 +22,13 @@ Json = dict[str, Any]
 SPEC_MAX: Final = 1_000_000
 """Most characters of a spec as JSON: it must fit a ConfigMap, which the API server limits to 1 MiB."""
 UNREADABLE: Final = "unreadable"
-"""Field of a remembered job with the problem of its manifest, which is not complete."""
+"""Field of a remembered job: the problem of its manifest, of which only a part is remembered."""
 _QUEUE_LABELS: Final = f"{QUEUE_LABEL.partition('/')[0]}/"
 """Prefix of the labels that determine the queue of a job and its order there."""
 _KEPT: Final = ("creationTimestamp", "deletionTimestamp")
 _SCALARS: Final = (str, int, float, bool)
 _ROUNDS: Final = 64
-"""Validations of a status, each of which drops an entry, before all of it is dropped."""
+"""Most validations of a status; each failed one drops an entry or a field. After them, the whole status is dropped."""
 _ENTRIES: Final = ("conditions", "groups")
 """Lists of a status from which single entries are dropped."""
 

@@ -90,9 +90,9 @@ def identity_of(meta: Any) -> ObjectIdentity:
 
 
 def owner_of(meta: Json) -> str:
-    """Return the uid of the object that controls this one from its ownerReferences, as anybody may set a label.
+    """Return the uid of the object's controller in its ownerReferences; empty if there is none.
 
-    Empty if there is none.
+    Labels do not count, because anybody may set them.
     """
     owners = meta.get("ownerReferences")
     if type(owners) is list:
@@ -145,7 +145,7 @@ def text(value: Any, field: str, most: int, *, empty: bool = True) -> str:
 
 
 def clean(value: str) -> str:
-    """Return the text without unpaired surrogates, which UTF-8 cannot encode."""
+    """Replace unpaired surrogates, which UTF-8 cannot encode, by `?`."""
     return value.encode(errors="replace").decode()
 
 

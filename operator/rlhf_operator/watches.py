@@ -27,7 +27,7 @@ from rlhf_operator.watch_events import ResourceConsumer, WatchEventHandler
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 5.0
-"""Seconds until kopf is restarted after it has ended, such as without permission to list RLHFJobs."""
+"""Least seconds until kopf is restarted after it has ended, such as without permission to list RLHFJobs."""
 KOPF_IDENTITY: Final[Any] = "rlhf-operator"
 """Identity for kopf's peering, which is off."""
 

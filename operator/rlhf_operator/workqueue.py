@@ -17,9 +17,7 @@ from typing import Final
 FIRST_RETRY_SECONDS: Final = 0.5
 """Seconds of delay after a first failure."""
 DEBOUNCE_SECONDS: Final = 0.2
-"""Default seconds from the end of a key's work until an added key runs again. A key without recent work is processed
-without delay.
-"""
+"""Default debounce time: least seconds from the end of a key's work until an added key runs again."""
 LAST_RETRY_SECONDS: Final = 60.0
 """Longest delay in seconds after a failure."""
 

@@ -27,7 +27,7 @@ RELIST_SECONDS: Final = 1.0
 """Seconds between the end of a watch and the next list, so that watches that end at once do not cause a busy loop."""
 FIELD_MANAGER: Final = "kubectl-rlhf"
 WATCH_SECONDS: Final = 290
-"""Seconds after which the API server ends a watch; the client then starts another."""
+"""Seconds after which the API server ends a watch; the client then lists and watches again."""
 _MERGE_PATCH: Final = {"Accept": "application/json", "Content-Type": "application/merge-patch+json"}
 _RESOURCES: Final[Mapping[str, Resource]] = {resource.plural: resource for resource in CORE_RESOURCES.values()}
 

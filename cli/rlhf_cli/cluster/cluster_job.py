@@ -56,7 +56,7 @@ class ClusterJob:
 
     @cached_property
     def spec(self) -> Json:
-        """spec; empty when absent. Groups and policies that are not objects are left out."""
+        """spec; empty when absent. Only objects and the fields in _SCALARS are kept."""
         stored = self.body.get("spec")
         fields = stored.items() if isinstance(stored, dict) else ()
         return {name: value for name, value in fields if isinstance(value, dict) or name in _SCALARS}

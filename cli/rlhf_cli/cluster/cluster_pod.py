@@ -176,7 +176,7 @@ def explanations(pods: Iterable[ClusterPod]) -> dict[str, str]:
 
 
 def notable_events(events: Iterable[Json]) -> list[Json]:
-    """Return the events worth showing, oldest first, without repetitions and routine steps of a pod's start."""
+    """Return the events worth showing, oldest first: not the routine steps of a pod's start or repeated pull errors."""
     notable = [event for event in events if not _is_routine(event)]
     return sorted(notable, key=lambda event: str(event_time(event) or ""))
 

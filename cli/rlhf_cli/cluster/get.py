@@ -92,7 +92,7 @@ def job_table(
 
 
 def phase_text(job: ClusterJob) -> Text:
-    """Return the phase in its colour; for an invalid manifest, whose phase is Pending, the reason of Planned."""
+    """Return the phase in its colour; if Planned is False and the phase is Pending, the reason of Planned."""
     planned = job.condition(ConditionType.PLANNED)
     if planned.get("status") == "False" and job.phase == RunningReason.PENDING:
         return Text(str(planned.get("reason")), style="bold red")

@@ -35,14 +35,14 @@ _ENTERED: Final = re.compile(r"([A-Z][a-z]+) \(iteration (\d+)\)")
 
 @dataclass
 class PastIteration:
-    """One iteration that the coordinator's log mentions: finished, or in progress."""
+    """One iteration that the coordinator's log mentions, finished or not."""
 
     number: int
     """Number of the iteration, from 0, as in metrics.jsonl."""
     reward: float | None = None
     samples_per_second: float | None = None
     seconds: float | None = None
-    """Seconds that it took; None while it is in progress."""
+    """Seconds that it took; None if the log does not have its end."""
     stages: dict[str, float] = field(default_factory=dict)
     """Stage -> seconds, in the order in which the stages were entered."""
 
@@ -57,7 +57,7 @@ class JobDetails:
     """Events about the job and its pods."""
     iterations: Sequence[PastIteration]
     operator_age: timedelta | None
-    """Time since the operator last renewed its Lease; None when no Lease could be read."""
+    """Time since the operator last renewed its Lease; None when no readable Lease states a time."""
     losses: Sequence[str] = ()
     """Reasons why iterations take so long, largest loss first, from the coordinator's last log lines."""
     missing: Sequence[str] = ()

@@ -133,7 +133,7 @@ class _Follower:
         self.printer = LogPrinter(self.session, [], raw=self.options.raw)
 
     async def run(self) -> int:
-        """Follow until the job has finished and no log is left to read. Return the exit code."""
+        """Follow until the job has finished or is gone, and no log is left to read. Return the exit code."""
         watching = asyncio.create_task(self._watch())
         try:
             finished = False

@@ -38,7 +38,7 @@ class ExportedModel:
     adapters: bool
     """Whether the folder contains adapters over a base model instead of a whole model."""
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """Summary of the run; empty while it has not ended."""
+    """Summary of the run; empty when none can be read."""
     evaluation_reward: float | None = None
     """Evaluation reward of this version, if it is the best one evaluated."""
     exported_by: str = ""
@@ -98,7 +98,7 @@ def generation_config(job: RLHFJob, config: Mapping[str, Any]) -> dict[str, Any]
 
 
 def is_hub_id(source: str) -> bool:
-    """Return whether a model's source is `owner/name` on a hub, not a path of a machine."""
+    """Return whether a model's source has the form `owner/name` of a hub."""
     parts = source.split("/")
     return len(parts) == 2 and all(part and part[0] not in ".~" for part in parts)
 

@@ -33,7 +33,7 @@ class DeviceDemand:
     threads: int
     gpus: int
     processes: int = 1
-    """Number of processes among which the devices are divided, one each: the ranks of one pod."""
+    """Number of processes among which the devices are divided: the ranks of one pod."""
 
 
 @dataclass(frozen=True)

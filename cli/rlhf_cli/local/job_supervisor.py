@@ -42,7 +42,7 @@ from rlhf_common.names import Env, ExitCode, Group
 _LOG_PREFIX: Final = re.compile(r"^\S+T\S+ [A-Z]+ \S+ ")
 """Time, level and worker at the beginning of a log line."""
 _START_MARK: Final = "--- "
-"""Beginning of the line between two starts."""
+"""Beginning of the line that precedes the output of a start."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ class JobSupervisor:
         hang_seconds: float = 0,
     ) -> None:
         """`leave_seconds`: time that workers get to end after the coordinator tells them to leave. `hang_seconds`:
-        silence after which a process is killed; 0 means never."""
+        silence after which a process that has answered is killed; 0 means never.
+        """
         self._processes = processes
         self._backoff_limit = backoff_limit
         self._token = token
@@ -221,7 +222,10 @@ class JobSupervisor:
                     os.kill(child.pid, number)  # send_signal would poll a dead child, and asyncio then says 255
 
     async def _wind_down(self, end: EndJob) -> None:
-        """Give the processes time to leave, then ask them to end. The caller kills the remaining ones."""
+        """Stop a running coordinator, give the other processes time to leave, then ask them to end.
+
+        The caller kills the remaining ones.
+        """
         if Group.COORDINATOR.value in self._children:
             self._stopping = True
             self._signal(Group.COORDINATOR.value, signal.SIGTERM)
@@ -243,7 +247,7 @@ class JobSupervisor:
 
 
 def _start_line(process: LocalProcess, start: int) -> bytes:
-    """Return the line between two starts in a log, in the format of the log."""
+    """Return the line that precedes the output of a start in a log, in the format of the log."""
     now, message = datetime.now().astimezone(), f"start {start} of {process.name}"
     if os.environ.get(Env.LOG_FORMAT) != "json":
         return f"{_START_MARK}{now.isoformat(timespec='seconds')} {message}\n".encode()
@@ -252,7 +256,7 @@ def _start_line(process: LocalProcess, start: int) -> bytes:
 
 
 def _last_line(log: Path) -> str:
-    """Return the last line of a log, for the message about the process's end; empty for an empty log."""
+    """Return the last line of a log, for the message about the process's end; empty if it says nothing."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 4096))
         lines = file.read().decode(errors="replace").strip().splitlines()

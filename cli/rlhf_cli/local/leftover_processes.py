@@ -14,7 +14,7 @@ from typing import Final
 TOKEN_VARIABLE: Final = "RLHF_RUN_TOKEN"  # noqa: S105 the name of the variable, not a secret
 """Environment variable of every process of a local run; its value is new for every run folder."""
 GONE_SECONDS: Final = 5.0
-"""Seconds that a killed process may take to disappear. After that, the kernel holds it (a device, a network disk)."""
+"""Seconds that a killed process may take to disappear."""
 
 
 def find_processes(token: str) -> list[int]:

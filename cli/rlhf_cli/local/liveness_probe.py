@@ -12,11 +12,14 @@ from rlhf_common.endpoint import LIVENESS_PATH
 from rlhf_operator.manifests.pods import PROBE_SECONDS, PROBE_TIMEOUT_SECONDS
 
 STARTING_SECONDS: Final = 0.5
-"""Seconds between probes of a process that has not answered yet, so that a hang soon after the start is noticed."""
+"""Most seconds between probes of a process that has not answered yet, so that an early hang is noticed."""
 
 
 async def until_hung(address: str, seconds: float) -> None:
-    """Return when probes of `address` (host:port), a period apart, succeeded once and then failed for `seconds`."""
+    """Return when the process at `address` (host:port) hangs: a probe succeeded, and later ones failed in a row.
+
+    The periods of the failed probes add up to `seconds`.
+    """
     period = min(float(PROBE_SECONDS), seconds / 3)
     answered, misses = False, 0
     while misses * period < seconds:

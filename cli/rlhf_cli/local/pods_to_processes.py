@@ -58,7 +58,7 @@ class LocalProcess:
     cores: frozenset[int] | None = None
     """CPU cores to which it is pinned; None for any."""
     port: int = 0
-    """Port of its own gRPC server."""
+    """Port of its gRPC server; with several ranks, that of the first one."""
     device: str = "cpu"
     """Device in displays: `cpu`, or `cuda:2,3` in the numbering of the machine."""
     endpoint: str = ""
@@ -154,7 +154,7 @@ def _local_process(
 def _addresses(env: Mapping[str, str], group: Group, share: DeviceShare, ports: JobPorts) -> tuple[str, dict[str, str]]:
     """Return the address at which a process listens, and variables of its other ports.
 
-    With an entry, the process is a rank in a pod of several ranks, and the variables include the devices of the pod.
+    For a pod of several ranks, the address has one entry per rank, and the variables include the ranks' devices.
     """
     if (count := _ranks(env)) == 1:
         is_rank = Env.RENDEZVOUS.value in env

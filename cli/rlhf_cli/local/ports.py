@@ -25,12 +25,11 @@ class ProcessPorts:
     """The ports of one process."""
 
     listen: int
-    """Port of the gRPC server: the coordinator's service, or a worker's for peers that fetch weights and move KV
-    caches."""
+    """Port of the gRPC server."""
     metrics: int
     """Port of metrics and liveness."""
     rendezvous: int | None = None
-    """Port of the store at which the training ranks meet; None for a process that is no rank."""
+    """Port of the store at which training ranks meet; None for a process outside the group with the ranks."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class JobPorts:
         return ProcessPorts(self.coordinator, self._take())
 
     def of_worker(self, *, is_rank: bool) -> ProcessPorts:
-        """Return the ports of a worker; a training rank also gets one for the rendezvous."""
+        """Return the ports of a worker. `is_rank`: whether it also gets one for the rendezvous of ranks."""
         return ProcessPorts(self._take(), self._take(), self._take() if is_rank else None)
 
     def of_ranks(self, count: int) -> PodPorts:

@@ -16,7 +16,7 @@ FIRST_DELAY_SECONDS: Final = 0.2
 LAST_DELAY_SECONDS: Final = 10.0
 """Longest delay in seconds."""
 HEALTHY_SECONDS: Final = 120.0
-"""Seconds after which a process counts as healthy: the delay after its next failure is the first one again."""
+"""Seconds after which a process counts as healthy: the delay after its next end is the first one again."""
 VERDICTS: Final = frozenset(
     {
         ExitCode.USAGE,
@@ -50,7 +50,7 @@ class ProcessEnd:
     seconds: float
     """Seconds that it ran."""
     streak: int
-    """Number of consecutive failures before this end, without a healthy run between them."""
+    """Restarts in a row before this end, without a healthy run between them."""
     counted: int
     """Counted restarts of the whole job so far."""
 
@@ -62,7 +62,7 @@ class RestartProcess:
     delay: float
     """Seconds until the restart."""
     streak: int
-    """Number of consecutive failures, this one included."""
+    """Restarts in a row, this one included."""
     counted: bool
     """Whether the restart counts towards runPolicy.backoffLimit."""
 

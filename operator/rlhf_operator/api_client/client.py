@@ -117,7 +117,9 @@ class KubernetesClient:
         return await self._ask("update", manifest["kind"], namespace, name, body=manifest)
 
     async def replace_status(self, manifest: Json) -> Json:
-        """Replace `status` of the object at that resourceVersion. Raises ConflictError if it has changed since."""
+        """Replace `status` of the object at the manifest's resourceVersion. Raises ConflictError if it has changed
+        since.
+        """
         namespace, name = _place(manifest)
         return await self._ask("update", self._kind(manifest), namespace, name, "status", body=manifest)
 

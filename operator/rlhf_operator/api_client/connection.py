@@ -42,7 +42,7 @@ class Connection:
 async def find_connection(
     kubeconfig: Path | None = None, context: str | None = None, *, prefer_pod: bool = False
 ) -> Connection:
-    """Return the connection to the API server. With `prefer_pod`, a pod does not look for ~/.kube/config.
+    """Return the connection to the API server. `prefer_pod`: whether a pod's service account precedes ~/.kube/config.
 
     Raises ConnectionConfigError.
     """

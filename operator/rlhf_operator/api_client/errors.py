@@ -54,7 +54,7 @@ class RefusedError(ApiError):
 
 
 class ForbiddenError(RefusedError):
-    """The caller has no permission, exceeds a quota, or is not authenticated."""
+    """The caller has no permission or is not authenticated, or admission refuses the request, such as by a quota."""
 
 
 class InvalidError(RefusedError):

@@ -34,7 +34,7 @@ MAX_RETRIES: Final = 4
 MAX_RETRY_SECONDS: Final = 10.0
 """Longest wait in seconds before a retry; a longer Retry-After is shortened to it."""
 MAX_LINE: Final = 4 * 2**20
-"""Bytes of an unfinished line of a stream from which it is an error; by default etcd stores no object as large."""
+"""Bytes of an unfinished line of a stream beyond which it is an error; by default etcd stores no object as large."""
 _METHODS: Final = {
     "get": "GET",
     "list": "GET",
@@ -84,7 +84,7 @@ class Transport:
         self._client = ApiClient(connection.configuration)
         self._slots = asyncio.Semaphore(concurrency)
         self.on_answer: Callable[[str, str, int], None] = lambda verb, resource, code: None
-        """Called as `on_answer(verb, resource, code)` after each attempt at a request; code 0: no complete answer."""
+        """Called as `on_answer(verb, resource, code)` after each attempt; code 0: no answer, or only a part of one."""
         self.on_break: Callable[[], None] = lambda: None
         """Called when the connection of a stream breaks off or falls silent after it was answered."""
 

@@ -41,7 +41,7 @@ class ServedApis:
     """The APIs above that the cluster serves and that this operator may use."""
 
     apis: frozenset[str] = field(default_factory=frozenset)
-    """apiVersions of which the cluster serves all kinds that the operator writes."""
+    """apiVersions of backends that are not off, if the cluster serves all kinds that the operator writes in them."""
     off: frozenset[str] = field(default_factory=frozenset)
     """Backends that the administrator of the operator has switched off."""
     ignores_labels: bool = False

@@ -101,12 +101,12 @@ class QueueAdmission:
     """Backend that creates the queue's object and places pods where they were admitted."""
     gate: QueueGate
     blocked: str = ""
-    """Reason why no pod is created for now although pods may exist; empty if there is none."""
+    """Reason besides the gate why no pod is created for now; empty if there is none."""
 
 
 @runtime_checkable
 class QueueingBackend(GangBackend, Protocol):
-    """A backend with a queue: no pod exists before the queue admits the job."""
+    """A backend with a queue, which decides whether the job's pods may exist."""
 
     def admit(self, job: RLHFJob, requests_hash: str, state: QueueState | None) -> QueueAdmission:
         """Return whether the job's pods may exist. `requests_hash` is `members.requests_hash` of its pods."""

@@ -43,7 +43,7 @@ class KueueBackend:
     """Admission from which pods get their placement; None while the job's pods may not exist."""
     priority: QueuePriority | None = None
     requests_hash: str = ""
-    """Hash of the job's revision; if empty, it is computed from the pods."""
+    """Hash of the requests in the job's revision; if empty, it is computed from the pods."""
     name: str = ""
     """Name of the job's Workload; empty while there is none."""
     slice: str = ""

@@ -256,7 +256,7 @@ def gate(
 def _limited(
     queue: str, counts: Mapping[str, int], limits: Mapping[str, int], asking: KueueWorkload | None, *, slices: bool
 ) -> str:
-    """Return why groups do not grow, with a remedy. `asking`: the slice that asks for all pods."""
+    """Return why groups do not grow, with a remedy. `asking`: the second Workload of the job."""
     stays = ", ".join(f"{name} at {admitted} of {counts[name]} pods" for name, admitted in limits.items())
     stays = stays.replace(" at ", " stays at ", 1)
     if slices:

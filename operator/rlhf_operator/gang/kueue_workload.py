@@ -1,6 +1,6 @@
 """Records of Kueue's Workload and related objects, with the fields that decisions read.
 
-Rule: pure. Others write these objects, so the values are bounded.
+Rule: pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ class KueueWorkload:
     owner: str = ""
     """uid of the object that controls it."""
     going: bool = False
-    """Whether it is being deleted, or belongs to an earlier job of this name."""
+    """Whether it is being deleted, or has another owner than the job."""
     queue: str = ""
     active: bool = True
     requests_hash: str = ""

@@ -1,4 +1,4 @@
-"""Renders an RLHFJob to Kubernetes objects as plain dicts; the same job, images and epochs give the same objects."""
+"""Renders an RLHFJob to Kubernetes objects as plain dicts."""
 
 from rlhf_operator.manifests.rendering import Images, RenderedObjects, render
 from rlhf_operator.manifests.template import TemplateError

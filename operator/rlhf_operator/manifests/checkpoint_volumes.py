@@ -36,7 +36,7 @@ def problems_of(job: RLHFJob) -> Iterator[Problem]:
 
 
 def _wrong(manifest: Json, path: str) -> str:
-    """Return why writes of our container to `path` fail or are lost; empty if they do not."""
+    """Return why writes of our container to `path` fail or are lost; empty if the manifest does not show that."""
     spec = manifest["spec"]
     [container] = [container for container in spec["containers"] if container.get("name") == CONTAINER]
     mounts = [mount for mount in container.get("volumeMounts") or [] if _within(path, str(mount.get("mountPath", "")))]

@@ -43,7 +43,7 @@ def problems_of(container: Json, path: str, group: str, gpus: int) -> Iterator[P
 
 
 def problems_of_variable(variable: Json, path: str, devices: str) -> Iterator[Problem]:
-    """Yield the problems of the devices that a template names; `devices` are those without a claim."""
+    """Yield the problems of the devices that a template names. `devices`: the operator's value of the variable."""
     processes = devices.count(SEPARATOR) + 1
     right = joined([f"cuda:{index}" for index in range(processes)])
     if variable.get("value") not in ({right, "cuda"} if processes == 1 else {right}):

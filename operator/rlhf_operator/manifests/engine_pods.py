@@ -25,9 +25,7 @@ CACHES: Final = {
     "TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor",  # noqa: S108
     "FLASHINFER_WORKSPACE_BASE": "/tmp",  # noqa: S108
 }
-"""Folders of compilation caches; the root file system is read-only. A template may name folders on a volume, which
-outlast the pod.
-"""
+"""Folders of vLLM's caches and settings; the root file system is read-only. A template may name others."""
 SILENT: Final = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 """Variables that turn off usage statistics, unless a template overrides them."""
 OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -39,7 +37,7 @@ LOOPBACK: Final = {"VLLM_HOST_IP": "127.0.0.1"}
 def may_decode_by_vllm(job: RLHFJob, group: Group) -> bool:
     """Return whether vLLM may decode in the workers of a group.
 
-    That is the case if vLLM is named, or if `Auto` has GPUs or several processes per worker.
+    It may in generation workers if the engine is vLLM, or if it is `Auto` with GPUs or several processes per worker.
     """
     chosen = job.spec.generation
     large = chosen.gpus_per_replica > 0 or chosen.parallelism.tensor > 1
@@ -54,9 +52,7 @@ def environment(job: RLHFJob, group: Group) -> dict[str, str]:
 
 
 def processes(job: RLHFJob, group: Group) -> int:
-    """Return the compute processes in a pod of a group: one for each part of a generation worker's layers, or one for
-    each worker or rank.
-    """
+    """Return the compute processes in a pod of a group: parallelism.tensor for generation, else workers or ranks."""
     return job.spec.generation.parallelism.tensor if group is Group.GENERATION else workers_a_pod(job.spec, group)
 
 

@@ -157,7 +157,7 @@ def _volume(volume: Json, path: str) -> Iterator[Problem]:
 
 
 def _devices(container: Json, path: str, template: str, gpus: int) -> Iterator[Problem]:
-    """Yield devices of a template that differ from those of the manifest, and warn of claims that may add some."""
+    """Yield devices and claims of a template that conflict with the manifest's GPUs, and warn of claims that may."""
     resources = container.get("resources") or {}
     ours = container.get("name") == CONTAINER
     group = template.removesuffix(".template")

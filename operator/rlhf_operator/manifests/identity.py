@@ -57,7 +57,7 @@ def certificates_name(job: RLHFJob) -> str:
 
 
 def authority_name(job: RLHFJob) -> str:
-    """Return the name of the Secret with the key of the job's authority; no pod mounts it."""
+    """Return the name of the Secret with the key of the job's authority; the operator mounts it in no pod."""
     return f"{job.name}-authority"
 
 
@@ -101,7 +101,7 @@ def labels(
 
 
 def metadata(job: RLHFJob, name: str, labels: dict[str, str]) -> dict[str, Any]:
-    """Return object metadata, owned by the RLHFJob if it has a uid, so that its deletion also deletes the object."""
+    """Return object metadata, owned by the RLHFJob if it has a uid, so that the object is deleted with the job."""
     meta: dict[str, Any] = {"name": name, "namespace": namespace(job), "labels": labels}
     if uid := job.metadata.get("uid"):
         meta["ownerReferences"] = [

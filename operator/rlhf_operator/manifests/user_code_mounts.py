@@ -20,9 +20,7 @@ from rlhf_operator.manifests.mount_paths import ENVIRONMENT_KEY, REWARD_KEY, USE
 Json = dict[str, Any]
 
 VOLUME: Final = "reward"
-"""Name of the volume. A named reward appends `-` and its name, another role `--` and the role, which no name starts
-with.
-"""
+"""Name of the volume of an unnamed reward. A named reward appends `-` and its name, another role `--` and the role."""
 ENVIRONMENT_VOLUME: Final = f"{VOLUME}--environment"
 """Volume of the rollout environment; no role has this name."""
 ENVIRONMENT_PATH: Final = f"{USER_CODE_PATH}/{ENVIRONMENT_VOLUME}"
@@ -43,7 +41,7 @@ def mount_path(entry: GivenReward) -> str:
 
 
 def config_maps(models: Models) -> list[tuple[GivenReward, str]]:
-    """Return the rewards whose function is in a ConfigMap, each with its name."""
+    """Return the rewards whose function is in a ConfigMap, each with the name of the ConfigMap."""
     functions = ((entry, entry.reward.function) for entry in models.all_rewards)
     return [(entry, function.config_map) for entry, function in functions if function and function.config_map]
 
@@ -67,7 +65,7 @@ def environment_file(environment: Environment | None) -> str:
 
 
 def is_volume(name: object) -> bool:
-    """Return whether the operator uses this volume name for a reward or the environment."""
+    """Return whether the operator may use this volume name for a reward or the environment."""
     return isinstance(name, str) and (name == VOLUME or name.startswith(f"{VOLUME}-"))
 
 
@@ -86,7 +84,7 @@ def mounted(pod: Mapping[str, Any]) -> dict[str, str]:
 
 
 def problem(volume: str, name: str, namespace: str, stored: Mapping[str, Any] | None) -> str:
-    """Return why the stored ConfigMap of a volume cannot be mounted, with a remedy; empty if it can.
+    """Return why the stored ConfigMap of a volume does not have the code, with a remedy; empty if it has it.
 
     `stored`: the ConfigMap, or None if it does not exist.
     """

@@ -28,7 +28,7 @@ NOT_DECLARED: Final = "field not declared in schema"
 
 
 def describe_failure(words: str, namespace: str) -> str:
-    """Return the sentence about a request that failed several times, with a remedy if one is known."""
+    """Return the sentence about a failed request, with a remedy if one is known."""
     remedy = ""
     if WEBHOOK in words:
         remedy = (

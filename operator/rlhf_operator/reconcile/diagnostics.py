@@ -145,7 +145,7 @@ def occupied_names(job: RLHFJob, observed: ObservedJob) -> list[str]:
 
 
 def requeue_after(pods: Iterable[ObservedPod], reading: CoordinatorReading | None, now: datetime) -> float | None:
-    """Return the seconds until the age of a problem makes it reportable; None if there is none.
+    """Return the seconds until the age of a pod may make a problem reportable; None if no age will.
 
     A pod whose container is being created is checked every SLOW.
     """
@@ -210,7 +210,7 @@ _NOISE: Final = re.compile(r"\.? no new claims to deallocate|,? preemption: ")
 def _meant_taints(words: str) -> list[str] | None:
     """Return the taints that pods of jobs may tolerate; empty if the message names no taint.
 
-    None: every taint is the cluster's own, on control-plane nodes or unhealthy nodes.
+    None: every taint is the cluster's own.
     """
     named = list(dict.fromkeys(_TAINT.findall(words)))
     meant = [key for key in named if not key.startswith(_OF_CLUSTER)]

@@ -21,9 +21,9 @@ from rlhf_operator.reconcile.timestamps import rfc3339
 from rlhf_operator.untrusted import DeletedObject, UnreadableObject, describe_finalizers
 
 FORCE_AFTER: Final = timedelta(seconds=30)
-"""Time beyond a pod's grace period after which its node counts as lost."""
+"""Time beyond a pod's grace period after which its deletion is forced, or a coordinator's node counts as lost."""
 FAREWELL: Final = timedelta(seconds=15)
-"""Time after the end of the last worker by which the coordinator counts as ended."""
+"""Time after the end of the last worker by which a coordinator may count as ended (`farewell_time`)."""
 FINALIZER_PATIENCE: Final = timedelta(seconds=10)
 """Time after a pod's grace period, or after the deletion request of another object, until finalizers are reported."""
 SHOWN: Final = 3
@@ -117,13 +117,15 @@ def _late_time(pod: ObservedPod) -> datetime | None:
 
 
 def unreadable_deletions(unreadable: Iterable[tuple[str, UnreadableObject]]) -> list[PodDeletion]:
-    """Return deletions of the job's unreadable pods, for a job without pods. `unreadable`: (kind, object)."""
+    """Return deletions of the job's unreadable pods, for a job whose pods all end. `unreadable`: (kind, object)."""
     pods = (pod for kind, pod in unreadable if kind == "Pod")
     return [PodDeletion(pod.name, pod.uid) for pod in pods if not pod.going]
 
 
 def lock_status(job: RLHFJob, status: Mapping[str, Any], reading: CoordinatorReading | None) -> dict[str, bool]:
-    """Return the status field of the journal's lock, as last reported; empty if the job does not need it."""
+    """Return the status field of the journal's lock, as last reported; empty if the job does not need it or none was
+    reported.
+    """
     if job.spec.run_policy.force_coordinator_after_seconds is None:
         return {}
     if reading is not None:

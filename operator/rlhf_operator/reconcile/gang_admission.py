@@ -36,7 +36,7 @@ class GangAdmission:
     note: str = ""
     """Note for the user about the choice of the backend."""
     blocked: str = ""
-    """Reason why no pod is created for now although pods may exist; empty if there is none."""
+    """Reason besides the gate why no pod is created for now; empty if there is none."""
     pods: Mapping[Group, Json] = field(default_factory=dict)
     """One pod of each group, if the backend creates objects."""
 

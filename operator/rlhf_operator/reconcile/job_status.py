@@ -226,7 +226,7 @@ def device_plan_events(plan: Mapping[str, Any], before: Mapping[str, Any]) -> tu
 def seconds_to_hold(status: Mapping[str, Any], before: Mapping[str, Any], age: float) -> float | None:
     """Return the seconds for which a frequent change alone waits; None if the status is to be written now.
 
-    `age`: seconds since this process wrote `before`.
+    `age`: seconds since this process last wrote the status.
     """
     if _slow_part(status) != _slow_part(before):
         return None

@@ -50,7 +50,7 @@ class Stopping:
     pods_left: bool
     """Whether a pod is left whose worker has not ended."""
     saves: bool
-    """Whether a running coordinator of a job with checkpoints is to end, and so saves one."""
+    """Whether a coordinator of a job with checkpoints runs and is to end."""
     stays: Sequence[str] = ()
     """Messages about pods whose deletion does not end."""
 
@@ -70,7 +70,7 @@ def expiry(job: RLHFJob, status: Mapping[str, Any]) -> datetime | None:
 def reading_expires(context: ReconcileContext) -> float | None:
     """Return the seconds until the last reading of an unreachable coordinator expires.
 
-    None: the coordinator answers, never did, or its last reading has expired.
+    None: the coordinator is not unreachable, there is no reading of it, or the reading has expired.
     """
     reading = context.reading
     if reading is None or not context.observed.unreachable:
@@ -162,8 +162,7 @@ def backing_off(message: str) -> Updates:
 
 
 def running(context: ReconcileContext, waits: Sequence[str]) -> Updates:
-    """Return the conditions of a job that should run. `waits`: messages about objects that wait to be
-    created or deleted."""
+    """Return the conditions of a job that should run. `waits`: messages about waiting pods and endless deletions."""
     job, observed, reading = context.job, context.observed, context.reading
     problems = [*occupied_names(job, observed), *waits, *unreadable_objects(observed), *names_taken(job, observed)]
     problems += diagnose(job, context.pods, observed.refusals, context.now, reading)

@@ -28,7 +28,7 @@ def pool_status(
 ) -> tuple[Json, tuple[JobEvent, ...]]:
     """Return `status.migrationPool` and the events about it.
 
-    `generation`: number of workers of that group. `status`: the whole stored status.
+    `generation`: generation workers that the job should have. `status`: the whole stored status.
     """
     stored = status.get("migrationPool") or {}
     workers = sorted(reading.pool)

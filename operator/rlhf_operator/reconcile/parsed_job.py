@@ -55,7 +55,7 @@ class ParsedJob:
 
     @cached_property
     def warnings(self) -> str:
-        """Return warnings about settings that do not have the effect they seem to have; empty if there are none."""
+        """Return the warnings about a manifest as text; empty if there are none."""
         if self.job is None:
             return ""
         of_pods = [problem for problem in problems_of_pods(self.job) if problem.severity is Severity.WARNING]

@@ -51,7 +51,7 @@ class PhaseActions:
     started: datetime | None = None
     """`status.startTime`."""
     back_offs: Mapping[str, PodBackOff] = field(default_factory=dict)
-    """Back-offs of pods that ended recently."""
+    """Pod name -> back-off, also of pods that exist again."""
     finished: bool = False
 
 
@@ -110,7 +110,7 @@ def _finished_status(context: ReconcileContext) -> Json | None:
 
 
 def _finish(context: ReconcileContext, conditions: tuple[ConditionUpdate, ...]) -> PhaseActions:
-    """Return the actions of a job that completes or fails: all running pods are ended."""
+    """Return the actions of a job that completes or fails: pods that have not ended are deleted."""
     leaving = tuple(pod for pod in context.pods if pod.active or _lingers(pod))
     return PhaseActions(conditions, context.versions(), leaving=leaving, started=context.started, finished=True)
 
@@ -193,7 +193,7 @@ def _leaving(context: ReconcileContext, versions: DesiredVersions) -> list[Obser
 def _back_offs(
     context: ReconcileContext, failures: FailureCounts, versions: DesiredVersions, leaving: Iterable[ObservedPod]
 ) -> Mapping[str, PodBackOff]:
-    """Return the back-offs that apply, without new ends of pods that leave because their template was edited."""
+    """Return the back-offs that apply, without new ends of outdated pods."""
     ended = [pod for pod in context.pods_with_ended if not versions.outdated(pod)]
     accounted = failures.with_deleted(leaving)
     back_offs = pod_back_off.with_ends(context.status, ended, accounted, failures.messages, context.now)

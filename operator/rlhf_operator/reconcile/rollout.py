@@ -23,7 +23,7 @@ SETTLED_AFTER: Final = timedelta(seconds=5)
 LOOK_AGAIN_SECONDS: Final = 9.0
 """Least seconds until a group that waits for a newer reading is checked again."""
 ONE_BY_ONE: Final = frozenset({Group.GENERATION, Group.INFERENCE})
-"""Groups whose pods are replaced one at a time, unless they have the training ranks."""
+"""Groups whose ready pods are replaced one at a time for a changed template, unless they have the training ranks."""
 NONE_MESSAGE: Final = "no pod is being replaced on purpose"
 KEPT_MESSAGE: Final = (
     "the coordinator keeps the settings of its start: without spec.checkpoints it would start from the beginning. "
@@ -40,7 +40,7 @@ class DesiredVersions:
     hashes: Mapping[Group, str]
     """Hashes of templates and settings; if empty, pods are not compared."""
     one_by_one: frozenset[Group] = ONE_BY_ONE
-    """Groups whose pods are replaced one after another."""
+    """The groups of ONE_BY_ONE without training ranks."""
     keeps_coordinator: bool = False
     """Whether a coordinator that has run is not replaced for a change, because the journal is in its pod."""
 
@@ -74,7 +74,8 @@ def desired_versions(
 ) -> DesiredVersions:
     """Return the versions from which the pods of a job should be created.
 
-    `restarted`: groups that restart from now on. `hashes`: hashes of valid templates.
+    `restarted`: groups that restart from now on. `hashes`: group -> hash of its template; empty if pods are not
+    compared.
     """
     stored_epochs = {str(group["name"]): int(group.get("epoch") or 0) for group in status.get("groups") or []}
     epochs = {group: stored_epochs.get(group, 0) + (group in restarted) for group in sizes}

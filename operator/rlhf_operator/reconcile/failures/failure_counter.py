@@ -110,7 +110,7 @@ class FailureCounts:
         return self.accounted | {pod.uid: pod.name for pod in pods}
 
     def status(self, accounted: Mapping[str, str], back_offs: Sequence[Json]) -> Json:
-        """Return `status.restarts`; `back_offs` is its part about pods that ended recently."""
+        """Return `status.restarts`; `back_offs` is its field `backOff`."""
         status: Json = {"failures": self.failures, "disruptions": self.disruptions}
         if self.last_reason:
             status |= {"lastReason": self.last_reason[:LAST_REASON_MAX], "lastTime": self.last_time}

@@ -24,7 +24,7 @@ VERDICTS: Final[Mapping[int, FinishedReason]] = {
     ExitCode.ADDRESS_IN_USE: FinishedReason.ADDRESS_IN_USE,
     ExitCode.SAMPLE_FAILED: FinishedReason.SAMPLE,
 }
-"""Exit codes with which the coordinator ends the job because no restart would help."""
+"""Exit codes of the coordinator that fail the job by the built-in rules, because no restart would help."""
 INCURABLE: Final = frozenset({ExitCode.USER_CODE, ExitCode.BAD_MODEL, ExitCode.BAD_DATA, ExitCode.STORAGE})
 """Exit codes of a worker that fail the job by the built-in rules, because no restart would help."""
 REMEDIES: Final[Mapping[int, str]] = {
@@ -66,7 +66,7 @@ def of_disruption(rules: Sequence[FailureRule], pod: ObservedPod) -> PolicyMatch
 
 
 def of_lost(rules: Sequence[FailureRule], pod: ObservedPod, *, alone: bool) -> PolicyMatch:
-    """Return the match of a pod whose process the coordinator has lost, `alone` or with another counted pod."""
+    """Return the match of a pod whose process the coordinator has lost. `alone`: it is the first of such pods."""
     matching = (rule for rule in _about(rules, pod) if _has_condition(rule, pod))
     return next((_policy_match(rule) for rule in matching), PolicyMatch("Restart" if alone else "Ignore"))
 

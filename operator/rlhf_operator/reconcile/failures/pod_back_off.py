@@ -32,7 +32,7 @@ SHOWN: Final = 3
 
 @dataclass(frozen=True)
 class PodBackOff:
-    """The back-off of a pod that ended recently."""
+    """The back-off of one pod name after ends of its pods."""
 
     ends: int
     """Consecutive ends."""

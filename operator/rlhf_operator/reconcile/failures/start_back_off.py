@@ -116,7 +116,7 @@ def requeue_after(
 
 
 def _cannot_begin(job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading | None, now: datetime) -> str:
-    """Return why no iteration can start; empty if one can, if it is too early, or if only nodes are missing."""
+    """Return why no iteration can start; empty if no lasting reason is known."""
     listed = list(pods)
     overdue = _overdue(job, listed, now)
     if overdue and not _enough(job, listed):

@@ -1,6 +1,6 @@
-"""The input of reconcile besides the job: everything that was observed of it.
+"""The input of reconcile besides the stored job and the time.
 
-Rule: data only. Unknown values are absent, never guessed.
+Rule: data only.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class CoordinatorReading:
     threshold: int = 0
     """Number of unfinished samples at which the tail moves; 0: never."""
     released: int = 0
-    """Number of generation workers that score meanwhile."""
+    """Number of generation workers that score now."""
     streams: int = 0
     """Number of workers with a session with the coordinator."""
     lock_shared: bool = False

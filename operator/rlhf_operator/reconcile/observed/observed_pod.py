@@ -80,7 +80,7 @@ class ObservedPod:
     end: PodEnd | None = None
     """The latest end of our container, or of the pod."""
     template_hash: str = ""
-    """Hash of the user's template that it was created from; empty for a pod older than these hashes."""
+    """`template_hash` of its group when it was created; empty for a pod older than these hashes."""
     pooled: bool = False
     """Whether it has the label of the migration pool."""
     conditions: frozenset[tuple[str, str]] = frozenset()

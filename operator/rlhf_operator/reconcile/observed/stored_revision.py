@@ -1,4 +1,4 @@
-"""The stored revision of a job, before `revisions` has verified it.
+"""The revision's part of the data of a job's ConfigMap, not verified.
 
 Rule: data only; anybody who may write ConfigMaps may have written it.
 """
