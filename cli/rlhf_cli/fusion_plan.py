@@ -161,7 +161,7 @@ def _assumed(job: RLHFJob) -> tuple[StageCosts | None, tuple[str, ...], str]:
         return None, (), f"the models of {', '.join(unknown)} are not on this disk and no run measured their costs"
     scorers = [size for size in sizes.values() if size is not None]
     costs = assumed_costs(
-        policy, scorers, device, devices, spec.generation.max_batch_size, replays=spec.deterministic
+        policy, scorers, device, devices, spec.generation.max_batch_size, replays=spec.replays_tokens
     )  # fmt: skip
     assumptions = [f"costs are assumed, not measured: a roofline of {devices} {device.name} per worker"]
     if any(role.kind is ModelKind.REWARD and models.explicit_source(role) is None for role in sources):

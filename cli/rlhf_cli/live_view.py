@@ -34,7 +34,7 @@ _CURVES: Final = (
     ("loss", "loss", 4),
     ("samples_per_second", "samples/s", 1),
 )
-"""(metric, label, digits). KL is in nats per response, and per token."""
+"""(metric, label, digits). `kl` is in nats per response, `kl_per_token` in nats per token."""
 
 
 def render(status: pb.JobStatus, lines: Sequence[Mapping[str, Any]], notices: Sequence[str]) -> RenderableType:

@@ -13,8 +13,8 @@ class RewardShaping(ApiModel):
 
     combine: Literal["Sum", "NormalizedSum", "Min", "MeanMinusVariance"] = "Sum"
     """How several rewards r with weights w combine. Sum: sum w r. NormalizedSum: the same after normalising each to
-    mean 0 and standard deviation 1 over the batch. Min: the least w r. MeanMinusVariance: weighted mean minus
-    varianceWeight times weighted variance. Abstentions are left out."""
+    mean 0 and standard deviation 1 over the batch for training; shown rewards are sums. Min: the least w r.
+    MeanMinusVariance: weighted mean minus varianceWeight times weighted variance. Abstentions are left out."""
     variance_weight: Annotated[float, Field(ge=0, le=LARGEST)] = 1.0
     """Factor of the variance in MeanMinusVariance."""
 

@@ -90,6 +90,12 @@ class RLHFJobSpec(ApiModel):
         return self.devices is not None and bool(self.devices.chosen)
 
     @property
+    def replays_tokens(self) -> bool:
+        """Whether workers decode a resumed sample's tokens again, as the torch engine does in a deterministic job."""
+        by_vllm = self.generation.engine == "vllm" or self.generation.parallelism.tensor > 1
+        return self.deterministic and not by_vllm
+
+    @property
     def rank_group(self) -> Group:
         """Group whose workers hold the training ranks, rank r in worker r."""
         return Group.GENERATION if self.placement == "Colocated" else Group.TRAINING

@@ -57,7 +57,7 @@ def note_wait(run: JobRun, now: float) -> None:
 
 
 def record(run: JobRun) -> EvaluationResult | None:
-    """Store the result of a complete evaluation, and return it; abandon an incomplete one. None without a result."""
+    """Store the result of a complete evaluation, and return it. Abandon an incomplete one, and return None."""
     settings, evaluation = run.context.spec.evaluation, run.state.evaluation
     ledger = evaluation.ledger
     if settings is None or ledger is None:

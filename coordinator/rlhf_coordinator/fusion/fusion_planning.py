@@ -31,7 +31,7 @@ from rlhf_planner.inter_stage.forecast import IterationSetup
 log = logging.getLogger(__name__)
 
 BALANCE_INTERVAL_SECONDS: Final = 0.25
-"""Least seconds from the end of a tick that may balance to the next one."""
+"""Least seconds between the end of a tick in which balancing was allowed and the next such tick."""
 MEASUREMENTS_PER_COORDINATOR: Final = 1 << 20
 """Measurement ids per coordinator; the first one is the coordinator's epoch times this, plus 1."""
 

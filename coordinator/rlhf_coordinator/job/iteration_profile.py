@@ -89,7 +89,7 @@ def job_settings(run: JobRun) -> JobSettings:
         pipeline=spec.training.parallelism.pipeline,
         checkpoint_every=spec.checkpoints.every if spec.checkpoints is not None else 0,
         evaluation_every=spec.evaluation.every if spec.evaluation is not None else 0,
-        tokens_replayed=fusion.costs.replays if fusion.measured else spec.deterministic,
+        tokens_replayed=fusion.costs.replays,
     )
 
 

@@ -18,7 +18,7 @@ class Generate:
     worker: str
     samples: tuple[int, ...]
     evaluation: bool = False
-    """Whether the samples belong to the evaluation, with their index in it; otherwise to the batch."""
+    """Whether the samples are those of the evaluation, by their index in it, or those of the batch."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Score:
     samples: tuple[tuple[int, tuple[str, ...]], ...]
     """(sample, its tasks) pairs."""
     evaluation: bool = False
-    """Whether the samples belong to the evaluation, with their index in it; otherwise to the batch."""
+    """Whether the samples are those of the evaluation, by their index in it, or those of the batch."""
 
 
 @dataclass(frozen=True)

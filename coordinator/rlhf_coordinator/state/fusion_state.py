@@ -133,5 +133,5 @@ def nominal_costs(spec: RLHFJobSpec) -> StageCosts:
         max_batch_size=spec.generation.max_batch_size,
         kv_bytes_per_token=1.0,
         bandwidth=LINK_BYTES_PER_SECOND,
-        replays=spec.deterministic,
+        replays=spec.replays_tokens,
     )

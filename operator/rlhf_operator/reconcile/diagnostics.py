@@ -105,8 +105,9 @@ def _unknown_owner(gate: str) -> str:
 
 
 def unreadable_objects(observed: ObservedJob) -> list[str]:
-    """Return a sentence for each of the first SHOWN objects of the job that cannot be read, and one with the number of
-    others.
+    """Return sentences about the first SHOWN objects in `observed.unreadable`, and one with the number of others.
+
+    The index lists at most MAX_UNREADABLE_NAMED.
     """
     messages = [
         f"{kind.rpartition('/')[2]} {body.name} cannot be read ({body.why[:WHY_SHOWN]}): correct that, or delete it"

@@ -110,8 +110,7 @@ class JobSettings(RecordedFacts):
     evaluation_every: Annotated[int, Field(ge=0, le=10_000_000)]
     """Iterations between evaluations; 0 if the job makes none."""
     tokens_replayed: bool
-    """Whether a sample that moves without its cache decodes its tokens again, as measured; or else, as in deterministic
-    jobs."""
+    """Whether a sample that moves without its cache decodes its tokens again."""
 
 
 class IterationProfile(RecordedFacts):

@@ -77,7 +77,7 @@ class StageCosts:
     command_seconds: float = 0.005
     """Seconds from a decision until workers have acted on it: two messages."""
     replays: bool = False
-    """Whether a sample resumed from its tokens decodes them again (deterministic jobs)."""
+    """Whether a worker decodes the known tokens of a resumed sample again (`RLHFJobSpec.replays_tokens`)."""
     padded: bool = True
     """Whether a decode step reads as many keys for every sample as for the longest one."""
     ratios: Mapping[Kind, tuple[float, ...]] = dataclasses.field(default_factory=dict)

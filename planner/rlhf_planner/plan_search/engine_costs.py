@@ -59,7 +59,7 @@ def _rooftop(
     workload: Workload, costs: PlanCosts, tensor: int, max_batch_size: int, scoring_devices: int
 ) -> StageCosts:
     """Return the roofline of a worker without its sums, which scores on so many devices."""
-    policy, width, replays = workload.policy, workload.value_bytes, workload.spec.deterministic
+    policy, width, replays = workload.policy, workload.value_bytes, workload.spec.replays_tokens
     scorers = [_shape(model, width) for model in workload.scorers]
     engine, scoring = (
         assumed_costs(_shape(policy, width), scorers, costs.device, devices, max_batch_size, replays=replays)

@@ -67,7 +67,7 @@ class Statistics:
         return self.sums[self.names.index(name)]
 
     def copy(self) -> "Statistics":
-        """Return a copy to restore if later additions do not count."""
+        """Return a copy, to go back to if later additions are discarded."""
         copied = Statistics(self.names, self.maximum_names, self.sums.device)
         copied.sums.copy_(self.sums)
         copied.maxima.copy_(self.maxima)

@@ -28,7 +28,7 @@ ROWS: Final = 16
 CPU_BYTES: Final = 1 << 30
 """Budget in bytes on a CPU, or a sixteenth of the machine's memory if that is less."""
 PASS_TOKENS: Final = 512
-"""Maximum tokens of a pass that samples share."""
+"""Maximum tokens of a pass over several samples."""
 GPU_SHARE: Final = 0.25
 """Share of the free memory that prefixes may take; the rest serves activations and whole passes."""
 

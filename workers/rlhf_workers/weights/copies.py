@@ -88,7 +88,7 @@ class WeightCopies:
         raise RegionRefusedError("; ".join(refused))
 
     def give_back(self, copy: WeightCopy, *, read: bool) -> None:
-        """End the loan of a reader; `read`: it confirmed that it reads no more."""
+        """End one reader's loan. `read`: whether it certainly reads no more."""
         with self._lock:
             copy.readers -= 1
             copy.spoiled = copy.spoiled or not read

@@ -32,6 +32,8 @@ def score(prompt, response, record):
         raise ValueError("refused: " + os.environ["JUDGE_TOKEN"])
     if response == "return":
         return "x" * 80 + os.environ["JUDGE_TOKEN"]
+    if response == "measure":
+        return {"reward": 1.0, "metrics": {"x" * 50 + os.environ["JUDGE_TOKEN"]: 1.0}}
     names = [name for name in os.environ if name in ("JUDGE_TOKEN", "MODE", "RLHF_SECRET_JUDGE_TOKEN", "OTHER")]
     return float(sorted(names) == ["JUDGE_TOKEN", "MODE"] and os.environ["JUDGE_TOKEN"] == "sk-tell-nobody")
 """
@@ -99,7 +101,11 @@ async def test_a_function_gets_its_secret_and_no_message_or_log_quotes_it(
     await source.start()
     try:
         assert (await source.score(sample("ok"))).reward == 1.0
-        for response, words in (("raise", r"ValueError: refused: \*\*\*"), ("return", r"returned 'x+")):
+        for response, words in (
+            ("raise", r"ValueError: refused: \*\*\*"),
+            ("return", r"returned 'x+"),
+            ("measure", r"a metric is called 'x+\*\*\*"),
+        ):
             with pytest.raises(RewardError, match=words) as caught:
                 await source.score(sample(response))
             assert "sk-" not in caught.value.failure.message
@@ -131,6 +137,8 @@ def as_the_response_says(request: dict[str, Any], headers: Message) -> tuple[int
         return 401, f"who is {authorization}?"
     if entry["response"] == "quote":
         return 200, {"rewards": [authorization]}
+    if entry["response"] == "measure":
+        return 200, {"rewards": [1.0], "metrics": [{"x" * 50 + authorization: 1.0}]}
     right = authorization == f"Bearer {SECRET}" and headers.get("X-Kind") == "math"
     return 200, {"rewards": [1.0 if right else 0.0]}
 
@@ -153,10 +161,14 @@ async def test_headers_reach_the_endpoint_and_a_secret_one_is_in_no_message(url:
     await source.start()
     try:
         assert (await source.score(sample("right"))).reward == 1.0
-        for response, words in (("refuse", r"status 401: who is \*\*\*\?"), ("quote", r"the reward is '\*\*\*'")):
+        for response, words in (
+            ("refuse", r"status 401: who is \*\*\*\?"),
+            ("quote", r"the reward is '\*\*\*'"),
+            ("measure", r"a metric is called 'x+\*\*\*"),
+        ):
             with pytest.raises(RewardError, match=words) as caught:
                 await source.score(sample(response))
-            assert SECRET not in caught.value.failure.message
+            assert "Bearer" not in caught.value.failure.message
     finally:
         await source.close()
 

@@ -96,7 +96,8 @@ def checked_step(value: Any) -> StepReply:
         raise StepError(f"{half} has half a surrogate pair, which is not text: {_shown(message or messages)}")
     if not isinstance(metrics, Mapping):
         raise StepError(f"metrics is {_shown(metrics)}; it must be a mapping of names to numbers")
-    numbers = {escaped(str(name)): _number(f"metric {name}", metric) for name, metric in metrics.items()}
+    named = {escaped(hide(str(name), SECRETS)): metric for name, metric in metrics.items()}
+    numbers = {name: _number(f"metric {name}", metric) for name, metric in named.items()}
     reward = value.get("reward")
     given_reward = None if reward is None else _number("reward", reward)
     answer = {"message": message or "", "messages": messages}

@@ -1,7 +1,7 @@
 """Limits the draft of each sample by the free capacity of the step and the caches.
 
-Rule: pure. A draft uses spare capacity: tokens of a step that no sample decodes or prefills, and free cache blocks. So
-no sample is left out of a step, or evicted from the caches, for a draft.
+Rule: pure. A draft uses spare capacity: tokens that a step has left after decoding and prefilling, and free cache
+blocks. So in that step no sample is left out, or evicted from the caches, for a draft.
 """
 
 from collections.abc import Sequence

@@ -76,6 +76,8 @@ class EndpointReward:
 
     def _judgment(self, value: Any, metrics: Any) -> Judgment:
         plain = value is None or isinstance(value, int | float)
+        if isinstance(metrics, dict):  # before a long name is cut, which leaves a part of a secret
+            metrics = {self._server.redacted(name): each for name, each in metrics.items()}
         try:
             return judgment(value if plain else self._server.redacted(str(value)), metrics, self._server.field)
         except RewardError as error:

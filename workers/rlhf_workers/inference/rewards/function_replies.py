@@ -1,6 +1,6 @@
 """Replies of a reward function's child process to the values that the function returned.
 
-Rule: standard library only, as the child imports this module. A reward is a finite number or None, alone or in a
+Rule: no third-party package, as the child imports this module. A reward is a finite number or None, alone or in a
 mapping with metrics; other values are a failure that shows them. No text quotes a secret.
 """
 
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlhf_workers.user_code.returned_values import finite, shown
+from rlhf_workers.user_code.user_host import hide
 
 
 def reply_of(request: dict[str, Any], value: Any, secrets: list[str]) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def reply_of(request: dict[str, Any], value: Any, secrets: list[str]) -> dict[st
         metrics = judged.get("metrics") or {}
         if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
             return _invalid(secrets, number, each, "metrics must be a mapping of names to numbers")
-        beside = {name: _number(metric)[0] for name, metric in metrics.items()}
+        beside = {hide(name, secrets): _number(metric)[0] for name, metric in metrics.items()}
         if bad := [name for name, metric in beside.items() if metric is None]:
             return _invalid(secrets, number, each, f"metric {bad[0][:60]} must be a finite number")
         rewards.append({"reward": reward, "metrics": beside})
