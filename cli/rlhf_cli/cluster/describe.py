@@ -31,6 +31,7 @@ _PLANNED: Final = {
     "Tail migration": "interStage",
     "Speculation": "speculation",
     "Drafting switched": "speculationSwitched",
+    "Plan for devices": "drift",
 }
 _GOOD: Final = frozenset({"Ready", "Completed"})
 

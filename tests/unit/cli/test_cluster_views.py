@@ -202,6 +202,7 @@ def test_describe_reads_the_parts_of_the_plan_that_the_operator_writes() -> None
         speculation="off",
         speculation_switched="never",
         predicted_seconds=1.0,
+        plan_drift="predictions are off",
     )
     written = set(job_status._plan(reading) or {})
     assert set(describe._PLANNED.values()) <= written
