@@ -1,6 +1,6 @@
 """The plan for `spec.devices`: the coordinator reports it, the status records it, and pods follow from spec and record.
 
-A job without pods and status.startTime uses the record only if it answers the current request.
+A job without pods that is suspended or has not started uses the record only if it answers the current request.
 
 Rule: pure. The coordinator runs in its user's pod, so a job with the reported sizes is checked like a manifest.
 """
@@ -11,6 +11,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rlhf_api.device_sizes import DevicePlanRecord, plan_request, planned_document
+from rlhf_common.conditions import ConditionType
+from rlhf_operator.reconcile.conditions import StoredConditions
 from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading, ObservedJob
 from rlhf_operator.reconcile.parsed_job import parse_job
 
@@ -36,7 +38,9 @@ def with_sizes(stored: Mapping[str, Any], observed: ObservedJob) -> Mapping[str,
         plan = DevicePlanRecord.model_validate((status.get("plan") or {}).get(FIELD))
     except ValidationError:
         return stored
-    live = bool(observed.pods or status.get("startTime"))
+    # The status says that a job is suspended while its last pods have ended and startTime is still there.
+    suspended = StoredConditions.from_status(status).holds(ConditionType.SUSPENDED)
+    live = bool(observed.pods or (status.get("startTime") and not suspended))
     return _sized(stored, plan) if live or plan.request == plan_request(parsed.job.spec) else stored
 
 

@@ -28,7 +28,7 @@ class Kind(StrEnum):
     ETCD = "restart etcd"
     OPERATOR = "kill the operator and start another"
     STANDBY = "end the operator beside a standby"
-    SECRET = "delete the Secret"
+    SECRET = "delete the Secret and a pod that mounts it"
     SERVICE = "delete a Service"
     CONFIG_MAP = "delete the ConfigMap"
     NETWORK_POLICY = "delete the NetworkPolicy"
@@ -136,5 +136,5 @@ def due(done: Iterable[Fault]) -> Due:
     nothing.
     """
     counts = Counter(item.kind for item in done)
-    certain = counts[Kind.DELETE] + counts[Kind.EVICT] + counts[Kind.DRAIN] * len(WORKERS)
+    certain = counts[Kind.DELETE] + counts[Kind.EVICT] + counts[Kind.SECRET] + counts[Kind.DRAIN] * len(WORKERS)
     return Due(counts[Kind.KILL] + counts[Kind.OUT_OF_MEMORY], range(certain, certain + counts[Kind.FORCE] + 1))

@@ -33,12 +33,13 @@ class Faults:
         self._node: Node = cluster.nodes[NODE]
         self._failed_again = Timer(FAILED_SECONDS)
         pods = (Kind.DELETE, Kind.FORCE, Kind.EVICT)
-        objects = (Kind.SECRET, Kind.SERVICE, Kind.CONFIG_MAP, Kind.NETWORK_POLICY)
+        objects = (Kind.SERVICE, Kind.CONFIG_MAP, Kind.NETWORK_POLICY)
         restarts = {Kind.API_SERVER: "kube-apiserver", Kind.ETCD: "etcd"}
         self._by: dict[Kind, Callable[[Fault], None]] = {
             **dict.fromkeys(pods, self._lose_pod),
             **dict.fromkeys(objects, self._delete_object),
             **{kind: self._restarter(name) for kind, name in restarts.items()},
+            Kind.SECRET: self._delete_secret,
             Kind.KILL: self._kill,
             Kind.CUT: self._cut,
             Kind.KUBELET: self._kubelet,
@@ -231,6 +232,15 @@ class Faults:
         before = self._uid(name)
         self._job.kubectl("delete", name, "--wait=false")
         self.until(f"{name} to be made again", lambda: self._job.uid(name) not in ("", before))
+
+    def _delete_secret(self, fault: Fault) -> None:
+        """Delete the Secret and a pod: the operator reads the Secret only when a pod mounts it."""
+        name, worker = fault.victim.format(job=NAME), "generation-0"
+        self._running(worker)
+        secret, pod = self._uid(name), self._uid(f"pod/{NAME}-{worker}")
+        self._job.kubectl("delete", name, f"pod/{NAME}-{worker}", "--wait=false")
+        self.until(f"{name} to be made again", lambda: self._job.uid(name) not in ("", secret))
+        self._replaced(worker, pod)
 
     def _suspend(self, fault: Fault) -> None:
         self._job.patch(suspend=True)

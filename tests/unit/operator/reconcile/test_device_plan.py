@@ -182,11 +182,16 @@ def test_a_resumed_job_has_its_plan_at_once() -> None:
     assert simulated.workers == PLANNED
 
 
-def test_other_devices_in_a_suspended_job_get_another_plan_at_its_start() -> None:
+@pytest.mark.parametrize("edited_at_once", [False, True])
+def test_other_devices_in_a_suspended_job_get_another_plan_at_its_start(edited_at_once: bool) -> None:
+    """The status has still a startTime when it first says that the job is suspended, and a user may edit it then."""
     simulated = cluster()
     report(simulated)
     simulated.run()
+    started = simulated.job["status"]["startTime"]
     suspended(simulated)
+    if edited_at_once:
+        simulated.job["status"]["startTime"] = started
     simulated.job["spec"]["devices"] = {"count": 4}
     resumed(simulated)
     assert simulated.workers == ["coordinator"]
