@@ -254,13 +254,16 @@ def gate(
 
 
 def _limited(
-    queue: str, counts: Mapping[str, int], limits: Mapping[str, int], asking: KueueWorkload | None, *, slices: bool
+    queue: str, counts: Mapping[str, int], limits: Mapping[str, int], other: KueueWorkload | None, *, slices: bool
 ) -> str:
-    """Return why groups do not grow, with a remedy. `asking`: the second Workload of the job."""
+    """Return why groups do not grow, with a remedy.
+
+    `other`: the second Workload of the job, a waiting slice or the one that a slice has replaced.
+    """
     stays = ", ".join(f"{name} at {admitted} of {counts[name]} pods" for name, admitted in limits.items())
     stays = stays.replace(" at ", " stays at ", 1)
     if slices:
-        why = "Kueue has not looked at it yet" if asking is None else _why_not(asking)
+        why = _why_not(other) if other is not None and other.asks else "Kueue has not looked at it yet"
         return f"{stays}: the job has asked {queue} for all, and keeps its present pods meanwhile: {why}"
     return (
         f"{stays}: {queue} has admitted no more, and the job keeps what it has. "

@@ -71,6 +71,11 @@ class KueueWorkload:
         """Return whether Kueue gave its reservation to a larger slice."""
         return self.holds("Finished") and self.conditions["Finished"][1] == SLICE_REPLACED
 
+    @property
+    def asks(self) -> bool:
+        """Return whether it waits for a reservation: it has none, is not finished and is not being deleted."""
+        return not (self.going or self.cluster_queue or self.holds("Finished"))
+
     def at_version(self, version: int) -> Self:
         """Return the same Workload with another resourceVersion."""
         return replace(self, version=version)
