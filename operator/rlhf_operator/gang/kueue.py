@@ -128,7 +128,7 @@ def _with_slice(
     """Return the backend with the slice if the job `asks` for more pods, and the gate with the superseded Workload."""
     other = workload.other
     backend = replace(backend, name=workload.name)
-    if other is not None and not other.going and not (asks and other.asks):
+    if other is not None and not other.going and not (asks and workload.awaited is not None):
         return backend, replace(decided, superseded=(other.name,))
     if not asks or (other is not None and other.going):
         return backend, decided

@@ -72,9 +72,15 @@ class KueueWorkload:
         return self.holds("Finished") and self.conditions["Finished"][1] == SLICE_REPLACED
 
     @property
-    def asks(self) -> bool:
-        """Return whether it waits for a reservation: it has none, is not finished and is not being deleted."""
-        return not (self.going or self.cluster_queue or self.holds("Finished"))
+    def awaited(self) -> "KueueWorkload | None":
+        """Return the slice that asks for more pods, or has replaced this Workload and waits for admission checks.
+
+        None if there is none, and if the second Workload is the one that this one has replaced.
+        """
+        other = self.other
+        if other is None or other.going or other.holds("Finished"):
+            return None
+        return other if self.replaced or not other.cluster_queue else None
 
     def at_version(self, version: int) -> Self:
         """Return the same Workload with another resourceVersion."""

@@ -127,6 +127,30 @@ def test_a_job_that_grows_again_quotes_no_workload_that_a_slice_has_replaced(sli
     assert message.endswith(f"generation stays at 3 of 4 pods: {words}: Kueue has not looked at it yet")
 
 
+@pytest.mark.parametrize("shrinks", [False, True])
+def test_a_slice_that_waits_for_admission_checks_stays_and_so_do_the_pods(shrinks: bool) -> None:
+    cluster = elastic()
+    scale(cluster, 3)
+    pods = set(cluster.pods)
+    cluster.condition_of_workload("Finished", "True", "WorkloadSliceReplaced", "replaced.", name=FIRST)
+    cluster.admit(SLICE)
+    cluster.condition_of_workload("Admitted", "False", "NoChecks", "a check is not done.", name=SLICE)
+    if shrinks:
+        scale(cluster, 2)
+    cluster.later(11)
+    cluster.settle()
+    assert cluster.workloads == [FIRST, SLICE]
+    assert set(cluster.pods) == pods
+    assert cluster.deleting == {}
+    admitted = cluster.condition("Admitted")
+    assert admitted["status"] == "True"
+    assert shrinks or admitted["message"].endswith("keeps its present pods meanwhile: a check is not done")
+    cluster.admit(SLICE)
+    cluster.settle()
+    assert cluster.workloads == [SLICE]
+    assert len(cluster.workers) == (6 if shrinks else 7)
+
+
 def test_a_slice_is_withdrawn_when_the_job_shrinks_again() -> None:
     cluster = elastic()
     scale(cluster, 3)
