@@ -225,6 +225,7 @@ def reading_of(status: pb.JobStatus, now: datetime, run_id: str = "") -> Coordin
         released=len(status.fusion.released),
         streams=sum(worker.state not in AWAY for worker in status.workers),
         fusion=clean(status.fusion.choice[:TEXT_MAX]),
+        long_rounds=clean(status.long_rounds[:TEXT_MAX]),
         speculation=clean(status.speculation.summary[:TEXT_MAX]),
         speculation_switched=clean("".join(status.speculation.switches[:1])[:TEXT_MAX]),
         engines=Counter(clean(worker.engine[:ENGINE_MAX]) for worker in status.workers if worker.engine),

@@ -99,8 +99,9 @@ class Index:
         self._others: dict[str, dict[tuple[str, str], OwnedObject]] = {}
         self._queue_objects: dict[str, dict[tuple[QueueApi, str], QueueObject]] = {}
         """Job -> (queue, name) -> object that represents it in that queue."""
-        self._strange: dict[str, dict[str, tuple[str, UnreadableObject]]] = {}
-        """Job -> uid -> (kind, what): queue objects whose newest version cannot be read."""
+        self._strange: dict[str, dict[tuple[str, bool], tuple[str, UnreadableObject]]] = {}
+        """Job -> (uid, whether it was read for a queue) -> (kind, what): objects other than pods whose newest version
+        cannot be read."""
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._ended: dict[str, dict[str, ObservedPod]] = {}
         """Job -> uid -> last version of deleted pods that no reconcile has accounted for."""
@@ -161,7 +162,7 @@ class Index:
         return ours, frozenset(result.keys() - ours.keys())
 
     def unreadable(self, key: str, uid: str) -> tuple[tuple[str, UnreadableObject], ...]:
-        """Return (kind, what) of the unreadable pods and queue objects of the job of that uid, at most
+        """Return (kind, what) of the unreadable objects of the job of that uid, pods first, at most
         MAX_UNREADABLE_NAMED.
         """
         pods = (("Pod", item) for item in self._pods.get(key, {}).values() if isinstance(item, UnreadableObject))
@@ -232,22 +233,27 @@ class Index:
         try:
             name, result = _other(meta)
         except UnreadableError as error:
-            self._on_unreadable(kind, key, UnreadableObject("", "", 0, "", str(error)))
-            return False
+            return self._cannot_read(key, kind.rpartition("/")[2], meta, str(error))
         if result.uid in self._gone:
             return False
+        corrected = self._can_read(key, result)
         others = self._others.setdefault(key, {})
         stored = others.get((kind, name))
         if stored is not None and stored.uid == result.uid and stored.version >= result.version:
-            return False
+            return corrected
         others[kind, name] = result
-        return stored is None or stored != replace(result, version=stored.version)
+        return corrected or stored is None or stored != replace(result, version=stored.version)
 
     def drop_other(self, key: str, kind: str, name: str, uid: str) -> None:
         """Drop a deleted object of a job that is not a pod."""
         self._bury(uid)
         if (api := queue_api_of(kind)) is not None:
             self._drop_queue_object(key, api, name, uid)
+        if (strange := self._strange.get(key)) is not None:
+            for queued in (False, True):
+                strange.pop((uid, queued), None)
+            if not strange:
+                del self._strange[key]
         others = self._others.get(key, {})
         if (stored := others.get((kind, name))) is not None and stored.uid == uid:
             del others[kind, name]
@@ -279,36 +285,44 @@ class Index:
         try:
             queued = api.parse(body)
         except UnreadableError as error:
-            return self._cannot_read(key, kind.rpartition("/")[2], body["metadata"], str(error))
-        self._strange.get(key, {}).pop(queued.uid, None)
+            return self._cannot_read(key, kind.rpartition("/")[2], body["metadata"], str(error), queued=True)
+        corrected = self._can_read(key, queued, queued=True)
         objects = self._queue_objects.setdefault(key, {})
         stored = objects.get((api, queued.name))
         if queued.uid in self._gone or (stored and stored.uid == queued.uid and stored.version >= queued.version):
-            return False
+            return corrected
         objects[api, queued.name] = queued
-        return stored is None or stored != queued.at_version(stored.version)
+        return corrected or stored is None or stored != queued.at_version(stored.version)
 
-    def _cannot_read(self, key: str, kind: str, meta: Any, why: str) -> bool:
+    def _cannot_read(self, key: str, kind: str, meta: Any, why: str, *, queued: bool = False) -> bool:
         """Record an object that cannot be read; return whether that is news."""
         try:
             result = identity_of(meta)
         except UnreadableError:
             result = ObjectIdentity("", "", 0, "")
+        if result.uid in self._gone:
+            return False
         unreadable = UnreadableObject(result.name, result.uid, result.version, result.owner, why)
-        strange = self._strange.setdefault(key, {}) if unreadable.uid else {}
-        before, strange[unreadable.uid] = strange.get(unreadable.uid), (kind, unreadable)
+        strange, place = self._strange.setdefault(key, {}) if unreadable.uid else {}, (unreadable.uid, queued)
+        before, strange[place] = strange.get(place), (kind, unreadable)
         if before != (kind, unreadable):
             self._on_unreadable(kind, key, unreadable)
         return bool(unreadable.uid) and before != (kind, unreadable)
 
+    def _can_read(self, key: str, result: OwnedObject | QueueObject, *, queued: bool = False) -> bool:
+        """Forget that an earlier version of an object could not be read; return whether it was so."""
+        strange, place = self._strange.get(key, {}), (result.uid, queued)
+        if place not in strange or strange[place][1].version >= result.version:
+            return False
+        del strange[place]
+        return True
+
     def _drop_queue_object(self, key: str, api: QueueApi, name: str, uid: str) -> None:
-        strange, objects = self._strange.get(key, {}), self._queue_objects.get(key, {})
-        strange.pop(uid, None)
+        objects = self._queue_objects.get(key, {})
         if (stored := objects.get((api, name))) is not None and stored.uid == uid:
             del objects[api, name]
-        for table in (self._strange, self._queue_objects):
-            if not table.get(key, True):
-                del table[key]
+            if not objects:
+                del self._queue_objects[key]
 
     def stored_versions(self, kind: str) -> dict[str, tuple[str, str, int]]:
         """Return uid -> (job key, name, resourceVersion) of all objects of a kind, to compare with a listing."""

@@ -5,13 +5,13 @@ Rule: a job's series end with the job.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from rlhf_common.conditions import ConditionType
+from rlhf_common.conditions import ConditionType, RunningReason
 from rlhf_common.metrics import operator, storage
 from rlhf_common.metrics.exposition import family, registry_of
 from rlhf_common.metrics.metric import Metric
@@ -21,6 +21,9 @@ from rlhf_operator.reconcile import ObservedJob, ReconcilePlan
 from rlhf_operator.reconcile.timestamps import time_of
 from rlhf_operator.reconcile_traces import ReconcileTraces
 from rlhf_operator.workqueue import QueueSnapshot
+
+_AT_WORK: Final = frozenset({RunningReason.RUNNING, RunningReason.RECOVERING})
+"""Reasons of Running of a job whose resize can be finished."""
 
 
 class OperatorMetrics:
@@ -120,7 +123,13 @@ def _ready_after(meta: Mapping[str, Any], before: Mapping[str, Any], after: Mapp
 
 
 def _resized(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
-    """Return the seconds for which Resizing was True, if it has just become False; else None."""
+    """Return the seconds for which Resizing was True, if it has just become False; else None.
+
+    None also for a job that has stopped or starts again: its workers have not all joined or left.
+    """
+    running = _condition(after, ConditionType.RUNNING)
+    if running is None or running["reason"] not in _AT_WORK:
+        return None
     was, now = _condition(before, ConditionType.RESIZING), _condition(after, ConditionType.RESIZING)
     if was is None or now is None or (was["status"], now["status"]) != ("True", "False"):
         return None

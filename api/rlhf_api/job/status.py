@@ -136,6 +136,8 @@ class PlanStatus(StatusModel):
     workers with each."""
     inter_stage: Text | None = None
     """Inter-stage fusion: Disabled, or a summary of threshold and pool."""
+    long_rounds: Text | None = None
+    """Why a job with rollout.longRounds Auto has long rounds or none."""
     speculation: Text | None = None
     """Speculative decoding: Disabled, or a summary of drafting in the last iteration."""
     speculation_switched: Text | None = None

@@ -29,6 +29,7 @@ _STATUS_STYLES: Final = {"True": "", "False": "dim", "Unknown": "yellow"}
 _PLANNED: Final = {
     "Engine": "engine",
     "Tail migration": "interStage",
+    "Long rounds": "longRounds",
     "Speculation": "speculation",
     "Drafting switched": "speculationSwitched",
     "Plan for devices": "drift",

@@ -128,10 +128,9 @@ def _with_slice(
     """Return the backend with the slice if the job `asks` for more pods, and the gate with the superseded Workload."""
     other = workload.other
     backend = replace(backend, name=workload.name)
-    replaced = other is not None and (other.holds("Finished") or bool(other.cluster_queue))
-    if other is not None and not other.going and (replaced or not asks):
+    if other is not None and not other.going and not (asks and workload.awaited is not None):
         return backend, replace(decided, superseded=(other.name,))
-    if not asks or replaced or (other is not None and other.going):
+    if not asks or (other is not None and other.going):
         return backend, decided
     first, second = workload_name(job.name), slice_name(job.name)
     return replace(backend, slice=second if workload.name == first else first), decided

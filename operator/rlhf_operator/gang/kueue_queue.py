@@ -248,19 +248,19 @@ def gate(
     if queue != workload.queue:
         message = f"{asks} anew: it was admitted through {workload.queue}"
         return closed(AdmittedReason.WAITING, message, renew=True)
-    limited = _limited(named, counts, limits, workload.other, slices=slices) if limits else ""
+    limited = _limited(named, counts, limits, workload.awaited, slices=slices) if limits else ""
     message = ". ".join(filter(None, [f"{named}: ClusterQueue {workload.cluster_queue} has room", limited]))
     return QueueGate(True, AdmittedReason.ADMITTED, message, named, limits, limited)
 
 
 def _limited(
-    queue: str, counts: Mapping[str, int], limits: Mapping[str, int], asking: KueueWorkload | None, *, slices: bool
+    queue: str, counts: Mapping[str, int], limits: Mapping[str, int], awaited: KueueWorkload | None, *, slices: bool
 ) -> str:
-    """Return why groups do not grow, with a remedy. `asking`: the second Workload of the job."""
+    """Return why groups do not grow, with a remedy. `awaited`: the slice that waits."""
     stays = ", ".join(f"{name} at {admitted} of {counts[name]} pods" for name, admitted in limits.items())
     stays = stays.replace(" at ", " stays at ", 1)
     if slices:
-        why = "Kueue has not looked at it yet" if asking is None else _why_not(asking)
+        why = "Kueue has not looked at it yet" if awaited is None else _why_not(awaited)
         return f"{stays}: the job has asked {queue} for all, and keeps its present pods meanwhile: {why}"
     return (
         f"{stays}: {queue} has admitted no more, and the job keeps what it has. "

@@ -71,6 +71,17 @@ class KueueWorkload:
         """Return whether Kueue gave its reservation to a larger slice."""
         return self.holds("Finished") and self.conditions["Finished"][1] == SLICE_REPLACED
 
+    @property
+    def awaited(self) -> "KueueWorkload | None":
+        """Return the slice that asks for more pods, or has replaced this Workload and waits for admission checks.
+
+        None if there is none, and if the second Workload is the one that this one has replaced.
+        """
+        other = self.other
+        if other is None or other.going or other.holds("Finished"):
+            return None
+        return other if self.replaced or not other.cluster_queue else None
+
     def at_version(self, version: int) -> Self:
         """Return the same Workload with another resourceVersion."""
         return replace(self, version=version)

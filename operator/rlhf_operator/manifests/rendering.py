@@ -30,10 +30,12 @@ _LIVE: Final[Mapping[str, Any]] = {
     "iterations": True,
     "fusion": True,
     "generation": {"max_batch_size", "engine_args", "speculation"},
-    "inference": {"overlap", "batch_tokens"},
-    "training": {"schedule", "activation_checkpointing"},
-    "checkpoints": {"every", "keep"},
+    "inference": {"overlap", "incremental", "batch_tokens"},
+    "training": {"schedule", "critic_overlap", "activation_checkpointing", "weight_sharing", "profile"},
+    "checkpoints": {"every", "keep", "dtype"},
+    "samples": True,
     "run_policy": {"worker_timeout_seconds", "start_timeout_seconds", "active_deadline_seconds"},
+    "metrics": True,
 }
 """Fields that may change in a live job and that its processes read at their start. Sizes are sent while they run."""
 
@@ -193,10 +195,13 @@ def _coordinator(job: RLHFJob, images: Images, epoch: Number, mark: str) -> Json
 def template_hash(job: RLHFJob, group: Group) -> str:
     """Return the hash by which a group's pods are recognised as outdated.
 
-    It covers the group's template, and for the coordinator also that of the ranks and the settings in `_LIVE`. Sizes
-    and images of the operator are not part of it. Default values are omitted, so a new field changes no hash.
+    It covers the group's template and spec.metrics, which decides the annotations for scrapes; for the coordinator
+    also the template of the ranks and the settings in `_LIVE`. Sizes and images of the operator are not part of it.
+    Default values are omitted, so a new field changes no hash.
     """
     parts: list[Any] = [_said(getattr(job.spec, group).template)]
+    if group is not Group.COORDINATOR and job.spec.metrics != "Enabled":
+        parts.append({"metrics": job.spec.metrics})
     if group is Group.COORDINATOR:
         parts.append(_said(rank_template(job)))
         settings = job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=dict(_LIVE))

@@ -122,7 +122,8 @@ def names_taken(job: RLHFJob, observed: ObservedJob) -> list[str]:
 
     The list is empty if there are none.
     """
-    wanted = {name for name, _, _ in pod_places(job)} - {unreadable.name for _, unreadable in observed.unreadable}
+    unreadable = {body.name for kind, body in observed.unreadable if kind == "Pod"}
+    wanted = {name for name, _, _ in pod_places(job)} - unreadable
     others = sorted(observed.taken & wanted)
     if not others:
         return []

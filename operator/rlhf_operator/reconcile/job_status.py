@@ -275,6 +275,8 @@ def _plan(reading: CoordinatorReading) -> Json | None:
         plan["engine"] = engines_in_words(reading.engines)[:TEXT_MAX]
     if reading.fusion:
         plan["interStage"] = reading.fusion[:TEXT_MAX]
+    if reading.long_rounds:
+        plan["longRounds"] = reading.long_rounds[:TEXT_MAX]
     if reading.speculation:
         plan["speculation"] = reading.speculation[:TEXT_MAX]
     if reading.speculation_switched:

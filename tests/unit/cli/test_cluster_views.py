@@ -75,6 +75,20 @@ def test_what_the_coordinator_said_last_of_losses_is_described_and_explained() -
     assert [line.plain for line in explanation(details, None)] == ["1. long tail: 38% waits", "2. checkpoints: 5%"]
 
 
+@pytest.mark.parametrize("losses", [[], [loss_line(1, 9, "long tail: 38% waits")]])
+def test_explain_ends_with_the_decisions_of_the_coordinator(losses: list[str]) -> None:
+    seen = load("running")
+    seen["log"] += losses
+    before = [line.plain for line in explanation(details_of(seen)[0], None)]
+    seen["job"]["status"]["plan"] = {"engine": "torch", "longRounds": "no long rounds: tails are short", "drift": "off"}
+    assert [line.plain for line in explanation(details_of(seen)[0], None)] == [
+        *before,
+        "rounds: no long rounds: tails are short",
+        "plan for spec.devices: off",
+    ]
+    assert "no long rounds: tails are short" in text_of(seen)
+
+
 def test_a_pod_behind_a_scheduling_gate_names_the_gate_and_not_the_scheduler() -> None:
     seen = load("unschedulable")
     for body in seen["pods"]:
@@ -203,6 +217,7 @@ def test_describe_reads_the_parts_of_the_plan_that_the_operator_writes() -> None
         speculation_switched="never",
         predicted_seconds=1.0,
         plan_drift="predictions are off",
+        long_rounds="tails are short",
     )
     written = set(job_status._plan(reading) or {})
     assert set(describe._PLANNED.values()) <= written

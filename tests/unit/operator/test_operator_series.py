@@ -1,9 +1,10 @@
 """The operator serves the metrics of the catalogue, for itself and for every job."""
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.observability.served_metrics import check_catalogue, never_absent, scraped, value
 from tests.support.operator.simulated_cluster import START, SimulatedCluster
@@ -144,3 +145,29 @@ def test_the_page_says_what_the_client_of_prometheus_would() -> None:
         if not sample.name.startswith("process_")
     }
     assert written == expected
+
+
+@pytest.mark.parametrize(
+    ("reason", "resizes"),
+    [
+        ("Running", 1),
+        ("Recovering", 1),
+        ("Suspended", 0),
+        ("Complete", 0),
+        ("Failed", 0),
+        ("Released", 0),
+        ("Starting", 0),
+    ],
+)
+def test_a_resize_is_measured_if_the_job_goes_on_after_it(reason: str, resizes: int) -> None:
+    metrics, cluster = OperatorMetrics(), SimulatedCluster().begin()
+
+    def during(reason: str, resizing: str, at: datetime) -> dict[str, Any]:
+        moment = at.strftime("%Y-%m-%dT%H:%M:%SZ")
+        condition = conditions(reason) | {"type": "Resizing", "status": resizing, "lastTransitionTime": moment}
+        return {"conditions": [conditions(reason), condition]}
+
+    cluster.job["status"] = during("Running", "True", START)
+    see(metrics, cluster, during(reason, "False", START + timedelta(seconds=7)))
+    assert value(metrics.registry, "rlhf_pool_resize_duration_seconds_count") == resizes
+    assert value(metrics.registry, "rlhf_pool_resize_duration_seconds_sum") == 7 * resizes

@@ -9,7 +9,8 @@ from tests.support.operator.simulated_cluster import SimulatedCluster, stored_jo
 from tests.support.operator.simulated_operator import KEY, SimulatedOperator
 
 from rlhf_common import names
-from rlhf_operator.reconcile import ObservedPod, pod_of
+from rlhf_operator.reconcile import ObservedJob, ObservedPod, pod_of
+from rlhf_operator.reconcile.diagnostics import names_taken
 from rlhf_operator.reconcile.observed.observed_pod import PodEnd
 from rlhf_operator.reconcile.observed.termination_log import last_report, readable
 from rlhf_operator.reconcile.parsed_job import parse_job
@@ -301,6 +302,36 @@ def test_no_event_stops_a_stream(event: Any, body: Any) -> None:
         operator.events.take(kind, {"type": event})
     operator.sees("Pod", pod())
     assert list(operator.index.pods(KEY, "job-uid")[0]) == ["job-generation-0"]
+
+
+@pytest.mark.parametrize("kind", ["Service", "ConfigMap", "networking.k8s.io/v1/NetworkPolicy"])
+def test_an_unreadable_object_that_is_no_pod_is_reported_until_it_is_read_or_gone(kind: str) -> None:
+    operator, right = SimulatedOperator(), pod("job-coordinator")
+    wrong = pod("job-coordinator", version="6")
+    wrong["metadata"] |= {"deletionTimestamp": "yesterday", "finalizers": ["example.org/keep"]}
+    operator.sees(kind, pod("job-coordinator", version="4"))
+    operator.sees(kind, wrong)
+    operator.sees(kind, wrong)
+    ((found, result),) = operator.index.unreadable(KEY, "job-uid")
+    assert (found, result.name) == (kind.rpartition("/")[2], "job-coordinator")
+    assert "metadata.deletionTimestamp" in result.why
+    assert operator.counted(found) == 1
+    operator.sees(kind, right)
+    assert operator.index.unreadable(KEY, "job-uid"), "an earlier version"
+    assert operator.index.put(kind, KEY, pod("job-coordinator", version="7")), "the job is to hear of it"
+    assert operator.index.unreadable(KEY, "job-uid") == ()
+    wrong["metadata"]["resourceVersion"] = "8"
+    operator.sees(kind, wrong)
+    operator.sees(kind, wrong, "DELETED")
+    operator.sees(kind, wrong)
+    assert operator.index.unreadable(KEY, "job-uid") == ()
+
+
+def test_an_unreadable_service_hides_no_pod_of_another_with_its_name() -> None:
+    job = parse_job(stored_job()).job
+    assert job is not None
+    service = ("Service", UnreadableObject("job-coordinator", "u", 1, "job-uid", "no time"))
+    assert names_taken(job, ObservedJob(unreadable=(service,), taken=frozenset({"job-coordinator"})))
 
 
 def test_the_parser_of_a_stream_takes_what_the_api_server_stores() -> None:

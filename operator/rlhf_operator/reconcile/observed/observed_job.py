@@ -62,6 +62,8 @@ class CoordinatorReading:
     """Engine with the reason for its choice -> number of workers that decode with it."""
     fusion: str = ""
     """Summary of the current inter-stage fusion."""
+    long_rounds: str = ""
+    """Reason why the job has long rounds or none; empty unless rollout.longRounds is Auto."""
     speculation: str = ""
     """Summary of the effect of drafts, with numbers."""
     speculation_switched: str = ""

@@ -109,6 +109,48 @@ def test_an_admitted_slice_takes_the_place_of_the_workload_and_the_next_one_of_t
     assert (cluster.workloads, len(cluster.pods)) == ([FIRST], 8)
 
 
+@pytest.mark.parametrize("sliced", [True, False])
+def test_a_job_that_grows_again_quotes_no_workload_that_a_slice_has_replaced(sliced: bool) -> None:
+    cluster = elastic()
+    scale(cluster, 3)
+    if sliced:
+        replace(cluster, FIRST, SLICE)
+        cluster.condition_of_workload("QuotaReserved", "False", "Pending", "of the old slice.", name=FIRST)
+        cluster.statuses[FIRST].pop("admission", None)
+    else:
+        cluster.admit(SLICE)
+    cluster.job["spec"]["generation"]["replicas"] = 4
+    status = cluster.plan().status
+    assert status is not None
+    message = next(each["message"] for each in status["conditions"] if each["type"] == "Admitted")
+    words = "the job has asked LocalQueue team for all, and keeps its present pods meanwhile"
+    assert message.endswith(f"generation stays at 3 of 4 pods: {words}: Kueue has not looked at it yet")
+
+
+@pytest.mark.parametrize("shrinks", [False, True])
+def test_a_slice_that_waits_for_admission_checks_stays_and_so_do_the_pods(shrinks: bool) -> None:
+    cluster = elastic()
+    scale(cluster, 3)
+    pods = set(cluster.pods)
+    cluster.condition_of_workload("Finished", "True", "WorkloadSliceReplaced", "replaced.", name=FIRST)
+    cluster.admit(SLICE)
+    cluster.condition_of_workload("Admitted", "False", "NoChecks", "a check is not done.", name=SLICE)
+    if shrinks:
+        scale(cluster, 2)
+    cluster.later(11)
+    cluster.settle()
+    assert cluster.workloads == [FIRST, SLICE]
+    assert set(cluster.pods) == pods
+    assert cluster.deleting == {}
+    admitted = cluster.condition("Admitted")
+    assert admitted["status"] == "True"
+    assert shrinks or admitted["message"].endswith("keeps its present pods meanwhile: a check is not done")
+    cluster.admit(SLICE)
+    cluster.settle()
+    assert cluster.workloads == [SLICE]
+    assert len(cluster.workers) == (6 if shrinks else 7)
+
+
 def test_a_slice_is_withdrawn_when_the_job_shrinks_again() -> None:
     cluster = elastic()
     scale(cluster, 3)

@@ -128,10 +128,11 @@ def test_a_reading_takes_the_pool_the_choice_and_the_sessions_from_the_coordinat
         for index, state in enumerate(("Busy", "Ready", "Starting", "Missing", "Lost"))
     ]
     fusion = pb.FusionStatus(choice="12 on 1", threshold=12, pool=1, released=["generation-1"], predicted_seconds=2.5)
-    status = pb.JobStatus(phase="Generating", workers=workers, pool=["generation-0"], fusion=fusion)
+    status = pb.JobStatus(phase="Generating", workers=workers, pool=["generation-0"], fusion=fusion, long_rounds="none")
     reading = reading_of(status, SimulatedCluster().now)
     assert (reading.pool, reading.threshold, reading.released) == (("generation-0",), 12, 1)
     assert (reading.fusion, reading.predicted_seconds, reading.streams) == ("12 on 1", 2.5, 3)
+    assert reading.long_rounds == "none"
     assert reading.working == {"generation": 2}
 
 

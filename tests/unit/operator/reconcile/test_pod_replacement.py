@@ -3,7 +3,12 @@
 from typing import Any
 
 import pytest
+from tests.support.manifests import definition_rows as rows
 from tests.support.operator.simulated_cluster import SimulatedCluster, template_with_image
+
+from rlhf_common.names import Group
+from rlhf_operator.manifests.rendering import template_hash
+from rlhf_operator.reconcile.revisions.pinning import read
 
 CHECKPOINTS = {"path": "/checkpoints"}
 
@@ -113,9 +118,24 @@ def test_without_checkpoints_the_coordinator_keeps_the_journal() -> None:
     assert cluster.condition("Restarting")["status"] == "False"
 
 
-def test_a_setting_that_is_read_at_the_start_restarts_the_coordinator_alone() -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"iterations": 200},
+        {"samples": {"mode": "Disabled"}},
+        {"samples": {"every": 1}},
+        {"inference": {"incremental": "Disabled"}},
+        {"training": {"criticOverlap": "Auto"}},
+        {"training": {"weightSharing": "Disabled"}},
+        {"training": {"profile": "Auto"}},
+        {"checkpoints": {"dtype": "Float32"}},
+    ],
+)
+def test_a_setting_that_is_read_at_the_start_restarts_the_coordinator_alone(change: dict[str, Any]) -> None:
     cluster = SimulatedCluster(checkpoints=CHECKPOINTS).begin()
-    cluster.job["spec"]["iterations"] = 200
+    for field, value in change.items():
+        before = cluster.job["spec"].get(field)
+        cluster.job["spec"][field] = {**before, **value} if isinstance(before, dict) else value
     cluster.settle()
     assert sorted(cluster.deleting) == ["job-coordinator"]
     restarting = cluster.condition("Restarting")
@@ -126,6 +146,46 @@ def test_a_setting_that_is_read_at_the_start_restarts_the_coordinator_alone() ->
     assert sorted(cluster.deleting) == []
     assert cluster.condition("Restarting")["status"] == "False"
     assert cluster.counts == (0, 0)
+
+
+def test_a_field_that_may_change_in_a_live_job_replaces_pods_or_needs_no_new_pod() -> None:
+    before, same = hashes_of(rows.whole("")), set()
+    for field, value in rows.others():
+        if hashes_of(rows.with_value(field, value)[0]) == before:
+            same.add(field.path.partition("[")[0])
+    assert same == {
+        "spec.suspend",
+        "spec.generation.replicas",
+        "spec.inference.replicas",
+        "spec.checkpoints.onDeletion",
+        "spec.checkpoints.deletionDeadlineSeconds",
+        "spec.runPolicy.backoffLimit",
+        "spec.runPolicy.failurePolicy.rules",
+        "spec.runPolicy.podStartTimeoutSeconds",
+        "spec.runPolicy.hangTimeoutSeconds",
+    }
+
+
+def hashes_of(data: dict[str, Any]) -> list[str]:
+    """Return the hash of each group's template of the job with this manifest."""
+    job = read(data | {"metadata": {"name": "job", "namespace": "team", "uid": "job-uid"}})
+    assert job is not None
+    return [template_hash(job, group) for group in Group]
+
+
+def test_all_pods_are_replaced_for_other_scrapes() -> None:
+    cluster = SimulatedCluster(checkpoints=CHECKPOINTS).begin()
+    cluster.job["spec"]["metrics"] = "Disabled"
+    cluster.settle()
+    assert "job-coordinator" in cluster.deleting
+    for _ in range(6):
+        cluster.bring_up()
+        cluster.later(11)
+        cluster.read()
+        cluster.settle()
+    assert cluster.deleting == {}
+    scraped = {name: pod["metadata"]["annotations"]["prometheus.io/scrape"] for name, pod in cluster.pods.items()}
+    assert scraped == dict.fromkeys(cluster.pods, "false")
 
 
 @pytest.mark.parametrize(
