@@ -148,7 +148,7 @@ class PluginAlgorithm(Algorithm):
                 f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             )
             raise self._wrong(method, f"{subject} is {description}", f"give floating numbers {list(shape)}")
-        if not bool(torch.isfinite(value).all()):
+        if not bool(torch.isfinite(value.float()).all()):  # float32 is the type that is used
             raise self._wrong(method, f"{subject} holds a number that is not finite", "give finite numbers")
 
     def _losses(self, method: str, losses: object, like: torch.Tensor) -> TokenLosses:

@@ -93,6 +93,7 @@ def test_a_file_that_is_not_there_is_named(folder: Path, tmp_path: Path) -> None
             r"added the fields advantage; `prepared`",
         ),
         ("* batch.mask)", "* batch.mask * float('nan'))", r"field advantages holds a number that is not finite"),
+        ("* batch.mask)", "* batch.mask.double() + 1e39)", r"field advantages holds a number that is not finite"),
         ("* batch.mask)", "* batch.mask[:1, :1].int())", r"field advantages is .* give floating numbers"),
         ("* log_p, None", "* log_p", r"policy_loss .*returned a Tensor; return \(loss per token"),
         ("* log_p, None", "@ log_p, None", r"the loss is torch.float32 \[\]; give one number per token"),
@@ -169,7 +170,11 @@ def test_shaped_rewards_of_the_class_are_reported_and_checked(folder: Path, tmp_
     assert torch.equal(built(folder, REINFORCE).shaped_rewards(batch)[batch.valid], batch.rewards[batch.valid])
     halved = shaped("(batch.rewards / 2).masked_fill(~batch.valid, torch.nan)").shaped_rewards(batch)
     assert torch.equal(halved[batch.valid], batch.rewards[batch.valid] / 2)
-    for wrong, says in (("batch.mask.float()", "give floating numbers"), ("batch.rewards / 0", "give finite numbers")):
+    for wrong, says in (
+        ("batch.mask.float()", "give floating numbers"),
+        ("batch.rewards / 0", "give finite numbers"),
+        ("batch.rewards.double() * 0 + 1e39", "give finite numbers"),
+    ):
         with pytest.raises(WorkError, match=f"Reinforce.shaped_rewards .*{says}"):
             shaped(wrong).shaped_rewards(batch)
 
