@@ -179,6 +179,27 @@ def test_shaped_rewards_of_the_class_are_reported_and_checked(folder: Path, tmp_
             shaped(wrong).shaped_rewards(batch)
 
 
+def test_a_failure_in_a_module_names_its_file_and_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "of_user"
+    package.mkdir()
+    (package / "__init__.py").write_text("from of_user.core import Reinforce")
+    (package / "core.py").write_text(START.replace("-microbatch.fields", "-batch.fields"))
+    (package / "broken.py").write_text("\nlimit = 1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def of_module(module: str) -> Algorithm:
+        plugin = {"module": module, "name": "Reinforce", "samplesPerPrompt": 1, "miniBatchSize": 8}
+        return build_algorithm(make_job(folder, folder, algorithm={"plugin": plugin}).spec, CPU)
+
+    for module in ("of_user", "of_user.core"):
+        with pytest.raises(WorkError, match=rf"policy_loss in {module}: core\.py:\d+: NameError"):
+            losses_of(of_module(module))
+    with pytest.raises(WorkError, match=r"of_user\.broken cannot be imported: broken\.py:2: ZeroDivisionError"):
+        of_module("of_user.broken")
+
+
 def test_the_class_receives_the_number_of_the_iteration(folder: Path, tmp_path: Path) -> None:
     method = "\n\n    def begin_iteration(self, iteration):\n        self.baseline = 10.0 + iteration\n"
     algorithm = built(folder, changed(tmp_path, START, START + method))
