@@ -19,7 +19,7 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.models.loading import replace_weights
 from rlhf_workers.shared_memory.choice import lent_by
 from rlhf_workers.shared_memory.regions import MemorySharing
-from rlhf_workers.weights.fetching import fetch, fetch_weights
+from rlhf_workers.weights.fetching import fetch_weights
 
 NOTICE_SECONDS: Final = 30.0
 """Seconds for a reader to notice that its lender is gone; a closed connection shows it at once."""
@@ -72,7 +72,8 @@ def load(
         figures.add(f"{way}_gb_per_second", rate, "GB/s, checksums and all")
         figures.add(f"{way}_engine_stopped_seconds", seconds, "s")
     figures.check(f"weights came by {way} as asked ({number})", weights.ways == way, weights.ways)
-    wanted, loaded = fetch("actor", version, [rank.location], None), dict(model.named_parameters())
+    with fetch_weights("actor", version, [rank.location], None) as streamed:
+        wanted, loaded = streamed.tensors, dict(model.named_parameters())
     other = [name for name, tensor in wanted.items() if not torch.equal(loaded[name].detach().cpu(), tensor)]
     figures.check(f"contents equal by {way} ({number})", not other, ", ".join(other[:3]) or f"{len(wanted)} tensors")
 

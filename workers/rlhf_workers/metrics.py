@@ -104,8 +104,10 @@ def bounded(families: Iterable[Family]) -> Iterator[Family]:
     """Yield an engine's families up to the limit, without those that begin with OUR_PREFIXES."""
     room = MAX_ENGINE_SERIES
     for each in families:
+        if each.name.startswith(OUR_PREFIXES):
+            continue
         room -= len(each.samples)
-        if room >= 0 and not each.name.startswith(OUR_PREFIXES):
+        if room >= 0:
             yield each
 
 

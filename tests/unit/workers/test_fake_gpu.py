@@ -157,7 +157,7 @@ def test_samples_are_scored_at_once_and_as_they_grow(kind: str, blocks: bool, mo
             tokens = [pack(values) for values in (sample.prompt, sample.response[:part])]
             key = pb.SampleKey(iteration=0, sample=sample.key.sample)
             ahead.ask(pb.PrefixSample(key=key, tasks=["task"], prompt=tokens[0], response=tokens[1]))
-        while ahead.step(outbox):
+        while ahead.step(outbox, lambda task: True):
             pass
     begun = [ahead.take("task", sample) for sample in samples]
     prefixes = [prefix for prefix in begun if prefix is not None]

@@ -69,7 +69,9 @@ def test_readers_that_stay_do_not_take_all_memory(copies: WeightCopies) -> None:
         provider.version = version
         late.append(taken(copies, provider, version))
     provider.version += 1
-    with pytest.raises(RegionRefusedError, match=f"{MOST_COPIES} copies of weights are still being read"):
+    with pytest.raises(
+        RegionRefusedError, match=f"{MOST_COPIES} of {MOST_COPIES} copies of weights are still being read"
+    ):
         taken(copies, provider, provider.version)
     assert all(holds(copy, version) for version, copy in enumerate(late, 1))
     for copy in late:
@@ -77,6 +79,28 @@ def test_readers_that_stay_do_not_take_all_memory(copies: WeightCopies) -> None:
     last = taken(copies, provider, provider.version)
     assert holds(last, provider.version)
     copies.give_back(last, read=True)
+
+
+class TwoModels(VersionedWeights):
+    """Holds the same weights under each model's name."""
+
+    def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from super().tensors("actor", version)
+
+
+def test_a_refusal_counts_only_copies_with_readers(copies: WeightCopies) -> None:
+    provider = TwoModels(1)
+    critic = copies.take(provider, pb.WeightRequest(model="critic", version=1), SHARING.place)
+    copies.give_back(critic, read=True)
+    late = []
+    for version in range(1, MOST_COPIES):
+        provider.version = version
+        late.append(taken(copies, provider, version))
+    provider.version += 1
+    with pytest.raises(RegionRefusedError, match=f"{MOST_COPIES - 1} of {MOST_COPIES} copies of weights are still"):
+        taken(copies, provider, provider.version)
+    for copy in late:
+        copies.give_back(copy, read=True)
 
 
 class ChangingWeights(VersionedWeights):

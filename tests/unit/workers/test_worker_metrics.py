@@ -116,6 +116,12 @@ def test_what_an_engine_serves_is_bounded() -> None:
     assert sum(sample.name.startswith("vllm") for sample in scraped(served)) == MAX_ENGINE_SERIES
 
 
+def test_families_with_our_prefixes_use_up_no_room() -> None:
+    names = [*(f"rlhf_m{number}" for number in range(10)), *(f"vllm:m{number}" for number in range(MAX_ENGINE_SERIES))]
+    served = registry(Generating(EngineOfOthers(names)))
+    assert sum(sample.name.startswith("vllm") for sample in scraped(served)) == MAX_ENGINE_SERIES
+
+
 def test_a_worker_without_an_engine_has_no_series_of_one() -> None:
     assert not [sample for sample in scraped(registry()) if sample.name.startswith("rlhf_engine")]
 

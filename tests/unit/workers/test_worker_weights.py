@@ -19,7 +19,7 @@ from rlhf_common import control_pb2 as pb
 from rlhf_operator.certificates import new_authority
 from rlhf_workers.failures import WorkError
 from rlhf_workers.peer_server import start_server
-from rlhf_workers.weights.fetching import FetchPolicy, fetch
+from rlhf_workers.weights.fetching import FetchPolicy, fetch_weights
 from rlhf_workers.weights.source import WeightSourceService
 from rlhf_workers.weights.stream import WeightStream
 
@@ -97,13 +97,25 @@ async def serving(
             await server.stop()
 
 
+def read(
+    sources: list[pb.WeightLocation],
+    version: int,
+    certificates: Path | None = None,
+    patience: FetchPolicy = PATIENT,
+    *,
+    model: str = "actor",
+) -> dict[str, torch.Tensor]:
+    with fetch_weights(model, version, sources, certificates, patience=patience) as weights:
+        return weights.tensors
+
+
 async def fetched(
     sources: list[pb.WeightLocation],
     version: int = 3,
     certificates: Path | None = None,
     patience: FetchPolicy = PATIENT,
 ) -> dict[str, torch.Tensor]:
-    return await asyncio.to_thread(fetch, "actor", version, sources, certificates, patience)
+    return await asyncio.to_thread(read, sources, version, certificates, patience)
 
 
 def source(stage: HeldStage) -> WeightSourceService:
@@ -230,7 +242,7 @@ def test_a_folder_is_read_whole(tmp_path: Path) -> None:
     save_file({"b": torch.zeros(3)}, tmp_path / "model-2.safetensors")
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    tensors = fetch("actor", 0, [pb.WeightLocation(folder=str(tmp_path))], None)
+    tensors = read([pb.WeightLocation(folder=str(tmp_path))], 0)
     assert set(tensors) == {"a", "b"}
 
 
@@ -261,7 +273,7 @@ def test_a_damaged_folder_is_an_error_with_the_file(tmp_path: Path, damage: str,
         if damage == "empty":
             index.unlink()
     with pytest.raises(WorkError) as caught:
-        fetch("critic", 0, [pb.WeightLocation(folder=str(tmp_path))], None)
+        read([pb.WeightLocation(folder=str(tmp_path))], 0, model="critic")
     assert words in str(caught.value)
     assert str(tmp_path) in str(caught.value)
     assert caught.value.failure.exit_code == 21

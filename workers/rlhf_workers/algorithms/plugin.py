@@ -148,7 +148,7 @@ class PluginAlgorithm(Algorithm):
                 f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             )
             raise self._wrong(method, f"{subject} is {description}", f"give floating numbers {list(shape)}")
-        if not bool(torch.isfinite(value).all()):
+        if not bool(torch.isfinite(value.float()).all()):  # float32 is the type that is used
             raise self._wrong(method, f"{subject} holds a number that is not finite", "give finite numbers")
 
     def _losses(self, method: str, losses: object, like: torch.Tensor) -> TokenLosses:
@@ -205,10 +205,18 @@ def failure(part: str, message: str) -> WorkError:
 
 
 def described(error: BaseException, place: str) -> str:
-    """Return `file:line: Type: text` at the innermost line of the user's file; without a place if there is none."""
+    """Return `file:line: Type: text` at the innermost line of the user's code; without a place if there is none.
+
+    `place` is the file, or the module, whose submodules count too.
+    """
     text = error_text(error)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == Path(place)]
-    return f"{Path(place).name}:{frames[-1].lineno}: {text}" if frames else text
+    steps = [
+        (Path(frame.f_code.co_filename), line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if Path(frame.f_code.co_filename) == Path(place)
+        or f"{frame.f_globals.get('__name__')}.".startswith(f"{place}.")
+    ]
+    return f"{steps[-1][0].name}:{steps[-1][1]}: {text}" if steps else text
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -49,13 +49,7 @@ def sample(
     the job (0 counts as 1) or of evaluation. `uniform` is `marked` if requests choose how they are drawn. The caller
     must refuse a row with a non-finite log-probability.
     """
-    scores = logits.float()
-    if parameters.temperature > 0 and parameters.temperature != 1:
-        scores = scores / parameters.temperature
-    if parameters.evaluation_temperature > 0:
-        evaluated = (uniform >= EVALUATED)[:, None]
-        scores = torch.where(evaluated, logits.float() / parameters.evaluation_temperature, scores)
-    log_probabilities = torch.log_softmax(scores, dim=-1)
+    log_probabilities = torch.log_softmax(scaled(logits, uniform, parameters), dim=-1)
     if not parameters.random:
         tokens = log_probabilities.argmax(dim=-1)
     else:
@@ -63,6 +57,17 @@ def sample(
         weights = _truncate(log_probabilities.double().exp(), parameters)
         tokens = _by_request(log_probabilities, weights, uniform, parameters, draw)
     return tokens, log_probabilities.gather(1, tokens[:, None])[:, 0]
+
+
+def scaled(logits: torch.Tensor, uniform: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor:
+    """Return float32 logits [n, vocabulary], each row divided by its temperature (0 counts as 1)."""
+    scores = logits.float()
+    if parameters.temperature > 0 and parameters.temperature != 1:
+        scores = scores / parameters.temperature
+    if parameters.evaluation_temperature > 0:
+        evaluated = (uniform >= EVALUATED)[:, None]
+        scores = torch.where(evaluated, logits.float() / parameters.evaluation_temperature, scores)
+    return scores
 
 
 def marked(drawn: npt.NDArray[np.float64], drawing: Drawing) -> npt.NDArray[np.float64]:

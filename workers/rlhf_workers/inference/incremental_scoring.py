@@ -6,7 +6,7 @@ does not change a sample's scores, except by rounding in a job that is not deter
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
@@ -61,14 +61,19 @@ class IncrementalScoring:
             self._store.update(message.key.sample, len(prompt), tokens)
             self._asked[message.key.sample] = message
 
-    def step(self, outbox: Outbox) -> bool:
-        """Answer queued samples with nothing left until a pass of one task can run; return whether one was begun."""
+    def step(self, outbox: Outbox, ready: Callable[[str], bool]) -> bool:
+        """Answer queued samples with nothing left until a pass of a `ready` task can run; return whether one was begun.
+
+        A sample waits for tasks that are not ready.
+        """
         for sample, message in list(self._asked.items()):
-            task = next((task for task in self._able(message) if self._left(sample, task)), None)
+            left = [task for task in self._able(message) if self._left(sample, task)]
+            task = next(filter(ready, left), None)
             if task is not None:
                 self._run(task, self._batch(sample, task), outbox)
                 return True
-            self._answer(sample, outbox)
+            if not left:
+                self._answer(sample, outbox)
         return False
 
     def take(self, task: str, sample: ScoringSample) -> PartialScore | None:

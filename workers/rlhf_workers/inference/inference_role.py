@@ -194,7 +194,7 @@ class InferenceRole:
         waiting = [task for task in self._tasks.values() if task.waiting and self._has_version(task.model)]
         if not waiting:
             compared = self._comparisons.step(outbox)
-            return compared or (self._early is not None and self._early.step(outbox)) or worked
+            return compared or (self._early is not None and self._early.step(outbox, self._is_ready)) or worked
         task = max(waiting, key=lambda task: len(task.waiting))
         assert not isinstance(task.scorer, RewardCalls | GroupScorer)
         batch = next_batch(task.waiting, self._batch_tokens)
@@ -302,6 +302,9 @@ class InferenceRole:
 
     def _has_version(self, model: str) -> bool:
         return self._versions.get(model) != NO_VERSION
+
+    def _is_ready(self, task: str) -> bool:
+        return self._has_version(self._tasks[task].model)
 
     def _require_versions(self, models: Iterable[str]) -> None:
         """Raise a retryable WorkError if the last update of one of the models was interrupted."""

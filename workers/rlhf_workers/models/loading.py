@@ -20,6 +20,7 @@ from torch import nn
 
 from rlhf_api.job.lora import Lora
 from rlhf_api.peft_folder_check import A_SUFFIX, B_SUFFIX
+from rlhf_common.model_files.companion_files import TEXT
 from rlhf_common.model_files.model_folder_check import check_model_folder, read_model_config, refuse_adapters
 from rlhf_common.model_files.weight_files import FolderError, read_weight_files
 from rlhf_common.names import ExitCode
@@ -37,9 +38,7 @@ kernel, and experts as transformers chooses."""
 SCORE_HEAD: Final = "score.weight"
 """The head of a sequence classification model."""
 HUB_ID: Final = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
-HUB_FILES: Final = (
-    "*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py", "*.md", "LICENSE*", "NOTICE*",
-)  # fmt: skip
+HUB_FILES: Final = ("*.safetensors", *(f"*{suffix}" for suffix in sorted(TEXT)), "LICENSE*", "NOTICE*")
 """Files to download of a model: weights, configuration, tokenizer, templates, code and documents."""
 NOT_FROM_HUB: Final = ("*/*.safetensors", "consolidated*")
 """Files not to download: weights in other formats beside the model's own."""

@@ -70,10 +70,12 @@ class _LentAllocation:
         self._address = owner.allocate_bytes(-(-max(size, 1) // GRANULE) * GRANULE)
         try:
             self.key = owner.driver.handle(self._address)
-        except CudaDriverError as error:
+            self.memory = owner.gpu.tensor(self._address, max(size, 1))
+        except BaseException as error:
             owner.driver.free(self._address)
-            raise RegionRefusedError(f"memory of this GPU cannot be shared: {error}") from error
-        self.memory = owner.gpu.tensor(self._address, max(size, 1))
+            if isinstance(error, CudaDriverError):
+                raise RegionRefusedError(f"memory of this GPU cannot be shared: {error}") from error
+            raise
 
     def handle(self) -> pb.LentMemory:
         cuda = pb.CudaMemory(handle=self.key)

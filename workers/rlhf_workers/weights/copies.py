@@ -145,7 +145,8 @@ class WeightCopies:
                 elif old.provider is not provider or old.model == model:
                     self._drop(old)
             if region is None and len(self._copies) >= MOST_COPIES:
-                raise RegionRefusedError(f"{len(self._copies)} copies of weights are still being read")
+                read = sum(copy.readers > 0 for copy in self._copies)
+                raise RegionRefusedError(f"{read} of {len(self._copies)} copies of weights are still being read")
         return region
 
 

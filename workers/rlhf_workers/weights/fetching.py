@@ -111,18 +111,6 @@ def fetch_weights(
         yield _merge(model, version, parts)
 
 
-def fetch(
-    model: str,
-    version: int,
-    sources: Sequence[pb.WeightLocation],
-    certificates: Path | None,
-    patience: FetchPolicy = DEFAULT_FETCH_POLICY,
-) -> dict[str, torch.Tensor]:
-    """Return parameter name -> CPU tensor of this process, from streams and folders. Raises as `fetch_weights`."""
-    with fetch_weights(model, version, sources, certificates, (), patience) as weights:
-        return weights.tensors
-
-
 def _from_peer(stream: WeightStream, sharings: Sequence[MemorySharing], patience: FetchPolicy) -> _Part:
     for first in range(len(sharings)):  # if device memory cannot be opened, host memory may work
         usable = sharings[first:]

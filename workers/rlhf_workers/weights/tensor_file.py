@@ -133,8 +133,10 @@ def write_tensors(
 def write_file(
     folder: Path, name: str, parts: Iterator[bytes | memoryview], model: str = "", parameters: Sequence[str] = ()
 ) -> pb.CheckpointFile:
-    """Write `folder/name` from parts: temporary name, fsync, rename, fsync of the folder. Raises WorkError StorageFull
-    or StorageDenied."""
+    """Write `folder/name` from parts: temporary name, fsync, rename, fsync of the folder.
+
+    Raises WorkError StorageFull or StorageDenied, and the errors of `parts`. An error discards the temporary file.
+    """
     path = folder / name
     temporary = path.with_name(path.name + ".tmp")
     digest, size = hashlib.sha256(), 0
@@ -149,9 +151,11 @@ def write_file(
             os.fsync(file.fileno())
         temporary.replace(path)
         _sync_folder(path.parent)
-    except OSError as error:
+    except BaseException as error:
         _discard(temporary)
-        raise storage_error(path, error) from error
+        if isinstance(error, OSError):
+            raise storage_error(path, error) from error
+        raise
     return pb.CheckpointFile(path=name, bytes=size, sha256=digest.hexdigest(), model=model, parameters=parameters)
 
 

@@ -93,6 +93,7 @@ def test_a_file_that_is_not_there_is_named(folder: Path, tmp_path: Path) -> None
             r"added the fields advantage; `prepared`",
         ),
         ("* batch.mask)", "* batch.mask * float('nan'))", r"field advantages holds a number that is not finite"),
+        ("* batch.mask)", "* batch.mask.double() + 1e39)", r"field advantages holds a number that is not finite"),
         ("* batch.mask)", "* batch.mask[:1, :1].int())", r"field advantages is .* give floating numbers"),
         ("* log_p, None", "* log_p", r"policy_loss .*returned a Tensor; return \(loss per token"),
         ("* log_p, None", "@ log_p, None", r"the loss is torch.float32 \[\]; give one number per token"),
@@ -169,9 +170,34 @@ def test_shaped_rewards_of_the_class_are_reported_and_checked(folder: Path, tmp_
     assert torch.equal(built(folder, REINFORCE).shaped_rewards(batch)[batch.valid], batch.rewards[batch.valid])
     halved = shaped("(batch.rewards / 2).masked_fill(~batch.valid, torch.nan)").shaped_rewards(batch)
     assert torch.equal(halved[batch.valid], batch.rewards[batch.valid] / 2)
-    for wrong, says in (("batch.mask.float()", "give floating numbers"), ("batch.rewards / 0", "give finite numbers")):
+    for wrong, says in (
+        ("batch.mask.float()", "give floating numbers"),
+        ("batch.rewards / 0", "give finite numbers"),
+        ("batch.rewards.double() * 0 + 1e39", "give finite numbers"),
+    ):
         with pytest.raises(WorkError, match=f"Reinforce.shaped_rewards .*{says}"):
             shaped(wrong).shaped_rewards(batch)
+
+
+def test_a_failure_in_a_module_names_its_file_and_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "of_user"
+    package.mkdir()
+    (package / "__init__.py").write_text("from of_user.core import Reinforce")
+    (package / "core.py").write_text(START.replace("-microbatch.fields", "-batch.fields"))
+    (package / "broken.py").write_text("\nlimit = 1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def of_module(module: str) -> Algorithm:
+        plugin = {"module": module, "name": "Reinforce", "samplesPerPrompt": 1, "miniBatchSize": 8}
+        return build_algorithm(make_job(folder, folder, algorithm={"plugin": plugin}).spec, CPU)
+
+    for module in ("of_user", "of_user.core"):
+        with pytest.raises(WorkError, match=rf"policy_loss in {module}: core\.py:\d+: NameError"):
+            losses_of(of_module(module))
+    with pytest.raises(WorkError, match=r"of_user\.broken cannot be imported: broken\.py:2: ZeroDivisionError"):
+        of_module("of_user.broken")
 
 
 def test_the_class_receives_the_number_of_the_iteration(folder: Path, tmp_path: Path) -> None:

@@ -335,6 +335,24 @@ def test_what_is_kept_goes_with_the_weights(make_engine: MakeEngine, how: str) -
     assert (report.reused, report.prefilled > 0) == (0, True)
 
 
+def test_a_turn_that_a_sample_cannot_continue_is_not_stored(make_engine: MakeEngine) -> None:
+    inner = make_engine(stop_token_ids=STOPS, deterministic=True)
+    assert isinstance(inner, DecodesTurns)
+    inner.keep_turns()
+    samples = requests(6, response=60)
+    stopped = [part for part in finish(inner, samples).values() if part.finish_reason == "stop"]
+    cached = inner._state.turn_cache
+    assert stopped
+    assert cached is not None
+    for part in stopped:
+        assert len(cached.take(part.key).sequence) > 1
+    finish(inner, samples)
+    inner.submit([samples[part.key.sample] for part in stopped])  # from their prompts again
+    for part in stopped:
+        with pytest.raises(KeyError):
+            cached.take(part.key)
+
+
 def replace_tokens(request: SampleRequest) -> SampleRequest:
     """Return the request with an answer of one token at the end."""
     after = following(

@@ -20,12 +20,13 @@ class Memory:
     """A budget that records the allocated bytes."""
 
     def __init__(self, most: int = 2**30) -> None:
-        self.most, self.held = most, 0
+        self.most, self.held, self.peak = most, 0, 0
 
     def __call__(self, more: int) -> bool:
         if self.held + more > self.most:
             return False
         self.held += more
+        self.peak = max(self.peak, self.held)
         return True
 
 
@@ -141,6 +142,24 @@ def test_a_cache_is_given_out_whole_only() -> None:
         arrival.whole(9)
     with pytest.raises(KvRefusedError, match="came where position 9 was due"):
         arrival.take(messages[0])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_growth_counts_both_buffers_while_both_exist(monkeypatch: pytest.MonkeyPatch, *, fails: bool) -> None:
+    whole, memory = cache(torch.float32, 200), Memory()
+    per_token = sum(shape.bytes for shape in shapes(whole))
+    arrival = IncomingCache(shapes(whole), 36, 200, memory)
+    assert memory.held == 100 * per_token
+    if fails:
+        monkeypatch.setattr(kv_chunks, "host_memory", lambda size, *, pinned: torch.empty(-1))
+        with pytest.raises(RuntimeError):
+            arrival.take(next(chunks(whole)).chunk)
+        assert memory.held == 100 * per_token
+    else:
+        arrival.take(next(chunks(whole)).chunk)
+        assert (memory.peak, memory.held) == (300 * per_token, 200 * per_token)
+    arrival.close()
+    assert memory.held == 0
 
 
 def test_memory_is_bounded_and_so_is_a_sample() -> None:

@@ -1,6 +1,7 @@
 """The drafter with its own model draws the policy's tokens where the two agree, for any earlier input."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.support.model_folders.models import build_tokenizer, write_policy
 from tests.support.workers.engine_driving import MakeEngine, finish, requests
 from tests.support.workers.generation_roles import generation_job
 
-from rlhf_common.samples import ResponsePart, SampleRequest
+from rlhf_common.samples import Drawing, ResponsePart, SampleRequest
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
 from rlhf_workers.generation.speculation.drafter import MATCHES, Drafter, DraftRequest, TakesWeights
@@ -58,6 +59,22 @@ def test_a_model_that_is_the_policy_drafts_every_token_of_it(
             rest = done[sample.key.sample].tokens[place : place + length]
             assert draft.tokens[: len(rest)].tolist() == rest.tolist()
             assert 0 <= draft.match < MATCHES
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_a_sample_is_drafted_as_its_request_is_drawn(make_engine: MakeEngine, load: Load, temperature: float) -> None:
+    sampling: dict[str, Any] = {"temperature": temperature, "by_request": True, "evaluation_temperature": 0.5}
+    kinds = (Drawing.ROLLOUT, Drawing.GREEDY, Drawing.EVALUATION)
+    samples = [replace(sample, drawing=kinds[place % 3]) for place, sample in enumerate(requests(6))]
+    done = finish(make_engine("llama", **sampling), samples)
+    drafter = same_model(load, "llama", **sampling)
+    for sample in samples:
+        drafter.begin(sample)
+    for decoded in (0, 6, 12):
+        drafts = drafter.draft([asked(sample, done[sample.key.sample], decoded, 5) for sample in samples])
+        for sample, draft in zip(samples, drafts, strict=True):
+            rest = done[sample.key.sample].tokens[decoded : decoded + 5]
+            assert draft.tokens[: len(rest)].tolist() == rest.tolist(), (sample.drawing, decoded)
 
 
 def test_a_text_with_a_token_that_the_draft_model_has_not_gets_no_guess(load: Load) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.support.model_folders.models import write_policy, write_reward_model
 
+from rlhf_common.model_files.companion_files import TEXT
 from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.models.loading import (
+    HUB_FILES,
+    NOT_FROM_HUB,
     load_backbone_with_value_head,
     load_causal_lm,
     load_sequence_classifier,
@@ -93,6 +97,13 @@ def test_a_path_that_is_no_folder_is_missing(tmp_path: Path) -> None:
         with pytest.raises(WorkError, match=words) as raised:
             model_folder(str(path), FIELD)
         assert raised.value.failure.reason == "ModelMissing"
+
+
+def test_every_text_file_of_a_checkpoint_is_downloaded() -> None:
+    names = [f"{place}some{suffix}" for suffix in TEXT for place in ("", "additional/")]
+    for name in names:
+        assert any(fnmatch(name, pattern) for pattern in HUB_FILES), name
+        assert not any(fnmatch(name, pattern) for pattern in NOT_FROM_HUB), name
 
 
 def test_a_tokenizer_is_asked_for_by_name(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The inference role with unfinished samples: final scores are bitwise the same for any fate of earlier ones."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from tests.support.model_folders.models import VOCABULARY, write_policy
 from rlhf_api.score_blocks import BLOCK
 from rlhf_common import control_pb2 as pb
 from rlhf_common.arrays import pack
+from rlhf_workers.failures import WorkError
 from rlhf_workers.inference import inference_role
 from rlhf_workers.inference.inference_role import InferenceRole
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, ValueScorer
 from rlhf_workers.inference.partial_scores import PartialScore, PartialScoreStore
 from rlhf_workers.models import loading as models
 from rlhf_workers.outbox import SessionOutbox
+from rlhf_workers.weights.fetching import FetchedWeights
 
 CPU = torch.device("cpu")
 TASKS = ("reference", "values")
@@ -45,10 +48,10 @@ def key(sample: int, iteration: int = 1) -> pb.SampleKey:
 class ScoringBench:
     """A role and its messages."""
 
-    def __init__(self, folder: Path, batch_tokens: int = 0) -> None:
+    def __init__(self, folder: Path, batch_tokens: int = 0, **role: Any) -> None:
         attention: models.Attention = "sdpa" if batch_tokens else "eager"
         arguments: dict[str, Any] = {"field": "", "dtype": torch.float32, "device": CPU, "attention": attention}
-        self.role = InferenceRole(batch_tokens, None)
+        self.role = InferenceRole(batch_tokens, None, **role)
         blocks = not batch_tokens
         policy = models.load_causal_lm(str(folder), **arguments)
         critic = models.load_backbone_with_value_head(str(folder), **arguments)
@@ -123,6 +126,35 @@ def test_what_was_scored_early_leaves_the_rest_and_the_same_bits(folder: Path) -
     assert bits(scored) == wanted
     assert early(scored) == {2 * BLOCK}
     assert worker.ask([3])[3].cache_bytes == 2 * 2 * BLOCK * BYTES, "what is scored is held no longer"
+
+
+class TornWeights(FetchedWeights):
+    """Weights of a peer that ended while they were copied."""
+
+    def confirm(self) -> None:
+        raise WorkError("WeightsTorn", "the peer ended the loan", retryable=True)
+
+
+def test_a_critic_with_torn_weights_scores_nothing_early(folder: Path) -> None:
+    kinds: list[type[FetchedWeights]] = [TornWeights, FetchedWeights]
+
+    @contextmanager
+    def fetched(*_: Any) -> Iterator[FetchedWeights]:
+        critic = worker.role._tasks["values"].scorer
+        assert isinstance(critic, ValueScorer)
+        tensors = {name: tensor.clone() for name, tensor in critic.model.named_parameters()}
+        yield kinds.pop(0)(tensors, {"stream": 1})
+
+    worker, plain = ScoringBench(folder, weight_fetcher=fetched), ScoringBench(folder)
+    with pytest.raises(WorkError, match="ended the loan"):
+        worker.role.load(pb.LoadWeights(model="critic", version=1), None)
+    assert worker.ask([1, 2]) == {}
+    assert worker.spans == ["score-prefix/reference"] * 4
+    messages = worker.tell(load_weights=pb.LoadWeights(model="critic", version=1))
+    assert {m.prefix.key.sample: m.prefix.tokens for m in messages if m.HasField("prefix")} == {1: 128, 2: 128}
+    scored = worker.score([1, 2])
+    assert early(scored) == {2 * BLOCK}
+    assert bits(scored) == bits(plain.score([1, 2]))
 
 
 def test_samples_share_passes_where_bits_are_not_promised(folder: Path) -> None:

@@ -65,6 +65,12 @@ async def test_a_number_is_the_reward_and_null_abstains(url: str) -> None:
         (200, {"rewards": []}, "RewardInvalid", "0 rewards for 1 sample"),
         (200, {"rewards": [1, 2]}, "RewardInvalid", "2 rewards for 1 sample"),
         (200, '{"rewards": [NaN]}', "RewardInvalid", "the reward is nan (float)"),
+        (
+            200,
+            {"rewards": [1e39]},
+            "RewardInvalid",
+            "the reward is 1e+39 (float); it must be a finite number of float32",
+        ),
         (200, {"rewards": [10**400]}, "RewardInvalid", "the reward is 1000"),
         (200, {"rewards": [1], "metrics": [{"a": 10**400}]}, "RewardInvalid", "metric a is 1000"),
         (200, {"rewards": ["1"]}, "RewardInvalid", "the reward is '1' (str)"),

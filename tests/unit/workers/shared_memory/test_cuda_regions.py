@@ -114,6 +114,16 @@ def test_memory_that_cannot_be_exported_is_given_back(peers: GpuPeers) -> None:
     assert peers.gpu.used == 0
 
 
+def test_memory_that_torch_cannot_present_is_freed(peers: GpuPeers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(address: int, size: int) -> torch.Tensor:
+        raise RuntimeError("the device has failed")
+
+    monkeypatch.setattr(peers.memory[0], "tensor", fails)
+    with pytest.raises(RuntimeError, match="the device has failed"):
+        peers.lender.allocate(1)
+    assert peers.gpu.used == 0
+
+
 def test_a_machine_without_a_driver_says_so() -> None:
     with pytest.raises(CudaDriverError, match=r"libcuda\.so\.1"):
         CudaDriver(0)

@@ -163,4 +163,5 @@ def test_a_weight_beyond_float16_is_named_with_the_field(tmp_path: Path) -> None
     with torch.no_grad():
         next(iter(trainer.stages["actor", 0].parameters()))[0, 0] = 1e6
     with pytest.raises(Exception, match=r"spec.checkpoints.dtype: a weight is 1e\+06, beyond float16: use Float32"):
-        checkpoint.save(trainer, tmp_path, 1)
+        checkpoint.save(trainer, tmp_path / "saved", 1)
+    assert not [file.name for file in (tmp_path / "saved").rglob("*.tmp")]

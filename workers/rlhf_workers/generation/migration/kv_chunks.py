@@ -69,7 +69,7 @@ class IncomingCache:
         """`expected` positions are expected at first, `longest` at most; `pinned` if a device will copy it.
 
         `allow` is asked for the bytes of keys and values before they are allocated; a negative number returns bytes.
-        KvRefusedError if it returns False.
+        A larger buffer counts beside the earlier one until that is copied. KvRefusedError if it returns False.
         """
         self._pinned = pinned
         self._shapes = shapes
@@ -132,28 +132,36 @@ class IncomingCache:
         self._capacity = 0
 
     def _grow(self, capacity: int) -> None:
-        more = (capacity - self._capacity) * self._bytes_per_token
-        if not self._allow(more):
+        """Replace the buffer by one for `capacity` positions; an error leaves the earlier one."""
+        size = capacity * self._bytes_per_token
+        if not self._allow(size):
             raise KvRefusedError(f"no memory for {capacity} positions of {self._bytes_per_token} bytes")
-        before, self._parts = self._parts, []
+        try:
+            memory, parts = self._buffer(capacity)
+        except BaseException:
+            self._allow(-size)
+            raise
+        for before, after in zip(self._parts, parts, strict=False):  # none at first
+            for earlier, part in zip(before, after, strict=True):
+                part[:, : self._capacity] = earlier
+        self._memory, self._parts = memory, parts
+        self._allow(-self._capacity * self._bytes_per_token)
+        self._capacity = capacity
+
+    def _buffer(self, capacity: int) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
+        """Return new memory, and each layer's keys and values [heads, capacity, size] in it."""
         sizes = [size for shape in self._shapes for size in (shape.key_size, shape.value_size)]
         sides = [(shape.heads, capacity) for shape in self._shapes for _ in range(2)]
         types = [shape.dtype for shape in self._shapes for _ in range(2)]
         ends = [0]
         for (heads, tokens), size, dtype in zip(sides, sizes, types, strict=True):
             ends.append(-(-(ends[-1] + heads * tokens * size * dtype.itemsize) // ALIGNMENT) * ALIGNMENT)
-        self._memory = host_memory(ends[-1], pinned=self._pinned)
+        memory = host_memory(ends[-1], pinned=self._pinned)
         parts: list[torch.Tensor] = []
         for first, (heads, tokens), size, dtype in zip(ends, sides, sizes, types, strict=False):
-            flat = self._memory[first : first + heads * tokens * size * dtype.itemsize]
+            flat = memory[first : first + heads * tokens * size * dtype.itemsize]
             parts.append(flat.view(dtype).view(heads, tokens, size))
-        for layer in range(len(self._shapes)):
-            own = parts[2 * layer], parts[2 * layer + 1]
-            for kind, part in enumerate(own):
-                if before:
-                    part[:, : self._capacity] = before[layer][kind]
-            self._parts.append(own)
-        self._capacity = capacity
+        return memory, list(zip(parts[::2], parts[1::2], strict=True))
 
 
 def host_memory(size: int, *, pinned: bool) -> torch.Tensor:

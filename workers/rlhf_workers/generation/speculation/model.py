@@ -1,9 +1,9 @@
 """Drafts with a small model, token by token: with the uniform of the policy's token, or greedily.
 
-Rule: the draft model draws with `generation.sampling` and the sample's own key. Where it agrees with the policy about
-the distribution, it draws the same token (a coupling). A model that agrees less may be right more often with its most
-probable token, so the drafter compares both. A sample gets no guess without a row, without space for its text, or with
-a token that the draft model lacks.
+Rule: the draft model draws with `generation.sampling`, the sample's own key, and its request's way of drawing. Where it
+agrees with the policy about the distribution, it draws the same token (a coupling). A model that agrees less may be
+right more often with its most probable token, so the drafter compares both. A sample gets no guess without a row,
+without space for its text, or with a token that the draft model lacks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from rlhf_common.names import DRAFT_MODEL_FIELD, ExitCode
 from rlhf_common.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
-from rlhf_workers.generation.sampling import WORDS_PER_BLOCK, sample, uniforms
+from rlhf_workers.generation.sampling import WORDS_PER_BLOCK, marked, sample, scaled, uniforms
 from rlhf_workers.generation.speculation.draft_cache import DraftCache
 from rlhf_workers.generation.speculation.drafter import MATCHES, MAX_DRAFT, Draft, DraftRequest
 from rlhf_workers.generation.speculation.vocabulary import policy_vocabulary
@@ -38,15 +38,15 @@ _FIRST_CAPACITY: Final = 128
 class _Row:
     """A sample's row of the cache."""
 
-    __slots__ = ("fed", "number", "open", "random_key", "uniforms")
+    __slots__ = ("drawing", "fed", "number", "open", "random_key", "uniforms")
 
-    def __init__(self, number: int, random_key: int) -> None:
+    def __init__(self, number: int, request: SampleRequest) -> None:
         self.number = number
-        self.random_key = random_key
+        self.random_key, self.drawing = request.random_key, request.drawing
         self.fed: TokenArray = np.empty(0, np.int32)
         """Tokens whose keys and values are in the row, from position 0."""
         self.uniforms = np.empty(0)
-        """Uniforms of the first response positions, at least as many as needed so far."""
+        """`marked` uniforms of the first response positions, at least as many as needed so far."""
         self.open = (0, 0, 0)
         """(position in the text, drawn token, most probable token) of the last guess, until it is judged."""
 
@@ -57,10 +57,10 @@ class _Row:
         return int(differs[0]) if differs.size else count
 
     def uniform(self, position: int) -> float:
-        """Return the uniform of a response position."""
+        """Return the `marked` uniform of a response position."""
         if position >= len(self.uniforms):
             count = max(64, 2 * (position + WORDS_PER_BLOCK)) // WORDS_PER_BLOCK * WORDS_PER_BLOCK
-            self.uniforms = uniforms(self.random_key, 0, count)
+            self.uniforms = marked(uniforms(self.random_key, 0, count), self.drawing)
         return float(self.uniforms[position])
 
 
@@ -85,14 +85,13 @@ class ModelDrafter:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most probable token is guessed: at temperature 0, or if it was right more often than the drawn
-        one."""
-        return self._sampling.temperature == 0 or self._right[1] > self._right[0]
+        """Whether the most probable token is guessed, because it was right more often than the drawn one."""
+        return self._right[1] > self._right[0]
 
     def begin(self, request: SampleRequest) -> None:
         """Assign a row to the sample, if one is free."""
         if request.key not in self._rows and self._free:
-            self._rows[request.key] = _Row(self._free.pop(), request.random_key)
+            self._rows[request.key] = _Row(self._free.pop(), request)
 
     def extend(self, key: SampleKey, tokens: TokenArray) -> None:
         """Do nothing: the text comes with every request."""
@@ -166,8 +165,7 @@ class ModelDrafter:
         guesses.
         """
         drawn, log_probabilities = sample(logits, uniform, self._sampling)
-        scores = logits.float() / (self._sampling.temperature or 1.0)
-        most, likeliest = torch.softmax(scores, dim=-1).max(dim=-1)
+        most, likeliest = torch.softmax(scaled(logits, uniform, self._sampling), dim=-1).max(dim=-1)
         return drawn, likeliest, most if self.greedy else log_probabilities.exp()
 
     def _learn_rule(self, rows: Sequence[_Row], texts: Sequence[TokenArray]) -> None:

@@ -33,11 +33,13 @@ class EngineState:
     """Slots reserved for samples that arrive from other workers."""
 
     def enqueue(self, request: SampleRequest) -> None:
-        """Queue a sample; one with a cached turn goes before new ones."""
+        """Queue a sample; one with a cached turn goes before new ones. A cached turn that does not fit is dropped."""
         if self.turn_cache is not None and self.turn_cache.fits(request):
             self.queue.appendleft(request)
-        else:
-            self.queue.append(request)
+            return
+        if self.turn_cache is not None:
+            self.turn_cache.drop(request.key)
+        self.queue.append(request)
 
     def place(self, request: SampleRequest, position: int, states: PromptCache) -> None:
         """Give a sample a slot and a row with `states` of one prompt, up to `position` of its sequence.

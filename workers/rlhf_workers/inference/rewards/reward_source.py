@@ -1,13 +1,15 @@
 """Interface of awaited reward sources, such as functions and endpoints, and their failures.
 
-Rule: a reward is a finite number, None (abstained), or a RewardError; never a zero for a failure. Rewards and metrics
-of user code and endpoints are checked here.
+Rule: a reward is a finite number of float32, None (abstained), or a RewardError; never a zero for a failure. Rewards
+and metrics of user code and endpoints are checked here.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
 
 from rlhf_common import reward_metrics
 from rlhf_common.json_numbers import finite_number
@@ -16,6 +18,10 @@ from rlhf_workers.user_code.user_process import UserCodeError
 
 RewardError: TypeAlias = UserCodeError
 """One attempt to judge one or several samples failed, for any kind of awaited source."""
+
+
+LARGEST: Final = float(np.finfo(np.float32).max)
+"""Largest reward: scores travel as float32."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +80,14 @@ def judgment(reward: Any, metrics: Any, path: str) -> Judgment:
 
 
 def checked_reward(value: Any, field: str) -> float | None:
-    """Return a checked reward; RewardError RewardInvalid unless it is a finite number or None."""
+    """Return a checked reward; RewardError RewardInvalid unless it is a finite number of float32 or None."""
     if value is None:
         return None
-    if (number := finite_number(value)) is not None:
+    if (number := finite_number(value)) is not None and abs(number) <= LARGEST:
         return number
     shown = repr(value)
     shown = shown if len(shown) <= 100 else shown[:100] + "..."
-    message = f"the reward is {shown} ({type(value).__name__}); it must be a finite number, or None to abstain"
+    message = (
+        f"the reward is {shown} ({type(value).__name__}); it must be a finite number of float32, or None to abstain"
+    )
     raise RewardError("RewardInvalid", message, field)
