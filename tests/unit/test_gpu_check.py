@@ -90,6 +90,7 @@ def ended(folder: Path, seconds_left: int) -> dict[str, dict[str, Any]]:
     return steps
 
 
+@pytest.mark.full
 def test_how_a_step_ended_and_what_it_said_is_in_the_file(tmp_path: Path) -> None:
     test = '@pytest.mark.gpu(seconds=60, gigabytes=20)\ndef test_it(machine, figures):\n    """Shows\n    it."""'
     for name, body in STEPS.items():
