@@ -4,7 +4,6 @@ Rule: it reads the newest run in `runs/` that has measured costs, and writes not
 lengths are those of the fusion plan, and `assumptions` lists what else is assumed.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,10 @@ from rlhf_api.algorithms.iteration_prompts import MAX_PERIOD
 from rlhf_api.job import RLHFJob
 from rlhf_cli.console import output
 from rlhf_cli.fusion_plan import FusionPlan, newest_run
+from rlhf_coordinator.learned_figures import file_records
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
-from rlhf_coordinator.state.carried_sample import origin_in
 from rlhf_coordinator.state.sample import ITEM_BYTES
-from rlhf_coordinator.storage.batch import finished_responses
-from rlhf_coordinator.storage.journal import unframe
-from rlhf_coordinator.storage.sample_codec import carried_samples
+from rlhf_coordinator.storage.batch import responses_with_origins
 from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.long_rounds import PeriodSetup, RoundsChoice, choose_rounds
 from rlhf_planner.rollout_overlap import RolloutTimes, rollout_times
@@ -85,7 +82,9 @@ def long_rounds_plan(job: RLHFJob, runs: Path, fusion: FusionPlan) -> LongRounds
     assumptions: tuple[str, ...] = (
         () if times else ("no run has measured an iteration: training is taken to cost nothing",)
     )
-    lengths = fusion.lengths if run is None else _lengths(run, fusion.lengths, samples_per_prompt(spec))
+    unread: list[str] = []
+    lengths = fusion.lengths if run is None else _lengths(run, fusion.lengths, samples_per_prompt(spec), unread)
+    assumptions += tuple(unread)
     if not lengths.by_prompt.share:
         assumptions += ("responses to one prompt are taken to differ as much as those to others",)
     each, batch = samples_per_prompt(spec), prompt_schedule(spec).batch
@@ -110,29 +109,19 @@ def _times(run: Path | None) -> RolloutTimes | None:
         return None
 
 
-def _lengths(run: Path, prior: LengthModel, each: int) -> LengthModel:
+def _lengths(run: Path, prior: LengthModel, each: int, unread: list[str]) -> LengthModel:
     """Return the lengths of the last iterations of a run as one batch, with the share that prompts explain.
 
-    `each`: samples per prompt. The iteration that began a prompt, and its number there, identify it.
+    `each`: samples per prompt. The iteration that began a prompt, and its number there, identify it. `unread` gets a
+    sentence for each file that cannot be read.
     """
     lengths: list[int] = []
     prompts: list[int] = []
     for segment in sorted((run / "journal").glob("iteration-*.log"))[-MAX_PERIOD:]:
-        for prompt, tokens in _trained(segment, each):
-            prompts.append(prompt)
-            lengths.append(tokens)
+        for message, origin, cut in responses_with_origins(file_records(segment, unread), each):
+            if not cut:
+                prompts.append((origin.iteration << 32) + origin.sample // each)
+                lengths.append(len(message.tokens.data) // ITEM_BYTES)
     tokens = int(prior.window[0].prompts[0]) if prior.window else 1
     model = LengthModel.prior(prior.max_tokens)
     return model.with_batch([(tokens, length) for length in lengths], lines=prompts) if lengths else prior
-
-
-def _trained(segment: Path, each: int) -> Iterator[tuple[int, int]]:
-    """Yield (number that prompts do not share, response tokens) of each sample that was not cut off."""
-    records = [record for record, _ in unframe(segment.read_bytes())]
-    carried = carried_samples(records)
-    cut = {group for record in records for group in record.cut.groups}
-    for message in finished_responses(records):
-        index = message.key.sample
-        if index // each not in cut:
-            origin = origin_in(carried, message.key.iteration, index)
-            yield (origin.iteration << 32) + origin.sample // each, len(message.tokens.data) // ITEM_BYTES

@@ -14,6 +14,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.protocol import read_job
 from rlhf_coordinator.model_sizes import read_shapes, read_sizes
 from rlhf_coordinator.reports.trackers import facts_jsonl
+from rlhf_coordinator.state.sample import ITEM_BYTES
 from rlhf_coordinator.storage.journal import unframe
 from rlhf_coordinator.storage.journal_pb2 import Record
 from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
@@ -27,8 +28,6 @@ from rlhf_planner.plan_search.workload import Workload, assumed_lengths
 from rlhf_planner.speculation.assumed_gain import assumed_forecast
 from rlhf_planner.speculation.forecast import NO_SPECULATION
 
-TOKEN_BYTES: Final = 4
-"""Bytes of a token in the journal: int32."""
 RAN_JOB: Final = "job.json"
 """Name of the file with the resolved job in a run folder."""
 PLAN_KEY: Final = "devicePlan"
@@ -165,9 +164,9 @@ def job_lengths(job: RLHFJob, run: Path | None) -> tuple[LengthModel, list[int],
         if past_prompts:
             prompts = [past_prompts[index % len(past_prompts)] for index in range(samples)]
         for segment in sorted((run / "journal").glob("iteration-*.log"))[-WINDOW:]:
-            responses = [len(r.finished.tokens.data) // TOKEN_BYTES for r in _records(segment, "finished", unread)]
+            responses = [len(r.finished.tokens.data) // ITEM_BYTES for r in _records(segment, "finished", unread)]
             model = model.with_batch((prompts[0], length) for length in responses)
-        assumptions += [f"lengths do not include a file of the run's journal: {problem}" for problem in unread]
+        assumptions += unread
     if not model.samples:
         assumptions.append(
             "response lengths are taken to be log-normal: the median at an eighth of maxResponseTokens, "
@@ -181,15 +180,19 @@ def job_lengths(job: RLHFJob, run: Path | None) -> tuple[LengthModel, list[int],
 def _prompt_lengths(run: Path, unread: list[str]) -> list[int]:
     lengths: list[int] = []
     for file in sorted((run / "journal").glob("prompts-*.log")):
-        lengths = [len(r.prompt.tokens) // TOKEN_BYTES for r in _records(file, "prompt", unread)] or lengths
+        lengths = [len(r.prompt.tokens) // ITEM_BYTES for r in _records(file, "prompt", unread)] or lengths
     return [length for length in lengths if length]
 
 
 def _records(file: Path, kind: str, unread: list[str]) -> list[Record]:
-    """Return a journal file's records of a kind; none of a file that cannot be read, which is added to `unread`."""
+    return [record for record in file_records(file, unread) if record.WhichOneof("record") == kind]
+
+
+def file_records(file: Path, unread: list[str]) -> list[Record]:
+    """Return the records of a journal's file; if it cannot be read, none, and `unread` gets a sentence about it."""
     try:
-        data = file.read_bytes()
+        return [record for record, _ in unframe(file.read_bytes())]
     except OSError as error:
-        unread.append(f"{file} cannot be read ({error.strerror or error})")
+        why = f"{file} cannot be read ({error.strerror or error})"
+        unread.append(f"lengths do not include a file of the run's journal: {why}")
         return []
-    return [record for record, _ in unframe(data) if record.WhichOneof("record") == kind]

@@ -16,11 +16,8 @@ from rlhf_api.algorithms import samples_per_prompt
 from rlhf_api.algorithms.iteration_prompts import MAX_PERIOD, PromptSchedule, PromptSchedules
 from rlhf_coordinator.fusion.learning import iteration_setup
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_coordinator.state.carried_sample import origin_in
 from rlhf_coordinator.state.sample import ITEM_BYTES
-from rlhf_coordinator.storage.batch import finished_responses
-from rlhf_coordinator.storage.journal_pb2 import Record
-from rlhf_coordinator.storage.sample_codec import carried_samples
+from rlhf_coordinator.storage.batch import responses_with_origins
 from rlhf_planner.inter_stage.lengths import WINDOW, LengthModel
 from rlhf_planner.inter_stage.long_rounds import JOB_KEY, PeriodSetup, RoundsChoice, choose_rounds
 from rlhf_planner.rollout_overlap import MEASURED, RolloutTimes, rollout_times
@@ -142,20 +139,9 @@ def _remembered(run: JobRun) -> list[int]:
 
 def _trained_before(run: JobRun, iteration: int) -> list[tuple[int, int, int]]:
     """Return (prompt tokens, response tokens, line) of the samples on which an iteration of the journal trained."""
-    records = run.journal.read(iteration)
-    carried, each = carried_samples(records), samples_per_prompt(run.context.spec)
-    cut = _cut_groups(records)
-    answer = []
-    for message in finished_responses(records):
-        index = message.key.sample
-        if index // each not in cut:
-            prompt = run.prompts.prompt(*origin_in(carried, iteration, index))
-            answer.append((len(prompt.tokens) // ITEM_BYTES, len(message.tokens.data) // ITEM_BYTES, prompt.line))
-    return answer
-
-
-def _cut_groups(records: Iterable[Record]) -> frozenset[int]:
-    return frozenset(group for record in records for group in record.cut.groups)
+    found = responses_with_origins(run.journal.read(iteration), samples_per_prompt(run.context.spec))
+    trained = [(run.prompts.prompt(*origin), len(message.tokens.data)) for message, origin, cut in found if not cut]
+    return [(len(prompt.tokens) // ITEM_BYTES, size // ITEM_BYTES, prompt.line) for prompt, size in trained]
 
 
 # ---------------------------------------------------------------- the choice

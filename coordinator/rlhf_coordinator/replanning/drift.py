@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from rlhf_api.device_sizes import DevicePlanRecord, planned_job
 from rlhf_api.job import RLHFJob
+from rlhf_common.json_numbers import finite_number
 from rlhf_coordinator.device_plan import REPLANNING_KEY, written_plan
 from rlhf_coordinator.job.child_process import ask_module
 from rlhf_coordinator.job.job_run import JobRun
@@ -110,9 +111,7 @@ def _facts(journal: Journal) -> dict[str, Any]:
 
 def _seconds(facts: Mapping[str, Any], name: str) -> float:
     """Return a stored number of seconds; 0 for an absent or invalid one."""
-    value = facts.get(name)
-    valid = isinstance(value, int | float) and math.isfinite(value)
-    return float(value) if valid and value is not None and value > 0 else 0.0
+    return max(0.0, finite_number(facts.get(name)) or 0.0)
 
 
 def _pending(facts: Mapping[str, Any]) -> DevicePlanRecord | None:

@@ -13,12 +13,11 @@ from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import sibling_sharing
 from rlhf_coordinator.scheduling.decisions import SharedPart, ShareSiblings
-from rlhf_coordinator.state.carried_sample import origin_in
 from rlhf_coordinator.state.earlier_responses import EarlierResponse
 from rlhf_coordinator.state.sample import ITEM_BYTES, Origin, SampleState
 from rlhf_coordinator.state.sibling_state import TokenSource, weights
-from rlhf_coordinator.storage.batch import finished_responses
-from rlhf_coordinator.storage.sample_codec import carried_samples, packed
+from rlhf_coordinator.storage.batch import responses_with_origins
+from rlhf_coordinator.storage.sample_codec import packed
 
 log = logging.getLogger(__name__)
 
@@ -78,12 +77,10 @@ def restore_earlier(run: JobRun) -> None:
         return
     before = [iteration for iteration in run.journal.iterations() if iteration < run.state.iteration]
     for iteration in before[-MAX_SEGMENTS:]:
-        records = run.journal.read(iteration)
-        responses = {message.key.sample: message.tokens.data for message in finished_responses(records)}
-        carried, each = carried_samples(records), samples_per_prompt(run.context.spec)
-        origins = {index: origin_in(carried, iteration, index) for index in responses}
-        groups = {group for record in records for group in record.cut.groups}
-        _ended(run, iteration, responses, origins, {index for index in responses if index // each in groups})
+        found = list(responses_with_origins(run.journal.read(iteration), samples_per_prompt(run.context.spec)))
+        responses = {message.key.sample: message.tokens.data for message, _, _ in found}
+        origins = {message.key.sample: origin for message, origin, _ in found}
+        _ended(run, iteration, responses, origins, {message.key.sample for message, _, cut in found if cut})
     if restored := run.state.siblings.earlier.tokens:
         log.info("%d tokens of earlier responses are available as drafts", restored)
 

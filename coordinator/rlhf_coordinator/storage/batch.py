@@ -13,9 +13,10 @@ from rlhf_common.channels import CHUNK_BYTES
 from rlhf_common.samples import FinishReason
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.state.batch_refill import NO_REFILL
+from rlhf_coordinator.state.carried_sample import origin_in
 from rlhf_coordinator.state.evaluation_state import FIRST_SAMPLE
 from rlhf_coordinator.state.ledger import Ledger
-from rlhf_coordinator.state.sample import PackedResponse
+from rlhf_coordinator.state.sample import Origin, PackedResponse
 from rlhf_coordinator.storage.journal_pb2 import Record
 from rlhf_coordinator.storage.prompts import PromptSet
 from rlhf_coordinator.storage.sample_codec import (
@@ -48,6 +49,17 @@ def finished_responses(records: Iterable[Record]) -> Iterator[pb.FinishedSample]
     for record in records:
         if record.WhichOneof("record") == "finished" and of_evaluation(record) is None:
             yield record.finished
+
+
+def responses_with_origins(
+    records: Sequence[Record], samples_per_prompt: int
+) -> Iterator[tuple[pb.FinishedSample, Origin, bool]]:
+    """Yield (response, its origin, whether its prompt was cut off) for the responses of a batch in a segment."""
+    carried = carried_samples(records)
+    cut = {group for record in records for group in record.cut.groups}
+    for message in finished_responses(records):
+        index = message.key.sample
+        yield message, origin_in(carried, message.key.iteration, index), index // samples_per_prompt in cut
 
 
 def apply_record(ledger: Ledger, record: Record) -> None:

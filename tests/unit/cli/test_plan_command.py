@@ -116,7 +116,9 @@ def test_decoding_beside_training_is_forecast_by_the_last_run(
 def test_each_way_of_long_rounds_is_forecast_where_the_job_chooses(
     job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    a_run(job.parent / "runs" / "tiny-20260101-000000")
+    run = job.parent / "runs" / "tiny-20260101-000000"
+    a_run(run)
+    (run / "journal" / "iteration-000099.log").mkdir()
     sizes = ("spec.rollout.batchSize=16", "spec.algorithm.grpo.miniBatchSize=16", "spec.generation.replicas=2")
     settings = [part for setting in ("spec.rollout.longRounds=Auto", *sizes) for part in ("--set", setting)]
     assert plan(monkeypatch, "--json", *settings) == 0
@@ -125,6 +127,7 @@ def test_each_way_of_long_rounds_is_forecast_where_the_job_chooses(
     assert [way["surplusPrompts"] for way in (none, *ways)] == [0, 1, 2, 4]
     assert all(way["samplesPerSecond"] == pytest.approx(none["samplesPerSecond"] / (1 - way["gain"])) for way in ways)
     assert "no run has measured an iteration: training is taken to cost nothing" in rounds["assumptions"]
+    assert any("iteration-000099.log cannot be read" in words for words in rounds["assumptions"])
     best = max(ways, key=lambda way: way["gain"])
     worth = best["gain"] > max(0.03, best["standardError"])
     assert rounds["surplusPrompts"] == (best["surplusPrompts"] if worth else 0)
