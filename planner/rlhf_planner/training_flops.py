@@ -27,7 +27,7 @@ def attention_width(shape: TransformerShape) -> int:
     return shape.layers * shape.queries
 
 
-def training_flops(parameters: float, width: float, tokens: float, pairs: float) -> float:
-    """Return the operations of a forward and a backward. `parameters`, `width`: as above; `pairs`: of a query and a key
-    that it sees."""
-    return 6 * parameters * tokens + 12 * width * pairs
+def training_flops(parameters: float, width: float, tokens: float, pairs: float, per_parameter: int = 6) -> float:
+    """Return the operations of a forward and a backward. `parameters`, `width`: as above, or per layer; `pairs`: of a
+    query and a key that it sees; `per_parameter`: operations per parameter and token, 4 for frozen ones."""
+    return per_parameter * parameters * tokens + 12 * width * pairs

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from rlhf_planner.plan_search.cost_figures import NOTHING, CostFigure, LayerProfile, ModelPart, PlanCosts
 from rlhf_planner.plan_search.workload import MicroBatchSize, ModelFacts
+from rlhf_planner.training_flops import training_flops
 
 PASSES = 3
 """Passes over a layer's weights: forward, gradient of inputs, gradient of weights."""
@@ -85,8 +86,8 @@ def _roofline(
     adapters: bool,
     value_bytes: int,
 ) -> float:
-    per_parameter = 4 if adapters else 6
-    operations = per_parameter * model.active_parameters * batch.tokens + 6 * model.hidden * batch.squares
+    sizes = model.active_parameters, model.hidden, batch.tokens, batch.squares / 2
+    operations = training_flops(*sizes, per_parameter=4 if adapters else 6)
     computed = operations / (tensor * context * costs.flops.value)
     read = PASSES * model.layer_parameters * value_bytes / (tensor * costs.memory_bandwidth.value)
     return max(computed, read) + PASSES * costs.layer_seconds.value

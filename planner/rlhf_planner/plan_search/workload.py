@@ -206,7 +206,10 @@ class Workload:
     def _shared(self, size: MicroBatchSize) -> MicroBatchSize:
         """Return a packed micro-batch in which as many samples share a prompt as in a mean mini-batch, if the job's
         samples do."""
-        mode, same = self.spec.training.shared_prompts, min(round(same_prompt_samples(self.spec)), size.samples)
+        mode = self.spec.training.shared_prompts
+        if mode == "Disabled":
+            return size
+        same = min(round(same_prompt_samples(self.spec)), size.samples)
         prompts, repeated = np.asarray(self.prompts, dtype=np.float64), size.samples - -(-size.samples // same)
         tokens = size.tokens - repeated * float(prompts.mean())
         squares = size.squares - repeated * float((prompts**2).mean())
@@ -214,6 +217,6 @@ class Workload:
             training_flops(self.policy.active_parameters, self.policy.hidden, count, pairs / 2)
             for count, pairs in ((size.tokens, size.squares), (tokens, squares))
         ]
-        if mode == "Disabled" or (mode == "Auto" and operations[0] < LEAST_SHARING_GAIN * operations[1]):
+        if mode == "Auto" and operations[0] < LEAST_SHARING_GAIN * operations[1]:
             return size
         return replace(size, tokens=tokens, squares=squares)
