@@ -77,12 +77,12 @@ class AlgorithmFields(ApiModel):
 
     @property
     def corrects_mismatch(self) -> bool:
-        """Whether losses use importance weights (trainer over sampler)."""
+        """Whether the policy loss is corrected for the mismatch between trainer and sampler."""
         return False
 
     @property
     def whitens_batch(self) -> bool:
-        """Whether advantages are whitened over the samples of a batch."""
+        """Whether advantages are whitened over the response tokens of a batch."""
         return False
 
     def trains_policy(self, iteration: int) -> bool:

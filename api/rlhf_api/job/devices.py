@@ -9,7 +9,7 @@ from rlhf_api.api_model import ApiModel
 SizeGroup = Literal["Placement", "Generation", "Inference", "Training"]
 """Sizes that are chosen or fixed together."""
 ReplanMode = Literal["Disabled", "Report", "Auto"]
-"""Consequence of predictions that stop to hold."""
+"""Reaction to predictions that no longer fit."""
 SIZE_GROUPS: Final[tuple[SizeGroup, ...]] = get_args(SizeGroup)
 
 

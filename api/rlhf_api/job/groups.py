@@ -124,7 +124,7 @@ class TrainingParallelism(ApiModel):
     pipeline: Annotated[int, Field(ge=1, le=256)] = 1
     """Number of pipeline stages."""
     data: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Number of data parallel copies."""
+    """Data parallel degree: number of groups of ranks that train on different samples."""
     context: Annotated[int, Field(ge=1, le=4096)] = 1
     """Ranks that split each sample by position."""
     shard: Annotated[int, Field(ge=1, le=4096)] = 1

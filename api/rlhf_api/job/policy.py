@@ -23,8 +23,8 @@ class InterStageFusion(ApiModel):
     """Data that moves with a sample: KV, its KV cache; Tokens, only its tokens, from which the destination recomputes
     the cache. Auto chooses the faster by prediction for each sample."""
     balance: Literal["Disabled", "Auto"] = "Auto"
-    """Auto also moves samples before the threshold, from the fullest worker to one about to run idle, if the predicted
-    gain exceeds the cost."""
+    """Auto also moves samples before the threshold, from a worker that would end late to one that would end early, if
+    the predicted gain exceeds the cost."""
 
 
 class IntraStageFusion(ApiModel):

@@ -55,7 +55,7 @@ class Prompts(PromptFiles):
     chat_template_arguments: dict[str, Any] | None = None
     """Template arguments under its own names, such as enable_thinking; those that it does not use are rejected."""
     system_message: Annotated[str, Field(min_length=1, max_length=65536)] | None = None
-    """First message of chats that do not start with role system."""
+    """First message of chats that do not start with role system or developer."""
     shuffle: bool = True
     """Whether to use prompts in a random order, which follows from seed and epoch. False: file order."""
     overlong: Literal["Fail", "Filter"] = "Fail"
@@ -86,7 +86,7 @@ class Rollout(ApiModel):
     """Sampling of responses."""
 
     batch_size: Annotated[int, Field(ge=1, le=1048576)] = 512
-    """Samples (responses) per iteration."""
+    """Samples (responses) in the batch of an iteration."""
     oversample: Annotated[int, Field(ge=0, le=65536)] = 0
     """Additional prompts per iteration. The iteration trains on as many as the batch has; cutBy says which, and the
     others are cut off."""
