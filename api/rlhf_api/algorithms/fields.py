@@ -32,7 +32,7 @@ class AlgorithmFields(ApiModel):
     summary: ClassVar[str]
     """One sentence: the description of its member of `spec.algorithm`."""
     all_tasks: ClassVar[tuple[Task, ...]]
-    """All tasks that it may have with any values, in the order of the stages."""
+    """All tasks that it may have for any values of its fields, in the order of the stages."""
 
     samples_per_unit: ClassVar[int] = 1
     """Number of consecutive samples that stay in one micro-batch: 2 for pairs."""

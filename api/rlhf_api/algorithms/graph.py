@@ -167,7 +167,7 @@ class Graph:
 
     @cached_property
     def reward_fields(self) -> tuple[SampleField, ...]:
-        """Fields with rewards or costs of a response; reports show the first."""
+        """Fields with rewards or costs of a response; metrics call the first `reward`."""
         return tuple(dict.fromkeys(field for task in self.tasks if task.rewards for field in _combined(task)))
 
     @cached_property

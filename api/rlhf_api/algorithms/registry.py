@@ -72,12 +72,12 @@ class HasAlgorithm(Protocol):
 
 
 def full_graph(algorithm: str) -> Graph:
-    """Return the graph of an algorithm with every task that it may have with any values."""
+    """Return the graph of an algorithm with every task that it may have for any values of its fields."""
     return Graph(algorithm, ALGORITHMS[algorithm].all_tasks)
 
 
 def without(group: Group) -> tuple[str, ...]:
-    """Return the names of the algorithms that have no task in a group with any values."""
+    """Return the names of the algorithms that have no task in a group for any values of their fields."""
     return tuple(name for name in ALGORITHMS if not full_graph(name).tasks_of(group))
 
 

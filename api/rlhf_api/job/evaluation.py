@@ -60,7 +60,7 @@ class Evaluation(ApiModel):
     every: Annotated[int, Field(ge=1, le=1000000)] = 10
     """Iterations between evaluations. Version 0, every n-th version and the last one are due."""
     prompts: EvaluationPrompts | None = None
-    """Prompts for evaluation; unset fields take the values of spec.prompts. Unset: the prompts of the job in file
+    """Prompts for evaluation; some unset fields take the values of spec.prompts. Unset: the prompts of the job in file
     order."""
     prompt_count: Annotated[int, Field(ge=1, le=65536)] = 64
     """Prompts to evaluate, from the start of the file or of several sources; all prompts if there are fewer."""

@@ -54,7 +54,7 @@ class PodFailurePattern(ApiModel):
 
 
 class FailureRule(ApiModel):
-    """A rule: the ends that it matches, by one of the fields on... and optionally by group, and the action."""
+    """A rule: an action, and the ends that it matches by onExitCodes, onPodConditions or onPodFailure, and by group."""
 
     name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
     """Name of the rule in conditions and events."""

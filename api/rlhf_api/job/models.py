@@ -1,4 +1,5 @@
-"""`spec.models`: the source of each model role. Omit roles that the algorithm's graph does not need."""
+"""`spec.models`: the source of each model role. Roles that the algorithm's graph does not need may be left out, except
+the actor."""
 
 from typing import Annotated, ClassVar
 
@@ -25,7 +26,7 @@ class Models(ApiModel):
     reference: ModelSource | None = None
     """The frozen model with which the actor is compared, as in the KL term. Unset: the model in the actor's folder."""
     reward: Reward | None = None
-    """The only source of rewards. Ignored by algorithms without a reward."""
+    """Single source of rewards, or the model that rewardModel trains. Ignored by other algorithms without a reward."""
     rewards: Annotated[list[NamedReward], Field(min_length=1, max_length=MAX_REWARDS)] | None = None
     """Several rewards by name, instead of reward. spec.rewardShaping combines them."""
     cost: Reward | None = None

@@ -52,7 +52,7 @@ class Checkpoints(ApiModel):
     every: Annotated[int, Field(ge=1, le=1000000)] = 10
     """Iterations between checkpoints. The last iteration always saves one."""
     keep: Annotated[int, Field(ge=1, le=1000000)] = 3
-    """Number of newest checkpoints to keep."""
+    """Number of newest checkpoints to keep; the one with the best evaluation also stays."""
     dtype: Literal["Model", "Float32"] = "Model"
     """Number type of saved weights. Model: that of the model's config.json. Training always resumes from float32."""
     on_deletion: Literal["Disabled", "Save"] = "Disabled"

@@ -49,7 +49,7 @@ class Prompts(PromptFiles):
     columns: list[Name] = Field(default_factory=list, max_length=64)
     """Other keys or columns to read, besides prompt and responses. Empty: all."""
     chat_template: bool = False
-    """Whether the tokenizer's chat template renders the prompt. A string becomes a user message."""
+    """Whether a chat template, by default the tokenizer's, renders the prompt. A string becomes a user message."""
     chat_template_file: Location | None = None
     """Path of a Jinja template, relative to the manifest, instead of the tokenizer's own."""
     chat_template_arguments: dict[str, Any] | None = None

@@ -239,7 +239,7 @@ class RevisionStatus(StatusModel):
 
 
 class ReleaseStatus(StatusModel):
-    """Set after the job released resources because it could not start, until it runs."""
+    """The latest release of resources by a job that could not start. Absent once the job runs, ends or is suspended."""
 
     attempts: Annotated[int, Field(ge=1)]
     """Number of consecutive releases."""
