@@ -41,7 +41,7 @@ class AlgorithmPlugin(AlgorithmFields):
     exactly_one: ClassVar = ("file", "module")
 
     file: Location | None = None
-    """Path of a Python file, relative to the manifest; in a cluster, on a volume of the training pods."""
+    """Path of a Python file, relative to the manifest. In a cluster, a volume or the image provides it."""
     module: (
         Annotated[
             str,

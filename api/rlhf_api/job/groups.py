@@ -203,8 +203,8 @@ class Optimizer(ApiModel):
     max_gradient_norm: PositiveOrOff = 1.0
     """Largest gradient norm of a model, over all stages; larger gradients are scaled down. 0: no clipping."""
     max_non_finite_steps: Annotated[int, Field(ge=0, le=1000000)] = 5
-    """Consecutive steps that may have an infinite or NaN loss or gradient. Each is skipped and counted; one more fails the
-    job. 0: the first fails it."""
+    """Consecutive steps that may have an infinite or NaN loss or gradient. Each is skipped and counted; one more fails
+    the job. 0: the first fails it."""
 
     def peak_learning_rate(self, role: ModelRole) -> float:
         """Return the peak learning rate of a trained role."""

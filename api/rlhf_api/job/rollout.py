@@ -88,8 +88,8 @@ class Rollout(ApiModel):
     batch_size: Annotated[int, Field(ge=1, le=1048576)] = 512
     """Samples (responses) in the batch of an iteration."""
     oversample: Annotated[int, Field(ge=0, le=65536)] = 0
-    """Additional prompts per iteration. The iteration trains on as many as the batch has; cutBy says which, and the
-    others are cut off."""
+    """Additional prompts per iteration, except for long rounds. The iteration trains on as many as the batch has; cutBy
+    says which, and the others are cut off."""
     cut_by: Literal["Clock", "Counts"] = "Clock"
     """Prompts that stay. Clock: those finished first. Counts: those whose longest response is shortest, at any speed of
     workers; a deterministic job needs it."""
@@ -129,7 +129,7 @@ class Rollout(ApiModel):
 
     @property
     def takes_up(self) -> bool:
-        """Whether iterations take up samples that earlier ones cut off."""
+        """Whether iterations may take up samples that earlier ones cut off."""
         return self.max_staleness > 0 or self.long_rounds != "Disabled"
 
     @property

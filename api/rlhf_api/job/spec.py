@@ -141,7 +141,7 @@ class RLHFJob(ApiModel):
     kind: Literal["RLHFJob"]
     """Always RLHFJob."""
     metadata: dict[str, Any]
-    """Kubernetes object metadata; name is required."""
+    """Kubernetes object metadata, with a name or generateName."""
     spec: RLHFJobSpec
     """The desired training run."""
     status: RLHFJobStatus | None = None

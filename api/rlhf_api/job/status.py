@@ -73,7 +73,7 @@ class GroupStatus(StatusModel):
     epoch: Tally = 0
     """Number of restarts of the whole group by the failure policy. Pods have it as label rlhf.dev/epoch."""
     updated: Tally = 0
-    """Number of active pods created from the group's current template since its last restart."""
+    """Number of active pods that need no replacement for a newer template or a restart of the group."""
 
 
 class ScaleStatus(StatusModel):
