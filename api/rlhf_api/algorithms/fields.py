@@ -131,7 +131,7 @@ class PolicyGradientFields(AlgorithmFields):
     """How token losses combine: SequenceMean averages over a response, then over responses; TokenMean over the tokens
     of a mini-batch; ConstantLength divides their sum by responses x rollout.maxResponseTokens."""
     epochs: Epochs = 1
-    """Passes over the samples of an iteration."""
+    """Passes over the samples of a batch."""
     mini_batch_size: MiniBatchSize = 64
     """Samples per optimizer step; must divide rollout.batchSize."""
 

@@ -297,6 +297,6 @@ class RLHFJobStatus(StatusModel):
     """Whether other nodes see the lock of the coordinator's journal. Set only with
     runPolicy.forceCoordinatorAfterSeconds."""
     restarts: RestartStatus | None = None
-    """Counts of restarts."""
+    """Counts of failures and disruptions, and back-offs of pods."""
     release: ReleaseStatus | None = None
     """Why and until when the job has no resources."""

@@ -34,7 +34,7 @@ _UNUSED: Final[dict[Group, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
 
 
 def of_absent_groups() -> Iterator[Rule]:
-    """Yield the rules about groups that an algorithm does not have, and about the reward."""
+    """Yield the rules about groups that an algorithm does not have, and about needed workers and rewards."""
     for group, fields in _UNUSED.items():
         names = without(group)
         for field, values in fields:

@@ -18,7 +18,7 @@ _COUNT: Final = f"{_FIELD}.count"
 
 
 def device_problems(job: RLHFJob) -> Iterator[Problem]:
-    """Yield a problem for each field that contradicts `spec.devices`."""
+    """Yield problems of fields that contradict `spec.devices`."""
     spec = job.spec
     devices = spec.devices
     if devices is None:
