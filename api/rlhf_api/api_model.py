@@ -20,9 +20,9 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 Location = Annotated[str, Field(min_length=1, max_length=4096)]
-"""A file or folder, of at most 4096 characters."""
+"""Path of a file or folder, or hub id of a model; at most 4096 characters."""
 PYTHON_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*"
-"""Pattern of a function, a class or an environment variable."""
+"""Pattern of the name of a function, a class or an environment variable."""
 NAME_PATTERN: Final = f"^{PYTHON_NAME}$"
 MODULE_PATTERN: Final = rf"^{PYTHON_NAME}(\.{PYTHON_NAME})*$"
 """Pattern of an importable module."""

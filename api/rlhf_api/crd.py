@@ -36,7 +36,7 @@ _WIDE_COLUMNS: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("Restarts", "integer", ".status.restarts.failures", "Restarts that count towards runPolicy.backoffLimit"),
     ("Message", "string", '.status.conditions[?(@.type=="Running")].message', "Reason as a sentence"),
 )
-"""Columns of `kubectl get -o wide`."""
+"""Additional columns of `kubectl get -o wide`."""
 
 
 def definition() -> dict[str, Any]:

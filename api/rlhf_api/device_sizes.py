@@ -62,8 +62,8 @@ class JobSizes(ApiModel):
         return self.model_copy(update={group.lower(): None for group in fixed})
 
     def written_into(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the data of a manifest with these sizes, without fields of spec.training that contradict them. The
-        other fields are as written.
+        """Return the data of a manifest with these sizes. Fields of spec.training that do not fit them, or that
+        generation workers decide, are removed; the others are as written.
         """
         data: dict[str, Any] = copy.deepcopy(dict(document))
         spec = data["spec"]
@@ -142,13 +142,13 @@ class DevicePlanRecord(ApiModel):
 
 
 def _order(item: tuple[str, PlannedStage]) -> tuple[int, str]:
-    """Return the place of a stage in an iteration; JSON does not keep it."""
+    """Return the sort key of a stage: its place in an iteration, then its name."""
     name = item[0]
     return (STAGES.index(name) if name in STAGES else len(STAGES)), name
 
 
 def _data(sizes: ApiModel) -> dict[str, Any]:
-    """Return sizes as data; a layout has only its fields that differ from their defaults."""
+    """Return sizes as data, without gpusPerReplica 0 and without fields of the layout that have their defaults."""
     data: dict[str, Any] = sizes.model_dump(mode="json", by_alias=True, exclude_none=True)
     parallelism: ApiModel | None = getattr(sizes, "parallelism", None)
     if parallelism is not None:
@@ -211,7 +211,7 @@ class DeviceUse:
 
 
 def device_use(spec: RLHFJobSpec, tensor: int) -> DeviceUse:
-    """Return the devices of each process: GPUs, or processes in a job without GPUs."""
+    """Return the devices of one process of each group: GPUs, or processes if generation workers have no GPUs."""
     if spec.generation.gpus_per_replica:
         return DeviceUse(generation_gpus(spec, tensor), spec.inference.gpus_per_replica, max(1, training_gpus(spec)))
     return DeviceUse(tensor, 1, 1)
@@ -224,7 +224,7 @@ def generation_gpus(spec: RLHFJobSpec, tensor: int) -> int:
 
 
 def training_gpus(spec: RLHFJobSpec) -> int:
-    """Return the GPUs of a dedicated training rank: the job's, or one if its ranks were colocated with GPUs."""
+    """Return the GPUs of a dedicated training rank. For a Colocated job: 1 if generation workers have GPUs, else 0."""
     if spec.placement == "Colocated":
         return min(1, spec.generation.gpus_per_replica)
     return spec.training.gpus_per_replica

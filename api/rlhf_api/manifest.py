@@ -109,7 +109,7 @@ def object_name(document: Document) -> str:
 
 
 def is_foreign(document: Document) -> bool:
-    """Return whether a document is a complete object of another kind and not a mistyped RLHFJob."""
+    """Return whether a document has apiVersion and kind of another object, and not those of a mistyped RLHFJob."""
     data = document.data
     if not isinstance(data, dict):
         return False
@@ -302,7 +302,7 @@ def _check_fields(document: Document) -> tuple[RLHFJob | None, list[Problem]]:
 
 
 def _check_rules(document: Document, problems: list[Problem]) -> list[Problem]:
-    """Return the rules that the manifest with its defaults breaks, without rules that read a wrong field."""
+    """Return the problems of broken rules, by the manifest with its defaults, without rules that read a wrong field."""
     values = Values(with_defaults(document.data, job_schema()), {problem.field for problem in problems})
     messages = [(rule.field, rule.broken(values)) for rule in RULES]
     messages += [(lack.field, lack.broken(values)) for lack in UNAVAILABLE]

@@ -43,7 +43,7 @@ class Document:
 
 
 def read_document(text: str) -> Document:
-    """Return the YAML document of a text with one that is not empty. Raises ManifestError, for example for several
+    """Return the only YAML document of a text, not counting empty ones. Raises ManifestError, for example for several
     documents, a duplicate key, or invalid YAML."""
     documents = read_documents(text)
     if len(documents) > 1:

@@ -18,7 +18,7 @@ class ActorCriticFields(PolicyGradientFields):
     """Fields of policy gradients whose advantages come from critics."""
 
     critic_warmup_iterations: WarmupIterations = 0
-    """First iterations of the job that train only the critic (safeRlhf: both critics), not the actor."""
+    """Number of first iterations of the job that train the critic (safeRlhf: both critics), but not the actor."""
 
     @property
     def responses_per_prompt(self) -> int:

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class Combine(StrEnum):
-    """Ways to combine rewards; w_k are weights, r_k the rewards that did not abstain."""
+    """Ways to combine rewards; w_k are weights, r_k the rewards of a response that did not abstain."""
 
     SUM = "Sum"
     """sum w_k r_k."""
@@ -32,7 +32,7 @@ class Combination:
     """(name, weight), in the order of the manifest."""
     method: Combine = Combine.SUM
     variance_weight: float = 1.0
-    """lambda."""
+    """Weight lambda of the variance, with MeanMinusVariance."""
 
     def combine(self, rewards: Mapping[str, float]) -> float | None:
         """Return the combined reward of a response, None if all abstained. `rewards` by name, without abstentions."""

@@ -32,7 +32,7 @@ class AlgorithmFields(ApiModel):
     summary: ClassVar[str]
     """One sentence: the description of its member of `spec.algorithm`."""
     all_tasks: ClassVar[tuple[Task, ...]]
-    """All tasks that it may have with any values, in the order of the stages."""
+    """All tasks that it may have for any values of its fields, in the order of the stages."""
 
     samples_per_unit: ClassVar[int] = 1
     """Number of consecutive samples that stay in one micro-batch: 2 for pairs."""
@@ -77,12 +77,12 @@ class AlgorithmFields(ApiModel):
 
     @property
     def corrects_mismatch(self) -> bool:
-        """Whether losses use importance weights (trainer over sampler)."""
+        """Whether the policy loss is corrected for the mismatch between trainer and sampler."""
         return False
 
     @property
     def whitens_batch(self) -> bool:
-        """Whether advantages are whitened over the samples of a batch."""
+        """Whether advantages are whitened over the response tokens of a batch."""
         return False
 
     def trains_policy(self, iteration: int) -> bool:
@@ -131,7 +131,7 @@ class PolicyGradientFields(AlgorithmFields):
     """How token losses combine: SequenceMean averages over a response, then over responses; TokenMean over the tokens
     of a mini-batch; ConstantLength divides their sum by responses x rollout.maxResponseTokens."""
     epochs: Epochs = 1
-    """Passes over the samples of an iteration."""
+    """Passes over the samples of a batch."""
     mini_batch_size: MiniBatchSize = 64
     """Samples per optimizer step; must divide rollout.batchSize."""
 

@@ -31,14 +31,14 @@ class Scope(Enum):
     GROUP = auto()
     """Every response to the prompt."""
     BATCH = auto()
-    """Every sample of the iteration."""
+    """Every sample of the batch."""
 
 
 class SampleField(StrEnum):
     """A field of a sample. Members are strings, the names in messages."""
 
     TOKENS = "tokens"
-    """Sampled token ids."""
+    """Token ids of the response."""
     LOG_PROBABILITIES = "log_probabilities"
     """Log-probabilities of the tokens, from the policy that sampled them."""
     REFERENCE_LOG_PROBABILITIES = "reference_log_probabilities"
@@ -74,7 +74,7 @@ _SHAPES: Final = {
 
 
 class NamedField(str):
-    """The value of one of several rewards, such as `reward/correct`; it may be missing."""
+    """The field of a named reward, such as `reward/correct`; a sample may lack its value."""
 
     @property
     def shape(self) -> Shape:
@@ -92,7 +92,7 @@ class RewardPart:
 
     name: str
     of: SampleField
-    """The field that combines all of them."""
+    """The field that combines all named rewards of the role."""
     combination: Combination
     """The combination, the same for all parts of the field."""
 
@@ -117,7 +117,8 @@ class Task:
 
     @property
     def incremental(self) -> bool:
-        """Whether the task can score an unfinished response block by block: every value belongs to one token."""
+        """Whether each value that the task produces belongs to one token, so that unfinished responses can be scored by
+        blocks. False if it produces nothing."""
         return bool(self.produces) and all(field.shape is Shape.PER_TOKEN for field in self.produces)
 
 
@@ -150,12 +151,12 @@ class Graph:
 
     @property
     def trained(self) -> tuple[ModelRole, ...]:
-        """Model roles with a training task, in training order."""
+        """Model roles with a training task, in graph order."""
         return tuple(task.model for task in self.tasks_of(Group.TRAINING))
 
     @property
     def scored_fields(self) -> tuple[SampleField, ...]:
-        """Fields beyond those of generation that a sample needs before training."""
+        """Fields that scoring adds to a sample before training."""
         tasks = self.tasks_of(Group.INFERENCE)
         return tuple(dict.fromkeys(field for task in tasks for field in _combined(task)))
 
@@ -166,7 +167,7 @@ class Graph:
 
     @cached_property
     def reward_fields(self) -> tuple[SampleField, ...]:
-        """Fields with rewards or costs of a response; reports show the first."""
+        """Fields with rewards or costs of a response; metrics call the first `reward`."""
         return tuple(dict.fromkeys(field for task in self.tasks if task.rewards for field in _combined(task)))
 
     @cached_property
@@ -181,7 +182,7 @@ class Graph:
 
     @cached_property
     def compared_fields(self) -> tuple[SampleField, ...]:
-        """Log-probabilities from other policies than the sampling one, to which the divergence is measured."""
+        """Log-probability fields of scoring tasks, such as the reference's, with which the policy is compared."""
         return tuple(
             field
             for task in self.tasks_of(Group.INFERENCE)

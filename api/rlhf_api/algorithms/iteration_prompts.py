@@ -21,7 +21,7 @@ Surplus = Literal["Dropped", "Carried", "Deferred"]
 
 @dataclass(frozen=True, slots=True)
 class PromptSchedule:
-    """The prompts of each iteration of a job. All numbers count prompts."""
+    """The prompts of each iteration of a job."""
 
     batch: int
     """Prompts of a batch."""
@@ -29,7 +29,7 @@ class PromptSchedule:
     """Prompts of an iteration beyond those of its batch, unless it is a long round."""
     surplus: Surplus = "Dropped"
     begins: int = 0
-    """First iteration of the schedule. No prompt waits when it begins, so all prompts begun before are trained on."""
+    """First iteration of the schedule. No deferred prompt waits when it begins."""
 
     @property
     def period(self) -> int:
@@ -60,9 +60,10 @@ class PromptSchedule:
         return self.batch if self.is_long(iteration) else self.most
 
     def first(self, iteration: int) -> int:
-        """Return the number of the first prompt of an iteration, counted over all passes through the prompt file.
+        """Return the number of an iteration's first place, counted over all passes through the prompt file.
 
-        Prompts that it takes up have earlier numbers. For a long round it is the first number of the next short round.
+        Its other places count on from it. Prompts that it takes up retain the numbers from the iteration that began
+        them. For a long round it is the first number of the next short round.
         """
         if self.surplus == "Carried":
             return iteration * self.batch
@@ -93,7 +94,7 @@ class PromptSchedules:
         return self.all[max(0, bisect_right(self.all, iteration, key=lambda schedule: schedule.begins) - 1)]
 
     def may_change(self, iteration: int) -> bool:
-        """Return whether another schedule may begin with an iteration, because no prompt waits."""
+        """Return whether no deferred prompt waits when an iteration begins, so that another schedule may begin."""
         return self.at(iteration).waiting(iteration) == 0
 
     def changed(self, iteration: int, extra: int) -> "PromptSchedules":
@@ -111,7 +112,7 @@ class PromptSchedules:
 
 
 SURPLUS_SHARES: Final = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
-"""Surplus prompts that `longRounds: Auto` considers, as shares of a batch."""
+"""Shares of a batch near which `longRounds: Auto` chooses the number of surplus prompts."""
 MAX_PERIOD: Final = 34
 """Longest period in iterations that `longRounds: Auto` considers: two of the smallest share."""
 

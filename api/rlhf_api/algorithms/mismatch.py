@@ -17,7 +17,7 @@ Bound = Annotated[float, Field(ge=0, le=LARGEST)]
 
 
 class Limits(NamedTuple):
-    """Range of probability ratios without correction."""
+    """Range of probability ratios that are neither truncated nor masked."""
 
     low: float
     high: float
@@ -36,7 +36,7 @@ TRL."""
 
 
 class MismatchCorrection(ApiModel):
-    """Weight of a token in the policy loss, from the ratio of its trainer and engine probabilities."""
+    """Weight of a token in the policy loss, from ratios of trainer and engine probabilities."""
 
     mode: Mode = "Disabled"
     """Disabled weights every token equally. Truncate uses the ratio, limited to low and high; Mask uses it, or 0

@@ -20,7 +20,7 @@ class PairFields(AlgorithmFields):
     samples_per_unit: ClassVar = PAIR
 
     epochs: Epochs = 1
-    """Passes over the samples of an iteration."""
+    """Passes over the samples of a batch."""
     mini_batch_size: MiniBatchSize = 64
     """Samples (two per pair) per optimizer step; must divide rollout.batchSize."""
 

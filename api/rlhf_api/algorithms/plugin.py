@@ -41,7 +41,7 @@ class AlgorithmPlugin(AlgorithmFields):
     exactly_one: ClassVar = ("file", "module")
 
     file: Location | None = None
-    """Path of a Python file, relative to the manifest; in a cluster, on a volume of the training pods."""
+    """Path of a Python file, relative to the manifest. In a cluster, a volume or the image provides it."""
     module: (
         Annotated[
             str,
@@ -62,7 +62,7 @@ class AlgorithmPlugin(AlgorithmFields):
     """Models besides actor and reward: Reference gives log-probabilities of a frozen policy; Critic gives values and is
     also trained."""
     epochs: Epochs = 1
-    """Passes over the samples of an iteration."""
+    """Passes over the samples of a batch."""
     mini_batch_size: MiniBatchSize = 64
     """Samples per optimizer step; must divide rollout.batchSize."""
     parameters: dict[str, Any] = Field(default_factory=dict)

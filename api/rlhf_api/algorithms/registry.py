@@ -72,12 +72,12 @@ class HasAlgorithm(Protocol):
 
 
 def full_graph(algorithm: str) -> Graph:
-    """Return the graph of an algorithm with every task that it may have with any values."""
+    """Return the graph of an algorithm with every task that it may have for any values of its fields."""
     return Graph(algorithm, ALGORITHMS[algorithm].all_tasks)
 
 
 def without(group: Group) -> tuple[str, ...]:
-    """Return the names of the algorithms that have no task in a group with any values."""
+    """Return the names of the algorithms that have no task in a group for any values of their fields."""
     return tuple(name for name in ALGORITHMS if not full_graph(name).tasks_of(group))
 
 
@@ -129,14 +129,14 @@ def samples_of_batch(spec: HasRollout) -> int:
 
 
 def most_samples(spec: HasRollout) -> int:
-    """Return the most samples of an iteration, with oversampling."""
+    """Return an upper bound of the samples with which an iteration begins: with oversampling, without refill."""
     schedule = prompt_schedule(spec)
     most = schedule.most + (most_surplus(schedule.batch) if spec.rollout.long_rounds == "Auto" else 0)
     return most * samples_per_prompt(spec)
 
 
 def samples_begun(spec: HasRollout, schedules: PromptSchedules, iteration: int) -> int:
-    """Return the number of samples of an iteration, with those that it takes up from earlier ones."""
+    """Return the number of samples with which an iteration begins: its new ones and those that it takes up."""
     return schedules.at(iteration).size(iteration) * samples_per_prompt(spec)
 
 
@@ -153,12 +153,12 @@ def prompt_schedule(spec: HasRollout) -> PromptSchedule:
 
 
 def samples_per_prompt(spec: HasAlgorithm) -> int:
-    """Return the number of responses per prompt, with the greedy baseline."""
+    """Return the number of responses per prompt, with the greedy baseline if there is one."""
     return spec.algorithm.fields.responses_per_prompt + has_greedy_baseline(spec)
 
 
 def same_prompt_samples(spec: HasRollout) -> float:
-    """Return the mean number of samples in a mini-batch with the prompt of one of them, at least 1."""
+    """Return the mean number of trained samples of one prompt in a mini-batch, at least 1."""
     fields = spec.algorithm.fields
     return max(1.0, fields.responses_per_prompt * fields.mini_batch_size / spec.rollout.batch_size)
 

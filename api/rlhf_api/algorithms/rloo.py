@@ -25,7 +25,7 @@ class RLOO(GroupGradientFields):
     ratio_level: Literal["Token", "Sequence"] = "Sequence"
     """Unit of the ratio of new to old probability: each token, or the whole response."""
     loss_aggregation: LossAggregation = "SequenceMean"
-    """See spec.algorithm.ppo.lossAggregation. With ratioLevel Sequence every token has its response's loss."""
+    """See spec.algorithm.ppo.lossAggregation. With ratioLevel Sequence every token has its response's ratio."""
 
     @classmethod
     def rules(cls, path: str) -> Iterator[Rule]:

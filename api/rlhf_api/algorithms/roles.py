@@ -52,7 +52,8 @@ class ModelRole(StrEnum):
 
 
 def folder_field(model: str) -> str:
-    """Return the manifest path of the folder of a role or of the trained draft model. Raises ValueError for others."""
+    """Return `spec.models.<role>.path` for a role, or the path field of the trained draft model. Raises ValueError for
+    others."""
     return DRAFT_MODEL_FIELD if model == DRAFT_MODEL else f"{ModelRole(model).manifest_path}.path"
 
 

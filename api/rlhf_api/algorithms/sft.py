@@ -23,7 +23,7 @@ class SFT(AlgorithmFields):
     """Key of the response in each object of spec.prompts.path: a string, to which the end-of-sequence token is added,
     or with spec.prompts.chatTemplate also a list of messages."""
     epochs: Epochs = 1
-    """Passes over the samples of an iteration."""
+    """Passes over the samples of a batch."""
     mini_batch_size: MiniBatchSize = 64
     """Samples per optimizer step; must divide rollout.batchSize."""
 

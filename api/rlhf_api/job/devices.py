@@ -9,7 +9,7 @@ from rlhf_api.api_model import ApiModel
 SizeGroup = Literal["Placement", "Generation", "Inference", "Training"]
 """Sizes that are chosen or fixed together."""
 ReplanMode = Literal["Disabled", "Report", "Auto"]
-"""Consequence of predictions that stop to hold."""
+"""Reaction to predictions that no longer fit."""
 SIZE_GROUPS: Final[tuple[SizeGroup, ...]] = get_args(SizeGroup)
 
 
@@ -17,9 +17,9 @@ class Devices(ApiModel):
     """Devices for which sizes are chosen at the job's start."""
 
     count: Annotated[int, Field(ge=1, le=4096)]
-    """GPUs, or worker processes in a job without."""
+    """Number of GPUs, or of worker processes in a job without GPUs."""
     memory: Annotated[float, Field(gt=0, le=4096)] | None = None
-    """GiB of each. Unset: no limit."""
+    """GiB of memory of each device. Unset: no limit."""
     fixed: Annotated[list[SizeGroup], Field(max_length=4)] = Field(default_factory=list)
     """Sizes to leave as written."""
 

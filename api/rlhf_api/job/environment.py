@@ -29,12 +29,13 @@ class Environment(ApiModel):
     name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=253)] = "Environment"
     """Name of the class."""
     env: Annotated[list[CodeVariable], Field(max_length=64)] = Field(default_factory=list)
-    """Environment variables of its processes, which otherwise get only those that Python needs."""
+    """Environment variables of its processes, besides a few such as PATH and HOME."""
     max_turns: Annotated[int, Field(ge=1, le=1000)] = 8
     """Maximum turns of the policy. A response still unfinished then ends with finish reason length. maxResponseTokens
     limits all turns and answers together."""
     timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 60
-    """Maximum seconds to answer one turn. Then its process is killed and the sample fails; see sampleRetries."""
+    """Seconds to answer a turn, times the number of turns so far: a new process repeats earlier turns. Then the process
+    is killed and the sample fails; see sampleRetries."""
 
     cache_between_turns: Literal["Disabled", "Enabled"] = "Enabled"
     """Enabled keeps a sample's KV cache while the environment answers."""

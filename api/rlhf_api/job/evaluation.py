@@ -11,14 +11,14 @@ INHERITED: Final = (
     *("prompt_key", "columns", "overlong"),
     *("chat_template", "chat_template_file", "chat_template_arguments", "system_message"),
 )
-"""Fields that evaluation prompts inherit from the job's prompts where they are unset."""
+"""Fields that evaluation prompts may inherit from the job's prompts where they are unset."""
 OF_TEMPLATE: Final = ("chat_template_file", "chat_template_arguments", "system_message")
 """Inherited fields that need a chat template."""
 
 
 class EvaluationPrompts(PromptFiles):
-    """Prompts for evaluations only. A field of `INHERITED` that is unset takes the value of spec.prompts, so it has no
-    default."""
+    """Prompts for evaluations only. Fields of `INHERITED` have no defaults: unset ones may take values of spec.prompts
+    (`inherit`)."""
 
     prompt_key: Name | None = None
     """See prompts.promptKey."""
@@ -58,12 +58,12 @@ class Evaluation(ApiModel):
     them. They are not trained on."""
 
     every: Annotated[int, Field(ge=1, le=1000000)] = 10
-    """Iterations between evaluations. Version 0, every n-th version and the last one are evaluated."""
+    """Iterations between evaluations. Version 0, every n-th version and the last one are due."""
     prompts: EvaluationPrompts | None = None
-    """Prompts for evaluation; unset fields take the values of spec.prompts. Unset: the prompts of the job in file
+    """Prompts for evaluation; some unset fields take the values of spec.prompts. Unset: the prompts of the job in file
     order."""
     prompt_count: Annotated[int, Field(ge=1, le=65536)] = 64
-    """Prompts to evaluate, from the start of the file; all prompts of a shorter file."""
+    """Prompts to evaluate, from the start of the file or of several sources; all prompts if there are fewer."""
     samples_per_prompt: Annotated[int, Field(ge=1, le=256)] = 1
     """Responses per prompt (k). Above 1, pass@k and the best of k are reported too."""
     temperature: Annotated[float, Field(ge=0, le=10)] = 0.0

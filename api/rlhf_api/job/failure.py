@@ -16,7 +16,7 @@ class ExitCodes(ApiModel):
     """Exit codes of the worker's or coordinator's container."""
 
     operator: Literal["In", "NotIn"] = "In"
-    """In matches one of `values`; NotIn matches every other failure."""
+    """In matches exit codes in `values`; NotIn matches other exit codes of failures."""
     values: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(min_length=1, max_length=64)]
     """Exit codes. 137 is a killed process, mostly for lack of memory."""
 
@@ -54,7 +54,7 @@ class PodFailurePattern(ApiModel):
 
 
 class FailureRule(ApiModel):
-    """A rule: the ends that it matches (one on... field, optionally some groups) and the action."""
+    """A rule: an action, and the ends that it matches by onExitCodes, onPodConditions or onPodFailure, and by group."""
 
     name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
     """Name of the rule in conditions and events."""

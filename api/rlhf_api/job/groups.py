@@ -124,7 +124,7 @@ class TrainingParallelism(ApiModel):
     pipeline: Annotated[int, Field(ge=1, le=256)] = 1
     """Number of pipeline stages."""
     data: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Number of data parallel copies."""
+    """Data parallel degree: number of groups of ranks that train on different samples."""
     context: Annotated[int, Field(ge=1, le=4096)] = 1
     """Ranks that split each sample by position."""
     shard: Annotated[int, Field(ge=1, le=4096)] = 1
@@ -135,7 +135,7 @@ class TrainingParallelism(ApiModel):
     expert: Annotated[int, Field(ge=1, le=4096)] = 1
     """Ranks, out of data x context, that divide each layer's experts."""
     critic_tensor: Annotated[int, Field(ge=1, le=64)] | None = None
-    """tensor for critics, which have pipeline x tensor / criticTensor stages. Unset: tensor."""
+    """Value of tensor for critics, which then have pipeline x tensor / criticTensor stages. Unset: tensor."""
     sequence_parallel: Literal["Disabled", "Enabled"] = "Disabled"
     """Enabled splits activations between layers by position over the tensor ranks to save memory."""
     shard_optimizer: bool = False
@@ -203,8 +203,8 @@ class Optimizer(ApiModel):
     max_gradient_norm: PositiveOrOff = 1.0
     """Largest gradient norm of a model, over all stages; larger gradients are scaled down. 0: no clipping."""
     max_non_finite_steps: Annotated[int, Field(ge=0, le=1000000)] = 5
-    """Consecutive steps that may have an infinite or NaN gradient. Each is skipped and counted; one more fails the job.
-    0: the first fails it."""
+    """Consecutive steps that may have an infinite or NaN loss or gradient. Each is skipped and counted; one more fails
+    the job. 0: the first fails it."""
 
     def peak_learning_rate(self, role: ModelRole) -> float:
         """Return the peak learning rate of a trained role."""

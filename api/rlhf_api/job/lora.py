@@ -28,8 +28,8 @@ class Lora(ApiModel):
     )
     """Linear maps of each layer that get an adapter."""
     models: Literal["All", "Policy"] = "All"
-    """All trains every model with adapters, and a critic's value head in full. Policy trains the actor with adapters
-    and critics in full."""
+    """All trains the algorithm's models with adapters, but value and score heads in full. Policy trains critics in
+    full, and other models as All does."""
 
     adapter: Location | None = None
     """PEFT folder of the actor's initial adapters, with the same rank, alpha and targetModules. Unset: B starts at

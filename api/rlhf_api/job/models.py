@@ -1,4 +1,5 @@
-"""`spec.models`: the source of each model role. Omit roles that the algorithm's graph does not need."""
+"""`spec.models`: the source of each model role. Roles that the algorithm's graph does not need may be left out, except
+the actor."""
 
 from typing import Annotated, ClassVar
 
@@ -23,9 +24,9 @@ class Models(ApiModel):
     """The value model: a causal language model, with a value head that starts at zero, or a reward model with its own
     head. Unset: it starts from the actor. Ignored by algorithms without a critic."""
     reference: ModelSource | None = None
-    """The frozen model to which the KL term compares the actor. Unset: the actor's initial model."""
+    """The frozen model with which the actor is compared, as in the KL term. Unset: the model in the actor's folder."""
     reward: Reward | None = None
-    """The only source of rewards. Ignored by algorithms without a reward."""
+    """Single source of rewards, or the model that rewardModel trains. Ignored by other algorithms without a reward."""
     rewards: Annotated[list[NamedReward], Field(min_length=1, max_length=MAX_REWARDS)] | None = None
     """Several rewards by name, instead of reward. spec.rewardShaping combines them."""
     cost: Reward | None = None
@@ -68,8 +69,8 @@ class Models(ApiModel):
         return tuple(key for entry in self.all_rewards for key in entry.reward.secret_keys())
 
     def source(self, role: ModelRole) -> ModelSource | None:
-        """Return the model that a role starts from, by default the actor's. None if the role has rewards, but not one
-        with its own model."""
+        """Return the model that a role starts from, by default the actor's. None if the role has rewards, unless it has
+        a single one with its own model."""
         explicit = self.explicit_source(role)
         calls = role.kind is ModelKind.REWARD and self.rewards_of(role)
         return explicit if explicit is not None or calls else self.actor

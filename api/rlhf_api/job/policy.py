@@ -23,8 +23,8 @@ class InterStageFusion(ApiModel):
     """Data that moves with a sample: KV, its KV cache; Tokens, only its tokens, from which the destination recomputes
     the cache. Auto chooses the faster by prediction for each sample."""
     balance: Literal["Disabled", "Auto"] = "Auto"
-    """Auto also moves samples before the threshold, from the fullest worker to one about to run idle, if the predicted
-    gain exceeds the cost."""
+    """Auto also moves samples before the threshold, from a worker that would end late to one that would end early, if
+    the predicted gain exceeds the cost."""
 
 
 class IntraStageFusion(ApiModel):
@@ -52,7 +52,7 @@ class Checkpoints(ApiModel):
     every: Annotated[int, Field(ge=1, le=1000000)] = 10
     """Iterations between checkpoints. The last iteration always saves one."""
     keep: Annotated[int, Field(ge=1, le=1000000)] = 3
-    """Number of newest checkpoints to keep."""
+    """Number of newest checkpoints to keep; the one with the best evaluation also stays."""
     dtype: Literal["Model", "Float32"] = "Model"
     """Number type of saved weights. Model: that of the model's config.json. Training always resumes from float32."""
     on_deletion: Literal["Disabled", "Save"] = "Disabled"

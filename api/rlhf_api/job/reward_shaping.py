@@ -39,7 +39,7 @@ class RewardShaping(ApiModel):
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether shaping leaves every combined reward unchanged, which NormalizedSum does not."""
+        """Whether all settings but those of the combination are defaults, and the combination is not NormalizedSum."""
         of_each_response = RewardShaping(combine=self.combine, variance_weight=self.variance_weight)
         return self.combine != "NormalizedSum" and self == of_each_response
 

@@ -46,7 +46,7 @@ class RewardFunction(ApiModel):
     name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=253, examples=["score"])] = "score"
     """Name of the function."""
     env: Annotated[list[CodeVariable], Field(max_length=64)] = Field(default_factory=list)
-    """Environment variables of its process, which otherwise gets only those that Python needs."""
+    """Environment variables of its processes, besides a few such as PATH and HOME."""
 
 
 class RewardEndpoint(ApiModel):
@@ -109,7 +109,7 @@ class Reward(ApiModel):
 
     @property
     def longest(self) -> int:
-        """Seconds of all tries of one call, without pauses and queueing."""
+        """Maximum seconds of all tries of one call, without pauses and queueing."""
         return self.timeout_seconds * (self.retries + 1)
 
     def secret_keys(self) -> tuple[SecretKey, ...]:

@@ -49,13 +49,13 @@ class Prompts(PromptFiles):
     columns: list[Name] = Field(default_factory=list, max_length=64)
     """Other keys or columns to read, besides prompt and responses. Empty: all."""
     chat_template: bool = False
-    """Whether the tokenizer's chat template renders the prompt. A string becomes a user message."""
+    """Whether a chat template, by default the tokenizer's, renders the prompt. A string becomes a user message."""
     chat_template_file: Location | None = None
     """Path of a Jinja template, relative to the manifest, instead of the tokenizer's own."""
     chat_template_arguments: dict[str, Any] | None = None
     """Template arguments under its own names, such as enable_thinking; those that it does not use are rejected."""
     system_message: Annotated[str, Field(min_length=1, max_length=65536)] | None = None
-    """First message of chats that do not start with role system."""
+    """First message of chats that do not start with role system or developer."""
     shuffle: bool = True
     """Whether to use prompts in a random order, which follows from seed and epoch. False: file order."""
     overlong: Literal["Fail", "Filter"] = "Fail"
@@ -86,10 +86,10 @@ class Rollout(ApiModel):
     """Sampling of responses."""
 
     batch_size: Annotated[int, Field(ge=1, le=1048576)] = 512
-    """Samples (responses) per iteration."""
+    """Samples (responses) in the batch of an iteration."""
     oversample: Annotated[int, Field(ge=0, le=65536)] = 0
-    """Additional prompts per iteration. The iteration trains on as many as the batch has; cutBy says which, and the
-    others are cut off."""
+    """Additional prompts per iteration, except for long rounds. The iteration trains on as many as the batch has; cutBy
+    says which, and the others are cut off."""
     cut_by: Literal["Clock", "Counts"] = "Clock"
     """Prompts that stay. Clock: those finished first. Counts: those whose longest response is shortest, at any speed of
     workers; a deterministic job needs it."""
@@ -129,7 +129,7 @@ class Rollout(ApiModel):
 
     @property
     def takes_up(self) -> bool:
-        """Whether iterations take up samples that earlier ones cut off."""
+        """Whether iterations may take up samples that earlier ones cut off."""
         return self.max_staleness > 0 or self.long_rounds != "Disabled"
 
     @property

@@ -74,8 +74,8 @@ class RLHFJobSpec(ApiModel):
     scheduling: Scheduling = Field(default_factory=Scheduling)
     """Gang scheduling, queues and priority."""
     metrics: Literal["Enabled", "Disabled"] = "Enabled"
-    """Enabled serves metrics of the job's processes to Prometheus. Disabled does not; the run's files still have
-    them."""
+    """Enabled serves metrics of the job's processes to Prometheus, and writes facts.jsonl and sample-histories.jsonl.
+    Disabled does neither; metrics.jsonl remains."""
     trackers: Trackers = Field(default_factory=Trackers)
     """Services that receive metrics or traces of every iteration, besides the run folder's files."""
     managed_by: ManagedBy = OURS
@@ -141,7 +141,7 @@ class RLHFJob(ApiModel):
     kind: Literal["RLHFJob"]
     """Always RLHFJob."""
     metadata: dict[str, Any]
-    """Kubernetes object metadata; name is required."""
+    """Kubernetes object metadata, with a name or generateName."""
     spec: RLHFJobSpec
     """The desired training run."""
     status: RLHFJobStatus | None = None

@@ -67,13 +67,13 @@ class GroupStatus(StatusModel):
     failed: Tally = 0
     """Number of pods that failed and are not yet replaced."""
     restarts: Tally = 0
-    """Number of ends of pods or containers so far, without those with exit code 0."""
+    """Number of counted ends of pods or containers so far, without those with exit code 0."""
     out_of_memory: Tally = 0
-    """Number of containers killed for using more memory than their limit."""
+    """Number of counted ends of containers that were killed for using more memory than their limit."""
     epoch: Tally = 0
     """Number of restarts of the whole group by the failure policy. Pods have it as label rlhf.dev/epoch."""
     updated: Tally = 0
-    """Number of pods created from the group's current template."""
+    """Number of active pods that need no replacement for a newer template or a restart of the group."""
 
 
 class ScaleStatus(StatusModel):
@@ -125,29 +125,29 @@ class ProgressStatus(StatusModel):
     remaining_seconds: Tally | None = None
     """Estimated seconds left."""
     last_update_time: Time
-    """Time at which the coordinator reported these numbers."""
+    """Time of the report with these numbers, or the time at which the job's completion was recorded."""
 
 
 class PlanStatus(StatusModel):
-    """The decisions in force: the choice for each mechanism, since Auto may fall back to Disabled."""
+    """The decisions in force, since a mechanism with mode Auto may fall back to Disabled."""
 
     engine: Text | None = None
     """Engine of the generation workers, and why, such as torch: the worker has no GPU. If engines differ, the number of
     workers with each."""
     inter_stage: Text | None = None
-    """Inter-stage fusion: Disabled, or a summary of threshold and pool."""
+    """Inter-stage fusion: the choice, such as threshold and pool, and its reason."""
     long_rounds: Text | None = None
     """Why a job with rollout.longRounds Auto has long rounds or none."""
     speculation: Text | None = None
-    """Speculative decoding: Disabled, or a summary of drafting in the last iteration."""
+    """Speculative decoding: Disabled, or a summary of recent drafting."""
     speculation_switched: Text | None = None
     """When and why drafting last switched off or on."""
     predicted_seconds: Annotated[float, Field(ge=0)] | None = None
     """Predicted seconds of generation and inference per iteration."""
     devices: dict[str, Any] | None = None
-    """Plan for spec.devices: sizes, predicted seconds of an iteration."""
+    """Plan for spec.devices, with its sizes and the predicted seconds of an iteration."""
     drift: Text | None = None
-    """How the predictions of that plan stopped to hold, and what follows."""
+    """How that plan's predictions became wrong, and what follows."""
 
 
 class MigrationPool(StatusModel):
@@ -156,9 +156,9 @@ class MigrationPool(StatusModel):
     replicas: Tally
     """Number of workers in the pool now."""
     generation_replicas: Tally
-    """Number of workers of the generation group."""
+    """Number of generation workers wanted."""
     threshold: Tally
-    """Number of unfinished samples at which the tail migrates; 0 when migration is disabled."""
+    """Number of unfinished samples at which the tail migrates; 0: it does not migrate."""
     summary: Annotated[str, Field(max_length=32)]
     """Pool workers out of all generation workers, such as 1/4."""
     released: Tally = 0
@@ -177,7 +177,7 @@ class CheckpointStatus(StatusModel):
     iteration: Tally
     """Number of iterations trained at that point."""
     time: Time
-    """Time at which the operator first saw it."""
+    """Time of the first report of it that the operator read."""
 
 
 class AccountedEnd(StatusModel):
@@ -190,36 +190,37 @@ class AccountedEnd(StatusModel):
 
 
 class BackOff(StatusModel):
-    """Back-off of a pod that ended recently. Each further end delays its replacement longer."""
+    """Back-off of a pod that ended. Further ends in a row delay its replacement longer, up to five minutes."""
 
     pod: Annotated[str, Field(max_length=253)]
     """Name of the pod and its replacement."""
     ends: Annotated[int, Field(ge=1)]
-    """Number of consecutive pods of this name that ended within five minutes."""
+    """Number of consecutive ends of pods of this name. A pod that ran for five minutes before its end counts as the
+    first."""
     until: Time
     """Earliest time of a replacement."""
     template: Annotated[str, Field(max_length=64)] | None = None
     """Template hash of the last pod. Another template restarts the count."""
     reason: Annotated[str, Field(max_length=256)] | None = None
-    """Why the last pod ended."""
+    """Why the last pod ended; stored for the newest entries only."""
 
 
 class RestartStatus(StatusModel):
-    """Restart counts, which survive restarts of the operator."""
+    """Counts of failures and disruptions, which survive restarts of the operator."""
 
     failures: Tally = 0
-    """Number of restarts that count towards runPolicy.backoffLimit."""
+    """Number of failures that count towards runPolicy.backoffLimit."""
     disruptions: Tally = 0
-    """Number of restarts after evictions, preemption, node loss, or ends that the failure policy ignores. They do not
-    count towards runPolicy.backoffLimit."""
+    """Number of disruptions, such as evictions, preemption and node loss, and of other ends that the failure policy
+    ignores. They do not count towards runPolicy.backoffLimit."""
     last_reason: Text | None = None
-    """Reason of the last restart."""
+    """Description of the last counted end."""
     last_time: Time | None = None
-    """Time of the last restart."""
+    """Time at which the operator recorded lastReason."""
     accounted: Annotated[list[AccountedEnd], Field(max_length=12500)] = Field(default_factory=list)
     """Counted ends of pods that still exist, and pods that the operator deletes."""
     back_off: Annotated[list[BackOff], Field(max_length=12500)] = Field(default_factory=list)
-    """Pods that ended recently, and when their replacements are created."""
+    """Pods that ended, and the earliest times of their replacements."""
 
 
 class RevisionStatus(StatusModel):
@@ -238,7 +239,7 @@ class RevisionStatus(StatusModel):
 
 
 class ReleaseStatus(StatusModel):
-    """Set after the job released resources because it could not start, until it runs."""
+    """The latest release of resources by a job that could not start. Absent once the job runs, ends or is suspended."""
 
     attempts: Annotated[int, Field(ge=1)]
     """Number of consecutive releases."""
@@ -296,6 +297,6 @@ class RLHFJobStatus(StatusModel):
     """Whether other nodes see the lock of the coordinator's journal. Set only with
     runPolicy.forceCoordinatorAfterSeconds."""
     restarts: RestartStatus | None = None
-    """Counts of restarts."""
+    """Counts of failures and disruptions, and back-offs of pods."""
     release: ReleaseStatus | None = None
     """Why and until when the job has no resources."""

@@ -47,7 +47,7 @@ class OpenTelemetryTracker(ApiModel):
     """OTLP gRPC collector; http is plain text, https is TLS. If openTelemetry is unset, the coordinator's
     OTEL_EXPORTER_OTLP_ENDPOINT applies."""
     sample_share: Annotated[float, Field(ge=0, le=1, examples=[0.01])] = SAMPLE_SHARE
-    """Share of an iteration's samples that have their own spans, chosen by number; 1: all."""
+    """Share of an iteration's samples that have their own spans, chosen by a hash; 1: all."""
     headers: SecretKey | None = None
     """Secret with request headers, such as `authorization=Bearer ...`: the coordinator's OTEL_EXPORTER_OTLP_HEADERS."""
 

@@ -1,6 +1,6 @@
 """Rules for algorithms whose graph has no task in a group. The group has no workers, so other values of the fields in
-`_UNUSED` than those listed there are rejected. A job also needs a reward if its graph does, and generation workers if
-its graph generates.
+`_UNUSED` than those listed there are rejected. A job also needs a reward if its graph does. Unless it is suspended,
+it needs a generation worker if its graph generates, and else an inference worker if its graph scores.
 
 The rules come from the graphs of the registry; this module names no algorithm.
 """
@@ -34,7 +34,7 @@ _UNUSED: Final[dict[Group, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
 
 
 def of_absent_groups() -> Iterator[Rule]:
-    """Yield the rules about groups that an algorithm does not have, and about the reward."""
+    """Yield the rules about groups that an algorithm does not have, and about needed workers and rewards."""
     for group, fields in _UNUSED.items():
         names = without(group)
         for field, values in fields:

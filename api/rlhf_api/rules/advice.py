@@ -35,7 +35,7 @@ def advice(job: RLHFJob) -> list[Problem]:
 
 
 def optimizer_steps(job: RLHFJob) -> int:
-    """Return the optimizer steps of the whole job per model."""
+    """Return the optimizer steps in the whole job of a model that every iteration trains."""
     spec = job.spec
     fields = spec.algorithm.fields
     return spec.iterations * fields.epochs * (spec.rollout.batch_size // fields.mini_batch_size)
@@ -77,7 +77,7 @@ def _unequal_rounds(job: RLHFJob) -> Iterator[tuple[str, object, str]]:
 
 
 def _unshared(job: RLHFJob) -> Iterator[tuple[str, object, str]]:
-    """Yield a warning if fewer than two responses of a mini-batch share a prompt on average."""
+    """Yield a warning for sharedPrompts Enabled if a mini-batch has on average fewer than two responses to a prompt."""
     mode, same = job.spec.training.shared_prompts, same_prompt_samples(job.spec)
     if mode == "Enabled" and same < 2:
         message = (

@@ -18,7 +18,7 @@ _COUNT: Final = f"{_FIELD}.count"
 
 
 def device_problems(job: RLHFJob) -> Iterator[Problem]:
-    """Yield a problem for each field that contradicts `spec.devices`."""
+    """Yield problems of fields that contradict `spec.devices`."""
     spec = job.spec
     devices = spec.devices
     if devices is None:
@@ -68,7 +68,7 @@ def _is_dedicated(spec: RLHFJobSpec) -> bool:
 
 
 def _sizes(spec: RLHFJobSpec) -> Iterator[tuple[SizeGroup, str, Any, Any]]:
-    """Yield (group, field, value, default) of each size."""
+    """Yield (group, field, value, default) of the sizes that must be left out if they are chosen."""
     yield "Placement", "spec.placement", spec.placement, "Dedicated"
     yield "Generation", "spec.generation.replicas", spec.generation.replicas, 1
     yield "Generation", "spec.generation.parallelism.tensor", spec.generation.parallelism.tensor, 1

@@ -16,7 +16,7 @@ _DEGREES: Final = (1, 2, 4, 8, 16, 32, 64)
 
 
 def of_parallelism() -> Iterator[Rule]:
-    """Yield the rules of a generation worker's GPUs."""
+    """Yield the rules of a generation worker's GPUs and tensor degree."""
     yield Rule(
         field=_TENSOR,
         node="spec",

@@ -18,7 +18,7 @@ NO_DRAFT_TRAINED: Final = (
 
 
 def of_sharding() -> Iterator[Rule]:
-    """Yield the rules of ranks that hold parts of models."""
+    """Yield the rules of ranks that hold parts of models or of moments."""
     yield Rule(
         field=_FIELD,
         node=_PARALLELISM,

@@ -99,7 +99,7 @@ def _only_with(name: str, mode: str) -> Rule:
 
 
 MIN_TEMPERATURE: Final = 0.001
-"""Lowest temperature of random sampling."""
+"""Lowest spec.rollout.temperature of random sampling."""
 _NAME_FORM: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 

@@ -146,7 +146,7 @@ def _headers(spec: RLHFJobSpec) -> Iterator[Problem]:
 
 
 def _variables(template: object, path: str) -> Iterator[Problem]:
-    """Yield collector addresses in a template's variables that cannot be a server's."""
+    """Yield the problems of collector addresses in the environment variables of a template."""
     entries = dict(texts(template, path))
     for field, name in entries.items():
         value_field = f"{field.removesuffix('.name')}.value"
