@@ -15,7 +15,7 @@ MAX_TIMES: Final = 8
 FILLED: Final = 0.5
 """Share of the waiting time that model passes must fill to count as its cause."""
 ENOUGH: Final = 0.9
-"""Share of the gain of MAX_TIMES at which fewer workers are enough."""
+"""Share of the gain of MAX_TIMES times the workers at which fewer workers are enough."""
 
 
 class MoreWorkers(NamedTuple):

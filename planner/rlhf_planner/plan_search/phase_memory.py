@@ -61,7 +61,7 @@ def with_activations(workload: Workload, base: Estimate, settings: TrainingSetti
 
 
 def _activations(workload: Workload, settings: TrainingSettings, role: ModelRole) -> dict[str, int]:
-    """Return activations, logits and working memory of a model's first or last stage, of the one that needs more."""
+    """Return the bytes of ACTIVATIONS on a model's first or last stage, the one that needs more."""
     spec, parallelism = workload.spec, settings.parallelism
     stages, ranks = parallelism.stages_of(role), parallelism.tensor_of(role) * parallelism.context
     copies = parallelism.data * settings.micro_batch_size

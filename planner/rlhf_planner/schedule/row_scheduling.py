@@ -18,7 +18,7 @@ from rlhf_planner.schedule.table_check import check_table
 SPARES: Final = (0, 1, 2, 4, 8)
 """Micro-batches that a stage may have beyond those of 1F1B, tried in order."""
 MAX_LOOKS: Final = 4_000_000
-"""Steps visited in all tries; large tables get fewer tries, but at least one."""
+"""Approximate maximum of steps visited in all tries; large tables get fewer tries, but at least one."""
 _AFTER: Final[dict[StepKind, int]] = {"B": 0, "I": 0, "F": 1, "W": 2}
 
 

@@ -30,7 +30,7 @@ class Step:
 
 
 class ScheduleError(ValueError):
-    """The schedule is invalid for its instance. The message names the step and the broken rule."""
+    """The schedule is invalid for its instance. The message names the place and the broken rule."""
 
 
 @dataclass(frozen=True, slots=True)
