@@ -24,7 +24,7 @@ COMPUTE_BYTES: Final = {"Float32": FLOAT32_BYTES, "BFloat16": HALF_BYTES}
 OPTIMIZER_BYTES: Final = 8
 """Bytes per parameter of the two float32 AdamW moments."""
 OFFLOADED_PIECE_BYTES: Final = 64 * 2**20
-"""Bytes of moments in one transfer from host memory."""
+"""Maximum bytes of both moments in one chunk that moves between host memory and the device."""
 OFFLOADED_PIECES: Final = 2
 """Chunks that count as on the device at the same time."""
 DRAFT: Final = "draft model"
@@ -121,7 +121,7 @@ Sizes = Mapping[str, ModelSize | None]
 
 
 def reward_model(reward: GivenReward) -> str:
-    """Return the name, in sizes and parts, of the reward model that inference workers run."""
+    """Return the name of a reward model in `Sizes` and in the parts of an estimate."""
     return f"{reward.role} {reward.name}".strip()
 
 

@@ -174,7 +174,7 @@ class CostDocument(_CostEntry):
         return self.model_copy(update=update | {"layers": list(layers.values()), "device": self.device or other.device})
 
     def text(self) -> str:
-        """Return the document as JSON, without the fields that it leaves out."""
+        """Return the document as JSON, without the fields that are None."""
         return self.model_dump_json(by_alias=True, exclude_none=True, indent=1)
 
     @staticmethod

@@ -35,7 +35,10 @@ def phase_memory(workload: Workload, plan: DevicePlan) -> Mapping[Phase, Estimat
 
 
 def generation_memory(workload: Workload, plan: DevicePlan) -> Estimate:
-    """Return the memory of a device of a generation worker, with the scoring models that it has too."""
+    """Return the memory of a device of a generation worker.
+
+    It includes the scoring models without inference workers, or where colocated workers may load them.
+    """
     spec = plan.applied(workload.spec)
     decodes = decoding(spec, workload.sizes)
     if plan.inference_workers and not (plan.placement == "Colocated" and scores_too(spec)):
@@ -45,9 +48,8 @@ def generation_memory(workload: Workload, plan: DevicePlan) -> Estimate:
 
 
 def with_activations(workload: Workload, base: Estimate, settings: TrainingSettings) -> Estimate:
-    """Return the memory of a training rank with the activations of the model that needs the most, and the runtime of a
-    GPU.
-    """
+    """Return the memory of a training rank with the activations of the model that needs the most, and on a GPU its
+    runtime."""
     parts, unknown = dict(base.parts), [*base.unknown]
     largest: dict[str, int] = {}
     for role in workload.trained:

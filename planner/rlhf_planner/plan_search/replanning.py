@@ -43,7 +43,7 @@ class PlanHistory:
 
     @property
     def last(self) -> list[float]:
-        """Seconds of the last ITERATIONS iterations, oldest first."""
+        """Seconds of each of the last iterations, at most ITERATIONS, oldest first."""
         return [sum(each.values()) for each in self.measured[-ITERATIONS:]]
 
 
@@ -129,7 +129,8 @@ def _judge(history: PlanHistory, own: PlanProspect, best: PlanProspect | None, g
 
 
 def _worst_stage(history: PlanHistory) -> str:
-    """Return the stage that is off by the most seconds, as the rest of a sentence; empty without predicted stages."""
+    """Return the stage that is off by the most seconds, as the rest of a sentence; empty if no predicted stage is
+    measured."""
     middle = {
         name: median(each.get(name, 0.0) for each in history.measured[-ITERATIONS:])
         for name in history.stages

@@ -91,7 +91,7 @@ class PlanSearch:
     # ---------------------------------------------------------------- candidates
 
     def exhaustive(self, devices: int) -> list[Candidate]:
-        """Return at most BEST * SPARE of the best candidates of up to so many devices, the fastest first."""
+        """Return at most BEST * SPARE candidates of up to so many devices, with the BEST fastest ones first."""
         bounded = [
             (self._bound(placement, workers, devices), placement, workers)
             for placement in self.placements

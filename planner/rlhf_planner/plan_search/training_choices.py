@@ -61,8 +61,8 @@ class TrainingChoices:
         return self.seconds(placement, half), half.memory.total, distance, half.settings.parallelism.model_dump_json()
 
     def fitting(self, placement: Placement, ranks: int) -> Iterator[TrainingHalf]:
-        """Yield a fitting training for each layout of so many ranks and each micro-batch of MICRO_BATCH_FACTORS; only
-        the job's own where the job fixes it."""
+        """Yield a training for each layout of so many ranks and each micro-batch of MICRO_BATCH_FACTORS with which one
+        fits; only the job's own where the job fixes it."""
         if "Training" in self._workload.fixed:
             yield from self._fixed(placement, ranks)
             return

@@ -85,7 +85,7 @@ def _bisect_peak(search: Search, limit: float, low: int) -> None:
 
 
 def _descend(search: Search, walk: Walk, target: int, tries: int) -> bool:
-    """Run one walk; each time the target is met, aim 1% lower at the same temperature.
+    """Run one walk; each time the target is met, aim about 1% lower at the same temperature.
 
     Return whether the first was met.
     """

@@ -67,7 +67,8 @@ def list_schedule(
 ) -> list[Order]:
     """Return the computations of each row, in order.
 
-    `split` makes weight gradients separate steps. `first` lists pipelines by priority where two can start together.
+    `split` makes weight gradients separate steps. `first` lists pipelines by priority among steps of a kind that can
+    start together.
     """
     rows = max(rank + pipeline.width for pipeline in pipelines for rank in pipeline.stage_ranks)
     orders: list[Order] = [[] for _ in range(rows)]

@@ -76,7 +76,8 @@ class StepRecords:
         return StepRecords(*sums, error, error_steps)
 
     def regret(self, rows: int, tokens: int, seconds: float) -> float:
-        """Return the seconds by which a step took longer than the best recorded class would for as many tokens."""
+        """Return the seconds by which a step took longer than the best recorded class would for as many tokens; 0
+        without one."""
         batch = batch_class(rows)
         recorded = self.steps[batch] >= min(ENOUGH, 1.0 / (1.0 - KEPT))
         if not recorded.any():
