@@ -19,23 +19,23 @@ from rlhf_planner.schedule.simulate import instance_arrays
 
 @dataclass(frozen=True, slots=True)
 class OverlapTimes:
-    """Times of the parts of an iteration, all in the same unit."""
+    """Inputs of the comparison: times of the parts of an iteration, in one unit, and a share."""
 
     together: float
-    """Training of all models with the current table."""
+    """Time of training all models together."""
     policy: float
-    """Training of the policy only."""
+    """Time of training only the policy."""
     critics: float
-    """Training of all other models."""
+    """Time of training all other models."""
     publishing: float
     """Time from trained weights to workers that have loaded them. A replay uses it for the policy and for the critics.
     """
     finished: tuple[float, ...]
-    """Time from the first lease until each response is finished."""
+    """Times, from the first lease, at which responses reach the scoring queue of the replay."""
     apart: float
     """Time between two scores while samples are waiting to be scored."""
     latency: float = 0.0
-    """Time from a response that does not wait to its score."""
+    """Time from the end of a response that does not wait until its score."""
     late_share: float = 1.0
     """Share of `apart` that critics' tasks take, 0..1."""
 

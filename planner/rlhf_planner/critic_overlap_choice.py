@@ -16,9 +16,10 @@ from rlhf_common.json_numbers import finite_number
 from rlhf_planner.critic_overlap import OverlapTimes, overlapped, unchanged
 
 WINDOW: Final = 3
-"""Measurements remembered for each part."""
+"""Maximum number of measurements that are remembered for each part."""
 MARGIN: Final = 0.02
-"""Share of an iteration that the overlap must gain to start. It stops when it gains nothing."""
+"""Gain above which a replay starts the overlap, as a share of the iteration with the overlap. Without a gain it stops.
+"""
 REMEASURE: Final = 50
 """Iterations after which the unused way is measured again."""
 
@@ -40,23 +41,23 @@ class MeasuredOverlap:
     """Measurements of both ways. Each window has at most WINDOW measurements, newest last."""
 
     together: _Parts = ()
-    """Training of all models together, with the current table."""
+    """Training of all models together."""
     policy: _Parts = ()
     """Training of the policy only."""
     critics: _Parts = ()
     """Training of the other models during decoding."""
     quiet: tuple[float, ...] = ()
-    """Mean seconds of a decode step, per iteration, while nothing was trained."""
+    """Mean seconds of a decode step, one value per iteration without concurrent critic training."""
     beside: tuple[float, ...] = ()
-    """Mean seconds of a decode step, per iteration, while critics were trained."""
+    """Mean seconds of a decode step, one value per iteration with concurrent critic training."""
     apart: float = 0.0
     """`OverlapTimes.apart` of the last iteration that did not wait for critics."""
     latency: float = 0.0
     late_share: float = 1.0
     together_age: int = 0
-    """Iterations since all models were last trained together; until the first measurement, all iterations."""
+    """Iterations since joint training was last measured; until the first measurement, all iterations."""
     apart_age: int = 0
-    """Iterations since critics were last trained apart; until the first measurement, all iterations."""
+    """Iterations since separate critic training was last measured; until the first measurement, all iterations."""
 
     def with_together(self, tokens: float, seconds: float) -> "MeasuredOverlap":
         """Return a copy with an iteration that trained all models together."""
@@ -127,7 +128,7 @@ _PARTS: Final = ("together", "policy", "critics")
 
 @dataclass(frozen=True, slots=True)
 class SeenIteration:
-    """Times of an iteration that a replay needs, in seconds."""
+    """Facts of an iteration that a replay needs; its times are in seconds."""
 
     tokens: int
     """Prompt and response tokens that were trained on."""

@@ -1,6 +1,6 @@
 """Serializes measurements of the critics' overlap, for the job's next process and for `rlhf plan`.
 
-Rule: pure. Rejects impossible values.
+Rule: pure. Rejects missing measurements, and negative or infinite ones.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ def document(measured: MeasuredOverlap, *, faster: bool) -> dict[str, Any]:
 
 
 def read_facts(facts: Mapping[str, Any]) -> tuple[MeasuredOverlap, bool]:
-    """Return (measurements, last result of the comparison). Raises ValueError."""
+    """Return (measurements, last result of the comparison). Raises ValueError for impossible measurements."""
     measured = facts.get("measured")
     if not isinstance(measured, Mapping):
         raise ValueError(f"{JOB_KEY}.measured: {measured!r} is no mapping")

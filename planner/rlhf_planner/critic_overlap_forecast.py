@@ -23,7 +23,7 @@ class OverlapForecast:
     disabled: float
     enabled: float
     auto: bool
-    """Whether mode Auto would train critics apart."""
+    """Whether the replay of mode Auto would start the overlap."""
     assumptions: tuple[str, ...] = ()
 
 

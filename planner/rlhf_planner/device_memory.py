@@ -24,11 +24,11 @@ COMPUTE_BYTES: Final = {"Float32": FLOAT32_BYTES, "BFloat16": HALF_BYTES}
 OPTIMIZER_BYTES: Final = 8
 """Bytes per parameter of the two float32 AdamW moments."""
 OFFLOADED_PIECE_BYTES: Final = 64 * 2**20
-"""Bytes of moments in one transfer from host memory."""
+"""Maximum bytes of both moments in one chunk that moves between host memory and the device."""
 OFFLOADED_PIECES: Final = 2
 """Chunks that count as on the device at the same time."""
 DRAFT: Final = "draft model"
-"""Name of the part of an estimate that contains everything for a draft model."""
+"""Name of the part of an estimate that belongs to a draft model."""
 GIBIBYTE: Final = 2**30
 REMEDIES: Final = {
     "decoding and scoring": "lower spec.generation.maxBatchSize or spec.rollout.maxResponseTokens, or give scoring "
@@ -43,7 +43,7 @@ class ModelSize:
 
     parameters: int
     cache_values_per_token: int
-    """Keys and values of all layers for one token."""
+    """Number of key and value elements that all layers cache for one token."""
     map_widths: Mapping[str, int] = field(default_factory=dict)
     """Hugging Face name of a linear map -> inputs plus outputs, over all layers."""
     layers: int = 0
@@ -56,7 +56,7 @@ class ModelSize:
     """Number of `parameters` that belong to experts, over all layers."""
 
     def adapter_parameters(self, lora: Lora) -> int | None:
-        """Return the number of adapter parameters of this model; None if its linear maps are unknown."""
+        """Return the number of adapter parameters of this model; None if the width of a target map is unknown."""
         if not set(lora.target_modules) <= self.map_widths.keys():
             return None
         return lora.rank * sum(self.map_widths[name] for name in lora.target_modules)
@@ -64,11 +64,11 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Memory of one process, in bytes by purpose."""
+    """Estimated memory of one device, in bytes by purpose."""
 
     parts: Mapping[str, int]
     unknown: tuple[str, ...] = ()
-    """Models of unknown size."""
+    """Models of unknown size, and other parts that are not counted."""
     host: Mapping[str, int] = field(default_factory=dict)
     """Bytes of pinned host memory by purpose, for data that is copied to the device in chunks."""
 
@@ -97,7 +97,7 @@ class Budget:
 
     phases: tuple[Phase, ...]
     host: Estimate = field(default_factory=lambda: Estimate({}))
-    """Pinned host memory of one process, summed over all roles; empty without GPUs."""
+    """Pinned host memory of one process, summed over all roles; no bytes without GPUs."""
 
     @property
     def peak(self) -> Phase:
@@ -121,7 +121,7 @@ Sizes = Mapping[str, ModelSize | None]
 
 
 def reward_model(reward: GivenReward) -> str:
-    """Return the name, in sizes and parts, of the reward model that inference workers run."""
+    """Return the name of a reward model in `Sizes` and in the parts of an estimate."""
     return f"{reward.role} {reward.name}".strip()
 
 
@@ -167,7 +167,7 @@ def scores_too(spec: RLHFJobSpec) -> bool:
 
 
 def decoding(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
-    """Return the memory of the policy, the KV pool and a draft model on each device of a generation worker."""
+    """Return the memory of the policy, the KV pool and a draft model, if any, on each device of a generation worker."""
     role = graph_of(spec).policy
     policy = sizes.get(role)
     if policy is None:
@@ -186,7 +186,7 @@ def decoding(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
 
 
 def scoring(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
-    """Return the memory of the models of the scoring tasks that `sizes` lists."""
+    """Return the memory of the scoring models that `sizes` contains."""
     models, width, graph = _scored(spec), COMPUTE_BYTES[spec.compute_type], graph_of(spec)
     names = [name for name in models if name in sizes]
     parameters = {name: size.parameters for name in names if (size := sizes[name]) is not None}

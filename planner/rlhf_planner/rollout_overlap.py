@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 MEASURED: Final = 8
-"""Number of last iterations whose medians count."""
+"""Maximum number of last iterations of which the medians count."""
 
 
 @dataclass(frozen=True, slots=True)

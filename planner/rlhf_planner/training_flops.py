@@ -23,7 +23,7 @@ def active_parameters(shape: TransformerShape) -> int:
 
 
 def attention_width(shape: TransformerShape) -> int:
-    """Return the widths of all query heads of all layers."""
+    """Return the sum of the widths of all query heads of all layers."""
     return shape.layers * shape.queries
 
 

@@ -42,16 +42,16 @@ class TrainingLayout:
 
     @property
     def words(self) -> str:
-        """Fields that differ from 1, such as `pipeline 4, data 2`."""
+        """Fields that differ from those of one rank, such as `pipeline 4, data 2`."""
         return layout_words(self.parallelism)
 
     def fits(self, device_bytes: int) -> bool:
-        """Return whether all counted memory fits a device of this size."""
+        """Return whether the memory is known and fits a device of this size."""
         return not self.memory.unknown and self.memory.total <= device_bytes
 
 
 def layout_words(parallelism: TrainingParallelism) -> str:
-    """Return the fields of a layout that differ from 1, such as `pipeline 4, data 2`."""
+    """Return the fields of a layout that differ from those of one rank, such as `pipeline 4, data 2`."""
     fields = ("pipeline", "data", "context", "tensor", "shard", "expert")
     named = [f"{name} {value}" for name in fields if (value := getattr(parallelism, name)) > 1]
     critic = parallelism.critic_tensor
@@ -173,7 +173,7 @@ def _possible(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> Iterator[TrainingP
 
 
 def _with_critics(spec: RLHFJobSpec, parallelism: TrainingParallelism) -> Iterator[TrainingParallelism]:
-    """Yield a layout, and a variant with the job's tensor size for critics if that differs."""
+    """Yield a layout, and a variant with the job's tensor size for critics if it differs and divides a copy's ranks."""
     critic = spec.training.parallelism.critic_tensor
     if critic != parallelism.tensor:
         yield parallelism
@@ -182,7 +182,8 @@ def _with_critics(spec: RLHFJobSpec, parallelism: TrainingParallelism) -> Iterat
 
 
 def _with_experts(spec: RLHFJobSpec, sizes: Sizes, parallelism: TrainingParallelism) -> Iterator[TrainingParallelism]:
-    """Yield a layout for every number of data ranks that can divide the experts of all trained models."""
+    """Yield a layout for every number, above 1, of data and context ranks that can divide the experts of all trained
+    models."""
     counts = [0 if (size := sizes.get(role)) is None else size.experts for role in graph_of(spec).trained]
     for expert in _divisors(parallelism.data * parallelism.context)[1:]:
         if all(count and count % expert == 0 for count in counts):

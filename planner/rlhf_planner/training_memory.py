@@ -30,7 +30,7 @@ CHOICE_BYTES: Final = 44
 HEADS_NORMED: Final = ("qwen3", "qwen3_moe")
 """Families that norm queries and keys."""
 FOUR_NORMS: Final = ("gemma2",)
-"""Families with a norm before and after each block, and soft caps, which only written-out attention has."""
+"""Families with a norm before and after each block, and with soft caps, for which attention is written out."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class StageTraining:
 
     @property
     def parameters(self) -> int:
-        """Return the parameters of this stage."""
+        """Return the parameters of this stage, without norms and biases."""
         return self.layers_parameters + self.embedding_parameters
 
 

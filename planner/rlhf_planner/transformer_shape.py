@@ -72,7 +72,7 @@ class TransformerShape:
 def shape_of(config: Mapping[str, Any]) -> TransformerShape:
     """Return the shape from a config.json.
 
-    Raises KeyError, TypeError, ValueError or OverflowError (Infinity) for a missing or wrong value.
+    Raises KeyError, TypeError, ValueError or ArithmeticError (such as for Infinity) for a missing or wrong value.
     """
     heads = int(config["num_attention_heads"])
     if heads < 1:

@@ -16,7 +16,7 @@ from rlhf_planner.explain.iteration_profile import StepFacts
 from rlhf_planner.inter_stage.fitted_costs import non_negative
 
 MIN_STEPS: Final = 8
-"""Steps that a record needs to be used in a fit."""
+"""Minimum steps of a record that is used in a fit."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class DecodeCosts:
     paces: dict[str, float]
     """Worker -> pace: the factor by which its steps take longer, from 1/10 to 100."""
     largest: float
-    """Largest mean number of rows of the steps that were used."""
+    """Mean rows per step of the record with the largest batches, among the records that were used."""
 
     def seconds(self, rows: float, keys: float) -> float:
         """Return the seconds of a step of `rows` samples with `keys` keys each."""
@@ -37,7 +37,7 @@ class DecodeCosts:
 
 
 def decode_costs(steps: Sequence[StepFacts]) -> DecodeCosts | None:
-    """Return the costs fitted to the steps; None if too few were recorded."""
+    """Return the costs fitted to the steps; None if no record can be used."""
     enough = [row for row in steps if row.steps >= MIN_STEPS and row.seconds > 0 and row.rows > 0]
     usable = [row for row in enough if not row.verified] or enough
     if not usable:
@@ -52,7 +52,8 @@ def decode_costs(steps: Sequence[StepFacts]) -> DecodeCosts | None:
 def worker_paces(steps: Sequence[StepFacts]) -> dict[str, float]:
     """Return each worker's step time relative to the median worker, for steps of similar batch size.
 
-    With two workers the faster one is the reference.
+    With an even number of workers the faster of the two in the middle is the reference. A worker without a comparison
+    has 1.
     """
     by_size: dict[int, list[StepFacts]] = {}
     for row in steps:

@@ -9,7 +9,7 @@ from rlhf_planner.explain.iteration_profile import IterationProfile
 MIN_SHARE: Final = 0.03
 """Share of an iteration below which a loss is noise and no finding."""
 MAX_CHARACTERS: Final = 400
-"""Maximum length of a finding in characters."""
+"""Maximum length of a finding's text in characters."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Finding:
     seconds: float
     """Seconds per iteration: the gain if known, otherwise the time spent, part of which may be necessary."""
     share: float
-    """`seconds` as a share of the iteration, 0..1."""
+    """`seconds` as a share of a mean iteration."""
     summary: str
     """Description of the loss, with numbers."""
     field: str = ""
@@ -28,7 +28,7 @@ class Finding:
     value: str = ""
     """Suggested value of the field."""
     remedy: str = ""
-    """Suggestion where no field helps."""
+    """Suggestion where no field helps; may be empty."""
     gain: float | None = None
     """Factor by which an iteration would be faster; None if unknown."""
     how: str = ""
@@ -66,7 +66,8 @@ def gained(
     value: str = "",
     remedy: str = "",
 ) -> Finding | None:
-    """Return the finding that a mean iteration would save `saved` seconds; None if that is noise."""
+    """Return the finding that a mean iteration would save `saved` seconds; None if that is noise, or without iteration
+    time."""
     total = mean_total(facts)
     if total <= 0 or saved < MIN_SHARE * total:
         return None
@@ -86,8 +87,7 @@ def spent(
     remedy: str = "",
 ) -> Finding | None:
     """Return the finding that a mean iteration spends `seconds` on a cause whose gain is unknown; None if that is
-    noise.
-    """
+    noise, or without iteration time."""
     total = mean_total(facts)
     if total <= 0 or seconds < MIN_SHARE * total:
         return None

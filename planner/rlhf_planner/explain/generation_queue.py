@@ -12,7 +12,7 @@ from rlhf_planner.explain.iteration_profile import IterationProfile, SampleFacts
 from rlhf_planner.explain.replays import generation, meets
 
 WAITS: Final = 0.1
-"""Share of generation time: if the last sample is leased later than this, samples wait for a row."""
+"""Share of generation time. Samples count as waiting for a row if the last one is leased at this share or later."""
 
 
 class QueuedGeneration(NamedTuple):
@@ -27,9 +27,9 @@ class QueuedGeneration(NamedTuple):
     """Seconds until the last sample was leased."""
 
     def share(self, rows: int, workers: int) -> float:
-        """Return the share of generation time that remains with this many rows per worker and workers.
+        """Return the share of generation time that remains with `rows` rows on each of `workers` workers.
 
-        New workers are as fast as the median one.
+        New workers have pace 1.
         """
         paces = self.paces + [1.0] * (workers - len(self.paces))
         return max(generation(self.samples, self.costs, rows, paces)) / self.replayed

@@ -28,7 +28,8 @@ class RecordedFacts(BaseModel):
 
 
 class SampleFacts(RecordedFacts):
-    """Columns [n] in the order of the batch: when each sample was leased, finished and scored, and its lengths."""
+    """Columns [n] in the order of the batch: when each sample was first leased, finished and scored, its lengths and
+    its worker."""
 
     prompts: Column
     """Prompt tokens."""
@@ -133,7 +134,7 @@ class IterationProfile(RecordedFacts):
     )
     """Metrics of the ranks; findings read bubble_share."""
     evaluation_waited: Seconds | None = None
-    """Seconds in which the iteration waited only for an evaluation; None without one."""
+    """Seconds of waiting only for the evaluation that is recorded with the iteration; None without one."""
     returned: Count = 0.0
     """Decode leases after which the sample was queued again."""
 

@@ -16,7 +16,7 @@ SHOWN: Final = 3
 
 
 def explain(facts: Sequence[IterationProfile]) -> list[Finding]:
-    """Return the findings of these iterations (oldest first).
+    """Return the findings of iterations, the largest loss first. `facts` are the iterations, oldest first.
 
     The list is empty if no loss is large enough, or nothing was recorded.
     """

@@ -15,7 +15,7 @@ from rlhf_planner.explain.iteration_profile import SampleFacts
 TOLERANCE: Final = 0.15
 """Largest relative difference between a replay and the measurement."""
 PREFETCH_SHARE: Final = 8
-"""Each worker has 1/8 more samples than it decodes at once, as in the coordinator's dispatch."""
+"""A worker gets 1/8 more samples than it decodes at once, at least one more, as in the coordinator's dispatch."""
 
 
 def meets(replayed: float, measured: float) -> bool:

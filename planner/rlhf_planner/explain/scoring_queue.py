@@ -11,11 +11,11 @@ from rlhf_planner.explain.iteration_profile import IterationProfile, SampleFacts
 from rlhf_planner.explain.replays import meets, scoring_end, scoring_latency, scoring_rate
 
 MAX_TIMES: Final = 8
-"""Largest factor of inference workers that is suggested."""
+"""Largest factor on the number of inference workers that is suggested."""
 FILLED: Final = 0.5
 """Share of the waiting time that model passes must fill to count as its cause."""
 ENOUGH: Final = 0.9
-"""Share of the gain of MAX_TIMES at which fewer workers are enough."""
+"""Share of the gain of MAX_TIMES times the workers at which fewer workers are enough."""
 
 
 class MoreWorkers(NamedTuple):

@@ -24,7 +24,8 @@ MIN_GAIN: Final = 0.05
 MAX_MOVES: Final = 8
 """Maximum moves in one result."""
 CANDIDATES: Final = 8
-"""Samples tried per worker, by expected remaining tokens: its longest, and others at even distances."""
+"""Maximum samples that are tried for each move: the longest by expected remaining tokens, and others at even distances.
+"""
 
 
 class Reallocation(NamedTuple):
@@ -79,7 +80,7 @@ class _Load:
         return self.curve.tokens_per_second(len(self.samples))
 
     def movable(self, moved: Collection[int]) -> list[tuple[TailSample, float]]:
-        """Return the samples that have not moved yet, those with the most expected remaining tokens first."""
+        """Return (sample, expected remaining tokens) of the samples that have not moved yet, the longest first."""
         free = [pair for sample, pair in sorted(self.samples.items()) if sample not in moved]
         return sorted(free, key=lambda pair: -pair[1])
 

@@ -25,15 +25,15 @@ MIN_GAIN: Final = 0.03
 MAX_DRAWS: Final = 32
 """Maximum number of batches drawn."""
 SAMPLES_DRAWN: Final = 4096
-"""Approximate number of samples in all draws together; at least one batch is drawn."""
+"""Approximate maximum of samples in all draws together; at least one batch is drawn."""
 SHARES: Final = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55, 0.75)
 """Thresholds that are tried first, as shares of the batch."""
 GLANCED: Final = 16384
-"""Approximate samples times workers times draws in a first look at a plan; at least one draw."""
+"""Approximate maximum of samples times workers times draws in a first look at a plan; at least one draw."""
 MAX_TRIED: Final = 64
 """Samples times workers up to which every plan is tried."""
 TIE: Final = 0.005
-"""Relative difference below which plans count as equal.
+"""Relative difference up to which plans count as equal.
 
 Among equal plans the one at a third of them, by threshold, is chosen.
 """
@@ -124,8 +124,8 @@ def _words(threshold: int, pool: int, setup: IterationSetup) -> str:
 
 
 def _search(trial: _Trial) -> None:
-    """Search a coarse grid, the best pool of each threshold on all draws, and neighbours of the best; or try all
-    plans."""
+    """Simulate the plans worth trying: all plans of a small iteration, otherwise a coarse grid and neighbours of its
+    best."""
     setup = trial.setup
     if setup.batch * setup.generation_workers <= MAX_TRIED:
         for threshold in range(1, setup.batch):
@@ -155,9 +155,8 @@ def _coarse(threshold: int, trial: _Trial) -> Iterable[int]:
 
 
 def _pools(threshold: int, trial: _Trial, wanted: Iterable[int]) -> list[int]:
-    """Return the pools in `wanted`, raised to the smallest that can hold so many samples; all smaller than all
-    workers.
-    """
+    """Return the pools in `wanted`, each raised to the smallest pool that can hold `threshold` samples. Pools of all
+    workers are left out."""
     least = trial.costs.least_pool(threshold, trial.longest)
     return sorted({max(least, pool) for pool in wanted if max(least, pool) < trial.setup.generation_workers})
 
@@ -207,7 +206,7 @@ class _Trial:
         return math.fsum(self._all(threshold, pool)) / len(self._generations)
 
     def glance(self, threshold: int, pool: int) -> float:
-        """Return the mean over as many draws as can be simulated quickly."""
+        """Return the mean seconds of a plan over as many draws as can be simulated quickly."""
         size = self.setup.batch * self.setup.generation_workers
         draws = max(1, min(len(self._generations), GLANCED // size))
         return math.fsum(self.seconds(threshold, pool, draw) for draw in range(draws)) / draws

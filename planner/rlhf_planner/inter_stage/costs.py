@@ -44,7 +44,7 @@ NEAR_FLAT: Final = 1.25
 batch.
 """
 SCORE_BATCH: Final = 16
-"""Default number of samples that a worker scores in one pass."""
+"""Default maximum of samples that a worker scores in one pass."""
 LEASE_COMMANDS: Final = 0.5
 """Cost of leasing a sample again, in commands with their replies."""
 MOVES_AT_ONCE: Final = 4
@@ -57,14 +57,14 @@ class StageCosts:
 
     decode: DecodeLines
     max_batch_size: int
-    """Samples that a generation worker decodes at once."""
+    """Maximum samples that a generation worker decodes at once."""
     prefill: PassFormula = NO_COST
     score: PassFormula = NO_COST
     """Cost of all scoring tasks of a sample together."""
     score_batch: int = SCORE_BATCH
-    """Maximum samples scored in one pass; 1 in a deterministic job."""
+    """Maximum samples scored in one pass."""
     wake_seconds: float = 0.0
-    """Seconds until a released generation worker can score: loads models from host memory, fetches trained weights."""
+    """Seconds until a released generation worker can score, for example to load models from host memory."""
     kv_bytes_per_token: float = 0.0
     kv_room_bytes: float | None = None
     """Bytes for KV caches on one worker; None means unlimited."""
@@ -102,7 +102,7 @@ class StageCosts:
         """Return costs fitted to measured times.
 
         `tasks` maps the name of a scoring task to its times. `others` are further fields of this class. Raises
-        ValueError for an impossible value, or without decode times.
+        ValueError for an impossible time or batch size, or without decode times.
         """
         works = [PassFormula.fitted(times) for times in (tasks or {}).values()]
         score = PassFormula(
@@ -129,7 +129,7 @@ class StageCosts:
 
     @cached_property
     def token_tables(self) -> tuple[Floats, Floats]:
-        """(base, slope) of one token of every sample, by batch size. With drafts a step generates several tokens."""
+        """(base, slope) of one token of every sample, by batch size. With drafts a step may generate several tokens."""
         if not self.speculation:
             return self.step_tables
         tokens, cost = self._speculation_factors
@@ -168,7 +168,7 @@ class StageCosts:
         return float(base[at] + slope[at] * context) if at else 0.0
 
     def step_seconds(self, batch: int, context: float) -> float:
-        """Return the seconds between two step boundaries of such a batch, including drafts."""
+        """Return the seconds of one step of `batch` samples with `context` keys each, including drafts."""
         plain = self.decode_seconds(batch, context)
         if not self.speculation:
             return plain
@@ -289,7 +289,8 @@ class StageCosts:
 
     @cached_property
     def saturation_batch(self) -> int:
-        """BS_max: the largest batch in which a token takes at most NEAR_FLAT times as long as in a batch of one."""
+        """BS_max: the largest batch up to which a token takes at most NEAR_FLAT times as long as in a batch of one, at
+        512 keys."""
         base, slope = self.token_tables
         context = 512.0  # keys
         steps = base[1:] + slope[1:] * context
@@ -305,7 +306,7 @@ class StageCosts:
     def kv_rows(self, longest: int) -> int:
         """Return how many samples of `longest` tokens fit into one worker's KV pool.
 
-        At least 1; max_batch_size where the room is unlimited.
+        At least 1; max_batch_size where the memory is unlimited or a token needs none.
         """
         if self.kv_room_bytes is None or self.kv_bytes_per_token <= 0:
             return self.max_batch_size
@@ -328,7 +329,10 @@ class StageCosts:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> StageCosts:
-        """Return the costs that `document` wrote. Raises ValueError for a missing or unknown field or a wrong value."""
+        """Return the costs that `document` wrote.
+
+        Raises ValueError for an unknown field, without a required field, or for a value that is no finite number.
+        """
         names = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(document) - names)
         if unknown:
@@ -350,7 +354,7 @@ class StageCosts:
 
 
 def _check_numbers(field: str, value: object) -> None:
-    """Raise ValueError unless a value of JSON holds numbers and bools only, in lists and objects of any depth."""
+    """Raise ValueError unless a JSON value has only finite numbers and bools, in lists and objects of any depth."""
     if isinstance(value, Mapping):
         for name, part in value.items():
             _check_numbers(f"{field}.{name}", part)

@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 from rlhf_planner.inter_stage.costs import Transfer
 
 PREFETCH_SHARE = 8
-"""Each worker has 1/8 more samples than it decodes at once, as in the coordinator's dispatch of generation."""
+"""A worker gets 1/8 more samples than it decodes at once, at least one more, as in the coordinator's dispatch of
+generation."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class IterationSetup:
 
     generation_workers: int
     inference_workers: int
-    """Number of dedicated inference workers; 0 means that generation workers score once they are released."""
+    """Number of dedicated inference workers; with 0, only released generation workers score."""
     prompts: Sequence[int]
     """Prompt tokens of each sample of the batch, in the order of leases."""
     lines: Sequence[int] = ()
@@ -81,20 +82,21 @@ class Forecast:
     generation_seconds: float
     """Seconds until the last sample is generated."""
     scoring_seconds: float
-    """Seconds from then until the last sample is scored."""
+    """Seconds from the end of generation until the last sample is scored."""
     threshold: int
     """Threshold R_t in samples; 0 means no fusion."""
     pool: int
     """Number of workers that decode the tail; all workers without fusion."""
     threshold_seconds: float | None
-    """Seconds until the tail was consolidated; None if it was not."""
+    """Seconds until the threshold was reached; None without fusion."""
     moved: int
     moved_by_kv: int
     moved_bytes: float
     released: tuple[float | None, ...]
     """Seconds until each generation worker could score; None if it never could."""
     idle: tuple[float, ...]
-    """Share of `seconds` in which each worker neither decoded nor scored; dedicated inference workers last."""
+    """Share of `seconds` in which each worker neither prefilled, decoded nor scored; dedicated inference workers last.
+    """
     decode_busy: float
     """Total seconds that workers decoded and prefilled."""
     score_busy: float

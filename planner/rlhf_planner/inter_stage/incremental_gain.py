@@ -52,7 +52,8 @@ class PassSums:
         self.products += tokens * seconds
 
     def fitted(self) -> PassFormula:
-        """Return the least-squares fit with non-negative coefficients. Without passes or tokens all costs are zero."""
+        """Return the least-squares line, limited to non-negative coefficients. Without passes or tokens all costs are
+        zero."""
         if not self.passes or not self.tokens:
             return PassFormula()
         spread = self.passes * self.squares - self.tokens**2
@@ -228,7 +229,7 @@ class _Queue:
         return max(math.nextafter(moment, math.inf), min(self.next_finished, float(there.min())))
 
     def _ready(self, moment: float) -> Ints:
-        """Return [n] tokens of each unfinished sample in whole blocks."""
+        """Return the tokens [n] of each sample at `moment`, without the last one, in whole blocks."""
         grown = np.floor((moment - self._trace.begun) / np.maximum(self._pace, 1e-12) + 1e-6)
         lengths = np.where(grown >= 0, self._trace.prompts + np.minimum(grown, self._trace.responses), 0)
         answer: Ints = (np.maximum(lengths - 1, 0) // self._step * self._step).astype(np.int64)

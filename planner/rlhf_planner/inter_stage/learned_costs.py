@@ -63,7 +63,7 @@ def _move(work: ObservedWork) -> ObservedMove:
 
 
 def _ratios(profile: StageCosts, observed: Iterable[ObservedWork]) -> Iterable[tuple[Kind, float]]:
-    """Yield the ratio, within limits, of every kind of work except decoding."""
+    """Yield (kind, ratio within limits) of every observed kind of work except decoding."""
     seconds: dict[Kind, tuple[float, float]] = {}
     for work in observed:
         if work.kind != "decode":

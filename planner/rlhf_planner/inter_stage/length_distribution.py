@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 
 PRIOR_SAMPLES: Final = 256
 PRIOR_MEDIAN: Final = 1 / 8
-"""Prior median as a share of the limit. The prior is log-normal; one response in a hundred reaches the limit."""
+"""Prior median as a share of the limit. The prior is log-normal; about one response in a hundred reaches the limit."""
 PRIOR_P99: Final = 2.3263
 """Standard deviations to the 99th percentile of a normal distribution."""
 TABLE: Final = np.linspace(-8.0, 8.0, 8001)
@@ -75,7 +75,7 @@ class LengthDistribution:
         return cls(lengths[possible], probability[possible] / probability.sum())
 
     def quantile(self, probability: Floats) -> Ints:
-        """Return the lengths, int64 [n], below which these shares (0..1, float64 [n]) lie."""
+        """Return the quantiles at these shares (0..1, float64 [n]): lengths, int64 [n]."""
         return self.lengths[np.minimum(np.searchsorted(self._total, probability, side="right"), len(self.lengths) - 1)]
 
     def scores(self, lengths: Ints) -> Floats:
@@ -119,7 +119,7 @@ class LengthDistribution:
 
 
 def prior_distribution(limit: int) -> LengthDistribution:
-    """Return a log-normal distribution with median PRIOR_MEDIAN of the limit and its 99th percentile at the limit."""
+    """Return a log-normal distribution, cut off at its 99th percentile, `limit`; the median is PRIOR_MEDIAN of it."""
     sigma = math.log(1 / PRIOR_MEDIAN) / PRIOR_P99
     middles = (np.arange(PRIOR_SAMPLES) + 0.5) / PRIOR_SAMPLES
     lengths = limit * PRIOR_MEDIAN * np.exp(sigma * normal_quantile(middles))

@@ -34,7 +34,7 @@ MAX_SAMPLES: Final = 16_384
 BANDS: Final = 4
 """Maximum number of bands of prompt length."""
 MIN_IN_BAND: Final = 64
-"""Minimum of the mean samples per band."""
+"""Minimum mean samples per band, where there are several bands."""
 CORRELATION: Final = 0.1
 """Absolute rank correlation of prompt and response lengths below which prompt lengths are not used."""
 DRIFT_LEVEL: Final = 1.63
@@ -42,7 +42,7 @@ DRIFT_LEVEL: Final = 1.63
 TILT: Final = 0.1
 """Rounding of prompt effects in standard deviations, so that similar samples share a distribution."""
 MIN_DRIFT: Final = 0.15
-"""Distance below which no batch is forgotten."""
+"""Kolmogorov-Smirnov distance up to which a batch does not count as drift."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class LengthModel:
         return answer
 
     def _quantiles(self, generator: np.random.Generator, count: int, lines: Ints) -> Floats:
-        """Return [n] quantiles, correlated for samples of one prompt."""
+        """Return [n] quantiles, correlated for samples of one prompt if prompts are informative."""
         if not self.by_prompt.share or not len(lines):
             return generator.random(count)
         names, where = np.unique(lines, return_inverse=True)
@@ -206,7 +206,7 @@ class LengthModel:
 
     @cached_property
     def _edges(self) -> Ints:
-        """Longest prompts of all bands but the last."""
+        """Longest prompt, in tokens, of each band but the last."""
         prompts, _, _ = self._all
         bands = min(BANDS, len(prompts) // MIN_IN_BAND)
         if bands < 2 or abs(self.correlation) < CORRELATION:
@@ -237,7 +237,7 @@ class LengthModel:
 
 
 def _drift(window: tuple[LengthBatch, ...], new: LengthBatch) -> tuple[float, bool]:
-    """Return (Kolmogorov-Smirnov distance of `new` to the window, whether it exceeds randomness)."""
+    """Return (Kolmogorov-Smirnov distance of `new` to the window, whether it counts as drift)."""
     if not window:
         return 0.0, False
     old = np.sort(np.concatenate([batch.responses for batch in window]))

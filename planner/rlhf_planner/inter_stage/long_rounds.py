@@ -33,9 +33,9 @@ from rlhf_planner.inter_stage.simulated_tail import threshold_state
 JOB_KEY: Final = "longRounds"
 """Key in the journal's job facts: the reason of the last choice."""
 SAMPLES_DRAWN: Final = 32_768
-"""Approximate number of samples in all draws together."""
+"""Approximate maximum of samples in all draws together; at least MIN_DRAWS are made."""
 MIN_DRAWS: Final = 3
-"""Fewest draws, which a standard error needs."""
+"""Minimum number of draws, so that there is a standard error."""
 MAX_DRAWS: Final = 16
 
 
@@ -105,9 +105,9 @@ class Round(NamedTuple):
 def choose_rounds(
     model: LengthModel, setup: PeriodSetup, costs: StageCosts, iterations: int, seed: int = 0
 ) -> RoundsChoice:
-    """Return the surplus with most trained samples per second over a period.
+    """Return the choice of the surplus with the largest gain over a period; 0 if no gain is above the margin.
 
-    Only periods that fit into so many `iterations` count. Raises ValueError if nothing can be simulated.
+    Only periods that fit into so many `iterations` count. Raises ValueError if a round cannot be simulated.
     """
     surpluses = possible_surpluses(setup.batch, iterations)
     trial = _PeriodTrial(model, setup, costs, surpluses, seed)
@@ -164,7 +164,10 @@ def simulate_round(
 
 
 def _cut(finish: Floats, decoded: Ints, shortest: Ints, setup: PeriodSetup) -> tuple[Ints, float]:
-    """Return the prompts that remain, and the time of the cut. All arrays are [prompts, samples per prompt]."""
+    """Return the prompts that remain, and the time of the cut.
+
+    `finish` and `decoded` are [prompts, samples per prompt]; `shortest` is [batch].
+    """
     done = finish.max(axis=1)
     if setup.cut_by == "Clock":
         first = np.argsort(done, kind="stable")[: setup.batch]
@@ -247,7 +250,7 @@ class _PeriodTrial:
         return total
 
     def _round(self, lengths: Ints, members: Sequence[int]) -> Round:
-        """Return the round of these prompts; its seconds include training."""
+        """Return the round of these prompts; its seconds are those of the whole iteration."""
         layout, rows = self._layout(members), np.asarray(members)
         played = simulate_round(lengths[rows], self.setup, layout, self.costs, self._plan(len(rows)), self.model)
         return played._replace(seconds=self.setup.seconds(played.seconds))

@@ -36,7 +36,7 @@ class ObservedMove(NamedTuple):
     paused: bool
     """Whether `seconds` is the pause in which no worker decoded them. Otherwise it is the whole move."""
     waits: float
-    """How many times the fixed part was paid."""
+    """Number of times that the fixed part was paid."""
     tokens: float
     """Total tokens of all samples."""
     seconds: float

@@ -42,7 +42,7 @@ class DecodedSteps(NamedTuple):
 
 
 def tells(steps: float, expected: float) -> bool:
-    """Return whether an interval of `steps` steps with these `expected` seconds is informative."""
+    """Return whether an interval of `steps` steps, expected to take `expected` seconds each, is informative."""
     return steps >= MIN_STEPS or steps * expected >= MIN_SECONDS
 
 
@@ -53,7 +53,7 @@ class ObservedStep(NamedTuple):
     octave: int
     """Octave of the context, which is from 2^octave to twice that."""
     contended: bool
-    """Whether another generation worker scored at the same time."""
+    """Whether another generation worker scored during at least CONTENDED_SHARE of each interval."""
     context: float
     """Mean keys per sample."""
     seconds: float

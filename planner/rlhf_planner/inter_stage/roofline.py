@@ -23,7 +23,7 @@ ROOM_SHARE: Final = 0.9
 
 @dataclass(frozen=True)
 class Device:
-    """One device of a worker, with the efficiency that engines reach on it."""
+    """One device of a worker, with the rates that engines are assumed to reach on it."""
 
     name: str
     memory_bandwidth: float

@@ -101,7 +101,7 @@ def simulated_tail(
 def released_at(
     end: float, tail: ConsolidatedTail | None, setup: IterationSetup, costs: StageCosts
 ) -> list[float | None]:
-    """Return the time at which each generation worker scores, if it does; all have nothing to decode after `end`."""
+    """Return the time from which each generation worker can score; None if it does not. Decoding ends by `end`."""
     if tail is not None:
         return [min(moment, end) + costs.wake_seconds for moment in tail.free]
     return [None if setup.inference_workers else end + costs.wake_seconds] * setup.generation_workers

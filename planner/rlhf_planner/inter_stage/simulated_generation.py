@@ -180,7 +180,7 @@ class _ContinuousBatching:
             timeline.relative[sample] = keys
 
     def _end(self, timeline: WorkerTimeline) -> int:
-        """Remove and return the row that ends first."""
+        """Remove the row that ends first, record its end, and return its sample."""
         _, sample = heapq.heappop(timeline.rows)
         keys = timeline.relative.pop(sample)
         if not self._padded:

@@ -23,7 +23,7 @@ class SimulatedScoring(NamedTuple):
     busy: dict[int, float]
     """Worker -> seconds of scoring."""
     passes: list[tuple[int, float, float, int]]
-    """(worker, start, end, samples)."""
+    """(worker, start, end, number of samples) of each pass."""
 
 
 def score(arrivals: Floats, tokens: Floats, available: Mapping[int, float], costs: StageCosts) -> SimulatedScoring:

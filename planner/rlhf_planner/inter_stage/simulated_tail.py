@@ -167,7 +167,8 @@ def _join(
     costs: StageCosts,
     finish: Floats,
 ) -> Piece:
-    """Write the finish times of all samples that a pool worker decodes once `arriving` have arrived."""
+    """Write the finish times of all samples that a pool worker decodes once `arriving` have arrived; return its
+    decoding."""
     worker = arriving[0].destination
     moment, steps = generation.timelines[worker].boundary(max(move.end for move in arriving))
     own = np.flatnonzero((generation.worker == worker) & (generation.finish > moment + 1e-12))

@@ -22,7 +22,10 @@ from rlhf_planner.inter_stage.length_distribution import Ints
 from rlhf_planner.inter_stage.lengths import LengthModel
 
 MIN_BETA: Final = 1e-9
-"""Minimum seconds per row and token, so that samples are spread evenly where batch size has no cost."""
+"""Minimum cost of a further row, as a share of a token's seconds in a batch of one.
+
+It spreads samples evenly where the batch size has no cost.
+"""
 
 
 @dataclass(frozen=True)

@@ -28,14 +28,14 @@ from rlhf_planner.plan_search.cost_figures import (
 COSTS_FILE: Final = "costs.json"
 """Name of the document in a run folder."""
 RATES: Final = ("memory_bandwidth", "flops", "host_bandwidth", "devices_per_node")
-"""Figures of which the larger one is faster."""
+"""Figures for which a larger value is faster."""
 FIGURES: Final = (*RATES, "layer_seconds", "stage_seconds", "start_seconds", "optimizer_seconds")
 """Single figures of a document and of PlanCosts."""
 LINKS: Final = ("inside", "between")
 
 
 class CostDocumentError(ValueError):
-    """A document that states no valid costs; the message names the field and the value."""
+    """An invalid document of costs; the message names the field."""
 
 
 class _CostEntry(BaseModel):
@@ -82,7 +82,7 @@ class _LayerEntry(_CostEntry):
         return LayerProfile(self.role, self.tensor, tuple(sorted(points.items())), self.source, self.part)
 
     def merged(self, other: _LayerEntry) -> _LayerEntry:
-        """Return the shorter time of each number of tokens."""
+        """Return the entry with the shorter time for each number of tokens."""
         points = dict(other.profile.points)
         for tokens, seconds in self.profile.points:
             points[tokens] = min(seconds, points.get(tokens, seconds))
@@ -174,7 +174,7 @@ class CostDocument(_CostEntry):
         return self.model_copy(update=update | {"layers": list(layers.values()), "device": self.device or other.device})
 
     def text(self) -> str:
-        """Return the document as JSON, without the fields that it leaves out."""
+        """Return the document as JSON, without the fields that are None."""
         return self.model_dump_json(by_alias=True, exclude_none=True, indent=1)
 
     @staticmethod

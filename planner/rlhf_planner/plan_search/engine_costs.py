@@ -19,7 +19,7 @@ from rlhf_planner.plan_search.cost_figures import FigureSource, PlanCosts, weake
 from rlhf_planner.plan_search.workload import ModelFacts, Workload
 
 ENGINE_SUMS = 2
-"""Sums per layer in a tensor group of a forward pass."""
+"""Sums over a tensor group, per layer of a forward pass."""
 
 
 def engine_costs(

@@ -46,7 +46,7 @@ class TrainingHalf:
     settings: TrainingSettings
     times: TrainingTimes
     memory: Estimate
-    """Memory of a rank. A search without a device's memory leaves out activations."""
+    """Memory of a rank. Layouts that a search tries without a device's memory leave out activations."""
 
 
 @dataclass(frozen=True)

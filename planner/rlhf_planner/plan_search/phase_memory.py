@@ -35,7 +35,10 @@ def phase_memory(workload: Workload, plan: DevicePlan) -> Mapping[Phase, Estimat
 
 
 def generation_memory(workload: Workload, plan: DevicePlan) -> Estimate:
-    """Return the memory of a device of a generation worker, with the scoring models that it has too."""
+    """Return the memory of a device of a generation worker.
+
+    It includes the scoring models without inference workers, or where colocated workers may load them.
+    """
     spec = plan.applied(workload.spec)
     decodes = decoding(spec, workload.sizes)
     if plan.inference_workers and not (plan.placement == "Colocated" and scores_too(spec)):
@@ -45,9 +48,8 @@ def generation_memory(workload: Workload, plan: DevicePlan) -> Estimate:
 
 
 def with_activations(workload: Workload, base: Estimate, settings: TrainingSettings) -> Estimate:
-    """Return the memory of a training rank with the activations of the model that needs the most, and the runtime of a
-    GPU.
-    """
+    """Return the memory of a training rank with the activations of the model that needs the most, and on a GPU its
+    runtime."""
     parts, unknown = dict(base.parts), [*base.unknown]
     largest: dict[str, int] = {}
     for role in workload.trained:
@@ -61,7 +63,7 @@ def with_activations(workload: Workload, base: Estimate, settings: TrainingSetti
 
 
 def _activations(workload: Workload, settings: TrainingSettings, role: ModelRole) -> dict[str, int]:
-    """Return activations, logits and working memory of a model's first or last stage, of the one that needs more."""
+    """Return the bytes of ACTIVATIONS on a model's first or last stage, the one that needs more."""
     spec, parallelism = workload.spec, settings.parallelism
     stages, ranks = parallelism.stages_of(role), parallelism.tensor_of(role) * parallelism.context
     copies = parallelism.data * settings.micro_batch_size

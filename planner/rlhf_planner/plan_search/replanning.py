@@ -19,7 +19,7 @@ from typing import Final
 DRIFT_SHARE: Final = 0.2
 """Share of the predicted seconds by which an iteration may be off."""
 ITERATIONS: Final = 3
-"""Measured iterations between two decisions, at least."""
+"""Minimum number of measured iterations between two decisions."""
 GAIN_OVER_COST: Final = 3.0
 """Seconds that another plan must save over the iterations left, for each second of the restart."""
 DECISIVE: Final = ("generate", "score", "train")
@@ -43,7 +43,7 @@ class PlanHistory:
 
     @property
     def last(self) -> list[float]:
-        """Seconds of the last ITERATIONS iterations, oldest first."""
+        """Seconds of each of the last iterations, at most ITERATIONS, oldest first."""
         return [sum(each.values()) for each in self.measured[-ITERATIONS:]]
 
 
@@ -70,11 +70,11 @@ class ReplanVerdict:
     gain_seconds: float
     """Predicted seconds that the other plan saves in each iteration; 0 without another plan."""
     measured_seconds: float
-    """Measured seconds of an iteration, with which later ones are compared."""
+    """Median seconds of the last iterations; the prediction without any. Later iterations are compared with it."""
 
 
 def drift_reason(history: PlanHistory) -> str:
-    """Return why a plan has drifted; empty if it has not, or if too few iterations are measured."""
+    """Return why a plan has drifted; empty if it has not, without a prediction, or after too few iterations."""
     last = history.last
     if len(last) < ITERATIONS or not history.predicted > 0:
         return ""
@@ -129,7 +129,8 @@ def _judge(history: PlanHistory, own: PlanProspect, best: PlanProspect | None, g
 
 
 def _worst_stage(history: PlanHistory) -> str:
-    """Return the stage that is off by the most seconds, as the rest of a sentence; empty without predicted stages."""
+    """Return the stage that is off by the most seconds, as the rest of a sentence; empty if no predicted stage is
+    measured."""
     middle = {
         name: median(each.get(name, 0.0) for each in history.measured[-ITERATIONS:])
         for name in history.stages

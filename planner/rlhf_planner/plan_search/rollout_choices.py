@@ -71,8 +71,10 @@ class RolloutChoices:
         return [0, *counts]
 
     def batch_sizes(self, placement: Placement, generation: int, inference: int, tensor: int) -> Iterator[int]:
-        """Yield the batch sizes that are tried: the job's own if it fits, and the largest power of two above it that
-        fits and may be filled.
+        """Yield the batch sizes that are tried: the job's own if it fits, and the largest power of two that fits and
+        may be filled.
+
+        The power exceeds an own size that fits. It is tried if the memory is known and the job does not fix the size.
         """
         own = self._workload.spec.generation.max_batch_size
         fits = self._worker_fits(placement, generation, inference, tensor, own)

@@ -55,7 +55,7 @@ class Candidate:
 
 
 def counts_up_to(limit: int, dense: int = EXHAUSTIVE, per_octave: int = PER_OCTAVE) -> list[int]:
-    """Return the counts that are considered: all up to `dense`, then `per_octave` between two powers of two.
+    """Return the counts that are considered: all up to `dense`, then about `per_octave` in each doubling.
 
     The counts up to a smaller limit are among them.
     """
@@ -91,7 +91,7 @@ class PlanSearch:
     # ---------------------------------------------------------------- candidates
 
     def exhaustive(self, devices: int) -> list[Candidate]:
-        """Return at most BEST * SPARE of the best candidates of up to so many devices, the fastest first."""
+        """Return at most BEST * SPARE candidates of up to so many devices, with the BEST fastest ones first."""
         bounded = [
             (self._bound(placement, workers, devices), placement, workers)
             for placement in self.placements

@@ -78,7 +78,7 @@ def _pick(randomness: np.random.Generator, choices: Sequence[Choice]) -> Choice:
 def _proposal(
     search: PlanSearch, current: Candidate | None, rung: int, randomness: np.random.Generator
 ) -> tuple[Placement, RolloutWorkers]:
-    """Return workers near the current ones, lowered to leave a device for training if that is possible."""
+    """Return a placement and workers near the current ones, lowered to leave a device for training if possible."""
     placement: Placement = current.placement if current else search.placements[0]
     sizes = search.rollouts.tensor_sizes
     workers = current.workers if current else RolloutWorkers(1, 0, sizes[0], search.own.plan.max_batch_size)
@@ -104,7 +104,7 @@ def _proposal(
 
 
 def _within(search: PlanSearch, workers: RolloutWorkers, placement: Placement, rung: int) -> int:
-    """Return the number of generation workers, lowered so that all workers and a rank fit the devices."""
+    """Return the number of generation workers, lowered so that all workers and a rank fit the devices, if possible."""
     each = search.rollouts.devices(replace(workers, generation_workers=1, inference_workers=0))
     scorers = search.rollouts.devices(replace(workers, generation_workers=0))
     left = rung - scorers - (1 if placement == "Dedicated" else 0)

@@ -54,16 +54,15 @@ class TrainingChoices:
         return half.times.total + moves
 
     def _order(self, placement: Placement, half: TrainingHalf) -> tuple[float, int, int, str]:
-        """Return the order of choices: seconds, then memory, then nearness to the job's micro-batch."""
+        """Return the order of choices: seconds, memory, nearness to the job's micro-batch, then a fixed order."""
         asked = self._workload.spec.training.micro_batch_size
         size = half.settings.micro_batch_size
         distance = max(size, asked) // max(1, min(size, asked))
         return self.seconds(placement, half), half.memory.total, distance, half.settings.parallelism.model_dump_json()
 
     def fitting(self, placement: Placement, ranks: int) -> Iterator[TrainingHalf]:
-        """Yield the fitting trainings of so many ranks, in their layouts and with the micro-batches of
-        MICRO_BATCH_FACTORS; only the job's own where the job fixes it.
-        """
+        """Yield a training for each layout of so many ranks and each micro-batch of MICRO_BATCH_FACTORS with which one
+        fits; only the job's own where the job fixes it."""
         if "Training" in self._workload.fixed:
             yield from self._fixed(placement, ranks)
             return

@@ -69,7 +69,7 @@ def _profiled(costs: PlanCosts, model: ModelFacts, part: ModelPart, tokens: floa
 
 
 def interpolated(points: Sequence[tuple[float, float]], at: float) -> float:
-    """Return the value at `at`, linear between points and beyond them; proportional to a single point."""
+    """Return the value at `at`, at least 0: linear between points and beyond them; proportional to a single point."""
     if len(points) == 1:
         return points[0][1] * at / points[0][0]
     index = min(max(1, bisect_left([x for x, _ in points], at)), len(points) - 1)

@@ -30,7 +30,8 @@ from rlhf_planner.transformer_shape import stage_layers
 STEP_BYTES: Final = 28
 """Bytes per parameter that AdamW reads (weight, gradient, two moments) and writes (weight, two moments)."""
 LAYER_TENSORS: Final = 9
-"""Assumed parameters of a layer, each sent on its own after a step whose moments are shared: 7 matrices and 2 norms."""
+"""Assumed parameter tensors of a layer, each sent on its own after a step whose moments are shared: 7 matrices and 2
+norms."""
 TENSOR_SUMS: Final = 4
 """Sums per layer in a tensor group: two forward, two backward. Recomputation repeats the forward ones."""
 EXPERT_EXCHANGES: Final = 5
@@ -44,7 +45,7 @@ AFTER_SCHEDULE: Final = ("gradient sums", "gathered weights", "optimizer", "mome
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Fields of a plan that training time depends on."""
+    """Settings of a plan that training time depends on."""
 
     parallelism: TrainingParallelism
     micro_batch_size: int
@@ -64,7 +65,7 @@ class TrainingTimes:
     """Role -> purpose -> seconds."""
     source: FigureSource
     rest: float = 0.0
-    """Seconds of the iteration that belong to no mini-batch."""
+    """Seconds of the iteration's training that belong to no mini-batch."""
 
     @property
     def total(self) -> float:
@@ -207,7 +208,7 @@ def _layer_communication(
 def _end_of_mini_batch(
     workload: Workload, costs: PlanCosts, settings: TrainingSettings, model: ModelFacts, role: ModelRole
 ) -> dict[str, float]:
-    """Return the seconds of the sums of gradients and of the optimizer's step."""
+    """Return the seconds after the schedule of a mini-batch, by purpose of AFTER_SCHEDULE."""
     parallelism, lora = settings.parallelism, workload.spec.training.adapters(role)
     trained = model.size.parameters if lora is None else model.size.adapter_parameters(lora) or model.size.parameters
     copies = parallelism.data * parallelism.context

@@ -28,7 +28,7 @@ from rlhf_planner.transformer_shape import TransformerShape
 MAX_DRAWS: Final = 4
 """Maximum number of batches that are drawn."""
 SAMPLES_DRAWN: Final = 512
-"""Approximate number of samples in all draws together; at least one batch is drawn."""
+"""Approximate maximum of samples in all draws together; at least one batch is drawn."""
 
 
 class UnplannableError(ValueError):
@@ -51,7 +51,7 @@ class ModelFacts:
 
     @property
     def hidden(self) -> float:
-        """Width of the states; a layer has about 12 times its square in parameters."""
+        """Width of the states; without a shape, estimated from the number of parameters."""
         return self.shape.hidden if self.shape else math.sqrt(self.size.parameters / (12 * self.layers))
 
     @property
@@ -204,8 +204,7 @@ class Workload:
         return self._shared(MicroBatchSize(samples, tokens, squares, trained))
 
     def _shared(self, size: MicroBatchSize) -> MicroBatchSize:
-        """Return a packed micro-batch in which as many samples share a prompt as in a mean mini-batch, if the job's
-        samples do."""
+        """Return the size, with shared prompts counted once if the job's `sharedPrompts` shares them."""
         mode = self.spec.training.shared_prompts
         if mode == "Disabled":
             return size

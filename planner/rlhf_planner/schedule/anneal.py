@@ -191,7 +191,7 @@ def fill_state(links: Ints, times: Floats, order: Ints, length: Ints, holds: Int
 
 @inlined
 def head_of(links: Ints, times: Floats, order: Ints, n: int) -> float:
-    """Return the earliest start of step `n`, in time units, from the heads of its two predecessors.
+    """Return the earliest start of step `n`, in time units, from the heads of its predecessors.
 
     Arrays are as in `fill_state`.
     """
@@ -208,7 +208,7 @@ def head_of(links: Ints, times: Floats, order: Ints, n: int) -> float:
 
 @inlined
 def tail_of(links: Ints, times: Floats, order: Ints, length: Ints, n: int) -> float:
-    """Return the least time from the start of step `n` to the end of the schedule, from its two successors.
+    """Return the least time from the start of step `n` to the end of the schedule, from the tails of its successors.
 
     Arrays are as in `fill_state`.
     """

@@ -78,7 +78,7 @@ def check_cap_possible(instance: Instance) -> None:
 
 
 def phases(instance: Instance) -> list[list[int]]:
-    """Return the pipelines' numbers, in order, in groups without shared devices (the copies of one model)."""
+    """Return the pipelines' numbers, in order, in groups without shared devices, such as the copies of one model."""
     groups: list[list[int]] = []
     used: list[set[int]] = []
     for index, pipe in enumerate(instance.pipelines):
@@ -93,7 +93,7 @@ def phases(instance: Instance) -> list[list[int]]:
 
 
 def one_f_one_b(arrays: InstanceArrays, pipeline: int) -> list[list[int]]:
-    """Return the 1F1B order of one pipeline, one list of operations per stage.
+    """Return the 1F1B order of one pipeline, one list of operations per device.
 
     Stage s warms up with at most stages - s - 1 forwards.
     """
@@ -115,14 +115,15 @@ def one_f_one_b(arrays: InstanceArrays, pipeline: int) -> list[list[int]]:
 
 
 def serial(arrays: InstanceArrays) -> Timeline:
-    """Return the schedule of the models one after another, each as 1F1B, with barriers between them."""
+    """Return the schedule of each pipeline as 1F1B, with barriers between the groups of `phases`."""
     return _with_barriers(arrays, one_f_one_b, "1F1B")
 
 
 def _with_barriers(
     arrays: InstanceArrays, orders_of: Callable[[InstanceArrays, int], list[list[int]]], name: str
 ) -> Timeline:
-    """Return the models one after another with barriers between them; `orders_of` gives the orders of a pipeline."""
+    """Return the groups of `phases` one after another with barriers between them; `orders_of` gives a pipeline's
+    orders."""
     start, offset = np.zeros(arrays.steps), 0.0
     merged: list[list[int]] = [[] for _ in range(arrays.instance.devices)]
     for group in phases(arrays.instance):

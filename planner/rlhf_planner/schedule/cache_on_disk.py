@@ -27,7 +27,7 @@ SEARCH_VERSION = 2  # increase it when the search finds better schedules, so tha
 
 
 def entry_path(directory: Path, instance: Instance, options: SearchOptions) -> Path:
-    """Return the path of the entry for this question. Paths must not change, so that older entries are found."""
+    """Return the path of the entry for this instance, these options and this version of the search."""
     fields = ", ".join(f"{name}={value!r}" for name, value in dataclasses.asdict(options).items())
     asked = f"{SEARCH_VERSION}:{instance.key()}:Options({fields})"
     return directory / f"schedule-{hashlib.sha256(asked.encode()).hexdigest()[:32]}.json"

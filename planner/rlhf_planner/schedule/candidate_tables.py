@@ -184,7 +184,7 @@ def forecast(table: ScheduleTable, costs: Costs, transfers: Transfers) -> tuple[
 def _row_costs(pipelines: Sequence[TablePipeline], costs: Costs, transfers: Transfers) -> tuple[Duration, Transfer]:
     """Return the functions for the seconds of steps and of transfers between rows.
 
-    For rows that are not neighbours the longest transfer between them counts.
+    For rows that are not neighbours the longest transfer between neighbours on the way counts.
     """
 
     def duration(kind: StepKind, pipeline: int, stage: int) -> float:

@@ -20,13 +20,13 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def compiled(function: Function) -> Function:
-    """Return `function`, compiled on its first call. Machine code is cached on disk if possible."""
+    """Return `function`, compiled on its first call if numba is installed. The machine code is cached if possible."""
     # Hashes wrap around on purpose. numpy warns about that, numba does not.
     return _compile(function, {}) if njit else np.errstate(over="ignore")(function)
 
 
 def inlined(function: Function) -> Function:
-    """Return a small function compiled for inlining into compiled loops."""
+    """Return a small function, compiled for inlining into compiled loops if numba is installed."""
     return _compile(function, {"forceinline": True}) if njit else function
 
 

@@ -19,7 +19,8 @@ MAX_STEPS = 2_000_000  # maximum steps of one instance; 64 devices x 256 micro-b
 
 
 class InstanceError(ValueError):
-    """A field of an instance or schedule is invalid. The message names the field, its value and valid values."""
+    """An invalid field of an instance, a schedule or search options. The message names the field, its value and valid
+    values."""
 
     def __init__(self, field: str, value: object, right: str) -> None:
         self.field, self.value = field, value
@@ -90,7 +91,7 @@ class Instance:
 
 
 def check_instance(instance: Instance) -> None:
-    """Raise InstanceError naming the first invalid field."""
+    """Raise InstanceError for the first invalid field."""
     if instance.devices < 1:
         raise InstanceError("devices", instance.devices, "at least one device is needed")
     if not instance.pipelines:

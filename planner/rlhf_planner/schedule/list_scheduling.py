@@ -266,7 +266,8 @@ def _ready_times(  # noqa: C901  one flat loop, compiled
 def _choose(
     row: Ints, base: Ints, count: Ints, ready: Floats, priority: Floats, idle: float, patience: float
 ) -> tuple[int, float]:
-    """Return (operation, start) of highest priority among those that can start within `patience` of the first."""
+    """Return (operation, start) of highest priority among those that can start within `patience` of the first; (-1,
+    infinity) if none can start."""
     first = np.inf
     for op in row:
         if op >= 0:

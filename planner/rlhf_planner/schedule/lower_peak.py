@@ -43,7 +43,7 @@ def lower_peak(search: Search, fast: Timeline) -> None:
 
 
 def _list_down(search: Search, limit: float) -> None:
-    """Run list scheduling under ever lower caps while the limit is met; for large instances."""
+    """Run list scheduling under ever lower caps while the limit is met, where the tries are too few to anneal."""
     while not search.peak_at_floor and not search.stopped() and search.share_left > 0.05:
         if not tune(search, max(search.floor, 0.95 * search.best.peak), limit, 0.25):
             return
@@ -85,7 +85,7 @@ def _bisect_peak(search: Search, limit: float, low: int) -> None:
 
 
 def _descend(search: Search, walk: Walk, target: int, tries: int) -> bool:
-    """Run one walk; each time the target is met, aim 1% lower at the same temperature.
+    """Run one walk; each time the target is met, aim about 1% lower at the same temperature.
 
     Return whether the first was met.
     """

@@ -80,9 +80,9 @@ def _variables(arrays: InstanceArrays, horizon: float, unit: float) -> int:
 
 
 def attainable(arrays: InstanceArrays, bound: float, most: float) -> float:
-    """Return the least sum of micro-batches of one device between `bound` and `most`; without one, `most`.
+    """Return the least sum of activations on one device from `bound` to `most`; without one, `most`.
 
-    With too many units to try, return the bound, at most `most`.
+    If that range is empty, starts at 0 or is too wide to try, return the bound, at most `most`.
     """
     units = memory_units(arrays)
     low, high = int(np.ceil(bound * units.scale - 1e-3)), units.from_activation(most)
@@ -130,7 +130,7 @@ class _Program:
         return len(self.low) - 1
 
     def at_most(self, terms: list[Term], limit: float) -> None:
-        """Add a row; constants are moved to its limit."""
+        """Add a row unless it has no variable; constants are moved to its limit."""
         row: dict[int, float] = {}
         for factor, variable, constant in terms:
             if variable < 0:
@@ -229,7 +229,7 @@ class _Started:
 
 
 def _precedences(arrays: InstanceArrays, k: int) -> list[tuple[int, int, float]]:
-    """Return (earlier, later, time between) of the operations of a stage, for each micro-batch."""
+    """Return (earlier, later, time between) for a stage's operations and those before them in a micro-batch."""
     chain = list(arrays.operations(k))
     forward, backward = chain[0], chain[1]
     pairs = [(backward, chain[2], 0.0)] if len(chain) > 2 else []

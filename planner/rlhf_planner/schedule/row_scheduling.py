@@ -18,7 +18,7 @@ from rlhf_planner.schedule.table_check import check_table
 SPARES: Final = (0, 1, 2, 4, 8)
 """Micro-batches that a stage may have beyond those of 1F1B, tried in order."""
 MAX_LOOKS: Final = 4_000_000
-"""Steps visited in all tries; large tables get fewer tries, but at least one."""
+"""Approximate maximum of steps visited in all tries; large tables get fewer tries, but at least one."""
 _AFTER: Final[dict[StepKind, int]] = {"B": 0, "I": 0, "F": 1, "W": 2}
 
 
@@ -67,7 +67,8 @@ def list_schedule(
 ) -> list[Order]:
     """Return the computations of each row, in order.
 
-    `split` makes weight gradients separate steps. `first` lists pipelines by priority where two can start together.
+    `split` makes weight gradients separate steps. `first` lists pipelines by priority among steps of a kind that can
+    start together.
     """
     rows = max(rank + pipeline.width for pipeline in pipelines for rank in pipeline.stage_ranks)
     orders: list[Order] = [[] for _ in range(rows)]

@@ -66,7 +66,10 @@ def input_came(
     found: Mapping[RowStep, tuple[float, float]],
     transfer: Transfer,
 ) -> float | None:
-    """Return when a step's input is on its rows; None if it has not been made. `found` maps steps to (start, end)."""
+    """Return when a step's input is on its rows; None if it has not been made.
+
+    `found` maps steps to (start, end). The result is 0 where no other stage makes the input.
+    """
     kind, pipeline, stage, microbatch = step
     places = pipelines[pipeline].stage_ranks
     if kind == "W":

@@ -19,7 +19,8 @@ TOLERANCE = 1e-6  # in time or activation units: JSON may have rounded start tim
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of one device, pipelines, stages and micro-batches numbered from 0; times in units of the instance."""
+    """One step of a device. Pipelines, stages and micro-batches are numbered from 0; times are in units of the
+    instance."""
 
     pipeline: int
     kind: StepKind
@@ -30,7 +31,7 @@ class Step:
 
 
 class ScheduleError(ValueError):
-    """The schedule is invalid for its instance. The message names the step and the broken rule."""
+    """The schedule is invalid for its instance. The message names the place and the broken rule."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,8 @@ class Search:
         return late
 
     def out_of(self, reserve: float) -> bool:
-        """Return whether at most `reserve`, a share of the budget, is left, by tries or by the clock."""
+        """Return whether little more than `reserve`, a share of the budget, is left by tries, or `reserve` by the
+        clock."""
         return self.share_left <= reserve + _LEAST_SHARE or self.stopped(reserve)
 
     def seconds(self, share: float) -> float:
@@ -107,7 +108,7 @@ class Search:
         self.tries_left -= int(seconds * TRIES_A_SECOND)
 
     def effort(self, share: float) -> float:
-        """Return a share of the budget in CP-SAT's deterministic time; report the used part to `spend_effort`."""
+        """Return a share of the budget, at most what is left, in CP-SAT's deterministic time."""
         return self.seconds(share) * SOLVER_RATE
 
     def spend_effort(self, effort: float) -> None:

@@ -67,7 +67,7 @@ def add(rows: Sequence[list[Action]], rank: int, action: Action, width: int) -> 
 def _events(index: int, pipeline: Pipeline) -> Iterator[_Event]:
     """Yield the events of one pipeline.
 
-    Stages are in 1F1B order; a rank starts the first of its stages that is ready.
+    Stages are in 1F1B order. A step that can start earliest comes next, of the last such stage.
     """
     stages = len(pipeline.stage_ranks)
     waiting = [one_f_one_b(stage, stages, pipeline.microbatches)[::-1] for stage in range(stages)]

@@ -33,7 +33,7 @@ KINDS = 3
 
 
 class DeadlockError(ValueError):
-    """Orders that cannot run to their end: a step waits for one that never runs."""
+    """Orders that do not run all steps: a step waits for one that never runs, or steps are missing."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def pad_orders(arrays: InstanceArrays, lists: list[list[int]]) -> Ints:
 def orders_by_start(arrays: InstanceArrays, start: Floats) -> Ints:
     """Return the orders that start times (float64 [steps]) imply.
 
-    Equal starts are in the order forward, backward, weight gradient.
+    Equal starts are in the order of operations, then of micro-batches.
     """
     operation = np.repeat(np.arange(KINDS * arrays.stages), np.diff(arrays.base))
     lists: list[list[int]] = [[] for _ in range(arrays.instance.devices)]

@@ -103,7 +103,7 @@ def solve(instance: Instance, options: SearchOptions, clock: Callable[[], float]
 
 
 def _makespan_cut(search: Search) -> bool:
-    """Return whether a makespan is above the bound and more could have been tried."""
+    """Return whether the best makespan is above the bound and more could have been tried."""
     tried_all = search.arrays.steps > EXACT_STEPS and search.cap is None
     return search.best.makespan > search.bound * (1 + 1e-9) and not tried_all
 
@@ -129,7 +129,10 @@ def _fastest(search: Search) -> Timeline:
 
 
 def _bisected(search: Search, fast: Timeline, share: float, reserve: float, seed: int) -> Timeline:
-    """Bisect makespans between the bound and `fast`, each with up to `share` of the budget; keep `reserve` of it."""
+    """Return the shortest schedule of a bisection of makespans between the bound and `fast`.
+
+    Each makespan gets up to `share` of the budget; `reserve` of it stays unused.
+    """
     arrays = search.arrays
     low = ask = search.bound  # at or below `low` no schedule exists, or none was found
     for _ in range(_DECISIONS):

@@ -98,8 +98,8 @@ def _ready(table: ScheduleTable, action: Action, place: int, done: set[_Done]) -
 
 
 def _check_actions(table: ScheduleTable) -> None:
-    """Check that actions are complete and unique, on their stage's rank, and that sends follow the step that they
-    send."""
+    """Check that actions are complete and unique and on their stage's rank, and that sends follow the step whose result
+    they send."""
     counts: Counter[_Done] = Counter()
     for rank, row in enumerate(table.rows):
         for place, action in enumerate(row):

@@ -38,7 +38,7 @@ PROBE_SHARE: Final = 0.005
 PROBE_GAP: Final = 16
 """Minimum steps between probes."""
 PROBE_STEPS: Final = 2
-"""Consecutive steps of a probe of drafts."""
+"""Maximum consecutive steps of a probe of drafts."""
 DOUBT: Final = 0.25
 """Share of an expected loss that the credit of probes must cover."""
 PLAIN_GAP: Final = 128
@@ -46,7 +46,8 @@ PLAIN_GAP: Final = 128
 PROBE_REQUESTS: Final = 4
 """Maximum number of samples to draft for in a probe while drafts are not expected to pay."""
 GROWTH: Final = 1.5
-"""Maximum width to which drafts widen a pass, relative to the widest measured one."""
+"""Factor, on the widest measured or plain pass, up to which drafts may widen a pass. The next wider pass is allowed
+too."""
 OVERHEAD_SHARE: Final = 0.05
 """Weight of a step in the overhead."""
 OVERHEAD_FALLS: Final = 0.25
@@ -292,8 +293,7 @@ class DraftController:
     # ------------------------------------------------------------ parts
 
     def _limit(self, rows: int) -> int:
-        """Return the maximum slots with `rows` samples: a pass is not much wider than a measured one, or the next
-        knot."""
+        """Return the maximum slots with `rows` samples, so that a pass is not much wider than a measured one."""
         widths, seen = self.pass_costs.widths, max(self.pass_costs.widest, int(self.pass_costs.widths[rows]))
         above = min(int(np.searchsorted(widths, seen, side="right")), len(widths) - 1)
         widest = int(np.searchsorted(widths, max(GROWTH * seen, float(widths[above])), side="right")) - 1
@@ -324,7 +324,7 @@ class DraftController:
         return Plan(everybody, requests, slots, "Probe", rate) if slots else None
 
     def _supplied(self, supply: Floats, seen: Floats, index: int, offers: tuple[Offered, ...], winner: Ints) -> None:
-        """Add the winners' offers to `supply` of a set of drafters."""
+        """Add the winners' offers to `supply` and `seen` of a set of drafters."""
         count = len(winner)
         if not count:
             return

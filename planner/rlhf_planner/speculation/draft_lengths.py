@@ -19,7 +19,7 @@ class Best(NamedTuple):
     """The best number of drafted tokens in a pass."""
 
     slots: int
-    """At least 1 if drafts pay, even if fewer are expected on average; 0 if a plain step is faster."""
+    """At least 1 if drafts pay, even if fewer are expected on average; 0 if a plain step is at least as fast."""
     tokens: float
     """Expected tokens of the step: one per sample, plus accepted tokens of drafts."""
     seconds: float

@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class SpeculationPoint(NamedTuple):
-    """Mean of steps with drafts over `batch` samples."""
+    """Mean of steps, with or without drafts, over `batch` samples on a worker that may draft."""
 
     batch: float
     tokens: float
@@ -60,7 +60,7 @@ class SpeculationForecast:
                 raise ValueError(f"{point} is impossible: at least 1 token a step, finite times above 0 are needed")
 
     def __bool__(self) -> bool:
-        """Return whether any drafting is expected."""
+        """Return whether there are points. Without points nothing is drafted."""
         return bool(self.points)
 
     def factors(self, batches: Floats | Sequence[float]) -> tuple[Floats, Floats]:

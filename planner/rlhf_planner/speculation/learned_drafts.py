@@ -147,7 +147,7 @@ def check_counted(cell: Cell, counted: Counted) -> None:
 
 
 def check_pass(item: MeanPass) -> None:
-    """Raise ValueError with the field and valid values unless the passes are valid."""
+    """Raise ValueError with the passes and valid values unless the passes are valid."""
     if not all(0 <= value < math.inf for value in item):
         raise ValueError(f"{item}: must be finite numbers from 0")
     if not (item.passes > 0 and item.samples >= 1 and 0 < item.seconds <= MAX_SECONDS):

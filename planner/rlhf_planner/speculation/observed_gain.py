@@ -21,7 +21,7 @@ MAX_TOKENS: Final = 64.0
 MIN_COST, MAX_COST = 0.1, 100.0
 """Limits of a step's time relative to a plain one."""
 KEPT: Final = 0.5
-"""Weight of earlier values of a batch size relative to an iteration's steps."""
+"""Share of the earlier values of a batch size in its new point."""
 
 
 class DraftedSteps(NamedTuple):

@@ -24,15 +24,15 @@ SMOOTHNESS: Final = 0.5
 ANCHOR: Final = 1e-4
 """Weight of the cost that is assumed before any observation."""
 WIDTH_SHARE: Final = 0.15
-"""Share of that cost that grows with width."""
+"""Share of the assumed cost that grows with width."""
 RELUCTANCE: Final = 0.05
 """Weight of "keys and verifying cost nothing" relative to observations."""
 SURPRISE: Final = 1.5
 """Maximum ratio of a step's time to the expectation that a single step may contribute."""
 OFTEN: Final = 48
-"""Number of first steps or drafts after each of which costs are fitted anew."""
+"""Number of first observations, each of which is followed by a new fit."""
 SELDOM: Final = 32
-"""Steps between later fits."""
+"""Maximum observations between later fits."""
 RIDGE: Final = 1e-3
 """Weight of "it costs nothing" relative to observations of a drafter."""
 KEYS, VERIFYING = -2, -1

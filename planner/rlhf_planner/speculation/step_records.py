@@ -16,13 +16,13 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 BATCHES: Final = 13
-"""Classes of batch sizes: 1, 2, 3-4, 5-8, ... up to 4096 samples."""
+"""Number of classes of batch sizes: 1, 2, 3-4, 5-8, ..., and above 2048 samples."""
 BUDGETS: Final = (0, 1, 2, 4, 8, 16)
-"""Classes of budgets: maximum drafted tokens per sample, on average; 0 is a plain step."""
+"""Classes of budgets: maximum drafted tokens per sample, on average; 0 is a plain step, and the last has no maximum."""
 KEPT: Final = 0.97
 """Weight of earlier records after each step of a class: a window of about thirty."""
 ENOUGH: Final = 8
-"""Steps after which a class counts as an alternative."""
+"""Damped number of steps from which a class counts as an alternative."""
 LARGEST: Final = 0.5
 """Maximum absolute log(measured / predicted) that one step may contribute."""
 DOUBT: Final = 8.0
@@ -76,7 +76,8 @@ class StepRecords:
         return StepRecords(*sums, error, error_steps)
 
     def regret(self, rows: int, tokens: int, seconds: float) -> float:
-        """Return the seconds by which a step took longer than the best recorded class would for as many tokens."""
+        """Return the seconds by which a step took longer than the best recorded class would for as many tokens; 0
+        without one."""
         batch = batch_class(rows)
         recorded = self.steps[batch] >= min(ENOUGH, 1.0 / (1.0 - KEPT))
         if not recorded.any():

@@ -1,1 +1,1 @@
-"""The causes of a slow iteration, a module for each or for a few alike; `registry.CAUSES` lists them."""
+"""The causes of a slow iteration; `registry.CAUSES` lists them."""

@@ -11,7 +11,7 @@ from rlhf_planner.explain.generation_queue import queued_generation
 from rlhf_planner.explain.iteration_profile import IterationProfile
 
 TIMES: Final = 2
-"""Factor of workers that the finding suggests."""
+"""Factor on the number of generation workers that the finding suggests."""
 
 
 class FewGenerationWorkers:

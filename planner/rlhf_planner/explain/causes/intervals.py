@@ -52,9 +52,8 @@ def _less_often(
     loss: str,
     field: str,
 ) -> Finding | None:
-    """Return the finding that a job waits these seconds every so many iterations; None if it never waits or the gain is
-    noise.
-    """
+    """Return the finding that a job waits at each interval of `every` iterations; None without an interval or waits, or
+    if the gain is noise."""
     if not every or not seconds:
         return None
     each = sum(seconds) / len(seconds)

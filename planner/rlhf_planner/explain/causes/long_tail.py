@@ -23,7 +23,7 @@ from rlhf_planner.inter_stage.simulate import simulate
 TAIL: Final = 1 / 6
 """Share of the samples that form the tail."""
 LINK_BYTES: Final = 4e8
-"""Bytes per second between workers; the coordinator assumes the same until it has observed a move."""
+"""Assumed bytes per second between workers; the coordinator starts from the same assumption."""
 CONTEXTS: Final = (64, 1024)
 """Keys at which the formula of a step is sampled."""
 FIELD: Final = "spec.fusion.interStage.mode"
@@ -89,7 +89,7 @@ def _simulated(facts: IterationProfile, samples: SampleFacts) -> float | None:
 
 
 def _stage_costs(facts: IterationProfile, observed: DecodeCosts) -> StageCosts:
-    """Return the planner's costs that follow from the recorded facts."""
+    """Return the planner's costs from the recorded facts, with an assumed link between workers."""
     rows = facts.settings.max_batch_size
     sizes = sorted({1, 2, max(1, rows // 4), max(1, rows // 2), rows})
     points = [StepTime(size, keys, observed.seconds(size, keys)) for size in sizes for keys in CONTEXTS]

@@ -18,7 +18,7 @@ class ScoringWaits:
 
     name: str
     call: bool
-    """Whether samples waited for a call of a reward; otherwise for a model of the job."""
+    """Whether the cause is about the calls of a reward. Otherwise it is about the models of the job."""
 
     def find(self, facts: Sequence[IterationProfile]) -> Finding | None:
         """See `finding.LossCause`."""

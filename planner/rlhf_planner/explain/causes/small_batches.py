@@ -13,7 +13,7 @@ from rlhf_planner.explain.generation_queue import least_with, queued_generation
 from rlhf_planner.explain.iteration_profile import IterationProfile
 
 MAX_TIMES: Final = 4
-"""Largest factor of maxBatchSize that the finding suggests."""
+"""Largest factor on maxBatchSize that the finding suggests."""
 
 
 class SmallBatches:
