@@ -76,7 +76,7 @@ class _Call:
     answer: "Future[Any]"
 
     def run(self) -> Exception | None:
-        """Answer with the result or error of the work; return the error."""
+        """Run the work unless it was cancelled, and answer with its result or its error; return the error or None."""
         if self.answer.set_running_or_notify_cancel():
             try:
                 self.answer.set_result(self.work())

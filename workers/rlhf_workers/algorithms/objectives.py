@@ -187,7 +187,7 @@ def _terms_of(losses: PolicyLosses, log_p: torch.Tensor, microbatch: MicroBatch)
 
 
 def _term_sums(terms: PolicyTerms, weights: torch.Tensor) -> dict[str, torch.Tensor | float]:
-    """Return the sums of `_TERM_SUMS` over a micro-batch."""
+    """Return the sums of `_TERM_SUMS` over a micro-batch, without those of absent terms."""
     sums: dict[str, torch.Tensor | float] = {
         "clipped_low": terms.clipped_low.sum(),
         "clipped_high": terms.clipped_high.sum(),

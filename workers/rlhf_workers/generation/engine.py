@@ -23,7 +23,7 @@ class EngineLimits:
     """Sizes that an engine is built for."""
 
     max_batch_size: int
-    """Samples decoded at once; more wait."""
+    """Maximum samples decoded at once; more wait."""
     max_prompt_tokens: int
     max_response_tokens: int
 
@@ -114,7 +114,7 @@ class StepReport:
     positions: int = 0
     """Cache positions of all samples in decode passes, added up."""
     drafted: int = 0
-    """Drafted tokens that were verified."""
+    """Drafted tokens that were verified; an engine may omit those after the end of a response."""
     accepted: int = 0
     """Accepted drafted tokens; they are among `decoded`."""
     draft_ns: int = 0
@@ -167,9 +167,9 @@ class EngineLoad(NamedTuple):
     preemptions: int
     """Times that a sample lost its place to others, since the engine was built."""
     prefix_tokens: int
-    """Tokens looked up in the prefix cache, since then."""
+    """Tokens looked up in the prefix cache since the engine was built."""
     prefix_hits: int
-    """Tokens found in the prefix cache, since then."""
+    """Tokens found in the prefix cache since the engine was built."""
 
 
 class EngineError(Exception):

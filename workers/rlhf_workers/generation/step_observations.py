@@ -178,7 +178,7 @@ class Activity:
         self._finished: list[str] = []
 
     def finished(self, key: SampleKey, drafted: DraftedTokens) -> None:
-        """Record a sample that finished in the step that is added next."""
+        """Record the drafts of a sample that finished in the step that is added next."""
         if drafted.drafted:
             self._finished.append(f"{key.sample}: {drafted.accepted}/{drafted.drafted}")
 

@@ -50,9 +50,9 @@ REST_SECONDS: Final = 0.5
 SETTLED: Final = 64
 """Value of `_faster` above which only some steps are learned from."""
 LEARN_STEPS: Final = 4
-"""Number of such steps per step that is learned from."""
+"""Steps per step that is learned from, once `_faster` is above SETTLED."""
 SHRUNK: Final = 0.75
-"""Share of the batch at its beginning at or below which a rest ends."""
+"""Share of the samples at its beginning; a rest ends when the batch has as few."""
 NOTHING: Final[TokenArray] = np.empty(0, np.int32)
 NO_PLAN: Final = Plan((), 0, 0, "Unmeasured", 0.0)
 
@@ -315,7 +315,7 @@ class Speculator:
         self._rest = Rest(self._rest_length, self._rest_length, self._rows)
 
     def _end_rest(self) -> None:
-        """End the rest and request a new plan."""
+        """End the rest, if there is one, report its steps to the controller, and request a new plan."""
         if self._rest.steps and not self._rest.left:
             short = self._unlearned_seconds * LONGEST_REST < REST_SECONDS * self._rest.steps
             self._rest_length = min(2 * self._rest.steps, LONGEST_SHORT_REST if short else LONGEST_REST)

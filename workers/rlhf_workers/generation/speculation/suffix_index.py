@@ -114,7 +114,7 @@ class SuffixIndex:
         return None
 
     def _catch_up(self) -> None:
-        """Index tokens that came since the last query, at most FOUND_AT_ONCE."""
+        """Index tokens that are not indexed yet, at most FOUND_AT_ONCE."""
         left = FOUND_AT_ONCE
         while self._behind and left > 0:
             number, text = next(iter(self._behind.items()))

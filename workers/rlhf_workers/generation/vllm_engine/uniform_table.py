@@ -91,7 +91,7 @@ class UniformTable:
         return place
 
     def _more(self) -> int:
-        """Double the table; return one of the new entries."""
+        """Double the table, to at least BLOCK entries; return one of the new ones."""
         old = len(self._keys)
         new = max(BLOCK, 2 * old)
         self._keys += [0] * (new - old)
