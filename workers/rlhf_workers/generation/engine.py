@@ -122,7 +122,7 @@ class StepReport:
     verify_ns: int = 0
     """Nanoseconds of the passes, if one decoded several positions of a sample; else 0."""
     passes: int = 0
-    """Decode passes."""
+    """Decode passes; all passes for an engine that prefills and decodes in the same ones."""
     graph_passes: int = 0
     """Decode passes replayed from a capture."""
     fused_passes: int = 0

@@ -231,7 +231,7 @@ class HostSharing:
             self.pinning.finish()
 
     def forget(self, inode: int) -> None:
-        """Remove a closed region of this process."""
+        """Remove a region of this process that is about to be closed."""
         with self._lock:
             self._lent.pop(inode, None)
 

@@ -169,7 +169,7 @@ class OutgoingMigrations:
         move.transfer = KvTransfer(command.channel, offer, max(command.left, 0.001))
 
     def _feed(self, move: _Move, transfer: KvTransfer, cached: int, moves: KvMoves) -> bool:
-        """Pause the sample if it is time, and send the next slice, the hand-over or both; return whether that was possible."""
+        """Pause the sample if it is time, and send the next slice, the hand-over or both; return whether it could."""
         if not transfer.taken or transfer.backlog >= BACKLOG:
             return False
         if move.fed == move.target and not move.paused:

@@ -22,7 +22,7 @@ class _Unit:
     prompt: int
     """Number of their prompt; minus one less the first sample if they have several."""
     head: int
-    """Tokens of their prompt, which other units may share."""
+    """Tokens of their prompt, which other units may share; 0 if they have several."""
     body: int
     """All other tokens."""
 

@@ -47,7 +47,7 @@ class Horizon:
         return min(1.0, self.done + (1.0 - self.done) * (step - start) / max(1, self.total - start))
 
     def changed(self, total: int, step: int, warmup: int) -> "Horizon":
-        """Return the horizon of a job that has `total` steps from `step` on."""
+        """Return the horizon that applies from `step` on; `total`: optimizer steps of the whole job."""
         return Horizon(total, step, self.share(step, warmup) if step > warmup else 0.0)
 
 

@@ -155,12 +155,12 @@ class RankLayout:
 
     @property
     def block(self) -> int:
-        """Block of this rank."""
+        """Number of this rank's block, from 0."""
         return self.rank // self.block_size
 
     @property
     def blocks(self) -> int:
-        """Blocks of the group."""
+        """How many blocks the group has."""
         return self.world // self.block_size
 
     @property
