@@ -152,7 +152,7 @@ class KvReceiver(Protocol):
         """Reserve a slot for the sample, until `admit` or `drop`."""
 
     def admit(self, key: SampleKey, hand_over: pb.KvHandOver, cache: KvSlice | None, outbox: Outbox, size: int) -> None:
-        """Take the sample; `size` bytes of cache were sent for it."""
+        """Take the sample; `size` bytes of cache were received for it."""
 
     def drop(self, key: SampleKey) -> None:
         """Release the slot of an arrival that failed."""

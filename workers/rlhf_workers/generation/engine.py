@@ -102,7 +102,7 @@ class StepReport:
     replayed: int = 0
     """Rows of decode passes that decoded a known token again."""
     replayed_samples: int = 0
-    """Samples of these rows."""
+    """Samples whose known tokens were decoded again."""
     rows: int = 0
     """Samples in decode passes."""
     keys: int = 0
@@ -159,9 +159,9 @@ class EngineLoad(NamedTuple):
     """Load of an engine after its last step, and statistics since it was built."""
 
     running: int
-    """Samples being decoded."""
+    """Samples in the batch."""
     waiting: int
-    """Samples waiting for a place in the batch or in the caches."""
+    """Samples outside the batch: without a place in it or in the caches, or paused."""
     kv_used: float
     """Used share of the caches, 0..1."""
     preemptions: int

@@ -105,7 +105,7 @@ class _Window:
     drawing_rows: int = 0
     """Samples of steps without replayed tokens, added up."""
     drawn: int = 0
-    """Tokens that they drew."""
+    """Tokens drawn in steps without replayed tokens."""
     drafted: int = 0
     accepted: int = 0
     samples: list[str] = field(default_factory=list)

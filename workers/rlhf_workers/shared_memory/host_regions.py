@@ -48,7 +48,7 @@ class Pinning(Protocol):
         """Undo `pin`."""
 
     def finish(self) -> None:
-        """Wait for all copies of the device."""
+        """Wait for all copies that this process started on the device."""
 
 
 def host_place() -> str:

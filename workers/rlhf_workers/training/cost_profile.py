@@ -46,7 +46,7 @@ from rlhf_workers.training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 IN_A_ROW: Final = 3
-"""Micro-batches of a run, unless they are slow."""
+"""Number of micro-batches in a timed run; 1 if they are slow."""
 STEPPED: Final = 2**24
 """Maximum parameters of a stage that are copied and stepped."""
 PAUSE_SECONDS: Final = 0.05

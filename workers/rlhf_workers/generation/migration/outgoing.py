@@ -32,7 +32,7 @@ PIECE_BYTES: Final = 16 * 1024 * 1024
 BACKLOG: Final = 2
 """Maximum slices of a sample in memory that are not sent yet."""
 LAST_TOKENS: Final = 16
-"""Remaining positions at or below which a sample pauses before its last round."""
+"""Number of positions left to send at or below which a sample pauses; it also pauses after ROUNDS."""
 ROUNDS: Final = 4
 """Maximum rounds of sending before a sample pauses; decoding may be faster than the link."""
 DEFAULT_SECONDS: Final = 60.0

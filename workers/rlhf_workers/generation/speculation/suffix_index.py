@@ -48,7 +48,7 @@ class Text:
         self.ends: list[int] = []
         """Ends, in `written`, of the parts that were stored before each ageing; a part is not empty."""
         self.aged: list[float] = []
-        """Weight of the tokens of each of these parts."""
+        """Weight of the tokens of each part in `ends`."""
         self.earlier: tuple[array[int], ...] = tuple(array("q") for _ in ORDERS)
         """For each order, an array: the previous position whose context has the same hash, -1 for none."""
 

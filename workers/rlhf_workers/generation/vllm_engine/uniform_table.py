@@ -44,7 +44,7 @@ class UniformTable:
         self._names: list[str] = []
         """Request names in the last step."""
         self._rows: Ints = np.zeros(0, np.int64)
-        """Entries of these requests."""
+        """Entries of the requests in `_names`."""
 
     def __len__(self) -> int:
         return len(self._places)

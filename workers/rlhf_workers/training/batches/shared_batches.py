@@ -24,7 +24,7 @@ class _Unit:
     head: int
     """Tokens of their prompt, which other units may share; 0 if they have several."""
     body: int
-    """All other tokens."""
+    """Tokens of the samples without their prompt; all of them if they have several prompts."""
 
 
 @dataclass(frozen=True)

@@ -155,12 +155,12 @@ class RankLayout:
 
     @property
     def block(self) -> int:
-        """Number of this rank's block, from 0."""
+        """Index of this rank's block in the group."""
         return self.rank // self.block_size
 
     @property
     def blocks(self) -> int:
-        """How many blocks the group has."""
+        """Number of blocks in the group."""
         return self.world // self.block_size
 
     @property
