@@ -186,7 +186,7 @@ class Compute:
         return reset.samples
 
     def queued_samples(self) -> int:
-        """Return the number of samples in commands that still wait."""
+        """Return the number of samples in Generate and Score commands that still wait."""
         with self._changed:
             commands = [item for item in self._queue if isinstance(item, pb.Command)]
         return sum(len(command.generate.samples) + len(command.score.samples) for command in commands)

@@ -57,7 +57,7 @@ def iteration_of(command: pb.Command) -> int | None:
 
 
 def configure_logs(worker: str, *, json_lines: bool) -> None:
-    """Send the root logger to stderr, as text or, with `json_lines`, as JSON objects."""
+    """Send the root logger to stderr as text or, with `json_lines`, as JSON with warnings and uncaught errors."""
     handler = logging.StreamHandler(sys.stderr)
     if json_lines:
         handler.setFormatter(JsonLogFormatter(worker, context=_CONTEXT))

@@ -183,7 +183,7 @@ class Activity:
             self._finished.append(f"{key.sample}: {drafted.accepted}/{drafted.drafted}")
 
     def add(self, report: StepReport, iteration: int, start_ns: int, end_ns: int, outbox: Outbox) -> None:
-        """Add a step during `iteration` that ran from start_ns to end_ns."""
+        """Add a step during `iteration` that ran from start_ns to end_ns; report a window that ends."""
         if self._window is not None and (self._window.iteration != iteration or report.capture_ns):
             self.flush(outbox)
         if self._window is None:

@@ -280,7 +280,7 @@ class Speculator:
         self.controller = learned.given_to(self.controller, names)
 
     def policy_changed(self) -> None:
-        """Reduce the weight of what was learned: the policy has new weights."""
+        """Reduce the weight of what was learned, and end a rest: the policy has new weights."""
         self.controller = self.controller.aged()
         self._end_rest()
         self._rest_length = FIRST_REST
@@ -298,7 +298,7 @@ class Speculator:
                 drafter.learn(group, source, offset, tokens, weight)
 
     def forget(self, group: PromptGroup) -> None:
-        """Drop a prompt; see `LearnsSiblings`."""
+        """Drop a prompt group; see `LearnsSiblings`."""
         for drafter in self._drafters:
             if isinstance(drafter, LearnsSiblings):
                 drafter.forget(group)
