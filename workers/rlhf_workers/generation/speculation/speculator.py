@@ -52,7 +52,7 @@ SETTLED: Final = 64
 LEARN_STEPS: Final = 4
 """Steps per step that is learned from, once `_faster` is above SETTLED."""
 SHRUNK: Final = 0.75
-"""Share of the samples at its beginning; a rest ends when the batch has as few."""
+"""Share of a rest's initial samples; the rest ends when the batch has as few or fewer."""
 NOTHING: Final[TokenArray] = np.empty(0, np.int32)
 NO_PLAN: Final = Plan((), 0, 0, "Unmeasured", 0.0)
 
