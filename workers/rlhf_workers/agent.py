@@ -51,7 +51,7 @@ BACKOFF_SECONDS: Final = (0.1, 1.0)
 REPEAT_LOG_SECONDS: Final = 10.0
 """Minimum seconds between two log lines of the same wait for a coordinator of the right version."""
 INCOMPATIBLE_SECONDS: Final = 10.0
-"""Seconds between two dials when the versions do not match."""
+"""Pause in seconds between two dials when the versions do not match."""
 GIVE_BACK_SECONDS: Final = 1.0
 """Maximum seconds that the next dial waits for the samples of a reset."""
 CLOSE_SECONDS: Final = 10.0

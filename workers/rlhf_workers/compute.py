@@ -76,7 +76,7 @@ class _Call:
     answer: "Future[Any]"
 
     def run(self) -> Exception | None:
-        """Answer with the result or error of the work; return the error."""
+        """Run the work unless it was cancelled, and answer with its result or its error; return the error or None."""
         if self.answer.set_running_or_notify_cancel():
             try:
                 self.answer.set_result(self.work())
@@ -186,7 +186,7 @@ class Compute:
         return reset.samples
 
     def queued_samples(self) -> int:
-        """Return the number of samples in commands that still wait."""
+        """Return the number of samples in Generate and Score commands that still wait."""
         with self._changed:
             commands = [item for item in self._queue if isinstance(item, pb.Command)]
         return sum(len(command.generate.samples) + len(command.score.samples) for command in commands)

@@ -57,7 +57,7 @@ def iteration_of(command: pb.Command) -> int | None:
 
 
 def configure_logs(worker: str, *, json_lines: bool) -> None:
-    """Send the root logger to stderr in the format of the job."""
+    """Send the root logger to stderr as text or, with `json_lines`, as JSON with warnings and uncaught errors."""
     handler = logging.StreamHandler(sys.stderr)
     if json_lines:
         handler.setFormatter(JsonLogFormatter(worker, context=_CONTEXT))
@@ -70,7 +70,7 @@ def configure_logs(worker: str, *, json_lines: bool) -> None:
 
 
 def flush_logs() -> None:
-    """Flush all log handlers and standard streams, before `os._exit`."""
+    """Flush the root logger's handlers and the standard streams, before `os._exit`."""
     for handler in logging.getLogger().handlers:
         handler.flush()
     sys.stdout.flush()

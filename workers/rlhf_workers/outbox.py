@@ -47,7 +47,7 @@ class SessionOutbox:
     # ------------------------------------------------------------ for roles
 
     def progress(self, message: pb.SampleProgress) -> None:
-        """Report tokens decoded since the last progress of this sample."""
+        """Report response tokens of an unfinished sample, from an offset on."""
         self._put(pb.WorkerMessage(progress=message))
 
     def finished(self, message: pb.FinishedSample) -> None:

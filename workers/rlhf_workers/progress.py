@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Final
 
 MAX_CHARACTERS: Final = 160
-"""Maximum length of the text."""
+"""Maximum length of the text in characters."""
 
 
 class WorkStage:

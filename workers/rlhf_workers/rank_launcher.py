@@ -104,7 +104,7 @@ class RankLauncher:
             self._ranks.append(self._start(each))
 
     def run(self) -> tuple[int, str]:
-        """Wait until every rank has ended; return the exit code and the reason."""
+        """Forward the ranks' output and end ranks when due, until none runs; return the exit code and the reason."""
         while any(rank.code is None for rank in self._ranks):
             for key, _ in self._selector.select(LOOK_SECONDS):
                 if key.data is None:

@@ -39,7 +39,7 @@ def key_message(key: SampleKey) -> pb.SampleKey:
 
 
 def request_of(sample: pb.GenerateSample) -> SampleRequest:
-    """Return the request for an engine; ValueError for malformed arrays."""
+    """Return the request for an engine; ValueError for malformed arrays or an unknown drawing."""
     has_tokens = bool(sample.tokens.dtype)
     return SampleRequest(
         key_of(sample.key),

@@ -24,7 +24,7 @@ class Outbox(Protocol):
     """Thread-safe way to report to the coordinator without waiting for the network."""
 
     def progress(self, message: pb.SampleProgress) -> None:
-        """Report the tokens decoded since the last progress of this sample."""
+        """Report response tokens of an unfinished sample, from an offset on."""
 
     def finished(self, message: pb.FinishedSample) -> None:
         """Report a complete response."""
@@ -104,7 +104,7 @@ class KeepsWeights(Protocol):
 
     @property
     def kept_version(self) -> int:
-        """The second weight version; 0: none."""
+        """The second weight version; 0 also if there is none."""
 
 
 @runtime_checkable
@@ -152,7 +152,7 @@ class KvReceiver(Protocol):
         """Reserve a slot for the sample, until `admit` or `drop`."""
 
     def admit(self, key: SampleKey, hand_over: pb.KvHandOver, cache: KvSlice | None, outbox: Outbox, size: int) -> None:
-        """Take the sample; `size` bytes of cache were sent for it."""
+        """Take the sample; `size` bytes of cache were received for it."""
 
     def drop(self, key: SampleKey) -> None:
         """Release the slot of an arrival that failed."""

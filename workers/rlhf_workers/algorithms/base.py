@@ -26,7 +26,7 @@ class AlgorithmContext:
     """Information about the job and the rank for an algorithm."""
 
     fields: AlgorithmFields
-    """Its fields in the manifest."""
+    """The algorithm's fields in the manifest."""
     graph: Graph
     batch_size: int
     """Samples per iteration."""

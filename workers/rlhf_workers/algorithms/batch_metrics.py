@@ -13,7 +13,7 @@ from rlhf_workers.losses.kl import sequence_kl, token_kl
 from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 ADVANTAGES: Final = "advantages"
-"""Field of a prepared batch with statistics, if the algorithm has it."""
+"""Field of a prepared batch whose statistics are metrics, if the algorithm adds it."""
 
 
 def batch_metrics(batch: TrainingBatch, graph: Graph) -> dict[str, float]:

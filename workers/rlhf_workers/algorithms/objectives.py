@@ -47,7 +47,7 @@ class PolicyTerms:
 
 
 PolicyLosses = TokenLosses | PolicyTerms
-"""Forms of a policy's loss; each of several terms has a metric."""
+"""A policy's loss: one value per token, or its terms, each of which has a metric."""
 PolicyFormula = Callable[[torch.Tensor, torch.Tensor, MicroBatch], PolicyLosses]
 """(log-probabilities [n], entropies [n], the micro-batch with its fields [n]) -> losses."""
 ValueFormula = Callable[[torch.Tensor, MicroBatch], TokenLosses]
@@ -98,7 +98,7 @@ class Objective(Protocol):
     """Loss of one model role."""
 
     statistics: Statistics
-    """Contains at least the sum `loss`."""
+    """Sums and maxima of the role, at least the sum `loss`."""
     first_pass: bool
     """Whether the next step is an iteration's first and the ranks have not recomputed log-probabilities. A policy's
     pass then compares its own with the engine's; later a mismatch cannot be distinguished from learning."""
@@ -187,7 +187,7 @@ def _terms_of(losses: PolicyLosses, log_p: torch.Tensor, microbatch: MicroBatch)
 
 
 def _term_sums(terms: PolicyTerms, weights: torch.Tensor) -> dict[str, torch.Tensor | float]:
-    """Return the sums of `_TERM_SUMS` over a micro-batch."""
+    """Return the sums of `_TERM_SUMS` over a micro-batch, without those of absent terms."""
     sums: dict[str, torch.Tensor | float] = {
         "clipped_low": terms.clipped_low.sum(),
         "clipped_high": terms.clipped_high.sum(),

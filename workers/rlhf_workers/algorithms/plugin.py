@@ -31,9 +31,9 @@ FIELD: Final = "spec.algorithm.plugin"
 MODULE_NAME: Final = "rlhf_plugin_algorithm"
 """Module name of an imported file."""
 MAX_STATE_BYTES: Final = 1024 * 1024
-"""Maximum bytes of its state as JSON."""
+"""Maximum bytes of a plug-in's state as JSON."""
 MAX_METRICS: Final = 64
-"""Maximum metrics from one call of one of its methods."""
+"""Maximum metrics from one call of a plug-in's method."""
 MAX_NAME: Final = 100
 """Maximum characters of a metric's name."""
 MAX_MESSAGE: Final = 2000

@@ -97,5 +97,5 @@ class CudaCopyStream:
 
 
 def copies_of(device: torch.device) -> CopyStream:
-    """Return the copy stream for memory of `device`."""
+    """Return a new copy stream for memory of `device`."""
     return CudaCopyStream(device) if device.type == "cuda" else HostCopyStream()

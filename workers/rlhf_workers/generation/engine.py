@@ -23,7 +23,7 @@ class EngineLimits:
     """Sizes that an engine is built for."""
 
     max_batch_size: int
-    """Samples decoded at once; more wait."""
+    """Maximum samples decoded at once; more wait."""
     max_prompt_tokens: int
     max_response_tokens: int
 
@@ -102,7 +102,7 @@ class StepReport:
     replayed: int = 0
     """Rows of decode passes that decoded a known token again."""
     replayed_samples: int = 0
-    """Samples of these rows."""
+    """Samples whose known tokens were decoded again."""
     rows: int = 0
     """Samples in decode passes."""
     keys: int = 0
@@ -114,7 +114,7 @@ class StepReport:
     positions: int = 0
     """Cache positions of all samples in decode passes, added up."""
     drafted: int = 0
-    """Drafted tokens that were verified."""
+    """Drafted tokens that were verified; an engine may omit those after the end of a response."""
     accepted: int = 0
     """Accepted drafted tokens; they are among `decoded`."""
     draft_ns: int = 0
@@ -122,7 +122,7 @@ class StepReport:
     verify_ns: int = 0
     """Nanoseconds of the passes, if one decoded several positions of a sample; else 0."""
     passes: int = 0
-    """Decode passes."""
+    """Decode passes; all passes for an engine that prefills and decodes in the same ones."""
     graph_passes: int = 0
     """Decode passes replayed from a capture."""
     fused_passes: int = 0
@@ -159,17 +159,17 @@ class EngineLoad(NamedTuple):
     """Load of an engine after its last step, and statistics since it was built."""
 
     running: int
-    """Samples being decoded."""
+    """Samples in the batch."""
     waiting: int
-    """Samples waiting for a place in the batch or in the caches."""
+    """Samples outside the batch: without a place in it or in the caches, or paused."""
     kv_used: float
     """Used share of the caches, 0..1."""
     preemptions: int
     """Times that a sample lost its place to others, since the engine was built."""
     prefix_tokens: int
-    """Tokens looked up in the prefix cache, since then."""
+    """Tokens looked up in the prefix cache since the engine was built."""
     prefix_hits: int
-    """Tokens found in the prefix cache, since then."""
+    """Tokens found in the prefix cache since the engine was built."""
 
 
 class EngineError(Exception):

@@ -27,7 +27,7 @@ class EngineChoice:
     engine: str
     """Name or module path."""
     reason: str
-    """Reason in CamelCase, one of few: a label of a metric."""
+    """Reason in CamelCase, one of a fixed set; it is a label of a metric."""
     message: str
 
     @property

@@ -104,7 +104,7 @@ class MeasuresEngine(Protocol):
     """A role with a measured engine; scrapes read it from another thread."""
 
     engine_totals: EngineTotals
-    """Totals of its steps."""
+    """Totals of its steps and sleeps."""
     engine_choice: EngineChoice | None
     """The engine and the reason; None if they are not known."""
 

@@ -54,7 +54,7 @@ from rlhf_workers.worker_role import NO_VERSION, Outbox
 log = logging.getLogger(__name__)
 
 PROGRESS_NS: Final = 250_000_000
-"""Least nanoseconds between two reports of the engine's progress."""
+"""Least nanoseconds between two reports of the engine's progress, unless the clock is set back."""
 ACTOR: Final = GENERATE.model
 ACTOR_FIELD: Final = f"{ACTOR.manifest_path}.path"
 EXIT_CODES: Final = {"PromptLength": ExitCode.BAD_DATA, "TokenOutsideVocabulary": ExitCode.BAD_DATA} | dict.fromkeys(

@@ -34,7 +34,7 @@ class KvStaging:
         copies: CopyStream | None = None,
         host_bytes: Callable[[int], torch.Tensor] = pinned_bytes,
     ) -> None:
-        """`copies` None uses the device's copy stream; a CPU has none."""
+        """`copies` None: create a copy stream at the first use, unless the device is a CPU."""
         self._device = device
         self._copies = copies
         self._host_bytes = host_bytes

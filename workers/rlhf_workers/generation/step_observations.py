@@ -105,7 +105,7 @@ class _Window:
     drawing_rows: int = 0
     """Samples of steps without replayed tokens, added up."""
     drawn: int = 0
-    """Tokens that they drew."""
+    """Tokens drawn in steps without replayed tokens."""
     drafted: int = 0
     accepted: int = 0
     samples: list[str] = field(default_factory=list)
@@ -178,12 +178,12 @@ class Activity:
         self._finished: list[str] = []
 
     def finished(self, key: SampleKey, drafted: DraftedTokens) -> None:
-        """Record a sample that finished in the step that is added next."""
+        """Record the drafts of a sample that finished in the step that is added next."""
         if drafted.drafted:
             self._finished.append(f"{key.sample}: {drafted.accepted}/{drafted.drafted}")
 
     def add(self, report: StepReport, iteration: int, start_ns: int, end_ns: int, outbox: Outbox) -> None:
-        """Add a step during `iteration` that ran from start_ns to end_ns."""
+        """Add a step during `iteration` that ran from start_ns to end_ns; report a window that ends."""
         if self._window is not None and (self._window.iteration != iteration or report.capture_ns):
             self.flush(outbox)
         if self._window is None:

@@ -32,7 +32,7 @@ class ComputedTokens:
     """Keys and values of a sample's first tokens under one model."""
 
     positions: int = 0
-    """Tokens that have passed through the model."""
+    """Number of tokens that have passed through the model."""
     layers: list[Layer] = field(default_factory=list)
     """Keys and values of each layer: [1, heads, positions, size]."""
 

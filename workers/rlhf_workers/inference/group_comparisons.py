@@ -64,7 +64,7 @@ class GroupComparisons:
         self._groups.clear()
 
     def step(self, outbox: Outbox) -> bool:
-        """Advance the first group; return whether there was one."""
+        """Advance the first group, and report its results when it ends; return whether there was one."""
         if not self._groups:
             return False
         group = self._groups[0]

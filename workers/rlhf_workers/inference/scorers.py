@@ -25,7 +25,7 @@ Scorer: TypeAlias = ModelScorer | GroupScorer | RewardCalls
 
 
 Trunks = dict[str, Any]
-"""Frozen models on this worker by folder; others may share them."""
+"""Frozen models on this worker by folder; several scorers may share one."""
 
 
 def load_scorer(

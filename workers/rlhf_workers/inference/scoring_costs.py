@@ -17,7 +17,7 @@ from rlhf_workers.inference.model_scorer import PAD, ModelScorer
 BUDGET_SECONDS: Final = 0.6
 """Compute seconds of all tasks after which a task with LEAST points gets no further one."""
 LEAST: Final = 2
-"""Points measured for every task, regardless of the budget."""
+"""Points of every task that are measured regardless of the budget, or all if there are fewer."""
 REPEATS: Final = 2
 """Timed runs after a warm-up; the shortest counts."""
 WORD: Final = " a"

@@ -64,6 +64,6 @@ class KvReservation:
     key: SampleKey
     shapes: tuple[KvShape, ...]
     expected: int
-    """Approximate positions at the offer."""
+    """Approximate number of positions at the offer."""
     longest: int
-    """Maximum positions."""
+    """Maximum number of positions."""

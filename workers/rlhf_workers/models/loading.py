@@ -36,7 +36,7 @@ Attention = Literal["eager", "sdpa"]
 kernel, and experts as transformers chooses."""
 
 SCORE_HEAD: Final = "score.weight"
-"""The head of a sequence classification model."""
+"""Name of the head's weight in a sequence classification model."""
 HUB_ID: Final = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 HUB_FILES: Final = ("*.safetensors", *(f"*{suffix}" for suffix in sorted(TEXT)), "LICENSE*", "NOTICE*")
 """Files to download of a model: weights, configuration, tokenizer, templates, code and documents."""

@@ -14,7 +14,7 @@ from rlhf_common.endpoint import LIVENESS_PATH, Application
 
 METRICS_PATH: Final = "/metrics"
 ANSWER_SECONDS: Final = 5.0
-"""Seconds for a rank's answer."""
+"""Time-out in seconds of the connection to a rank, and of each read of its answer."""
 _OK: Final = 200
 _NAMED: Final = re.compile(r'[{,]worker="')
 

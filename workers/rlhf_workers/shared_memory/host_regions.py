@@ -48,7 +48,7 @@ class Pinning(Protocol):
         """Undo `pin`."""
 
     def finish(self) -> None:
-        """Wait for all copies of the device."""
+        """Wait for all copies that this process started on the device."""
 
 
 def host_place() -> str:
@@ -231,7 +231,7 @@ class HostSharing:
             self.pinning.finish()
 
     def forget(self, inode: int) -> None:
-        """Remove a closed region of this process."""
+        """Remove a region of this process that is about to be closed."""
         with self._lock:
             self._lent.pop(inode, None)
 

@@ -46,7 +46,7 @@ from rlhf_workers.training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 IN_A_ROW: Final = 3
-"""Micro-batches of a run, unless they are slow."""
+"""Number of micro-batches in a timed run; 1 if they are slow."""
 STEPPED: Final = 2**24
 """Maximum parameters of a stage that are copied and stepped."""
 PAUSE_SECONDS: Final = 0.05
@@ -157,7 +157,7 @@ class _WithoutLayers:
 
 @dataclass(frozen=True)
 class _Place:
-    """A stage as the executor runs it."""
+    """Number of a stage, and number of stages, as the executor gets them."""
 
     stage: int
     stages: int
@@ -235,7 +235,7 @@ class _TimedPasses:
         return shortest(partial(self, count), warm=True)
 
     def __call__(self, count: int) -> float:
-        """Return the mean seconds of so many passes in a row."""
+        """Return the mean seconds of a pass, from `count` passes in a row."""
         with shared_casts(self.trainer.device, self.trainer.compute):
             passes = [run_stage(self.trainer, self.work, self.row) for _ in range(count)]
         return sum(seconds for each in passes for seconds in each.values()) / count

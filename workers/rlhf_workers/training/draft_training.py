@@ -68,7 +68,7 @@ class DraftTraining(TrainingHook):
         self._everyone = tuple(range(layout.world))
         self._publishes = stage is not None and layout.publishes(policy, last)
         self.writes = stage is not None and layout.writes(policy, last)
-        """Whether this rank saves it."""
+        """Whether this rank saves the draft model."""
         self._device, self._compute, self._temperature = device, compute, spec.rollout.temperature
         draft = spec.generation.speculation.draft_model
         assert draft is not None, "only a job with a draft model trains one"

@@ -30,7 +30,7 @@ class LayerLoad:
 
 
 class ExpertLoad(TrainingHook):
-    """Counts in all stages of a rank that have experts."""
+    """Row counts of the stages with experts on a rank."""
 
     def __init__(self, stages: Stages, layout: RankLayout, communicator: Communicator, device: torch.device) -> None:
         """Register with every layer of experts for its row counts."""

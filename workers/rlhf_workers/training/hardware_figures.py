@@ -30,7 +30,7 @@ PRODUCT_ROWS: Final = {"cpu": 512, "cuda": 4096}
 COPIED_BYTES: Final = {"cpu": 2**25, "cuda": 2**28}
 """Device -> bytes of the copy in device memory."""
 LEAST_SECONDS: Final = 1e-9
-"""Shortest time in seconds in a document."""
+"""Least seconds that count for a part of a stage, and for the bytes of a large sum."""
 Figures = dict[str, Any]
 
 

@@ -35,7 +35,7 @@ SPAN: Final = "train/old-log-probabilities"
 
 
 class OldLogProbabilities:
-    """The pass on one rank."""
+    """The policy's pass on one rank."""
 
     def __init__(
         self,

@@ -88,7 +88,7 @@ class Trainer:
         """Seconds in this rank's row of the table for each mini-batch of the last iteration with a token to train
         on."""
         self.bubble_seconds = 0.0
-        """Seconds of the last iteration's mini-batches without computation."""
+        """Seconds without computation in the mini-batches of the last iteration."""
         self.sample_advantages: list[float] = []
         """Mean advantage over each sample's trained tokens in the last iteration, NaN without any; empty: no
         advantages."""

@@ -31,6 +31,6 @@ class TrainingProgress:
     """Number of steps that trained only critics."""
 
     def look_ahead(self, total: int, warmup: int) -> None:
-        """Plan the learning rate for a job with `total` steps from now on."""
+        """Plan the learning rate from now on; `total`: optimizer steps of the whole job."""
         if total != self.horizon.total:
             self.horizon = self.horizon.changed(total, self.steps, warmup)

@@ -143,7 +143,7 @@ class TrainingRole:
 
     @property
     def kept_version(self) -> int:
-        """Weight version that it serves besides the current one; 0: none."""
+        """Weight version that it serves besides the current one; 0 also if there is none."""
         return self._kept.version if self._kept is not None else 0
 
     def offload(self) -> None:

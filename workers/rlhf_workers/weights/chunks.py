@@ -14,7 +14,7 @@ OFFSET: Final = 2 << 3
 DATA: Final = 3 << 3 | 2
 """Tags: field number and wire type."""
 LONGEST_VARINT: Final = 10
-"""Bytes of a 64-bit varint."""
+"""Maximum bytes of a 64-bit varint."""
 FETCH: Final = f"/{pb.DESCRIPTOR.services_by_name['WeightSource'].full_name}/Fetch"
 """gRPC method with these messages."""
 

@@ -33,11 +33,11 @@ class FetchPolicy:
 
     attempts: int = 4
     backoff_seconds: float = 0.5
-    """Pause before the second attempt; doubles each time."""
+    """Pause in seconds before the second attempt; it doubles for each later one."""
     describe_seconds: float = 120.0
-    """Time-out of Describe and of a loan."""
+    """Time-out in seconds of Describe, and of the answer to a request for a loan."""
     idle_seconds: float = 30.0
-    """Longest time without a chunk of a stream."""
+    """Seconds without a chunk after which a stream is cut off."""
 
 
 DEFAULT_FETCH_POLICY = FetchPolicy()

@@ -124,7 +124,7 @@ class OffloadableWeights:
         self.offloaded = any(tensor.device.type != device.type for tensor in self._tensors())
 
     def offload(self) -> None:
-        """Move everything to host memory and free the device memory."""
+        """Move the tensors that are not apart to host memory, and free their device memory."""
         if self.offloaded or not self._moves:
             return
         tensors = list(self._tensors())
@@ -147,7 +147,7 @@ class OffloadableWeights:
         )
 
     def onload(self) -> None:
-        """Move everything to the device; return when the copies are complete."""
+        """Move these tensors back to the device; return when the copies are complete."""
         if not self.offloaded:
             return
         tensors = list(self._tensors())

@@ -27,7 +27,7 @@ from rlhf_workers.weights.source import raw_bytes
 from rlhf_workers.weights.tensor_types import DTYPES
 
 MOST_WAITING: Final = 4
-"""Chunks that have arrived and wait to be copied: 16 MiB."""
+"""Maximum chunks that wait to be copied while the next one is received: 16 MiB."""
 
 
 class WeightsRefusedError(WorkError):
@@ -73,7 +73,7 @@ class WeightStream:
                 self._call.cancel()
 
     def cut_off_if_idle(self, seconds: float) -> None:
-        """Cancel a Fetch that brought nothing for so many seconds."""
+        """Cancel a Fetch that brought nothing for more than `seconds` seconds."""
         with self._lock:
             silence = time.monotonic() - self._heard
             if self._call is not None and silence > seconds:

@@ -165,7 +165,7 @@ class IncomingCache:
 
 
 def host_memory(size: int, *, pinned: bool) -> torch.Tensor:
-    """Return uint8 [size] of host memory; unpinned if pinning fails."""
+    """Return uint8 [size] of host memory; pinned if `pinned`, unless pinning fails."""
     if pinned:
         try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)

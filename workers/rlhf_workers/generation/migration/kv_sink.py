@@ -30,7 +30,7 @@ IDLE_SECONDS: Final = 30.0
 COMPUTE_SECONDS: Final = 10.0
 """Seconds in which the compute thread must begin the work that it is given."""
 MEMORY_SHARE: Final = 8
-"""Divisor of the memory for the maximum that arriving caches may take."""
+"""Divisor of the memory; arriving caches may take the result."""
 CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 """File with the container's limit in bytes, or "max"."""
 

@@ -30,7 +30,7 @@ class TransferOutcome:
     why: str
     """Reason if it was not moved."""
     at: float
-    """Time of the end, time.monotonic(); 0 if no transfer began."""
+    """Time when the transfer ended, in seconds of time.monotonic(); not used if no transfer began."""
 
 
 class KvTransfer:
@@ -60,13 +60,13 @@ class KvTransfer:
             return self._outcome
 
     def send(self, piece: KvSlice) -> None:
-        """Send the next positions."""
+        """Queue the next positions to be sent."""
         with self._lock:
             self.backlog += 1
         self._pieces.put(piece)
 
     def hand_over(self, message: pb.KvHandOver) -> None:
-        """Send the last message, after the slices."""
+        """Queue the last message, after the slices."""
         self._pieces.put(message)
 
     def cancel(self, why: str) -> bool:

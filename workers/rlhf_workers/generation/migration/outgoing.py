@@ -32,7 +32,7 @@ PIECE_BYTES: Final = 16 * 1024 * 1024
 BACKLOG: Final = 2
 """Maximum slices of a sample in memory that are not sent yet."""
 LAST_TOKENS: Final = 16
-"""Maximum remaining positions at which a sample pauses."""
+"""Number of positions left to send at or below which a sample pauses; it also pauses after ROUNDS."""
 ROUNDS: Final = 4
 """Maximum rounds of sending before a sample pauses; decoding may be faster than the link."""
 DEFAULT_SECONDS: Final = 60.0
@@ -52,7 +52,7 @@ class _Move:
     target: int = 0
     rounds: int = 0
     paused: float = 0.0
-    """Time when it paused; 0 if it did not."""
+    """Monotonic time in seconds when it paused; 0 if it did not."""
     stopped: float = 0.0
     """Seconds that exports took on the compute thread."""
     handed_over: pb.SampleProgress | None = None
@@ -103,7 +103,7 @@ class OutgoingMigrations:
             moving.add(move.key)
 
     def step(self) -> bool:
-        """Advance every transfer; return whether there was work."""
+        """Advance every open move, and answer the commands that are settled; return whether a move had work."""
         if not self._commands:
             return False
         worked = False
@@ -169,7 +169,7 @@ class OutgoingMigrations:
         move.transfer = KvTransfer(command.channel, offer, max(command.left, 0.001))
 
     def _feed(self, move: _Move, transfer: KvTransfer, cached: int, moves: KvMoves) -> bool:
-        """Send the next slice, or the hand-over."""
+        """Pause the sample if it is time, and send the next slice, the hand-over or both; return whether it could."""
         if not transfer.taken or transfer.backlog >= BACKLOG:
             return False
         if move.fed == move.target and not move.paused:

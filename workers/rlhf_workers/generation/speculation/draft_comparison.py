@@ -17,7 +17,7 @@ from rlhf_workers.generation.speculation.drafter import MATCHES, Draft, DraftReq
 
 class _Note(NamedTuple):
     tokens: int
-    """Prompt and response tokens before the drafts."""
+    """Number of prompt and response tokens before the drafts."""
     drafts: list[tuple[int, Draft]]
     """(drafter, its draft of at least one token)."""
 

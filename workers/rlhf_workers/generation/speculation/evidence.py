@@ -31,7 +31,7 @@ class DraftedTokens(NamedTuple):
     """Drafted tokens of one sample, or of many."""
 
     drafted: int
-    """Drafted tokens that were verified."""
+    """Drafted tokens that were verified, without those after the end of a response."""
     accepted: int
 
 

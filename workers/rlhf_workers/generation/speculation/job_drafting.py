@@ -20,7 +20,7 @@ from rlhf_workers.worker_role import Outbox
 log = logging.getLogger(__name__)
 
 REPORT_NS: Final = 2_000_000_000
-"""Least nanoseconds between two reports during decoding."""
+"""Least nanoseconds between two reports during decoding, unless the clock is set back."""
 NO_LIMITS: Final = SiblingLimits(0, 0)
 
 

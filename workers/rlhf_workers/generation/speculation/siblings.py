@@ -70,13 +70,13 @@ class SiblingsDrafter:
         self._live: dict[SampleSource, tuple[SampleKey, Text]] = {}
         """Samples that are decoded here and extend their text, each with its key and text."""
         self.held_bytes = 0
-        """Estimated bytes of all groups, from above; about `max_bytes` at most."""
+        """Estimated upper bound of the bytes of all groups; about `max_bytes` at most."""
         self.refused_tokens = 0
-        """Tokens given to `learn` that were out of bounds or did not fit."""
+        """Tokens of the calls of `learn` that were refused: out of bounds, or without room."""
 
     @property
     def held_groups(self) -> int:
-        """Number of groups with known responses."""
+        """Number of stored groups."""
         return len(self._groups)
 
     # ------------------------------------------------------------ samples that are decoded here

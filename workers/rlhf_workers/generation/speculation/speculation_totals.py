@@ -29,7 +29,7 @@ class SpeculationTotals:
     """Drafted and accepted tokens, int64 [drafters, positions] each."""
     steps: int = 0
     tokens: int = 0
-    """Tokens drawn in these steps."""
+    """Tokens of these steps: one for each sample, and the accepted drafted ones."""
     samples: int = 0
     """Samples of these steps, added up."""
     by_budget: dict[int, int] = field(default_factory=lambda: dict.fromkeys(BUDGETS, 0))

@@ -50,9 +50,9 @@ REST_SECONDS: Final = 0.5
 SETTLED: Final = 64
 """Value of `_faster` above which only some steps are learned from."""
 LEARN_STEPS: Final = 4
-"""Number of such steps per step that is learned from."""
+"""Steps per step that is learned from, once `_faster` is above SETTLED."""
 SHRUNK: Final = 0.75
-"""Share of the batch at its beginning at or below which a rest ends."""
+"""Share of a rest's initial samples; the rest ends when the batch has as few or fewer."""
 NOTHING: Final[TokenArray] = np.empty(0, np.int32)
 NO_PLAN: Final = Plan((), 0, 0, "Unmeasured", 0.0)
 
@@ -280,7 +280,7 @@ class Speculator:
         self.controller = learned.given_to(self.controller, names)
 
     def policy_changed(self) -> None:
-        """Reduce the weight of what was learned: the policy has new weights."""
+        """Reduce the weight of what was learned, and end a rest: the policy has new weights."""
         self.controller = self.controller.aged()
         self._end_rest()
         self._rest_length = FIRST_REST
@@ -298,7 +298,7 @@ class Speculator:
                 drafter.learn(group, source, offset, tokens, weight)
 
     def forget(self, group: PromptGroup) -> None:
-        """Drop a prompt; see `LearnsSiblings`."""
+        """Drop a prompt group; see `LearnsSiblings`."""
         for drafter in self._drafters:
             if isinstance(drafter, LearnsSiblings):
                 drafter.forget(group)
@@ -315,7 +315,7 @@ class Speculator:
         self._rest = Rest(self._rest_length, self._rest_length, self._rows)
 
     def _end_rest(self) -> None:
-        """End the rest and request a new plan."""
+        """End the rest, if there is one, report its steps to the controller, and request a new plan."""
         if self._rest.steps and not self._rest.left:
             short = self._unlearned_seconds * LONGEST_REST < REST_SECONDS * self._rest.steps
             self._rest_length = min(2 * self._rest.steps, LONGEST_SHORT_REST if short else LONGEST_REST)

@@ -48,7 +48,7 @@ class Text:
         self.ends: list[int] = []
         """Ends, in `written`, of the parts that were stored before each ageing; a part is not empty."""
         self.aged: list[float] = []
-        """Weight of the tokens of each of these parts."""
+        """Weight of the tokens of each part in `ends`."""
         self.earlier: tuple[array[int], ...] = tuple(array("q") for _ in ORDERS)
         """For each order, an array: the previous position whose context has the same hash, -1 for none."""
 
@@ -114,7 +114,7 @@ class SuffixIndex:
         return None
 
     def _catch_up(self) -> None:
-        """Index tokens that came since the last query, at most FOUND_AT_ONCE."""
+        """Index tokens that are not indexed yet, at most FOUND_AT_ONCE."""
         left = FOUND_AT_ONCE
         while self._behind and left > 0:
             number, text = next(iter(self._behind.items()))

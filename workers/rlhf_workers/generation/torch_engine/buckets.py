@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 TILE_ROWS: Final = 16
-"""Rows of a tile; rows of a pool are a multiple of this."""
+"""Rows of a tile; the number of rows of a pool is a multiple of it."""
 FIRST_CAPACITY: Final = 64
 """Smallest bucket of keys; the next ones double, up to the longest sequence."""
 KEY_STEP: Final = 16

@@ -22,18 +22,18 @@ class CachedRow(NamedTuple):
 
     pool: int
     readers: int
-    """Number of rows of the pass."""
+    """Number of these rows."""
     length: int
-    """Keys that the one with most keys sees."""
+    """Keys that the reader with most keys sees."""
 
 
 class RowRun(NamedTuple):
     """Neighbouring pool rows that share one attention call; the same number of pass rows reads each."""
 
     start: int
-    """First row of the pass."""
+    """First row of the run in the pass."""
     pool: int
-    """First row of the pool."""
+    """First row of the run in the pool."""
     rows: int
     """Number of pool rows."""
     readers: int

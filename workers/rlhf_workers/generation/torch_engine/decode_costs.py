@@ -54,10 +54,10 @@ class MeasurableEngine(Protocol):
         """Return the bytes of its caches."""
 
     def step(self) -> StepReport:
-        """Decode one token of every sample."""
+        """Run one step of the engine."""
 
     def aside(self) -> AbstractContextManager[EngineState]:
-        """Put the engine's own samples aside inside."""
+        """Return a context in which the engine's own samples are put aside."""
 
 
 def measure(engine: MeasurableEngine) -> Generator[None, None, EngineCosts]:

@@ -29,7 +29,7 @@ INPUTS: Final = 4
 ROWS are pool rows, in passes with several rows of one sample.
 """
 REPLAY_ROWS: Final = 2 * TILE_ROWS
-"""Approximate maximum of rows of known tokens per step."""
+"""Maximum rows of samples with known tokens per step; one for each sample if there are more samples."""
 OUTPUTS: Final = 2
 """Number of rows of the output, int64 [OUTPUTS, width]: tokens, and log-probabilities as bits of float64."""
 

@@ -73,7 +73,7 @@ class Drafting:
         self._decoded = set(found)
 
     def wants(self, state: EngineState, slots: Slots) -> bool:
-        """Return whether drafts are wanted for a step over these `slots` [n]."""
+        """Return whether drafts are wanted for a step over these `slots` [n]; pass on their tokens if so, or if due."""
         self._seconds = 0.0
         if self.speculator is None or not len(slots):
             return False

@@ -92,7 +92,7 @@ class FusedForward:
         length: int,
         shape: SampleRows | None = None,
     ) -> torch.Tensor:
-        """See PassForward; a row reads its keys in place."""
+        """See PassForward; `shape` is not used."""
         self._layers = self._layers or tuple(self._packed(index) for index in range(len(self._model.model.layers)))
         base, ops = self._model.model, self._ops
         residual = base.embed_tokens(tokens)
@@ -113,7 +113,7 @@ class FusedForward:
         return logits
 
     def release(self) -> None:
-        """Drop the joined matrices; the model's parameters stay unchanged."""
+        """Drop the references to the joined matrices; the model's parameters stay views of them."""
         self._layers = ()
 
     @torch.inference_mode()

@@ -31,7 +31,7 @@ class DecodePass(NamedTuple):
     width: int
     """Number of rows; those beyond `slots` are padding."""
     length: int
-    """Number of keys read."""
+    """Maximum number of keys that a row reads."""
     slots: Slots
     """Slot of each row, [n], n <= width."""
     rows: SampleRows | None = None
@@ -105,7 +105,7 @@ class SlottedPool:
 
 
 class KvPools(Protocol):
-    """Storage of samples between steps."""
+    """Storage of the samples' keys and values."""
 
     def place(self, slots: Slots, positions: Slots, prompts: PromptCache | None, sources: Slots) -> None:
         """Assign rows to `slots`, with the keys and values of rows `sources` of `prompts` (None: no tokens precede)."""

@@ -152,7 +152,7 @@ class ResponseTable:
         return np.flatnonzero(self._taken)
 
     def key(self, slot: int) -> SampleKey:
-        """Return the sample of an occupied slot."""
+        """Return the key of the sample in an occupied slot."""
         request = self.requests[slot]
         assert request is not None
         return request.key
@@ -162,7 +162,7 @@ class ResponseTable:
         self.length[slot] = length
 
     def keys(self, slots: Slots) -> list[SampleKey]:
-        """Return the samples of these slots."""
+        """Return the keys of the samples in these slots, without empty slots."""
         return [request.key for slot in slots if (request := self.requests[slot]) is not None]
 
     def tokens(self, slot: int) -> npt.NDArray[np.int32]:

@@ -18,7 +18,7 @@ class SampleRows(NamedTuple):
     pool: Rows
     """Pool row that each row writes and reads, [n]; rows of one sample are adjacent."""
     ahead: Rows
-    """Positions after the sample's next one, [n]."""
+    """Number of positions from the sample's next one to that of each row, [n]."""
 
 
 class Rectangle(NamedTuple):
@@ -32,7 +32,7 @@ class Rectangle(NamedTuple):
     sources: Rows
     """Pass row at each element, [samples * most]; samples with fewer rows repeat their last one."""
     places: Rows
-    """Element of each pass row, [n]."""
+    """Index of the element of each pass row, [n]."""
 
 
 def sample_rows(counts: Rows) -> SampleRows:

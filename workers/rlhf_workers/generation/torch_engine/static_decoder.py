@@ -71,7 +71,7 @@ class StaticForward(PassForward, Protocol):
         """Return the key length of a pass over `length` keys, at most `capacity`."""
 
     def release(self) -> None:
-        """Release weights that the model itself does not own."""
+        """Drop the references to tensors that were built from the model's weights."""
 
 
 class StaticDecoder:

@@ -26,7 +26,7 @@ MAX_ROWS: Final = 256
 MAX_PROMPTS: Final = 16
 """Maximum prompts of one prefill."""
 ROUNDS: Final = 4
-"""Trials of a tile."""
+"""Number of trials of a tile."""
 LONG_RUN: Final = 12
 """Least rows of one of the samples in a trial with several, where they fit."""
 TRIAL_CAPACITY: Final = 64

@@ -34,7 +34,7 @@ class MeasurableCore(Protocol):
         """Return how many more requests of `tokens` tokens fit into the caches."""
 
     def aside(self) -> AbstractContextManager[None]:
-        """Put the current requests aside inside."""
+        """Return a context in which the current requests are put aside."""
 
     def add(self, request: CoreRequest) -> None:
         """Add a request."""
@@ -46,7 +46,7 @@ class MeasurableCore(Protocol):
         """Drop requests."""
 
     def step(self) -> CoreStep:
-        """Decode one token of every request."""
+        """Run one step of the core."""
 
 
 _NUMBERS: Final = count()

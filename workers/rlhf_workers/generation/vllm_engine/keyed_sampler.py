@@ -21,12 +21,12 @@ from rlhf_workers.generation.sampling import sample
 from rlhf_workers.generation.vllm_engine.uniform_table import KeyedRequest, UniformTable
 
 SAMPLE_KEY: Final = "rlhf_random_key"
-"""The sample's random key as decimal text, as it has 64 bits."""
+"""Name of the argument with the sample's random key, as decimal text because it has 64 bits."""
 PROMPT_TOKENS: Final = "rlhf_prompt_tokens"
 """Length of the sample's prompt; later tokens of a request's prompt are response."""
 
 DRAWING: Final = "rlhf_drawing"
-"""How its tokens are drawn, as a number of `Drawing`."""
+"""Name of the argument that says how its tokens are drawn, as a number of `Drawing`."""
 
 
 class KeyedSampler:

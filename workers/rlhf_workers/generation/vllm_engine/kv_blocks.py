@@ -40,7 +40,7 @@ class PagedLayer:
 
     @property
     def heads(self) -> int:
-        """Return the number of key and value heads in this process."""
+        """Return the number of key heads in this process; there are as many value heads."""
         return int(self.cache.shape[1])
 
     @property

@@ -86,7 +86,7 @@ class MovedCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
 
     @property
     def waiting_tokens(self) -> Sequence[int]:
-        """Return the positions of each cache that waits for blocks."""
+        """Return the number of positions of each cache that waits for blocks."""
         return [arrival.cache.stop for arrival in self._arrived.values()]
 
     # ------------------------------------------------------------ beside the scheduler

@@ -29,7 +29,7 @@ class ExecutorLayers:
     names: tuple[str, ...]
     """vLLM's layer names, in order."""
     shapes: tuple[KvShape, ...]
-    """Shapes of this process's heads."""
+    """Shape of each layer, with this process's heads."""
     first_head: int
     refusal: str = ""
     """Reason why its caches cannot move; empty if they can."""

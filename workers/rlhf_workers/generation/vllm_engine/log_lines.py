@@ -13,9 +13,9 @@ from typing import Final
 from rlhf_workers.progress import WorkStage, stage
 
 LINES_PER_MINUTE: Final = 120
-"""Maximum lines per minute."""
+"""Maximum lines of vLLM in each period of one minute."""
 MAX_CHARACTERS: Final = 2000
-"""Maximum characters of a line."""
+"""Maximum characters of a message; a longer one is cut and gets a note of its length."""
 _MINUTE: Final = 60.0
 
 

@@ -44,7 +44,7 @@ class UniformTable:
         self._names: list[str] = []
         """Request names in the last step."""
         self._rows: Ints = np.zeros(0, np.int64)
-        """Entries of these requests."""
+        """Entries of the requests in `_names`."""
 
     def __len__(self) -> int:
         return len(self._places)
@@ -91,7 +91,7 @@ class UniformTable:
         return place
 
     def _more(self) -> int:
-        """Double the table; return one of the new entries."""
+        """Double the table, to at least BLOCK entries; return one of the new ones."""
         old = len(self._keys)
         new = max(BLOCK, 2 * old)
         self._keys += [0] * (new - old)

@@ -35,7 +35,7 @@ class LayerwiseUpdate:
         self._loaded: set[str] = set()
 
     def begin(self) -> None:
-        """Put every layer's old tensors aside."""
+        """End an interrupted update, if there is one, and put every layer's old tensors aside."""
         with self._changing():
             self._restore()  # an earlier update may have been interrupted
             self._expected = {name for name, _ in self._model.named_parameters()}

@@ -39,7 +39,7 @@ from rlhf_workers.models.precision import compute_dtype
 log = logging.getLogger(__name__)
 
 POSITIONS: Final = 1 << 30
-"""Positions of a model whose configuration names none."""
+"""Maximum positions of a model whose configuration names none."""
 
 
 def load(

@@ -26,7 +26,7 @@ REWARDS: Final[Mapping[str, str]] = {
     "judge": "rlhf_workers.inference.rewards.judge",
     "environment": "rlhf_workers.inference.rewards.environment",
 }
-"""Module by the member of a reward of `spec.models`."""
+"""Module by kind of reward: the member that a reward of `spec.models` sets."""
 
 
 def load_reward(

@@ -108,7 +108,7 @@ class TrainingBackend(Protocol):
         """
 
     def offload(self) -> None:
-        """Move weights and optimizer to host memory."""
+        """Move weights and moments to host memory as far as the backend can, and free the gradients."""
 
     def onload(self) -> None:
         """Move them back unchanged."""

@@ -156,7 +156,7 @@ class TorchBackend:
 
 
 def build_backend(job: RLHFJob, become: pb.BecomeTraining, device: torch.device, span: SpanSink) -> TorchBackend:
-    """Return this rank of the group in a BecomeTraining, ready to train."""
+    """Return the backend of this rank for a BecomeTraining command, ready to train."""
     return backend_of(job, become, device, span, load_stage)
 
 

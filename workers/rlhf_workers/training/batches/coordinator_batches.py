@@ -16,7 +16,7 @@ from rlhf_common import control_pb2 as pb
 from rlhf_workers.failures import WorkError
 
 RETRY_SECONDS: Final = 0.25
-"""Seconds between two tries."""
+"""Pause in seconds between two tries."""
 AWAY: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN})
 """Statuses that count as a broken connection."""
 

@@ -24,7 +24,7 @@ class Padding(TrainingHook):
     tokens: int = 0
     """Tokens of samples, counted once per model."""
     padded: int = 0
-    """The same, including padding."""
+    """Tokens of samples with padding, counted once per model."""
     spared: int = 0
     """Tokens of samples that were not computed, as others have the same prompt, counted once per model."""
 

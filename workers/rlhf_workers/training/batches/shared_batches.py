@@ -22,9 +22,9 @@ class _Unit:
     prompt: int
     """Number of their prompt; minus one less the first sample if they have several."""
     head: int
-    """Tokens of their prompt, which other units may share."""
+    """Tokens of their prompt, which other units may share; 0 if they have several."""
     body: int
-    """All other tokens."""
+    """Tokens of the samples without their prompt; all of them if they have several prompts."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class TrainingBatch:
     rewards: torch.Tensor
     """float32 [B]; 0 for a sample that is not `valid`."""
     valid: torch.Tensor
-    """bool [B]: false for samples that abstained or are filtered out."""
+    """bool [B]: false for samples that abstained, are filtered out, or lack their greedy baseline."""
     finished: torch.Tensor
     """bool [B]: whether the response ended by itself; false if it was cut at its length limit, left unfinished or is
     missing."""

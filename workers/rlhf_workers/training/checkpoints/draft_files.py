@@ -37,7 +37,7 @@ from rlhf_workers.weights.tensor_file import (
 )
 
 LARGEST_SHARE: Final = 0.5
-"""Largest share of the policy's parameters."""
+"""Maximum parameters of the draft model as a share of the policy's."""
 PADDING: Final = 512
 """Least difference of the draft model's vocab_size from the policy's for which it is refused.
 

@@ -48,7 +48,7 @@ class DeviceCopies(Protocol):
 
 
 class CpuCopies:
-    """Immediate copies between CPUs."""
+    """Immediate copies within host memory."""
 
     def to_host(self, tensor: torch.Tensor) -> HostCopy:
         return HostCopy(tensor.clone(), lambda: None)
@@ -167,7 +167,7 @@ class HostCommunicator:
 
 
 class _CarriedTransfer:
-    """A transfer of a courier; holds its tensor until it is complete."""
+    """A transfer of a courier; it references its tensor, so that the memory is not reused."""
 
     def __init__(self, over: "Future[Wait]", tensor: torch.Tensor) -> None:
         self._over, self._tensor = over, tensor

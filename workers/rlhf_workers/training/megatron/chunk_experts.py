@@ -44,7 +44,7 @@ class PackedExperts(SequentialMLP):  # type: ignore[misc]
     """Megatron's sequential experts, whose weights are parts of two tensors: all experts, or this rank's."""
 
     spread: Spread | None = None
-    """Set if the ranks of a group have some experts each."""
+    """Exchange of rows with the ranks that have the other experts; None if this rank has all."""
     tell_counts: TellCounts | None = None
 
     def __init__(self, num_local_experts: int, config: Any, submodules: Any, pg_collection: Any = None) -> None:

@@ -39,7 +39,7 @@ class Horizon:
     start: int = 0
     """Step from which `total` applies."""
     done: float = 0.0
-    """Share of the decay completed by then."""
+    """Share of the decay completed at `start`."""
 
     def share(self, step: int, warmup: int) -> float:
         """Return the share of the decay, 0 to 1, completed at `step` (at least `warmup`)."""
@@ -47,7 +47,7 @@ class Horizon:
         return min(1.0, self.done + (1.0 - self.done) * (step - start) / max(1, self.total - start))
 
     def changed(self, total: int, step: int, warmup: int) -> "Horizon":
-        """Return the horizon of a job that has `total` steps from `step` on."""
+        """Return the horizon that applies from `step` on; `total`: optimizer steps of the whole job."""
         return Horizon(total, step, self.share(step, warmup) if step > warmup else 0.0)
 
 
@@ -116,7 +116,7 @@ class StageOptimizer:
         return {name: value for name, value in stage.named_parameters() if value.requires_grad}
 
     def _counted_elsewhere(self, stage: PipelineStage) -> frozenset[str]:
-        """Return its own parameters that another rank counts in the norm."""
+        """Return the parameters on this rank that another rank counts in the norm."""
         return frozenset()
 
     def sum_copies(self, communicator: Communicator, holders: tuple[int, ...], by_experts: tuple[int, ...]) -> None:

@@ -25,7 +25,7 @@ from rlhf_workers.weights.tensor_file import TensorFolder
 
 
 class ShardedOptimizer(StageOptimizer):
-    """Its `parameters` are this rank's rows."""
+    """AdamW over a sharded stage; `parameters` are this rank's rows."""
 
     over_data = True
 

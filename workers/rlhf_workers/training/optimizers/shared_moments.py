@@ -26,9 +26,9 @@ class MomentShares:
     """Shares of one stage, or of a tensor rank's part of it."""
 
     holders: tuple[int, ...]
-    """Global ranks of the copies."""
+    """Global ranks of the copies that share the moments; a placeholder in WHOLE."""
     number: int
-    """Number of this rank among them."""
+    """Index of this rank in `holders`."""
 
     @property
     def part(self) -> str:

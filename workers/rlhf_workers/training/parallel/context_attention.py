@@ -21,7 +21,7 @@ from rlhf_workers.training.stages.packed_attention import Part, in_parts
 from rlhf_workers.training.stages.pipeline_stage import Attention
 
 CONTEXT: Final = "context_cut"
-"""Layer argument for its attention: `ChunkMasks`."""
+"""Name of the layers' argument with a `ChunkMasks` for their attention."""
 CUT: Final[Mapping[Attention, Attention]] = {"eager": "context_eager", "sdpa": "context_sdpa"}
 """Attention for whole rows, padded or packed -> attention for a rank's positions."""
 

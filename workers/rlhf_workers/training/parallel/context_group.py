@@ -56,11 +56,11 @@ class ContextCut:
     columns: torch.Tensor
     """int64 [l]: indices in a row of this rank's positions, sample by sample, ascending."""
     positions: torch.Tensor
-    """int64 [l]: the same, as positions in their samples."""
+    """int64 [l]: positions of `columns` in their samples."""
     order: torch.Tensor
     """int64 [L]: index of each position of a row among the concatenated positions of all ranks."""
     back: torch.Tensor
-    """int64 [L]: the inverse permutation, indices in a row."""
+    """int64 [L]: the inverse permutation of `order`: indices in a row."""
 
     @classmethod
     def for_lengths(cls, group: ContextGroup, lengths: Sequence[int]) -> "ContextCut":

@@ -155,12 +155,12 @@ class RankLayout:
 
     @property
     def block(self) -> int:
-        """Block of this rank."""
+        """Index of this rank's block in the group."""
         return self.rank // self.block_size
 
     @property
     def blocks(self) -> int:
-        """Blocks of the group."""
+        """Number of blocks in the group."""
         return self.world // self.block_size
 
     @property

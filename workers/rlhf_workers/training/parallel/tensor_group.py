@@ -21,7 +21,7 @@ class TensorGroup:
     rank: int = 0
     """Number of this rank in the group."""
     ranks: tuple[int, ...] = (0,)
-    """Global ranks in order of their number."""
+    """Global ranks in order of their number; not used for a group of one rank."""
     communicator: Communicator | None = None
     """None until the ranks have met."""
     by_position: bool = False

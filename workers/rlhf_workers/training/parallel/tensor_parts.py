@@ -26,7 +26,7 @@ class TensorPart:
 
     @property
     def length(self) -> int:
-        """Number of rows or columns; 0 on a rank after the last row."""
+        """Number of rows or columns; 0 on a rank after the last one."""
         return self.after - self.first
 
     @property

@@ -12,7 +12,7 @@ import torch
 
 
 class DeviceTimers(Protocol):
-    """Marks in one thread's work."""
+    """Marks points in the work that one thread launches, and reads their times."""
 
     def mark(self) -> Any:
         """Return a mark: the moment when the device has done all work launched so far."""

@@ -20,7 +20,7 @@ from rlhf_workers.training.batches.packed_rows import PackedRow
 from rlhf_workers.training.stages.pipeline_stage import Attention
 
 PACKED: Final = "packed_row"
-"""Layer argument for its attention: `RowAttention`."""
+"""Name of the layers' argument with a `RowAttention` for their attention."""
 PACKED_ROWS: Final[Mapping[Attention, Attention]] = {"eager": "packed_eager", "sdpa": "packed_sdpa"}
 """Attention for padded rows -> attention for packed rows."""
 WRITTEN_OUT: Final[Mapping[Attention, Attention]] = {

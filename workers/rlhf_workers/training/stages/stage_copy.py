@@ -15,7 +15,7 @@ from rlhf_workers.weights.offload import OffloadableWeights, OffloadMemory
 
 
 class StageCopy(OffloadableWeights):
-    """Copy of one stage and its optimizer."""
+    """Moves one stage with its optimizer's moments."""
 
     def __init__(
         self,
