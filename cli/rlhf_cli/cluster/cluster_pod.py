@@ -49,7 +49,7 @@ class ClusterPod:
     state: str
     """State in one word, such as Ready or Unschedulable."""
     explanation: str
-    """Reason why it waits or why it ended; empty when it simply runs."""
+    """Reason why it waits or ended, where one is found; otherwise empty."""
     started: datetime | None
     """status.startTime; None when absent."""
 
@@ -152,7 +152,7 @@ def _warning_text(event: Json) -> str:
 
 
 def _warnings(events: Iterable[Json]) -> dict[str, Json]:
-    """Return pod UID -> its newest Warning."""
+    """Return pod UID -> its newest Warning that is not in `_SYMPTOMS`."""
     newest: dict[str, Json] = {}
     for event in sorted(events, key=lambda event: str(event_time(event) or "")):
         about = event.get("regarding") or {}
