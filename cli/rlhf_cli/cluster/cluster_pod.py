@@ -43,15 +43,15 @@ class ClusterPod:
     """Name of its worker, such as generation-0, or coordinator."""
     node: str
     restarts: int
-    """Number of restarts of its containers."""
+    """Number of restarts of its containers, without init containers."""
     in_pool: bool
     """Whether it is in the migration pool."""
     state: str
     """State in one word, such as Ready or Unschedulable."""
     explanation: str
-    """Reason why it waits or ended, where one is found; otherwise empty."""
+    """What explains the state, where something is found; otherwise empty."""
     started: datetime | None
-    """status.startTime; None when absent."""
+    """status.startTime; None when absent or invalid."""
 
     @property
     def well(self) -> bool:

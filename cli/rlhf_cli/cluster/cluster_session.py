@@ -43,7 +43,7 @@ class ClusterSession:
 
     @property
     def width(self) -> int | None:
-        """Columns of the terminal; None in a pipe."""
+        """Columns of the terminal; None if standard output is none."""
         return self.out.width if self.live else None
 
     def write(self, lines: Iterable[Text | str]) -> None:
