@@ -56,7 +56,7 @@ class LoadedJob:
     job: RLHFJob | None
     """The resolved job; None if it cannot be resolved, and for an object of another kind."""
     problems: tuple[Problem, ...] = ()
-    """Errors and warnings, with their line numbers."""
+    """Errors and warnings; the line number is None where unknown."""
     paths: RunPaths | None = None
     """Paths of a run's files on this machine; None unless `load_resolved` loaded the job."""
 

@@ -26,7 +26,7 @@ from rlhf_planner.rollout_overlap import RolloutTimes, rollout_times
 
 @dataclass(frozen=True)
 class LongRoundsPlan:
-    """The forecast of each way."""
+    """The forecast for each number of surplus prompts."""
 
     choice: RoundsChoice | None
     """The choice; None without a forecast."""

@@ -42,7 +42,7 @@ PLAIN_SECONDS: Final = 0.5
 QUIET_SECONDS: Final = 30.0
 """Seconds without a finished iteration after which plain output names the job's obstacle."""
 NOTICES: Final = 4
-"""Number of latest notices below the live view."""
+"""Maximum number of latest notices below the live view."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class _LocalRun:
         self._out.print(text, markup=False, soft_wrap=True)
 
     async def _watch(self) -> None:
-        """Update the latest status of the coordinator."""
+        """Store the coordinator's latest status; report new plan drift and warnings."""
         async for status in watch_status(self._local.address, self._folder.paths.certificates, LIVE_HZ):
             if status.plan_drift and (self._status is None or status.plan_drift != self._status.plan_drift):
                 self._notice(Notice("", f"plan: {status.plan_drift}"))

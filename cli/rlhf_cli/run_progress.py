@@ -18,7 +18,7 @@ from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.reports.trackers.metrics_jsonl import is_evaluation
 
 MetricsLine = dict[str, Any]
-"""Metrics of one iteration, in the form of a line of metrics.jsonl."""
+"""Metrics of an iteration or an evaluation: one line of metrics.jsonl."""
 REDIAL_SECONDS: Final = 0.5
 """Seconds between attempts to reach a coordinator that starts or restarts."""
 

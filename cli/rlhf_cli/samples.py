@@ -22,9 +22,9 @@ from rlhf_coordinator.reports.sample_table import SampleRow, best_first, line_of
 from rlhf_operator.manifests.mount_paths import JOB_KEY
 
 TEXT_WIDTH: Final = 80
-"""Width of a response in the table, in characters."""
+"""Maximum characters of a response in the table."""
 PROMPT_WIDTH: Final = 40
-"""Width of a prompt in the table, in characters."""
+"""Maximum characters of a prompt in the table."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def lines_of(rows: Sequence[SampleRow], width: int | None) -> list[Text]:
 
 
 def _check(choice: SampleChoice) -> None:
-    """Raise RunError for a number that no sample has."""
+    """Raise RunError for numbers out of range, or for --sample with others."""
     least = {"iteration": 0, "sample": 0, "best": 1, "worst": 1}
     for name, number in asdict(choice).items():
         if number is not None and number < least[name]:
@@ -203,6 +203,6 @@ def _one_line(text: str, width: int) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return numbers in words; only the first few of many."""
+    """Return the first 20 numbers as text, and the count of the others."""
     shown = ", ".join(map(str, numbers[:20]))
     return shown + (f" and {len(numbers) - 20} more, up to {numbers[-1]}" if len(numbers) > 20 else "")

@@ -14,7 +14,7 @@ MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 """Maximum bytes of one message."""
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
-"""Bytes per part of a stream."""
+"""Approximate maximum bytes per part of a stream."""
 
 OPTIONS: Final[list[tuple[str, int | str]]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

@@ -27,7 +27,7 @@ STALE_SECONDS: Final = 30.0
 CLIENT_SECONDS: Final = 10.0
 """Time-out in seconds of one read from a client, or one write to it."""
 FRAMES_SHOWN: Final = 12
-"""Number of innermost stack frames of a stuck loop to log."""
+"""Maximum number of innermost stack frames of a stuck loop to log."""
 WILDCARDS: Final = frozenset({"", "::", "0.0.0.0"})  # noqa: S104 pods listen on every address
 """Hosts that mean every address of either family in gRPC."""
 
@@ -129,6 +129,6 @@ def _plain_text(start: Callable[..., Any], status: str, text: str) -> list[bytes
 
 
 def _main_stack() -> str:
-    """Return the stack of the main thread, on which event loops run."""
+    """Return the innermost FRAMES_SHOWN stack frames of the main thread."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return "".join(traceback.format_stack(frame)[-FRAMES_SHOWN:]).rstrip() if frame is not None else ""

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Final
 
 NAMESPACE: Final = "default"
-"""Namespace of a job whose manifest names none, as in kubectl."""
+"""Namespace of a job whose manifest names none."""
 
 
 class LogContext:
@@ -25,7 +25,7 @@ class LogContext:
         """Returns the current fields; any thread that logs calls it, so it must be quick."""
 
     def fields(self) -> Mapping[str, Any]:
-        """Return the current fields without unknown ones."""
+        """Return the current fields without those that are None or empty."""
         return {name: value for name, value in self.present().items() if value is not None and value != ""}
 
 
@@ -60,7 +60,7 @@ def job_key(metadata: Mapping[str, Any]) -> str:
 
 
 def log_what_is_printed() -> None:
-    """Log warnings and uncaught exceptions, except KeyboardInterrupt."""
+    """Log warnings and uncaught exceptions, except Ctrl-C and SystemExit."""
     log = logging.getLogger("python")
     logging.captureWarnings(capture=True)
 

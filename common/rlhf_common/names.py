@@ -31,9 +31,9 @@ checkpoint."""
 COORDINATOR_PORT: Final = 7700
 """gRPC port of a job's coordinator inside its pod."""
 WORKER_PORT: Final = 7710
-"""gRPC port on which a worker serves its peers (weights, KV caches)."""
+"""First gRPC port of a worker's pod, for its peers (weights, KV caches)."""
 METRICS_PORT: Final = 7790
-"""Prometheus port of coordinator and workers."""
+"""Prometheus port of the pods of coordinator and workers."""
 RANK_METRICS_PORT: Final = 7800
 """In a pod with several ranks: first rank's port on which the launcher reads metrics and liveness; later ranks use the
 following ports. Their gRPC ports start at WORKER_PORT."""
@@ -47,7 +47,7 @@ DRAFT_MODEL_FIELD: Final = "spec.generation.speculation.draftModel.path"
 
 ADAPTER_CONFIG: Final = "adapter_config.json"
 ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
-"""Files of a PEFT folder."""
+"""Weight file of a PEFT folder; `ADAPTER_CONFIG` describes it."""
 ADAPTER_FIELD: Final = "spec.training.lora.adapter"
 """Manifest path of the initial adapters."""
 
@@ -143,7 +143,7 @@ class ExitCode(IntEnum):
     BAD_MODEL = 21
     """A model folder is missing, corrupt or unsuitable."""
     BAD_DATA = 22
-    """A prompt file is missing or has an invalid line."""
+    """The prompts or their chat template cannot be used."""
     STORAGE = 23
     """A checkpoint, a journal or another file could not be written or read (disk full, permissions)."""
     ADDRESS_IN_USE = 24

@@ -43,7 +43,7 @@ class Lease:
 
 
 class VersionSpan(NamedTuple):
-    """Consecutive response tokens sampled with one weight version."""
+    """Consecutive response tokens with one weight version."""
 
     version: int
     """Weight version: 0 is the initial model, i + 1 the result of training iteration i."""

@@ -133,7 +133,7 @@ def journal_facts(run: Path) -> dict[str, Any]:
 
 
 def measured_costs(folder: Path) -> StageCosts | None:
-    """Return the costs that a run measured; None if its journal has none."""
+    """Return the costs that a run measured; None if its journal shows none."""
     try:
         return StageCosts.from_document(journal_facts(folder)[JOB_KEY]["costs"])
     except (OSError, ValueError, KeyError, TypeError):

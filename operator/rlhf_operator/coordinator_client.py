@@ -31,15 +31,15 @@ log = logging.getLogger(__name__)
 TIMEOUT_SECONDS: Final = 3.0
 """Time-out of a call in seconds."""
 READ_EVERY_SECONDS: Final = 9.0
-"""Seconds between two readings of a job while its coordinator answers."""
+"""Longest pause in seconds between readings while a coordinator answers."""
 LONGEST_PAUSE_SECONDS: Final = 72.0
 """Longest pause in seconds between attempts at a silent coordinator."""
 AT_ONCE: Final = 64
 """Most readings in flight."""
 DOUBT_MAX: Final = 300
-"""Characters stored of the sentence about the journal's lock."""
+"""Maximum characters stored of the sentence about the journal's lock."""
 ENGINE_MAX: Final = 300
-"""Characters stored of a worker's description of its engine."""
+"""Maximum characters stored of a worker's description of its engine."""
 SILENT_MAX_SECONDS: Final = 1e8
 """Longest accepted silence of a worker in seconds: three years."""
 REPLY_BYTES: Final = 4 * 1024 * 1024
@@ -165,7 +165,7 @@ class Coordinators:
             connection.woken.clear()
 
     async def _read(self, key: str, connection: _Connection) -> bool:
-        """Read once; return whether there is news."""
+        """Send sizes that are due, and read once; return whether there is news."""
         before, problem, run_id = connection.reading, connection.problem, connection.run_id
         try:
             async with self._slots:

@@ -27,7 +27,7 @@ class Definition:
     """The definition of RLHFJobs in the cluster."""
 
     def __init__(self, client: KubernetesClient, namespaces: Sequence[str]) -> None:
-        """Look for RLHFJobs in the first namespace, or in all if none is named."""
+        """`namespaces`: `served` lists RLHFJobs in the first; if empty, in all."""
         self._client, self._namespace = client, namespaces[0] if namespaces else None
         self.problem = ""
         """Reason why RLHFJobs cannot be listed, while `served` waits; else empty."""

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 AT_ONCE: Final = 4
 """Most posts in flight."""
 MAX_WAITING: Final = 1000
-"""Posts in progress; further events are dropped to bound memory."""
+"""Maximum posts in progress; further events are dropped to bound memory."""
 NOTE_MAX: Final = 1024
 """Bytes of a note that the API server accepts."""
 REPORTER: Final = f"{names.GROUP}/operator"

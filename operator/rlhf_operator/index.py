@@ -34,7 +34,7 @@ from rlhf_operator.untrusted import (
 Json = dict[str, Any]
 
 GONE_REMEMBERED: Final = 10_000
-"""Number of deleted objects whose late events are still recognised."""
+"""Maximum number of deleted objects whose late events are recognised."""
 
 
 MAX_FINGERPRINT: Final = 64

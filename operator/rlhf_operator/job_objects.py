@@ -33,7 +33,7 @@ Issue = Callable[[], Awaitable[object]]
 AT_ONCE: Final = CONCURRENCY // 2
 """Requests of one job at once, so that a job with thousands of pods leaves slots for others."""
 SETTLE_SECONDS: Final = 0.2
-"""Seconds until the reconcile after a write."""
+"""Maximum seconds until the reconcile after a write."""
 DELETE_AGAIN_SECONDS: Final = 60.0
 """Seconds until the deletion of a remaining pod is requested again."""
 LEAVING_SECONDS: Final = 2.0

@@ -22,7 +22,7 @@ _PHASES: Final = frozenset(labels.JOB_PHASE.values)
 _POD_PHASES: Final = frozenset(labels.POD_PHASE.values)
 _GROUPS: Final = frozenset(labels.POD_GROUP.values)
 MAX_QUEUE_CHARACTERS: Final = 253
-"""Characters of the name of a queue."""
+"""Maximum characters of the name of a queue."""
 
 
 class JobPhase(NamedTuple):

@@ -35,7 +35,7 @@ class OperatorMetrics:
         self._phases: dict[str, JobPhase] = {}
         self.jobs = JobSeries()
         self.traces = ReconcileTraces()
-        """Traces of this process; replaced when they are open."""
+        """Traces of this process; `operate` replaces these closed ones."""
         self._own = registry_of([_TraceSpans(self)])
         self.registry = CollectorRegistry()
         """Registry with all metrics, for the Prometheus client library."""

@@ -17,7 +17,7 @@ from rlhf_common.nesting import MAX_DEPTH, too_deep
 Json = Mapping[str, Any]
 
 NAME_MAX: Final = 253
-"""Characters of the name of an object."""
+"""Maximum characters of the name of an object."""
 LISTED_MAX: Final = 256
 """Most entries of a list of objects."""
 NUMBER_MAX: Final = 2**63 - 1
@@ -29,7 +29,7 @@ an unparsable object cannot be separated from the others in its answer.
 FINALIZERS_KEPT: Final = 8
 """Most finalizers of an object that `finalizers_of` returns."""
 SHOWN_MAX: Final = 60
-"""Characters of a wrong value that are shown."""
+"""Maximum characters of a wrong value that are shown."""
 _WHOLE: Final = re.compile(r"[0-9]{1,18}")
 """ASCII digits: Python also accepts digits of other scripts, and raises for many thousands of them."""
 _NEVER: Final = "1970-01-01T00:00:00Z"

@@ -93,7 +93,7 @@ class JobWatch:
     """The watch of RLHFJobs with kopf."""
 
     def __init__(self, handler: WatchEventHandler, metrics: OperatorMetrics, namespaces: Sequence[str]) -> None:
-        """Watch the namespaces, or all if none is named."""
+        """`namespaces`: those to watch; all if it is empty."""
         self._namespaces = list(namespaces)
         resource = CORE_RESOURCES[names.KIND]
         self._consumer = ResourceConsumer(handler, metrics, names.KIND, resource)

@@ -22,11 +22,11 @@ from rlhf_operator.stored_job import status_of
 Json = Mapping[str, Any]
 
 MAX_SUGGESTIONS: Final = 3
-"""Number of names that "did you mean" offers."""
+"""Maximum number of names that "did you mean" offers."""
 _SCALARS: Final = frozenset(
     {"iterations", "seed", "deterministic", "placement", "suspend", "managedBy", "operatorClass"}
 )
-"""Fields of a spec that hold a single value."""
+"""Fields with a single value that `ClusterJob.spec` contains."""
 _FAILURE_CODES: Final = {
     FinishedReason.USER_CODE: ExitCode.USER_CODE,
     FinishedReason.BAD_MODEL: ExitCode.BAD_MODEL,
@@ -73,7 +73,7 @@ class ClusterJob:
 
     @property
     def created(self) -> datetime | None:
-        """metadata.creationTimestamp; None when absent."""
+        """metadata.creationTimestamp; None when absent or invalid."""
         return moment(self.body["metadata"].get("creationTimestamp"))
 
     @property
@@ -83,7 +83,7 @@ class ClusterJob:
 
     @property
     def iterations(self) -> int:
-        """spec.iterations; 0 when absent or out of range."""
+        """spec.iterations; 0 when absent or invalid."""
         value = self.spec.get("iterations")
         return value if isinstance(value, int) and 0 <= value <= ITERATION_MAX else 0
 
@@ -113,7 +113,7 @@ class ClusterJob:
 
     @property
     def phase(self) -> str:
-        """The phase that `kubectl get` shows: the reason of Running."""
+        """The phase: the reason of Running, or Pending without one."""
         return str(self.condition(ConditionType.RUNNING).get("reason") or RunningReason.PENDING)
 
     @property

@@ -43,15 +43,15 @@ class ClusterPod:
     """Name of its worker, such as generation-0, or coordinator."""
     node: str
     restarts: int
-    """Number of restarts of its containers."""
+    """Number of restarts of its containers, without init containers."""
     in_pool: bool
     """Whether it is in the migration pool."""
     state: str
     """State in one word, such as Ready or Unschedulable."""
     explanation: str
-    """Reason why it waits or why it ended; empty when it simply runs."""
+    """What explains the state, where something is found; otherwise empty."""
     started: datetime | None
-    """status.startTime; None when absent."""
+    """status.startTime; None when absent or invalid."""
 
     @property
     def well(self) -> bool:
@@ -152,7 +152,7 @@ def _warning_text(event: Json) -> str:
 
 
 def _warnings(events: Iterable[Json]) -> dict[str, Json]:
-    """Return pod UID -> its newest Warning."""
+    """Return pod UID -> its newest Warning that is not in `_SYMPTOMS`."""
     newest: dict[str, Json] = {}
     for event in sorted(events, key=lambda event: str(event_time(event) or "")):
         about = event.get("regarding") or {}

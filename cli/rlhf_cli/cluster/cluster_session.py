@@ -24,7 +24,7 @@ from rlhf_operator.api_client.errors import ApiError, MissingError
 
 @dataclass(frozen=True)
 class ConnectionFlags:
-    """The flags that every verb has: --kubeconfig, --context, --namespace."""
+    """Flags of a verb for a cluster: --kubeconfig, --context, --namespace."""
 
     kubeconfig: Path | None = None
     context: str | None = None
@@ -43,7 +43,7 @@ class ClusterSession:
 
     @property
     def width(self) -> int | None:
-        """Columns of the terminal; None in a pipe."""
+        """Columns of the terminal; None if standard output is none."""
         return self.out.width if self.live else None
 
     def write(self, lines: Iterable[Text | str]) -> None:
@@ -101,5 +101,5 @@ def run(flags: ConnectionFlags, verb: Callable[[ClusterSession], Awaitable[int]]
 
 
 def now() -> datetime:
-    """Return the time to which ages refer."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)

@@ -51,7 +51,7 @@ class GetOptions:
 
 
 async def get(session: ClusterSession, options: GetOptions) -> int:
-    """Print the table, or the objects. Return the exit code."""
+    """Print the jobs in the requested format. Return the exit code."""
     if options.watch:
         return await _watch(session, options)
     if options.jobs:

@@ -24,9 +24,9 @@ from rlhf_operator.manifests.pods import CONTAINER
 Json = dict[str, Any]
 
 LOG_LINES: Final = 400
-"""Lines of the coordinator's log to read."""
+"""Maximum number of last lines of the coordinator's log to read."""
 _CLOSED: Final = re.compile(r"iteration \d+ \((\d+) of \d+\): reward (\S+), ([\d.]+) samples/s, ([\d.]+) s")
-"""The first group is the count of iterations."""
+"""The first group is the iteration's number, counted from 1."""
 _LOSS: Final = re.compile(r"loss ([1-9]) of iteration (\d+): (.+)")
 LOSS_CHARACTERS: Final = 500
 """Longest part of one loss that is shown, in characters."""
@@ -137,7 +137,7 @@ def as_metrics(iterations: Iterable[PastIteration]) -> list[dict[str, Any]]:
 
 
 async def _read_log(api: Api, job: ClusterJob) -> list[str]:
-    """Return the end of the coordinator's log."""
+    """Return the end of the coordinator's log; empty without its container."""
     pod = f"{job.name}-{names.Group.COORDINATOR}"
     query = {"tailLines": str(LOG_LINES), "container": CONTAINER}
     try:

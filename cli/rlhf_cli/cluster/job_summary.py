@@ -16,9 +16,9 @@ from rlhf_common.conditions import ConditionType, FinishedReason, RunningReason,
 OPERATOR_PATIENCE: Final = timedelta(seconds=20)
 """Time within which a running operator is expected to see a new job and to renew its Lease."""
 MAX_MESSAGE: Final = 400
-"""Longest part of the operator's message that is shown, in characters."""
+"""Maximum characters of a message about a job that waits."""
 _TRANSIENT_STATES: Final = frozenset({"Leaving", "Ended", "Starting"})
-"""States that end by themselves."""
+"""States that usually end by themselves."""
 _NEW_JOB: Final = "create a new job: with spec.checkpoints at the same path it goes on from there"
 _REMEDIES: Final[Mapping[str, str]] = {
     FinishedReason.USER_CODE: "correct the reward",

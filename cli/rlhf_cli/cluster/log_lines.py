@@ -31,7 +31,7 @@ class LogLine:
 
 
 class LogPrinter:
-    """Prints log lines after a prefix that fits every worker known so far."""
+    """Prints log lines, each after its worker's name if there are several."""
 
     def __init__(self, session: ClusterSession, workers: Iterable[str], *, raw: bool) -> None:
         self._session, self._raw = session, raw

@@ -23,9 +23,9 @@ from rlhf_operator.manifests.pods import CONTAINER
 Json = dict[str, Any]
 
 DEFAULT_TAIL: Final = 20
-"""Lines per pod when several pods are shown and --tail is not given."""
+"""Last lines of each pod to begin with, for several pods without --tail."""
 MAX_CONCURRENT_READS: Final = 16
-"""Logs read concurrently without --follow."""
+"""Maximum number of logs read concurrently without --follow."""
 MAX_FOLLOWED: Final = 64
 """Pods followed concurrently; each is a connection through the API server."""
 RETRY_SECONDS: Final = 1.0
@@ -122,7 +122,7 @@ class _Follower:
     bodies: list[Json] | None = None
     """Pods of the last list; None before the first list."""
     readers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    """Pod UID -> task that reads its current container."""
+    """Pod UID -> newest task that reads a log of the pod."""
     started: set[str] = field(default_factory=set)
     """Ids of containers whose log is, or was, being read."""
     printer: LogPrinter = field(init=False)

@@ -29,7 +29,7 @@ from rlhf_common.names import Group
 from rlhf_operator.api_client.errors import ForbiddenError, MissingError, RefusedError, UnavailableError
 
 EVENTS_SHOWN: Final = 4
-"""Latest events below the live view."""
+"""Maximum number of latest events below the live view."""
 PAUSE_FACTOR: Final = 4
 """Least ratio of the pause after a refresh to the duration of the refresh."""
 _NO_METRICS: Final = "the coordinator's metrics cannot be read ({why}), so this is the status, ten seconds old at most"
@@ -175,7 +175,7 @@ async def _status(session: ClusterSession, details: JobDetails) -> tuple[pb.JobS
 
 
 def _waits(details: JobDetails, status: pb.JobStatus) -> list[str]:
-    """Return the obstacles that the operator reports."""
+    """Return the text after "waits for" in the job's state, if any."""
     if status.HasField("failure") or details.job.finished:
         return []
     waits = details.job.state.partition("waits for ")[2]

@@ -35,7 +35,7 @@ DryRun = Annotated[
 
 
 class OutputFormat(StrEnum):
-    """Formats of `rlhf get` other than the table."""
+    """Values of --output of `rlhf get`."""
 
     WIDE = "wide"
     NAME = "name"

@@ -68,7 +68,7 @@ def _named(source: Path) -> dict[Path, str]:
 
 
 def _index(source: Path, target: Path) -> None:
-    """Write the index of several shards, under their new names."""
+    """Write the index of renamed shards, if the source has an index."""
     if not (source / INDEX).is_file():
         return
     names = {item.name: name for item, name in _named(source).items()}

@@ -16,7 +16,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.job.rewards import GivenReward
 
 _TASKS: Final = {ModelKind.POLICY: "text-generation", ModelKind.REWARD: "text-classification"}
-"""Task of a model in the hub's terms."""
+"""Kind of model -> its task in the hub's terms."""
 _NUMBERS: Final = (
     ("reward_first", "reward, mean over the first tenth of the iterations"),
     ("reward_last", "reward, mean over the last tenth"),
@@ -42,7 +42,7 @@ class ExportedModel:
     evaluation_reward: float | None = None
     """Evaluation reward of this version, if it is the best one evaluated."""
     exported_by: str = ""
-    """Version of this project that exported the model."""
+    """Version of this project that exported the model; empty if unknown."""
 
 
 def model_card(model: ExportedModel) -> str:

@@ -29,7 +29,7 @@ VERDICTS: Final = frozenset(
         ExitCode.INTERRUPTED,
     }
 )
-"""Exit codes of the coordinator that end the job."""
+"""Exit codes of the coordinator, besides 0, with which the job ends."""
 LEAVE_SECONDS: Final = 10.0
 """Seconds that workers get to end by themselves after the coordinator tells them to leave."""
 UNTOLD_LEAVE_SECONDS: Final = 2.0
@@ -37,7 +37,7 @@ UNTOLD_LEAVE_SECONDS: Final = 2.0
 CHECKPOINT_SECONDS: Final = 60.0
 """Seconds that a running coordinator gets for a last checkpoint when the job ends."""
 TERMINATE_SECONDS: Final = 10.0
-"""Seconds between SIGTERM and SIGKILL."""
+"""Maximum seconds between SIGTERM and SIGKILL."""
 
 
 @dataclass(frozen=True)

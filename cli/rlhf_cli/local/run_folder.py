@@ -24,7 +24,7 @@ from rlhf_operator.manifests.mount_paths import JOB_KEY
 RUNS: Final = Path("runs")
 """Default parent of run folders, in the working directory."""
 RUNS_NAMED: Final = 3
-"""Number of runs in the default parent that a message names."""
+"""Maximum number of runs in the default parent that a message names."""
 _TOKEN: Final = "token"  # noqa: S105 a file name
 
 
@@ -44,7 +44,7 @@ class RunPaths:
 
     @property
     def job_file(self) -> Path:
-        """The resolved job."""
+        """Path of the resolved job."""
         return self.run_dir / JOB_KEY
 
     def log(self, worker: str) -> Path:
@@ -102,7 +102,7 @@ def why_no_run(folder: Path) -> str:
 
 
 class RunFolder:
-    """A run folder that belongs to this process until the process ends."""
+    """A run folder that this process locks until `release` or its own end."""
 
     def __init__(self, paths: RunPaths, *, resume: bool) -> None:
         """Create and lock the folder, and kill the processes that an earlier run in it left. Raises RunError when it

@@ -43,7 +43,7 @@ _NO_CODES: Final = re.compile(r".*(bias|_ids|mask)")
 """Names of integer tensors that are not codes: constants that models keep in their files."""
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16", "C64", "BOOL"})
 _COMPARED_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of two tensors to compare at a time."""
+"""Maximum bytes of each tensor to compare at a time."""
 
 
 def check_model_folder(folder: Path, *, head: bool) -> None:

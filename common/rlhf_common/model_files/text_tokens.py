@@ -18,7 +18,7 @@ PROBES: Final = ("a", "0", "的", "\n")
 
 @dataclass(frozen=True, slots=True)
 class AddedTokens:
-    """Tokens that a tokenizer adds to every text."""
+    """Tokens that a tokenizer adds before and after a text."""
 
     start: list[int]
     end: list[int]

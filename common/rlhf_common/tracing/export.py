@@ -21,7 +21,7 @@ QUEUED: Final = 4096
 BATCH: Final = 512
 """Maximum spans per call."""
 CLOSE_SECONDS: Final = 5.0
-"""Seconds to send the rest when a process ends."""
+"""Maximum seconds to send the rest when a process ends."""
 AFTER_FAILURE_SECONDS: Final = 1.0
 """The same if the collector did not take the last spans."""
 OUTCOMES: Final = ("exported", "dropped", "failed")
@@ -55,7 +55,7 @@ class SpanExport:
         self._thread.start()
 
     def add(self, span: TraceSpan) -> None:
-        """Queue a span."""
+        """Queue a span; count it as dropped if the queue is full or closing."""
         self.add_made(1, lambda: (span,))
 
     def add_made(self, size: int, make: Callable[[], Made]) -> None:

@@ -19,7 +19,7 @@ class TraceEndpoint:
     url: str = ""
     """URL of the endpoint; empty: none."""
     problem: str = ""
-    """Why a configured endpoint is not used."""
+    """Reason why the protocol is not supported; empty if it is."""
 
 
 def endpoint_of(environ: Mapping[str, str], configured: str = "") -> TraceEndpoint:

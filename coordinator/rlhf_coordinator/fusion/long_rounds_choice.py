@@ -25,9 +25,9 @@ from rlhf_planner.rollout_overlap import MEASURED, RolloutTimes, rollout_times
 log = logging.getLogger(__name__)
 
 LEARNED: Final = 2
-"""Iterations whose lengths are learned before the first choice."""
+"""Least number of iterations whose lengths a choice is based on."""
 RECONSIDERED: Final = 8
-"""Iterations without long rounds from one choice to the next."""
+"""Least number of iterations between two choices without long rounds."""
 PROMPTS: Final = 4096
 """Most prompts of the file that a simulation takes; a longer period repeats them."""
 

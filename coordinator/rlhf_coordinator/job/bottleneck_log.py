@@ -22,4 +22,4 @@ class BottleneckLog:
 
     facts: deque[IterationProfile] = field(default_factory=lambda: deque(maxlen=KEPT))
     next_at: float = field(default_factory=lambda: time.monotonic() + EVERY_SECONDS)
-    """Moment of the monotonic clock before which nothing is logged."""
+    """Moment of the monotonic clock before which no search starts."""

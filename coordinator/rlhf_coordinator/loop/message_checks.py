@@ -21,7 +21,7 @@ MAX_TEXT_CHARACTERS: Final = 65536
 MAX_ENTRIES: Final = 100_000
 """Most entries of a list or a map."""
 MAX_NUMBER: Final = 1e18
-"""Largest number of a message, except those below."""
+"""Largest number in a field of a message without another limit."""
 MAX_SAMPLE_BYTES: Final = 2**40
 """Largest KV cache of a sample in bytes."""
 MAX_GROUP_EPOCH: Final = 2**30

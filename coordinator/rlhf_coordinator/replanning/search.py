@@ -19,7 +19,7 @@ from rlhf_coordinator.storage.journal import Journal
 from rlhf_planner.plan_search.size_choice import choose_again
 
 NICENESS: Final = 10
-"""Priority of the process: training goes on meanwhile."""
+"""Increment of the process's niceness: training goes on meanwhile."""
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class SampleRow:
     group: int
     """Number that the samples of one prompt share."""
     line: int
-    """Line of its prompt in the prompt file, from 1."""
+    """Number of its prompt's line or table row, from 1, as in `Prompt.line`."""
     prompt: str
     response: str
     response_tokens: int

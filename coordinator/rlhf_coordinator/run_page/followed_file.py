@@ -19,7 +19,7 @@ class FilePlace:
 
 @dataclass(frozen=True)
 class FilePiece:
-    """Whole lines that are not empty, and the position of the next ones."""
+    """Lines that are not empty, and the position of the next ones."""
 
     lines: tuple[bytes, ...]
     place: FilePlace

@@ -39,7 +39,7 @@ WORKERS_PER_PROGRESS_STEP: Final = 16
 """Number of workers up to which progress comes every quarter second; with more, it comes proportionally less often."""
 MAX_WATCH_HZ: Final = 20.0
 MAX_STATUS_CHARACTERS: Final = 1000
-"""Longest text of a gRPC status in characters, where it is cut."""
+"""Maximum characters of the texts that are cut for a gRPC status."""
 
 _CODES: Final = {
     Cause.UNKNOWN: grpc.StatusCode.INVALID_ARGUMENT,

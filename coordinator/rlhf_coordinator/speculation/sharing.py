@@ -135,7 +135,7 @@ def _tokens(run: JobRun, part: SharedPart) -> tuple[bytes, float]:
 
 
 class _Messages:
-    """One message for each worker that gets tokens."""
+    """One message for each worker that gets tokens or forgets them."""
 
     def __init__(self, iteration: int) -> None:
         self._iteration = iteration

@@ -25,7 +25,7 @@ class PlanDriftState:
     lengths_drifted: bool = False
     """Whether response lengths have drifted since the last decision."""
     checkpoint_seconds: float = 0.0
-    """Longest phase Checkpointing of an iteration of this process."""
+    """Most seconds of phase Checkpointing in an iteration of this process."""
     restart_seconds: float = 0.0
     """Longest start or change of plan of this job until its workers were ready; 0 if none was measured."""
     process_seconds: float = 0.0

@@ -97,7 +97,7 @@ class Sample:
     finish_reason: str = ""
     text: str = ""
     carried: PackedResponse = field(default_factory=PackedResponse)
-    """Part of its response that an earlier iteration drew."""
+    """Part of its response that earlier iterations drew."""
     fields: dict[str, bytes] = field(default_factory=dict)
     """Field name of the graph -> float32 values."""
     reward_metrics: dict[str, dict[str, float]] = field(default_factory=dict)

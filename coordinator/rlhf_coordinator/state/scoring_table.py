@@ -29,7 +29,7 @@ class ScoringTable:
         self._unscored: dict[int, None] = {}
         self._leased: dict[str, set[tuple[int, str]]] = {}
         self.retried = 0
-        """Number of failed scoring attempts."""
+        """Number of failed scoring attempts whose task was opened again."""
 
     def unscored(self) -> Collection[int]:
         """Return the samples with open tasks of their own, in the order in which they got one."""

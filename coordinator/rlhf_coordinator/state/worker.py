@@ -73,7 +73,7 @@ class PendingCommand:
     from_ranks: bool = False
     """Whether it may read weights from training ranks."""
     role: str = ""
-    """BECOME: the worker's new role. MEASURE: the measured role."""
+    """The new role for BECOME, or the role that measures or trains."""
     leaving: tuple[LeavingSample, ...] = ()
     """WITHDRAW, MIGRATE: the samples that leave."""
 

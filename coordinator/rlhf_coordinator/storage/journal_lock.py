@@ -25,7 +25,7 @@ log = logging.getLogger("coordinator")
 
 LOCK_FILE: Final = "coordinator.lock"
 PATIENCE_SECONDS: Final = 360.0
-"""Seconds to wait for the lock."""
+"""Longest wait for the lock in seconds."""
 RETRY_SECONDS: Final = 0.5
 """Seconds between two attempts to get the lock."""
 WATCH_SECONDS: Final = 5.0

@@ -27,7 +27,7 @@ class PolicyLimits:
     vocabulary: int | None = None
     """Size of the vocabulary in its configuration; None if unknown."""
     positions: int | None = None
-    """Longest sequence in tokens; None if unknown."""
+    """Longest sequence in tokens; None if unknown or without a limit."""
     stops: frozenset[int] = frozenset()
     """Ids of tokens at which generation stops."""
     stop_strings: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from rlhf_operator.api_client.resources import CORE_RESOURCES, Resource, Resourc
 from rlhf_operator.api_client.transport import ApiRequest, Json, Transport, decoded
 
 PAGE: Final = 500
-"""Objects per page of a list."""
+"""Maximum number of objects per page of a list."""
 _STRICT: Final = {"fieldValidation": "Strict"}
 """Query that makes the API server refuse unknown fields."""
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"

@@ -11,7 +11,7 @@ MAX_BODY_SHOWN = 300
 
 
 class ApiError(Exception):
-    """The API server did not carry out a request."""
+    """A request to the API server failed, or got no answer."""
 
     def __init__(
         self, message: str, *, request: str = "", code: int = 0, reason: str = "", details: dict[str, Any] | None = None

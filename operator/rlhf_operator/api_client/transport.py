@@ -24,13 +24,13 @@ Json = dict[str, Any]
 Body = Json | list[Json] | bytes
 
 CONCURRENCY: Final = 32
-"""Requests at once."""
+"""Default maximum of concurrent requests, besides urgent ones and streams."""
 TIMEOUT_SECONDS: Final = 30.0
 """Time-out of one attempt at a request in seconds."""
 CONNECT_SECONDS: Final = 10.0
 """Time-out of opening a connection in seconds."""
 MAX_RETRIES: Final = 4
-"""Retries of a request that the API server asked to repeat."""
+"""Maximum retries of a request that the API server asked to repeat."""
 MAX_RETRY_SECONDS: Final = 10.0
 """Longest wait in seconds before a retry; a longer Retry-After is shortened to it."""
 MAX_LINE: Final = 4 * 2**20

@@ -51,7 +51,7 @@ class QueueGate:
     limits: Mapping[str, int] = field(default_factory=dict)
     """Group -> pods that may exist, for groups that want more pods than were admitted."""
     limited: str = ""
-    """Reason why those groups do not grow, and a remedy."""
+    """Reason why those groups do not grow."""
     superseded: tuple[str, ...] = ()
     """Names of the queue's objects that the job no longer needs, whichever pods it has."""
     renew: bool = False

@@ -256,7 +256,7 @@ def gate(
 def _limited(
     queue: str, counts: Mapping[str, int], limits: Mapping[str, int], awaited: KueueWorkload | None, *, slices: bool
 ) -> str:
-    """Return why groups do not grow, with a remedy. `awaited`: the slice that waits."""
+    """Return why groups do not grow. `awaited`: the slice that waits."""
     stays = ", ".join(f"{name} at {admitted} of {counts[name]} pods" for name, admitted in limits.items())
     stays = stays.replace(" at ", " stays at ", 1)
     if slices:

@@ -40,7 +40,7 @@ _VOLUME_SOURCES: Final = frozenset(
         "secret",
     }
 )
-"""Volume sources that the restricted Pod Security level admits."""
+"""Volume sources that a template may use."""
 _DEVICES: Final = re.compile(r"nvidia\.com/(gpu|mig-).*|amd\.com/gpu.*|gpu\.intel\.com/.*|google\.com/tpu|.*/gpu")
 """Resources that are compute devices."""
 

@@ -17,7 +17,7 @@ Json = Mapping[str, Any]
 _PORT_NAME: Final = re.compile(r"(?=.*[a-z])[a-z0-9]+(-[a-z0-9]+)*")
 _PORT_MAX: Final = 65535
 _ANNOTATIONS_MAX: Final = 256 * 1024
-"""Bytes of all annotations of an object, counted as in the API server."""
+"""Maximum bytes of all annotations of an object, names included."""
 _PLAIN_RESOURCES: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
 """Resources of containers without a domain; others are hugepages-<size> or have their vendor's domain."""
 _REFERENCES: Final = ("serviceAccountName", "priorityClassName", "runtimeClassName", "schedulerName")

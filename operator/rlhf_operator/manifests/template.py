@@ -21,7 +21,7 @@ from rlhf_operator.manifests.quantity import amount
 Json = dict[str, Any]
 
 MAX_PROBLEMS: Final = 20
-"""Problems that are reported for one template at a time."""
+"""Maximum problems that are reported for one template at a time."""
 MAX_DEPTH: Final = 32
 """Most levels of a template."""
 MAX_CHARACTERS: Final = 1_048_576

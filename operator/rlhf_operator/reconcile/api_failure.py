@@ -17,7 +17,7 @@ from rlhf_operator.untrusted import clean
 Json = dict[str, Any]
 
 WORDS_MAX: Final = 600
-"""Characters of the API server's message that are quoted."""
+"""Maximum characters of the API server's message that are quoted."""
 LEAD: Final = "the API server does not do what the operator asks ("
 TAIL: Final = "the operator tries again every minute"
 """First and last words of the sentence."""

@@ -32,7 +32,7 @@ class GangAdmission:
 
     backend: GangBackend = field(default_factory=NoGangBackend)
     gate: QueueGate | None = None
-    """Decision of the queue; None without a queue."""
+    """Whether the queue lets the pods exist; None without a queue."""
     note: str = ""
     """Note for the user about the choice of the backend."""
     blocked: str = ""

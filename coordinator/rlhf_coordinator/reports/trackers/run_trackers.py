@@ -30,7 +30,7 @@ TRACES: Final = "opentelemetry"
 
 
 class RunTrackers:
-    """Passes all data to every tracker that is not given up."""
+    """Passes data to every tracker that is not given up."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ class SampleTables(Tracker):
                 path.unlink(missing_ok=True)
 
     def samples(self, iteration: int, rows: Sequence[SampleRow]) -> None:
-        """Write a table. Raises OSError."""
+        """Write a table, and remove old ones above the limit. Raises OSError."""
         folder = self._run_dir / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / FILE.format(iteration)

@@ -9,7 +9,7 @@ from rlhf_common.names import ExitCode
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod, PodEnd
 
 LINES_SHOWN: Final = 8
-"""Lines of a log that are shown."""
+"""Maximum number of last lines of a log that are shown."""
 OUT_OF_MEMORY: Final = "OOMKilled"
 """Reason of a container that the kernel killed for exceeding its memory limit."""
 _KILLED: Final = 137

@@ -58,7 +58,7 @@ class UncountedEnd:
     message: str
     """Description of the end."""
     whole: bool = False
-    """Whether the pod ended, and not only its container."""
+    """Whether the pod's uid is recorded beside the id of the end."""
 
     @property
     def described(self) -> str:

@@ -43,7 +43,7 @@ class PolicyMatch:
     """The consequence of an end."""
 
     action: str
-    """Ignore, Restart or FailJob."""
+    """Ignore, Restart or FailJob; empty for an end that was requested."""
     scope: str = "Pod"
     """Scope of the restart: Pod, Group or Job."""
     rule: str = ""

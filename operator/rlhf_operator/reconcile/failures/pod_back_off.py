@@ -104,7 +104,7 @@ def still_valid(
 
 
 def waiting(back_offs: Mapping[str, PodBackOff], now: datetime) -> dict[str, PodBackOff]:
-    """Return the back-offs of pods that are not created yet."""
+    """Return the back-offs whose `until` is later than now."""
     return {name: back_off for name, back_off in back_offs.items() if back_off.until > now}
 
 

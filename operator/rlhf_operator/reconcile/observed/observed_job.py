@@ -55,7 +55,7 @@ class CoordinatorReading:
     lock_shared: bool = False
     """Whether other nodes see the lock of the journal."""
     lock_doubt: str = ""
-    """Reason why that is not known; empty if there is none."""
+    """Reason to doubt that they see it; empty if there is none."""
     silent: Mapping[str, datetime] = field(default_factory=dict)
     """Workers that the coordinator has lost -> time of their last message."""
     engines: Mapping[str, int] = field(default_factory=dict)

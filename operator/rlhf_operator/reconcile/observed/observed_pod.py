@@ -107,7 +107,7 @@ class ObservedPod:
 
     @property
     def over(self) -> bool:
-        """Return whether the pod has ended and never runs again."""
+        """Return whether our container will never run again."""
         return self.done or self.phase in ("Succeeded", "Failed")
 
     @property

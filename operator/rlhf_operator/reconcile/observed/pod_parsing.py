@@ -47,7 +47,7 @@ GRACE_MAX: Final = 10**9
 UID_MAX: Final = 40
 """Most characters of a uid; the API server's have 36."""
 NAMES_KEPT: Final = 8
-"""Finalizers, or scheduling gates, that are stored."""
+"""Maximum number of finalizers, or of scheduling gates, that are stored."""
 CODE_MAX: Final = 2**32
 """Bound of exit codes, which have 32 bits, with or without a sign."""
 GONE: Final = frozenset({"NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated"})

@@ -19,7 +19,7 @@ KEPT: Final = 1000
 ITERATION_MAX: Final = 2**31 - 1
 """Largest iteration of a report, as in control.proto."""
 PATH_MAX: Final = 4096
-"""Characters of a path, as in Linux."""
+"""Maximum characters of a path, as in Linux."""
 METRICS_MAX: Final = 512
 """Most metrics of a report that are read."""
 METRIC_NAME_MAX: Final = 64
