@@ -8,8 +8,8 @@ import json
 import re
 from typing import Any, Final
 
-import yaml
-
+from rlhf_api.problems import ManifestError
+from rlhf_api.yaml_document import read_document
 from rlhf_cli.local.errors import RunError
 from rlhf_common.surrogates import half_pair
 
@@ -18,8 +18,9 @@ _PART: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 
 
 def apply(data: Any, override: str) -> Any:
-    """Return `data` with one `path=value` set, or with the field removed for null.
+    """Return `data` with one `path=value` set, or with the field removed for null; absent mappings on the path are added.
 
+    Data that is no mapping is returned unchanged.
     Raises RunError for an invalid path, for a path through a field that is no mapping, and for an invalid value.
     """
     path, separator, text = override.partition("=")
@@ -38,9 +39,10 @@ def apply(data: Any, override: str) -> Any:
             raise RunError(f"--set {override!r}: {'.'.join(parts[: depth + 1])} is no mapping in this manifest")
     try:
         value = parse_value(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        why = "close every bracket and quote, and write no impossible date, thousand digits or hundred brackets"
-        raise RunError(f"--set {override[:80]!r}: the value is not valid YAML; {why}") from error
+    except ValueError as error:
+        why = error.problems[0].message if isinstance(error, ManifestError) else str(error)
+        why = why.removeprefix("not valid YAML: ")
+        raise RunError(f"--set {override[:80]!r}: the value is not valid YAML: {why}") from error
     if half_pair(value) is not None:
         raise RunError(f"--set {override!r}: the value has half a surrogate pair, which is not text")
     if value is None:
@@ -51,10 +53,9 @@ def apply(data: Any, override: str) -> Any:
 
 
 def parse_value(text: str) -> Any:
-    """Parse the value that a person means by `text`.
+    """Parse the value that a person means by `text`; brackets and quotes are read as in a manifest.
 
-    Raises YAMLError for broken YAML in brackets or quotes, ValueError for an impossible date there and for a number of
-    thousands of digits, and RecursionError for hundreds of nested brackets.
+    Raises ManifestError for invalid YAML in brackets or quotes, and ValueError for a number of thousands of digits.
     """
     stripped = text.strip()
     words: dict[str, Any] = {"true": True, "false": False, "null": None}
@@ -63,5 +64,5 @@ def parse_value(text: str) -> Any:
     if _NUMBER.fullmatch(stripped):
         return int(stripped) if re.fullmatch(r"[-+]?\d+", stripped) else float(stripped)
     if stripped[:1] in ("[", "{", '"', "'"):
-        return yaml.safe_load(stripped)
+        return read_document(stripped).data
     return text

@@ -268,8 +268,9 @@ class Index:
         return stored.uid if stored and stored.owner == uid else None
 
     def queue_object(self, key: str, uid: str, api: QueueApi) -> QueueObject | None:
-        """Return the object that represents the job of that uid in this queue; one of an earlier job counts as being
-        deleted.
+        """Return the object that represents the job of that uid in this queue; None without one.
+
+        An object of one of the job's names that another job owns counts as being deleted.
         """
         objects = {name: queued for (each, name), queued in self._queue_objects.get(key, {}).items() if each is api}
         if ours := [queued for queued in objects.values() if queued.owner == uid]:

@@ -126,7 +126,7 @@ class CheckpointState:
     best: str = ""
     """Folder of the checkpoint with the best evaluation; empty without one."""
     made_ns: int = 0
-    """Time when the newest checkpoint was complete, in nanoseconds since the Unix epoch; 0 if unknown."""
+    """Time of the newest checkpoint, in nanoseconds since the Unix epoch; 0 if unknown."""
     stage: Literal["idle", "saving", "finalizing"] = "idle"
     tries: int = 0
     """Number of consecutive failed attempts."""

@@ -97,12 +97,12 @@ def generation(samples: SampleFacts, costs: DecodeCosts, rows: int, paces: Seque
 
 
 def scoring_rate(samples: SampleFacts) -> float:
-    """Return the seconds between two scores while samples waited."""
+    """Return the mean seconds per score over the time in which samples waited to be scored."""
     return rate_of(samples.finished, samples.scored)
 
 
 def rate_of(finished: Sequence[float], scored: Sequence[float]) -> float:
-    """Return the seconds between two scores while samples waited. Needs the moments of at least one sample."""
+    """Return the mean seconds per score over the time in which samples waited. Needs the moments of one sample or more."""
     busy, until = 0.0, 0.0
     for arrival, end in sorted(zip(finished, scored, strict=True)):
         start = max(arrival, until)

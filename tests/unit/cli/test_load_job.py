@@ -36,6 +36,7 @@ spec:
         ("no", "no"),
         ("assets/policy", "assets/policy"),
         ("[a, 2]", ["a", 2]),
+        ("[2020-01-01, Off]", ["2020-01-01", False]),
         ("{grpo: {groupSize: 4}}", {"grpo": {"groupSize": 4}}),
         ('"5"', "5"),
         ("", ""),
@@ -185,7 +186,7 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused(manifest: Path) -> None:
         load(path, [])
 
 
-@pytest.mark.parametrize("value", ["[2001-99-99]", "[" * 2000, "1" * 5000])
+@pytest.mark.parametrize("value", ["[1", "[" * 2000, "1" * 5000, '{"a": 1, "a": 2, 3: 4, "b": [}'])
 def test_a_value_that_yaml_cannot_hold_is_refused(value: str) -> None:
     with pytest.raises(RunError, match="the value is not valid YAML"):
         apply({"spec": {}}, f"spec.seed={value}")

@@ -160,7 +160,7 @@ def read_spans(path: Path) -> Iterator[TimelineSpan]:
         for line in file:
             try:
                 event = json.loads(line.rstrip(b",\n"))
-            except json.JSONDecodeError:
+            except ValueError:  # no JSON, or no UTF-8: the file was damaged
                 continue
             if not isinstance(event, dict):
                 continue

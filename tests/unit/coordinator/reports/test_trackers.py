@@ -88,6 +88,15 @@ def test_a_restart_forgets_what_will_be_done_again(tmp_path: Path) -> None:
     assert [s.iteration for s in read_spans(tmp_path / "timeline.json")] == [0, 1, 2, 3, 4, 3]
 
 
+def test_lines_that_a_power_loss_damaged_are_skipped(tmp_path: Path) -> None:
+    trackers = open_trackers(tmp_path, 0)
+    trackers.span(span("generation-0", "decode", 1, 2))
+    trackers.finish({})
+    path = tmp_path / "timeline.json"
+    path.write_bytes(path.read_bytes() + b'\0\0\0\0\0\n{"ph":"X","name":"\xff"}\n')
+    assert [each.name for each in read_spans(path)] == ["decode"]
+
+
 def test_tensorboard_reads_each_step_once_after_a_restart(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
