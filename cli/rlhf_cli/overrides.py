@@ -18,7 +18,7 @@ _PART: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 
 
 def apply(data: Any, override: str) -> Any:
-    """Return `data` with one `path=value` set, or with the field removed for null; absent mappings on the path are added.
+    """Return `data` with one `path=value` set, or with the field removed for null; add absent mappings.
 
     Data that is no mapping is returned unchanged.
     Raises RunError for an invalid path, for a path through a field that is no mapping, and for an invalid value.

@@ -31,8 +31,8 @@ class GroupTable:
     """The group tasks of one iteration."""
 
     def __init__(self, tasks: Sequence[Task], group_size: int) -> None:
-        """`tasks`: the ledger's scoring tasks; this table has those of scope GROUP. `group_size`: consecutive samples of
-        one prompt; 1 in an evaluation, which has no group tasks."""
+        """`tasks`: the ledger's scoring tasks; this table has those of scope GROUP. `group_size`: consecutive samples
+        of one prompt; 1 in an evaluation, which has no group tasks."""
         self.names = frozenset(task.name for task in tasks if task.scope is Scope.GROUP)
         maker = {produced: task.name for task in tasks for produced in task.produces}
         self._after = {
