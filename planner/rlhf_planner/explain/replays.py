@@ -102,7 +102,7 @@ def scoring_rate(samples: SampleFacts) -> float:
 
 
 def rate_of(finished: Sequence[float], scored: Sequence[float]) -> float:
-    """Return the mean seconds per score over the time in which samples waited. Needs the moments of one sample or more."""
+    """Return the mean seconds per score while samples waited. Needs at least one sample."""
     busy, until = 0.0, 0.0
     for arrival, end in sorted(zip(finished, scored, strict=True)):
         start = max(arrival, until)
