@@ -141,7 +141,7 @@ def _time_to_leave(pod: ObservedPod, now: datetime) -> str:
     if left > 0:
         return f"it may take another {left:.0f}s"
     if pod.finalizers:
-        return f"it cannot go: {describe_finalizers(pod.finalizers)}"
+        return f"it cannot be removed: {describe_finalizers(pod.finalizers)}"
     return "its grace period is over, and its node has not ended it"
 
 
