@@ -21,7 +21,7 @@ Places = dict[tuple[str, str], str]
 PATH: Final = Path(__file__).parents[2] / "docs" / "reference.md"
 """Path of the reference in a checkout."""
 
-LONG: Final = 60
+LONG: Final = 45
 """Characters from which a description is written once."""
 
 _HEAD: Final = f"""# Fields of an {KIND} manifest
