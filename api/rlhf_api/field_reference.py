@@ -1,6 +1,7 @@
 """The field reference of the manifest, generated: `python -m rlhf_api.field_reference` writes `docs/reference.md`.
 
-Rule: descriptions come from the models' docstrings, and messages from the rules.
+Rule: descriptions come from the models' docstrings, and messages from the rules. A long description that several fields
+of one name have is written once; the others refer to it.
 """
 
 import sys
@@ -8,14 +9,20 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from rlhf_api.rules.table import IMMUTABLE, IMMUTABLE_MESSAGE, LAYOUT, LAYOUT_MESSAGE, RULES
+from rlhf_api.rules.table import IMMUTABLE, LAYOUT, RULES
 from rlhf_api.rules.unavailable import UNAVAILABLE
 from rlhf_api.structural_schema import Schema, fields, job_schema
 from rlhf_api.validation_messages import expected_value
 from rlhf_common.names import API_VERSION, KIND
 
+Places = dict[tuple[str, str], str]
+"""(name, description) -> path of the first field that has both."""
+
 PATH: Final = Path(__file__).parents[2] / "docs" / "reference.md"
 """Path of the reference in a checkout."""
+
+LONG: Final = 45
+"""Characters from which a description is written once."""
 
 _HEAD: Final = f"""# Fields of an {KIND} manifest
 
@@ -29,49 +36,57 @@ def text() -> str:
     """Return the reference as Markdown."""
     spec = job_schema()["properties"]["spec"]
     status = job_schema()["properties"]["status"]
+    places: Places = {}
     return "\n".join(
         [
             _HEAD,
-            *_sections("spec", spec),
+            *_sections("spec", spec, places),
             "## Rules that cross fields\n",
             *(f"- `{rule.field}`: {rule.message}." for rule in RULES),
             "\n## What cannot be changed in an existing job\n",
-            f"Of these the API server says: {IMMUTABLE_MESSAGE}. Everything else may change while the job runs.\n",
+            "These fields cannot change in an existing job; all others may change while it runs.\n",
             *(f"- `{path}`" for path in IMMUTABLE if path not in LAYOUT),
-            f"\nAnd of these: {LAYOUT_MESSAGE}. `rlhf run --resume` takes all of them too.\n",
+            "\nThese fields may change only in a suspended job. `rlhf run --resume` also accepts new values.\n",
             *(f"- `{path}`" for path in LAYOUT),
             "\n## Not available in this version\n",
             *([f"- `{lack.field}: {lack.value}`; use {lack.instead}." for lack in UNAVAILABLE] or ["Nothing."]),
-            "\n## Status\n\nWritten by the operator.\n",
-            *_table("status", status, fields(status, "status")),
+            "\n## Status\n\nThe operator writes the status.\n",
+            *_table("status", status, fields(status, "status"), places),
         ]
     )
 
 
-def _sections(path: str, node: Schema) -> list[str]:
+def _sections(path: str, node: Schema, places: Places) -> list[str]:
     """Return one section for the members of the spec itself, then one per block."""
     members = [(f"{path}.{name}", child) for name, child in node["properties"].items()]
-    lines = [f"## {path}\n", *_table(path, node, members)]
+    lines = [f"## {path}\n", *_table(path, node, members, places)]
     for below, child in members:
         if "properties" in child:
-            lines += [f"## {below}\n", f"{child['description']}\n", *_table(below, child, fields(child, below))]
+            lines += [f"## {below}\n", f"{child['description']}\n", *_table(below, child, fields(child, below), places)]
     return lines
 
 
-def _table(path: str, parent: Schema, members: Iterable[tuple[str, Schema]]) -> list[str]:
+def _table(path: str, parent: Schema, members: Iterable[tuple[str, Schema]], places: Places) -> list[str]:
     head = ["| field | takes | default | meaning |", "|---|---|---|---|"]
-    return [*head, *_rows(path, parent, members), ""]
+    return [*head, *_rows(path, parent, members, places), ""]
 
 
-def _rows(path: str, parent: Schema, members: Iterable[tuple[str, Schema]]) -> Iterator[str]:
+def _rows(path: str, parent: Schema, members: Iterable[tuple[str, Schema]], places: Places) -> Iterator[str]:
     required = {f"{path}.{name}" for name in parent.get("required", ())}
     for below, node in members:
         required |= {f"{below}.{name}" for name in node.get("required", ())}
-        cells = (f"`{below.partition('.')[2]}`", _takes(node), _default(below, node, required), node["description"])
+        name, meaning = below.partition(".")[2], _meaning(below, node["description"], places)
+        cells = (f"`{name}`", _takes(node), _default(below, node, required), meaning)
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
         items = node.get("items", {})
         if "properties" in items:
-            yield from _rows(f"{below}[]", items, fields(items, f"{below}[]"))
+            yield from _rows(f"{below}[]", items, fields(items, f"{below}[]"), places)
+
+
+def _meaning(path: str, description: str, places: Places) -> str:
+    """Return the description of a field, or a reference to the first field of its name that has the same."""
+    first = places.setdefault((path.rpartition(".")[2], description), path)
+    return description if first == path or len(description) < LONG else f"See `{first.partition('.')[2]}`."
 
 
 def _takes(node: Schema) -> str:

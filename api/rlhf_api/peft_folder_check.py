@@ -50,7 +50,7 @@ ACCEPTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "init_lora_weights": (True, "gaussian", "eva", "orthogonal", "mica"),  # all others change the base as PEFT loads it
 }
 """Key -> values that mean plain adapters, in addition to those that mean "unused"."""
-CHANGES_BASE: Final = "PEFT changes the base model by it as it loads the adapters, and here the base stays as it is"
+CHANGES_BASE: Final = "with it, PEFT changes the base model when it loads the adapters, but here the base stays"
 OWN_KEYS: Final = frozenset({"task_type", "modules_to_save"})
 """Keys with which a checkpoint of this project names the head that it contains in full."""
 REMEDY: Final = (

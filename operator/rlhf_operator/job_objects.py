@@ -137,7 +137,7 @@ def ensure_stays(manifest: Mapping[str, Any], there: Mapping[str, Any]) -> None:
     if not there.get("deletionTimestamp"):
         return
     if finalizers := finalizers_of(there):
-        raise KeptError(f"{_title(manifest)} is deleted and cannot go: {describe_finalizers(finalizers)}")
+        raise KeptError(f"{_title(manifest)} is deleted and cannot be removed: {describe_finalizers(finalizers)}")
     raise LeavingError(f"{_title(manifest)} is being deleted; the operator creates it again afterwards")
 
 

@@ -127,7 +127,7 @@ def describe_finalizers(finalizers: Sequence[str]) -> str:
     names = ", ".join(finalizers)
     noun, pronoun = ("finalizer", "it") if len(finalizers) == 1 else ("finalizers", "them")
     return (
-        f"{noun} {names} of somebody else keeps an object that is deleted; see that the controller that set {pronoun} "
+        f"{noun} {names} of another controller keeps a deleted object; see that the controller that set {pronoun} "
         f"runs, or remove {pronoun} from metadata.finalizers with `kubectl edit`"
     )
 

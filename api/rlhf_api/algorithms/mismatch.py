@@ -43,9 +43,9 @@ class MismatchCorrection(ApiModel):
     outside of them. GeometricMask drops responses whose geometric mean of ratios is outside; SequenceMask uses the
     product of a response's ratios, or 0 outside. Needs oldLogProbabilities Trainer."""
     low: Bound | None = None
-    """Least ratio. Unset: the source's value, which is 0, with Mask 0.5, with GeometricMask 0.999."""
+    """Least ratio. Unset: 0; with Mask 0.5; with GeometricMask 0.999."""
     high: Bound | None = None
-    """Largest ratio. Unset: the value of the source: 2, with Mask 5, with GeometricMask 1.002, with SequenceMask 3."""
+    """Largest ratio. Unset: 2; with Mask 5; with GeometricMask 1.002; with SequenceMask 3."""
 
     @property
     def limits(self) -> Limits:

@@ -19,12 +19,12 @@ class Devices(ApiModel):
     count: Annotated[int, Field(ge=1, le=4096)]
     """Number of GPUs, or of worker processes in a job without GPUs."""
     memory: Annotated[float, Field(gt=0, le=4096)] | None = None
-    """GiB of memory of each device. Unset: no limit."""
+    """Memory of each device in GiB. Unset: no limit."""
     fixed: Annotated[list[SizeGroup], Field(max_length=4)] = Field(default_factory=list)
-    """Sizes to leave as written."""
+    """Groups whose sizes stay as in the manifest."""
 
     replan: ReplanMode = "Report"
-    """When predictions are off: Report says so, and Auto also changes the plan at a checkpoint (`rlhf run` only)."""
+    """Reaction to wrong predictions: Report reports them, Auto also changes the plan at a checkpoint (`rlhf run`)."""
 
     @property
     def chosen(self) -> frozenset[SizeGroup]:

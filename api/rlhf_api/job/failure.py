@@ -71,7 +71,7 @@ class FailureRule(ApiModel):
     ) = None
     """Groups that the rule applies to; unset: all."""
     on_exit_codes: ExitCodes | None = None
-    """Matches containers that exited by themselves with such a code, but not in a disrupted or deleted pod."""
+    """Matches containers that exited by themselves with one of the codes, but not in a disrupted or deleted pod."""
     on_pod_conditions: Annotated[list[PodConditionPattern], Field(min_length=1, max_length=16)] | None = None
     """Matches pods that ended, or will soon, with at least one of these conditions."""
     on_pod_failure: PodFailurePattern | None = None
@@ -82,6 +82,6 @@ class FailurePolicy(ApiModel):
     """Rules for the end of pods. The first rule that matches decides."""
 
     rules: Annotated[list[FailureRule], Field(max_length=20)] = Field(default_factory=list)
-    """The rules. Built-in rules follow: disruptions are ignored; exit codes 20 to 23 (reward, model, prompts, storage),
-    and 2, 24 and 25 of the coordinator, fail the job, since a restart cannot help; other failures, and evictions for
-    storage beyond the pod's limits, restart and count."""
+    """Rules, which precede the built-in ones: disruptions are ignored; exit codes 20 to 23 (reward, model, prompts,
+    storage), and 2, 24 and 25 of the coordinator, fail the job, since a restart cannot help; other failures, and
+    evictions for storage beyond the pod's limits, restart and count."""

@@ -135,7 +135,7 @@ class TrainingParallelism(ApiModel):
     expert: Annotated[int, Field(ge=1, le=4096)] = 1
     """Ranks, out of data x context, that divide each layer's experts."""
     critic_tensor: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Value of tensor for critics, which then have pipeline x tensor / criticTensor stages. Unset: tensor."""
+    """Tensor size of critics, which have pipeline x tensor / criticTensor stages. Unset: tensor."""
     sequence_parallel: Literal["Disabled", "Enabled"] = "Disabled"
     """Enabled splits activations between layers by position over the tensor ranks to save memory."""
     shard_optimizer: bool = False
@@ -224,7 +224,7 @@ class Training(GroupFields):
     schedule: Schedule = Field(default_factory=Schedule)
     """Pipeline schedule of one model."""
     critic_overlap: Literal["Disabled", "Enabled", "Auto"] = "Disabled"
-    """Enabled trains critics while the next batch decodes; Auto does if measured to be faster."""
+    """Enabled trains critics while the next batch decodes; Auto does so if it measures a gain."""
     micro_batch_size: Annotated[int, Field(ge=1, le=65536)] = 8
     """Samples per micro-batch. The algorithm's miniBatchSize must be a multiple of microBatchSize x
     parallelism.data."""
@@ -234,8 +234,8 @@ class Training(GroupFields):
     packing: bool = False
     """Concatenate samples of a micro-batch; do not pad."""
     shared_prompts: Literal["Disabled", "Auto", "Enabled"] = "Disabled"
-    """Enabled computes a prompt once for its responses in a micro-batch; Auto does from a predicted 1.1 times fewer
-    operations. Needs packing."""
+    """Enabled computes a prompt once for its responses in a micro-batch; Auto does so if this saves a
+    predicted factor of 1.1 in operations. Needs packing."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """Optimizer and learning rates."""
     lora: Lora | None = None

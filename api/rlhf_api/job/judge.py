@@ -56,8 +56,8 @@ class Judge(ApiModel):
     maximum: Annotated[int, Field(ge=0, le=9)] = 9
     """Best rating."""
     read: Literal["Probabilities", "Answer"] = "Probabilities"
-    """Probabilities: those of the answer's first token over all ratings. Answer: the last number in the answer's text,
-    for servers without probabilities or judges that think first."""
+    """Probabilities reads the probability of each rating as the first token. Answer reads the last number in the
+    answer's text, for servers without probabilities or judges that think first."""
     answer_tokens: Annotated[int, Field(ge=1, le=65536)] = 512
     """Most tokens in a text answer."""
 

@@ -33,7 +33,8 @@ class Lora(ApiModel):
 
     adapter: Location | None = None
     """PEFT folder of the actor's initial adapters, with the same rank, alpha and targetModules. Unset: B starts at
-    zero. If spec.models.reference is unset, the reference is the actor's folder without them."""
+    zero. If spec.models.reference is unset, the reference is the actor's folder without
+    adapters."""
     publish: Literal["Merged", "Adapters"] = "Merged"
     """Content that training ranks send to workers. Merged: whole models, W + alpha / rank x B A. Adapters: only A
     and B; each worker adds the frozen weights from its own copy of the folder."""

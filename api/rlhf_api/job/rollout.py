@@ -88,20 +88,20 @@ class Rollout(ApiModel):
     batch_size: Annotated[int, Field(ge=1, le=1048576)] = 512
     """Samples (responses) in the batch of an iteration."""
     oversample: Annotated[int, Field(ge=0, le=65536)] = 0
-    """Additional prompts per iteration, except for long rounds. The iteration trains on as many as the batch has; cutBy
-    says which, and the others are cut off."""
+    """Additional prompts per iteration, except for long rounds. The iteration trains on the prompts of one batch, which
+    cutBy chooses, and cuts off the others."""
     cut_by: Literal["Clock", "Counts"] = "Clock"
     """Prompts that stay. Clock: those finished first. Counts: those whose longest response is shortest, at any speed of
     workers; a deterministic job needs it."""
     long_rounds: Literal["Disabled", "Enabled", "Auto"] = "Disabled"
-    """Enabled decodes prompts that were cut off again, with the same random keys, in iterations of their own. Auto
-    does so while a simulation of the job's lengths and costs gains by it, and chooses the surplus prompts itself."""
+    """Enabled decodes cut-off prompts again in separate iterations, with the same random keys. Auto does so if a
+    simulation of the job predicts a gain, and chooses the number of surplus prompts."""
     keep_cut: Literal["Nothing", "Drafts"] = "Nothing"
-    """Drafts lets the tokens of prompts that were cut off draft for their long round, where the policy verifies them.
-    It changes no token."""
+    """Drafts uses the tokens of cut-off prompts as drafts in their long round. The policy verifies them, so no token
+    changes."""
     max_staleness: Annotated[int, Field(ge=0, le=64)] = 0
-    """Iterations for which a sample that was cut off is carried: the next iteration starts with its prompt and
-    continues its tokens. A sample with an older token restarts. 0 carries nothing; others need oversample."""
+    """Largest age of a token in iterations. The next iteration continues samples that were cut off; a sample with an
+    older token restarts. 0 continues none; other values need oversample."""
     overlap_training: Literal["Disabled", "Enabled"] = "Disabled"
     """Enabled decodes an iteration during the previous training, with weights one version old."""
     max_prompt_tokens: Annotated[int, Field(ge=1, le=1048576)] = 256
@@ -118,8 +118,8 @@ class Rollout(ApiModel):
     sample_retries: Annotated[int, Field(ge=0, le=10)] = 2
     """Retries of a sample after a worker fails on it, on another worker if possible."""
     max_failed_samples: Annotated[int, Field(ge=0, le=1048575)] = 0
-    """Samples per iteration that may fail: the iteration trains without them. One more fails the job, which names
-    it."""
+    """Samples per iteration that may fail: the iteration trains without them. One more fails the job, and the
+    message names it."""
     stop: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(default_factory=list, max_length=16)
     """Strings that end a response and stay in its text."""
     stop_token_ids: list[Annotated[int, Field(ge=0, le=16777216)]] = Field(default_factory=list, max_length=64)

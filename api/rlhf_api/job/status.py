@@ -63,7 +63,7 @@ class GroupStatus(StatusModel):
     desired: Tally
     """Number of pods wanted."""
     ready: Tally
-    """Number of ready pods. While the coordinator answers: of its ready workers, at most desired."""
+    """Number of ready pods; while the coordinator answers, of its ready workers, at most desired."""
     failed: Tally = 0
     """Number of pods that failed and are not yet replaced."""
     restarts: Tally = 0

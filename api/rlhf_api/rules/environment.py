@@ -24,7 +24,7 @@ def of_environment() -> Iterator[Rule]:
         node="spec",
         cel=f"!has(self.rollout.environment) || !({has})",
         holds=lambda values: not values.has(FIELD) or not any(values.has(f"spec.algorithm.{name}") for name in without),
-        message=f"answers responses that are generated, of which {', '.join(without)} have none: remove it",
+        message=f"needs generated responses, which {', '.join(without)} do not have: remove it",
     )
     yield _ENGINE
     yield _STOP

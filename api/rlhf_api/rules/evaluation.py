@@ -40,7 +40,7 @@ def _needs_judge(without: tuple[str, ...]) -> Rule:
         node="spec",
         cel=f"!has(self.evaluation) || !({has})",
         holds=lambda values: not values.has(_NODE) or not any(values.has(f"spec.algorithm.{name}") for name in without),
-        message=f"needs responses that are generated and judged, of which {', '.join(without)} have none: remove it",
+        message=f"needs generated responses with rewards, which {', '.join(without)} do not have: remove it",
     )
 
 

@@ -27,7 +27,7 @@ def _of_every_rule(cel: str, holds: Callable[[Member], bool], message: str) -> R
         node=_NODE,
         cel=f"self.rules.all(rule, {cel})",
         holds=lambda values: not wrong(values),
-        message=f"every rule {message}",
+        message=f"a rule {message}",
         message_cel=f"'rule %s: {message}'.format([self.rules.filter(rule, !({cel}))[0].name])",
         says=lambda values: f"rule {wrong(values)[0]['name']}: {message}",
     )
@@ -68,21 +68,20 @@ def of_failure_policy() -> Iterator[Rule]:
     yield _of_every_rule(
         'rule.action != "FailJob" || rule.scope == "Pod"',
         lambda rule: rule["action"] != "FailJob" or rule["scope"] == "Pod",
-        "has action FailJob, which restarts nothing: remove scope",
+        "must not have a scope with action FailJob, which restarts nothing: remove scope",
     )
     yield _of_every_rule(
         f'!has(rule.onExitCodes) || rule.onExitCodes.operator != "In" || '
         f"!({int(ExitCode.RESTART)} in rule.onExitCodes.values)",
         lambda rule: not _asks_for_restart(rule),
-        f"names exit code {int(ExitCode.RESTART)}, by which a process asks to be restarted and which is no failure: "
-        "remove it",
+        f"must not name exit code {int(ExitCode.RESTART)}, with which a process asks for a restart: remove it",
     )
     start_up = ", ".join(f'"{condition}"' for condition in START_UP)
     yield _of_every_rule(
         f"!has(rule.onPodConditions) || !rule.onPodConditions.exists(each, each.type in [{start_up}])",
         lambda rule: not _names_start_up(rule),
-        f"names a condition that every pod goes through ({', '.join(START_UP)}): use DisruptionTarget, or one that is "
-        "set on broken pods",
+        f"must not name a condition that every pod goes through ({', '.join(START_UP)}): use DisruptionTarget, or one "
+        "that is set on broken pods",
     )
     yield Rule(
         field=_FIELD,

@@ -22,8 +22,8 @@ def of_lora() -> Iterator[Rule]:
         message="must be unset with spec.training.backend megatron, which trains all weights: use torch for adapters",
     )
     yield each_once(f"{_NODE}.targetModules", "must name each linear map once: remove the second of a kind")
-    yield _shared_needs("publish", "Adapters", "or whole models of other weights would travel")
-    yield _shared_needs("models", "All", "or only one model has the frozen weights")
+    yield _shared_needs("publish", "Adapters", "because merged models do not share weights")
+    yield _shared_needs("models", "All", "because a critic without adapters has no frozen weights")
     for role in ModelRole:
         if role.kind is not ModelKind.REWARD and role is not GENERATE.model:
             yield _one_folder(role)

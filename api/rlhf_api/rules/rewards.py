@@ -94,7 +94,7 @@ def _bounds() -> Iterator[Rule]:
         node="spec",
         cel="self.rewardShaping.overlongBuffer <= self.rollout.maxResponseTokens",
         holds=lambda values: values[buffer] <= values[longest],
-        message=f"must be at most {longest}, of which it is the end",
+        message=f"must be at most {longest}, because it is the end of a response",
     )
 
 

@@ -38,14 +38,14 @@ def of_sharding() -> Iterator[Rule]:
         node="spec.training",
         cel="self.parallelism.shard == 1 || self.backend == 'torch' && !has(self.lora)",
         holds=lambda values: _whole(values) or (values["spec.training.backend"] == "torch" and not values.has(_LORA)),
-        message=f"must be 1 with spec.training.backend megatron, and with {_LORA}: only whole torch models have parts",
+        message=f"must be 1 with spec.training.backend megatron, and with {_LORA}: neither can be sharded",
     )
     yield Rule(
         field=f"{_PARALLELISM}.shardOptimizer",
         node=_PARALLELISM,
         cel="!self.shardOptimizer || self.shard == 1",
         holds=lambda values: not values[f"{_PARALLELISM}.shardOptimizer"] or _whole(values),
-        message="must be false with shard above 1, which shares moments too: use one",
+        message="must be false with shard above 1, which also splits moments: use one of them",
     )
     yield from of_parts("shard")
 
@@ -58,14 +58,14 @@ def of_parts(name: str) -> Iterator[Rule]:
         node="spec",
         cel=f"{is_one} || self.placement == 'Dedicated'",
         holds=lambda values: values[field] == 1 or values["spec.placement"] == "Dedicated",
-        message="must be 1 with spec.placement Colocated, as parts do not move to the host: use Dedicated, or 1",
+        message="must be 1 with spec.placement Colocated, as a split model cannot be offloaded: use Dedicated, or 1",
     )
     yield Rule(
         field=field,
         node="spec",
         cel=f"{is_one} || {NO_DRAFT_TRAINED}",
         holds=lambda values: values[field] == 1 or trains_no_draft(values),
-        message=f"must be 1 with {_DRAFT}.train Enabled, as it is trained by a whole head: use Disabled, or 1",
+        message=f"must be 1 with {_DRAFT}.train Enabled, which needs the whole head on a rank: use Disabled, or 1",
     )
 
 

@@ -351,7 +351,7 @@ _FORCED: Final = Rule(
     holds=lambda values: (
         not values.has("spec.runPolicy.forceCoordinatorAfterSeconds") or values.has("spec.checkpoints")
     ),
-    message="needs spec.checkpoints, beside which the journal lies: without it nothing is left to go on from",
+    message="needs spec.checkpoints: without it the journal, which a new coordinator continues, is lost with the pod",
 )
 
 RULES: Final[tuple[Rule, ...]] = (

@@ -54,7 +54,7 @@ def of_tensor() -> Iterator[Rule]:
             f" 'Dedicated' && ({NO_DRAFT_TRAINED})"
         ),
         holds=lambda values: not values.has(_CRITIC) or _may_split(values),
-        message="must be unset, but with spec.training.backend megatron, placement Dedicated and no draftModel trained",
+        message="needs backend megatron, placement Dedicated and no trained draftModel: set those, or leave it out",
     )
 
 

@@ -49,7 +49,7 @@ class ClusterPod:
     state: str
     """State in one word, such as Ready or Unschedulable."""
     explanation: str
-    """What explains the state, where something is found; otherwise empty."""
+    """Explanation of the state; empty if nothing was found."""
     started: datetime | None
     """status.startTime; None when absent or invalid."""
 
@@ -141,7 +141,7 @@ def _time_to_leave(pod: ObservedPod, now: datetime) -> str:
     if left > 0:
         return f"it may take another {left:.0f}s"
     if pod.finalizers:
-        return f"it cannot go: {describe_finalizers(pod.finalizers)}"
+        return f"it cannot be removed: {describe_finalizers(pod.finalizers)}"
     return "its grace period is over, and its node has not ended it"
 
 

@@ -87,7 +87,7 @@ LAST_SIMULATED_WITHOUT: Final = _last(
     "rlhf_fusion_last_simulated_without_seconds",
     unit=Unit.SECONDS,
     meaning="Simulated time of generation and inference of the last finished iteration without fusion, with its "
-    "actual response lengths. The gain compares with it.",
+    "actual response lengths. The gain is relative to it.",
     source="the simulation with the actual lengths and mode Disabled",
     normal="at least rlhf_fusion_last_simulated_seconds",
     run_metric="fusion/simulated_off_seconds",

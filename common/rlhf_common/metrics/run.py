@@ -147,7 +147,7 @@ CUT_TOKENS: Final = _gauge(
     unit=Unit.TOKENS,
     meaning="Tokens of samples that were cut off or failed, in the last iteration.",
     source="its samples",
-    normal="0 without rollout.oversample; decoded in vain, unless rollout.maxStaleness is above 0",
+    normal="0 without rollout.oversample; these tokens are lost, unless rollout.maxStaleness is above 0",
     run_metric="tokens_cut",
 )
 _rounds = partial(_gauge, absent="rollout.longRounds is Disabled, or no iteration is finished")
@@ -164,7 +164,7 @@ WAITING_PROMPTS: Final = _rounds(
     unit=Unit.NUMBER,
     meaning="Prompts that were cut off and wait for a long round.",
     source="the ledger, when the iteration ends",
-    normal="below the prompts of a batch + rollout.oversample; those at the end of a job are never trained on",
+    normal="below the prompts of a batch + rollout.oversample; the job does not train on those that wait at its end",
     run_metric="prompts/waiting",
 )
 SURPLUS_PROMPTS: Final = _gauge(

@@ -92,7 +92,7 @@ RETURNED: Final = coordinator_counter(
 SCORE_FAILURES: Final = coordinator_counter(
     "rlhf_score_failures_total",
     unit=Unit.NUMBER,
-    meaning="Failed attempts of a scoring task. The coordinator tries again; a failure is never a zero reward.",
+    meaning="Failed attempts of a scoring task. The coordinator tries again; a failure does not count as zero.",
     source="scores with a failure, or with a wrong form",
     normal="0; a few during an outage of an endpoint",
     labels=(labels.TASK,),

@@ -77,7 +77,7 @@ CRITIC_OVERLAP_ON: Final = coordinator_gauge(
 PLAN_DRIFT: Final = coordinator_gauge(
     "rlhf_plan_drift_ratio",
     unit=Unit.RATIO,
-    meaning="Measured over predicted seconds of the last iteration's generation, scoring, training and publishing. "
+    meaning="Measured divided by predicted seconds of the last iteration (generation, scoring, training, publishing). "
     "The prediction is that of the plan for spec.devices; after a decision about the plan, the seconds measured then.",
     source="the coordinator, from the phases of an iteration",
     normal="0.8 to 1.2; beyond that for three iterations, the coordinator searches for another plan",

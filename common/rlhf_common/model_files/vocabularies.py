@@ -29,7 +29,7 @@ def tokenizer_problem(folder: Path, actor: Path, read: Callable[[Path], Mapping[
     if actor.samefile(folder) or _files(actor) == _files(folder):
         return ""
     problem = difference(read(folder), read(actor), exact=False)
-    whose = f"its tokenizer is another one than that of spec.models.actor.path ({actor})"
+    whose = f"its tokenizer differs from that of spec.models.actor.path ({actor})"
     return f"{whose}: {problem}; {REMEDY}" if problem else ""
 
 

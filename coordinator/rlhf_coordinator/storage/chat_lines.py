@@ -78,8 +78,8 @@ class ChatLines:
         """Refuse a chat that ends with the assistant's message; warn about one with only system messages."""
         if messages[-1]["role"].casefold() in _ASSISTANTS:
             raise place.bad(
-                f"ends with a message of the assistant under {key!r}, which the policy would not go on with but "
-                "answer; remove it, or let a message of the user follow"
+                f"ends with a message of the assistant under {key!r}, which the policy would answer, not "
+                "continue; remove it, or let a message of the user follow"
             )
         if all(message["role"] in OF_SYSTEM for message in messages):
             problem = f"has no message of the user under {key!r}"

@@ -85,7 +85,7 @@ class ChatTemplate:
 
     def _dated(self) -> JobError:
         message = (
-            f"the chat template writes the date of the day ({DATE}), so the prompts would be others tomorrow: give its "
+            f"the chat template writes the date of the day ({DATE}), so the prompts would change every day: give its "
             f"date by {self._prompts.field}.chatTemplateArguments where it takes one (date_string), or give a copy "
             "that has a fixed date"
         )

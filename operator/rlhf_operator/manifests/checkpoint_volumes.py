@@ -28,7 +28,7 @@ def problems_of(job: RLHFJob) -> Iterator[Problem]:
         return
     path = posixpath.normpath(job.spec.checkpoints.path)
     ranks = job.spec.rank_group
-    remedy = f"mount a persistentVolumeClaim there by spec.{ranks}.template, which the coordinator's pod follows"
+    remedy = f"mount a persistentVolumeClaim there in spec.{ranks}.template; the coordinator's pod gets it too"
     for group in (ranks, Group.COORDINATOR):
         if wrong := _wrong(pod(job, group, 0, Images()), path):
             yield Problem(FIELD, path, f"in {group} pods {wrong}: {remedy}")
@@ -46,7 +46,7 @@ def _wrong(manifest: Json, path: str) -> str:
     place = mount["mountPath"]
     volume: Json = next((volume for volume in spec["volumes"] if volume.get("name") == mount.get("name")), {})
     if lost := _LOST & volume.keys():
-        return f"{place} is an {next(iter(lost))} volume, of which each pod has its own, gone with it"
+        return f"{place} is an {next(iter(lost))} volume, which each pod has for itself and which ends with the pod"
     claim = volume.get("persistentVolumeClaim") or {}
     if mount.get("readOnly") or claim.get("readOnly") or _READ_ONLY & volume.keys():
         return f"{place} is mounted read-only"

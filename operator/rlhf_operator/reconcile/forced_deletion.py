@@ -169,8 +169,8 @@ def finalizer_messages(pods: Iterable[ObservedPod], others: Iterable[DeletedObje
         if now >= time:
             by_finalizers.setdefault(finalizers, []).append(name)
     return [
-        f"{', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''} cannot go: "
-        f"{describe_finalizers(finalizers)}"
+        f"{', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''} "
+        f"cannot be removed: {describe_finalizers(finalizers)}"
         for finalizers, names in by_finalizers.items()
     ]
 

@@ -133,7 +133,7 @@ def test_what_a_finalizer_of_somebody_else_keeps_is_deleted_once_and_named(
         patch = f'{{"metadata": {{"finalizers": ["{HOLD}"]}}}}'
         cluster.kubectl("patch", kind, name, seen.where, "--type=merge", f"--patch={patch}")
         cluster.kubectl("delete", kind, name, seen.where, "--wait=false")
-    words = f"cannot go: finalizer {HOLD} of somebody else keeps"
+    words = f"cannot be removed: finalizer {HOLD} of another controller keeps"
     seen.until("its name", lambda: f"job-generation-1, Service job {words}" in seen.condition("Running")["message"])
     before, writes = deletions(operator), operator.metric("rlhf_operator_api_requests_total", verb="apply")
     time.sleep(20)

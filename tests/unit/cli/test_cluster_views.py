@@ -109,7 +109,7 @@ def test_a_pod_that_a_finalizer_keeps_names_it() -> None:
         "finalizers": ["example.org/audit"],
     }
     text = " ".join(text_of(seen).split())
-    assert "it cannot go: finalizer example.org/audit of somebody else keeps an object that is deleted" in text
+    assert "it cannot be removed: finalizer example.org/audit of another controller keeps a deleted object" in text
 
 
 def test_a_job_no_operator_looked_at_says_so_and_one_that_is_new_waits() -> None:

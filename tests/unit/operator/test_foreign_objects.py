@@ -71,7 +71,7 @@ async def test_a_pod_that_a_finalizer_keeps_is_deleted_once_a_minute_at_most(
         assert deletions() == 1
         assert all(delay is not None and delay > 5 for delay in delays[-2:]), "nothing is written, so nothing is to see"
         condition = operator.condition("Running")["message"]
-        assert "job-generation-0 cannot go: finalizer example.org/audit of somebody else keeps" in condition
+        assert "job-generation-0 cannot be removed: finalizer example.org/audit of another controller" in condition
         monkeypatch.setattr(job_objects, "DELETE_AGAIN_SECONDS", 0.0)
         server.put("Pod", body)
         await operator.reconcile()
@@ -116,7 +116,7 @@ async def test_an_object_that_a_finalizer_keeps_is_not_written_again_and_again_a
         assert [write for write in writes(server)[len(before) :] if write[0] != "POST"] == []
         message = operator.condition("Running")["message"]
         assert f"{kind} {name}" in message
-        assert "cannot go: finalizer example.org/audit of somebody else keeps" in message
+        assert "cannot be removed: finalizer example.org/audit of another controller keeps" in message
         server.drop("Pod", "team", "job-generation-0")
         await operator.settle()
         assert object_names(server)["Pod"] == (

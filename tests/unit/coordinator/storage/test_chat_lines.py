@@ -45,7 +45,7 @@ def refused(folder: Path, prompt: Any, **fields: Any) -> str:
 @pytest.mark.parametrize(
     ("prompt", "words"),
     [
-        ([ASKED, ANSWERED], "ends with a message of the assistant under 'prompt', which the policy would not go on"),
+        ([ASKED, ANSWERED], "ends with a message of the assistant under 'prompt', which the policy would answer"),
         ([], "has an empty list of messages under 'prompt'"),
         ([{"role": "user"}], "the content of message 1 under 'prompt' is null, and must be a string"),
         ([{"content": "2"}], "message 1 under 'prompt' has no role"),

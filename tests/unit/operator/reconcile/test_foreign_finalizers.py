@@ -6,7 +6,7 @@ import pytest
 from tests.support.operator.simulated_cluster import SimulatedCluster
 
 HOLD = "example.org/audit"
-WORDS = f"cannot go: finalizer {HOLD} of somebody else keeps an object that is deleted"
+WORDS = f"cannot be removed: finalizer {HOLD} of another controller keeps a deleted object"
 
 
 def kept_pods(*workers: str, **spec: Any) -> SimulatedCluster:

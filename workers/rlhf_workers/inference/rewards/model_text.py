@@ -40,7 +40,7 @@ class OwnTokenizer:
         for prompts in (self._trained, self._evaluated):
             if prompts.chat_template and not tokenizer.chat_template:
                 message = (
-                    f"{field}: its tokenizer reads otherwise than the actor's and has no chat template, but "
+                    f"{field}: its tokenizer differs from the actor's and has no chat template, but "
                     f"{prompts.field}.chatTemplate is true; add the template it was trained with to its folder"
                 )
                 raise WorkError("ModelUnsupported", message, field=field, exit_code=ExitCode.BAD_MODEL)
