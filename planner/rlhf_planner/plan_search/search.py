@@ -202,7 +202,7 @@ class PlanSearch:
         """Return the plan of a candidate."""
         training = self.trainings.best(candidate.placement, candidate.ranks)
         assert training is not None, "a candidate has a training"
-        return _plan(candidate.placement, candidate.workers, training, candidate.critic_overlap)
+        return device_plan(candidate.placement, candidate.workers, training, candidate.critic_overlap)
 
     def forecasts(self, candidates: Sequence[Candidate], most: int = BEST) -> list[PlanForecast]:
         """Return the forecasts of the first candidates that validation accepts."""
@@ -242,9 +242,10 @@ class PlanSearch:
         return self.forecast(plan, self.rollouts.half(workers), own_training(self.workload, self.costs, memory))
 
 
-def _plan(
+def device_plan(
     placement: Placement, workers: RolloutWorkers, training: TrainingHalf, critic_overlap: CriticOverlap
 ) -> DevicePlan:
+    """Return the plan with these workers and this training."""
     settings = training.settings
     return DevicePlan(
         placement, workers.generation_workers, workers.engine_tensor, workers.max_batch_size,
