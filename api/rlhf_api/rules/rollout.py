@@ -2,10 +2,8 @@
 
 from typing import Final
 
+from rlhf_api.rules.common_rules import greedy_or_random
 from rlhf_api.rules.rule import Rule
-
-MIN_TEMPERATURE: Final = 0.001
-"""Lowest spec.rollout.temperature of random sampling."""
 
 
 def of_cut_prompts() -> tuple[Rule, ...]:
@@ -132,15 +130,7 @@ _CUT_PROMPTS: Final = (
 )
 
 _SAMPLING: Final = (
-    Rule(
-        field="spec.rollout.temperature",
-        node="spec",
-        cel=f"self.rollout.temperature == 0.0 || self.rollout.temperature >= {MIN_TEMPERATURE}",
-        holds=lambda values: (
-            values["spec.rollout.temperature"] == 0 or values["spec.rollout.temperature"] >= MIN_TEMPERATURE
-        ),
-        message=f"must be 0, which is greedy, or at least {MIN_TEMPERATURE}: logits divided by less overflow",
-    ),
+    greedy_or_random("spec.rollout.temperature", "spec"),
     Rule(
         field="spec.rollout.maxFailedSamples",
         node="spec",
