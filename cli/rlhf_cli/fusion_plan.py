@@ -18,7 +18,7 @@ from rlhf_common.names import Group
 from rlhf_coordinator.learned_figures import job_lengths, measured_costs, with_drafts
 from rlhf_coordinator.model_sizes import read_size
 from rlhf_planner.inter_stage.choose import FusionChoice, choose
-from rlhf_planner.inter_stage.costs import StageCosts
+from rlhf_planner.inter_stage.costs import StageCosts, score_batch_of
 from rlhf_planner.inter_stage.forecast import Forecast, IterationSetup
 from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.roofline import CPU_CORE, HOPPER, ModelShape, assumed_costs
@@ -161,12 +161,13 @@ def _assumed(job: RLHFJob) -> tuple[StageCosts | None, tuple[str, ...], str]:
         return None, (), f"the models of {', '.join(unknown)} are not on this disk and no run measured their costs"
     scorers = [size for size in sizes.values() if size is not None]
     costs = assumed_costs(
-        policy, scorers, device, devices, spec.generation.max_batch_size, replays=spec.replays_tokens
+        policy, scorers, device, devices, spec.generation.max_batch_size, replays=spec.replays_tokens,
+        score_batch=score_batch_of(spec),
     )  # fmt: skip
     assumptions = [f"costs are assumed, not measured: a roofline of {devices} {device.name} per worker"]
     if any(role.kind is ModelKind.REWARD and models.explicit_source(role) is None for role in sources):
         assumptions.append("the reward function is taken to cost nothing")
-    return replace(costs, score_batch=1) if spec.deterministic else costs, tuple(assumptions), ""
+    return costs, tuple(assumptions), ""
 
 
 def _model(folder: Path, width: int) -> ModelShape | None:

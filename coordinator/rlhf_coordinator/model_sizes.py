@@ -11,6 +11,7 @@ from typing import Any, Final
 from rlhf_api.algorithms import ModelKind, ModelRole
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.model_source import ModelSource
+from rlhf_common.model_files.config_counts import count_in
 from rlhf_common.model_files.weight_files import FolderError, read_weight_files
 from rlhf_common.names import DRAFT_MODEL
 from rlhf_coordinator.model_folders import local_folder
@@ -46,8 +47,8 @@ def read_size(folder: Path) -> ModelSize | None:
         parameters = sum(entry.count for entry in tensors.values())
         of_experts = sum(entry.count for name, entry in tensors.items() if ".experts." in name)
         text = config.get("text_config") or config
-        layers, heads = int(text["num_hidden_layers"]), int(text["num_attention_heads"])
-        key_value_heads = int(text.get("num_key_value_heads") or heads)
+        layers, heads = count_in(text, "num_hidden_layers"), count_in(text, "num_attention_heads")
+        key_value_heads = count_in(text, "num_key_value_heads", heads)
         experts = expert_count(text) if of_experts else 0
         return ModelSize(
             parameters, _cache_values(text), _map_widths(text), layers, key_value_heads, experts, of_experts
@@ -90,6 +91,8 @@ def _map_widths(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _cache_values(config: Mapping[str, Any]) -> int:
-    heads = int(config["num_attention_heads"])
-    width = int(config.get("head_dim") or config["hidden_size"] // heads)
-    return 2 * int(config["num_hidden_layers"]) * int(config.get("num_key_value_heads") or heads) * width
+    heads = count_in(config, "num_attention_heads")
+    width = (
+        count_in(config, "head_dim") if config.get("head_dim") is not None else count_in(config, "hidden_size") // heads
+    )
+    return 2 * count_in(config, "num_hidden_layers") * count_in(config, "num_key_value_heads", heads) * width

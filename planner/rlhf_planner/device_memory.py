@@ -133,7 +133,7 @@ def estimates(spec: RLHFJobSpec, sizes: Sizes) -> dict[Group, Estimate]:
     scorers = {Group.INFERENCE: scoring(spec, sizes)}
     if spec.rank_group is Group.TRAINING:
         trains = training(spec, sizes)
-        return scorers | {Group.GENERATION: decoding(spec, sizes), Group.TRAINING: trains}
+        return scorers | {Group.GENERATION: decoding_and_scoring(spec, sizes), Group.TRAINING: trains}
     return scorers | {Group.GENERATION: budget(spec, sizes).peak.onloaded}
 
 
@@ -141,7 +141,7 @@ def budget(spec: RLHFJobSpec, sizes: Sizes) -> Budget:
     """Return the memory of a generation worker that also holds a training rank."""
     gpus = spec.generation.gpus_per_replica
     decodes, trains = decoding(spec, sizes), training(spec, sizes)
-    scores = scoring(spec, sizes) if scores_too(spec) else Estimate({})
+    scores = scoring(spec, sizes) if _scores_too(spec) else Estimate({})
     sleeping = {f"{name} (decoding)": count for name, count in decodes.parts.items() if name == "weights"}
     sleeping |= scores.parts
     resident = ("weights", "optimizer", "frozen weights")
@@ -151,12 +151,18 @@ def budget(spec: RLHFJobSpec, sizes: Sizes) -> Budget:
     if spec.training.weight_sharing != "Disabled" and "weights" in trains.parts:  # one copy, in the published type
         sleeping["published weights"] = _published(spec, sizes)
     return Budget(
-        (Phase("decoding and scoring", _sum(decodes, scores)), Phase("training", trains)),
+        (Phase("decoding and scoring", decoding_and_scoring(spec, sizes)), Phase("training", trains)),
         Estimate(sleeping if gpus else {}, _sum(decodes, scores, trains).unknown),
     )
 
 
-def scores_too(spec: RLHFJobSpec) -> bool:
+def decoding_and_scoring(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
+    """Return the memory of a device of a generation worker, with the scoring models where it has or may load them."""
+    decodes = decoding(spec, sizes)
+    return _sum(decodes, scoring(spec, sizes)) if _scores_too(spec) else decodes
+
+
+def _scores_too(spec: RLHFJobSpec) -> bool:
     """Return whether generation workers have, or may load, the scoring models in addition to the policy."""
     fuses = (
         spec.fusion.inter_stage.mode != "Disabled"

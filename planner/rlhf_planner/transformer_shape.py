@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf_common.model_files.config_counts import count_in, experts_in
 from rlhf_common.model_files.model_folder_check import ties_embeddings
 
 
@@ -74,22 +75,19 @@ def shape_of(config: Mapping[str, Any]) -> TransformerShape:
 
     Raises KeyError, TypeError, ValueError or ArithmeticError (such as for Infinity) for a missing or wrong value.
     """
-    heads = int(config["num_attention_heads"])
-    if heads < 1:
-        raise ValueError(f"num_attention_heads is {heads}, must be at least 1")
-    hidden = int(config["hidden_size"])
+    heads, hidden = count_in(config, "num_attention_heads"), count_in(config, "hidden_size")
     window = config.get("sliding_window")
     if not config.get("use_sliding_window", True):
         window = None
     return TransformerShape(
         family=str(config["model_type"]),
         hidden=hidden,
-        layers=int(config["num_hidden_layers"]),
+        layers=count_in(config, "num_hidden_layers"),
         heads=heads,
-        key_value_heads=int(config.get("num_key_value_heads") or heads),
-        head_width=int(config.get("head_dim") or hidden // heads),
-        intermediate=int(config["intermediate_size"]),
-        vocabulary=int(config["vocab_size"]),
+        key_value_heads=count_in(config, "num_key_value_heads", heads),
+        head_width=count_in(config, "head_dim", hidden // heads),
+        intermediate=count_in(config, "intermediate_size"),
+        vocabulary=count_in(config, "vocab_size"),
         tied=ties_embeddings(config),
         window=int(window) if window is not None else None,
         experts=_experts_of(config),
@@ -97,15 +95,15 @@ def shape_of(config: Mapping[str, Any]) -> TransformerShape:
 
 
 def _experts_of(config: Mapping[str, Any]) -> Experts | None:
-    count = int(config.get("num_local_experts") or config.get("num_experts") or 0)
+    count = experts_in(config)
     if count < 2:
         return None
-    layers, every = range(int(config["num_hidden_layers"])), int(config.get("decoder_sparse_step") or 1)
+    layers, every = range(count_in(config, "num_hidden_layers")), count_in(config, "decoder_sparse_step", 1)
     alone = config.get("mlp_only_layers") or ()
     return Experts(
         count=count,
-        chosen=int(config["num_experts_per_tok"]),
-        width=int(config.get("moe_intermediate_size") or config["intermediate_size"]),
+        chosen=count_in(config, "num_experts_per_tok"),
+        width=count_in(config, "moe_intermediate_size", count_in(config, "intermediate_size")),
         dense=frozenset(layer for layer in layers if layer in alone or (layer + 1) % every),
     )
 

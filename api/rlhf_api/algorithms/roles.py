@@ -5,8 +5,6 @@ from typing import Final
 
 from pydantic.alias_generators import to_camel
 
-from rlhf_common.names import DRAFT_MODEL, DRAFT_MODEL_FIELD
-
 
 class ModelKind(StrEnum):
     """Output of a model, which determines its head and its scorer."""
@@ -49,12 +47,6 @@ class ModelRole(StrEnum):
     def manifest_path(self) -> str:
         """Manifest path of the role's source, such as `spec.models.actor`."""
         return f"spec.models.{self.manifest_name}"
-
-
-def folder_field(model: str) -> str:
-    """Return `spec.models.<role>.path` for a role, or the path field of the trained draft model. Raises ValueError for
-    others."""
-    return DRAFT_MODEL_FIELD if model == DRAFT_MODEL else f"{ModelRole(model).manifest_path}.path"
 
 
 _KINDS: Final = {

@@ -11,6 +11,7 @@ from rlhf_api.api_model import ApiModel
 from rlhf_api.job.model_source import ModelSource
 from rlhf_api.job.reward_headers import SecretKey
 from rlhf_api.job.rewards import MAX_REWARDS, GivenReward, NamedReward, Reward
+from rlhf_common.names import DRAFT_MODEL, DRAFT_MODEL_FIELD
 
 
 class Models(ApiModel):
@@ -75,8 +76,14 @@ class Models(ApiModel):
         calls = role.kind is ModelKind.REWARD and self.rewards_of(role)
         return explicit if explicit is not None or calls else self.actor
 
-    def path_field(self, role: ModelRole) -> str:
-        """Return the manifest path of the folder that a role starts from, for messages."""
+    def path_field(self, model: str) -> str:
+        """Return the manifest path of the folder that a role, or the draft model, starts from, for messages.
+
+        Raises ValueError for other names.
+        """
+        if model == DRAFT_MODEL:
+            return DRAFT_MODEL_FIELD
+        role = ModelRole(model)
         if role.kind is ModelKind.REWARD and (entries := self.rewards_of(role)):
             return f"{entries[0].field}.{entries[0].reward.own_model_field}.path"
         chosen = role if self.explicit_source(role) is not None else ModelRole.ACTOR

@@ -6,6 +6,8 @@ from typing import Final
 
 from rlhf_api.rules.rule import Rule, Values
 
+MIN_TEMPERATURE: Final = 0.001
+"""Lowest temperature of random sampling."""
 AXES: Final = ("pipeline", "data", "context", "tensor")
 """Axes of the training ranks; their product is the number of ranks."""
 COPIES: Final = ("data", "context")
@@ -45,6 +47,18 @@ def multiple(field: str, *factors: str, of: str | None = None) -> Rule:
         message=f"must be a multiple of {names}",
         message_cel=f"[[{value_cel}, {product_cel}]].map(n, {words})[0]",
         says=says,
+    )
+
+
+def greedy_or_random(field: str, node: str) -> Rule:
+    """Return the rule that a temperature in the object `node` is 0, or large enough as a divisor of logits."""
+    value = f"self{field.removeprefix(node)}"
+    return Rule(
+        field=field,
+        node=node,
+        cel=f"{value} == 0.0 || {value} >= {MIN_TEMPERATURE}",
+        holds=lambda values: not values.has(node) or values[field] == 0 or values[field] >= MIN_TEMPERATURE,
+        message=f"must be 0, which is greedy, or at least {MIN_TEMPERATURE}: logits divided by less overflow",
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from rlhf_api.algorithms import ALGORITHMS, full_graph
+from rlhf_api.rules.common_rules import greedy_or_random
 from rlhf_api.rules.rule import Rule, Values
 from rlhf_common.names import Group
 
@@ -17,6 +18,7 @@ def of_evaluation() -> Iterator[Rule]:
     """Yield the rules of evaluation."""
     yield _needs_judge(tuple(name for name in ALGORITHMS if not _is_judged(name)))
     yield _OF_SINGLE
+    yield greedy_or_random(_TEMPERATURE, _NODE)
     yield Rule(
         field=_TEMPERATURE,
         node=_NODE,

@@ -27,6 +27,7 @@ from rlhf_api.rules.prompts import of_prompts
 from rlhf_api.rules.rank_pods import of_rank_pods
 from rlhf_api.rules.reward import of_reward
 from rlhf_api.rules.rewards import of_rewards
+from rlhf_api.rules.rollout import of_cut_prompts, of_sampling
 from rlhf_api.rules.rollout_overlap import of_rollout_overlap
 from rlhf_api.rules.rule import Rule, Values
 from rlhf_api.rules.sharding import of_sharding
@@ -98,8 +99,6 @@ def _only_with(name: str, mode: str) -> Rule:
     )
 
 
-MIN_TEMPERATURE: Final = 0.001
-"""Lowest spec.rollout.temperature of random sampling."""
 _NAME_FORM: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
@@ -108,117 +107,7 @@ def _is_host_name(name: str) -> bool:
     return bool(name) and name[0] in letters and set(name) <= letters | set("0123456789-") and name[-1] != "-"
 
 
-_STATEMENTS: Final = (
-    Rule(
-        field="spec.rollout.cutBy",
-        node="spec",
-        cel="!self.deterministic || self.rollout.oversample == 0 || self.rollout.cutBy == 'Counts'",
-        holds=lambda values: (
-            not values["spec.deterministic"]
-            or values["spec.rollout.oversample"] == 0
-            or values["spec.rollout.cutBy"] == "Counts"
-        ),
-        message="must be Counts in a deterministic job with spec.rollout.oversample: Clock depends on workers' speed",
-    ),
-    Rule(
-        field="spec.rollout.cutBy",
-        node="spec",
-        cel=(
-            "self.rollout.cutBy == 'Clock' || (self.rollout.oversample > 0 || self.rollout.longRounds == 'Auto')"
-            " && self.rollout.maxStaleness == 0"
-        ),
-        holds=lambda values: (
-            values["spec.rollout.cutBy"] == "Clock"
-            or (
-                (values["spec.rollout.oversample"] > 0 or values["spec.rollout.longRounds"] == "Auto")
-                and values["spec.rollout.maxStaleness"] == 0
-            )
-        ),
-        message=(
-            "must be Clock unless spec.rollout.maxStaleness is 0, and spec.rollout.oversample above 0 or "
-            "spec.rollout.longRounds Auto: Counts would cut off a carried long prompt again"
-        ),
-    ),
-    Rule(
-        field="spec.rollout.longRounds",
-        node="spec",
-        cel="self.rollout.longRounds != 'Enabled' || self.rollout.oversample > 0",
-        holds=lambda values: values["spec.rollout.longRounds"] != "Enabled" or values["spec.rollout.oversample"] > 0,
-        message="needs spec.rollout.oversample above 0 when it is Enabled; Auto chooses the number itself",
-    ),
-    Rule(
-        field="spec.rollout.longRounds",
-        node="spec",
-        cel="self.rollout.longRounds == 'Disabled' || self.rollout.maxStaleness == 0",
-        holds=lambda values: (
-            values["spec.rollout.longRounds"] == "Disabled" or values["spec.rollout.maxStaleness"] == 0
-        ),
-        message="needs spec.rollout.maxStaleness 0, which is another way to train on prompts that were cut off",
-    ),
-    Rule(
-        field="spec.rollout.oversample",
-        node="spec",
-        cel="self.rollout.longRounds != 'Auto' || self.rollout.oversample == 0",
-        holds=lambda values: values["spec.rollout.longRounds"] != "Auto" or values["spec.rollout.oversample"] == 0,
-        message="must be 0 with spec.rollout.longRounds: Auto, which chooses it: remove it, or use Enabled",
-    ),
-    Rule(
-        field="spec.rollout.longRounds",
-        node="spec",
-        cel="self.rollout.longRounds != 'Auto' || !self.deterministic",
-        holds=lambda values: values["spec.rollout.longRounds"] != "Auto" or not values["spec.deterministic"],
-        message=(
-            "must not be Auto in a deterministic job, because the choice follows from measured times: use Enabled with "
-            "spec.rollout.oversample and spec.rollout.cutBy: Counts"
-        ),
-    ),
-    Rule(
-        field="spec.rollout.longRounds",
-        node="spec",
-        cel="self.rollout.longRounds != 'Auto' || self.fusion.interStage.mode == 'Auto'",
-        holds=lambda values: (
-            values["spec.rollout.longRounds"] != "Auto" or values["spec.fusion.interStage.mode"] == "Auto"
-        ),
-        message=(
-            "needs spec.fusion.interStage.mode: Auto when it is Auto, because it chooses by the costs that fusion "
-            "measures: set that, or use Enabled"
-        ),
-    ),
-    Rule(
-        field="spec.rollout.keepCut",
-        node="spec",
-        cel="self.rollout.keepCut == 'Nothing' || self.rollout.longRounds != 'Disabled'",
-        holds=lambda values: (
-            values["spec.rollout.keepCut"] == "Nothing" or values["spec.rollout.longRounds"] != "Disabled"
-        ),
-        message="needs spec.rollout.longRounds Enabled or Auto: only long rounds decode cut-off prompts again",
-    ),
-    Rule(
-        field="spec.rollout.keepCut",
-        node="spec",
-        cel=(
-            "self.rollout.keepCut == 'Nothing' || self.generation.speculation.mode != 'Disabled'"
-            " && 'Siblings' in self.generation.speculation.drafters"
-        ),
-        holds=lambda values: (
-            values["spec.rollout.keepCut"] == "Nothing"
-            or (
-                values["spec.generation.speculation.mode"] != "Disabled"
-                and "Siblings" in values["spec.generation.speculation.drafters"]
-            )
-        ),
-        message=(
-            "needs spec.generation.speculation.mode Auto or Fixed, and Siblings in "
-            "spec.generation.speculation.drafters, which drafts from these tokens"
-        ),
-    ),
-    Rule(
-        field="spec.rollout.maxStaleness",
-        node="spec",
-        cel="self.rollout.maxStaleness == 0 || self.rollout.oversample > 0",
-        holds=lambda values: values["spec.rollout.maxStaleness"] == 0 or values["spec.rollout.oversample"] > 0,
-        message="needs spec.rollout.oversample above 0: only samples that were cut off can be carried: set both, or 0",
-    ),
+_NAME_RULES: Final = (
     Rule(
         field="metadata.name",
         node="",
@@ -247,22 +136,9 @@ _STATEMENTS: Final = (
             "use another ending, such as -job"
         ),
     ),
-    Rule(
-        field="spec.rollout.temperature",
-        node="spec",
-        cel=f"self.rollout.temperature == 0.0 || self.rollout.temperature >= {MIN_TEMPERATURE}",
-        holds=lambda values: (
-            values["spec.rollout.temperature"] == 0 or values["spec.rollout.temperature"] >= MIN_TEMPERATURE
-        ),
-        message=f"must be 0, which is greedy, or at least {MIN_TEMPERATURE}: logits divided by less overflow",
-    ),
-    Rule(
-        field="spec.rollout.maxFailedSamples",
-        node="spec",
-        cel="self.rollout.maxFailedSamples < self.rollout.batchSize",
-        holds=lambda values: values["spec.rollout.maxFailedSamples"] < values["spec.rollout.batchSize"],
-        message="must be below spec.rollout.batchSize: an iteration trains on the remaining samples",
-    ),
+)
+
+_STATEMENTS: Final = (
     Rule(
         field="spec.deterministic",
         node="spec",
@@ -357,6 +233,9 @@ _FORCED: Final = Rule(
 RULES: Final[tuple[Rule, ...]] = (
     *unions(RLHFJobSpec, "spec"),
     *_of_algorithms(),
+    *of_cut_prompts(),
+    *_NAME_RULES,
+    *of_sampling(),
     *_STATEMENTS,
     _only_with("queue", "Volcano"),
     _only_with("timeoutSeconds", "Coscheduling"),

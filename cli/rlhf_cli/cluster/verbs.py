@@ -128,7 +128,7 @@ def logs(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Print the logs of a job's pods in order of time."""
+    """Print the logs of a job's pods: in order of time, or with --follow as lines arrive."""
     if follow and previous:
         raise typer.BadParameter("a container that has ended is not followed: leave out --follow or --previous")
     from rlhf_cli.cluster import logs as reading

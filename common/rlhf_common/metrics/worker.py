@@ -156,20 +156,23 @@ ENGINE_PREFILL_SECONDS: Final = _steps(
 ENGINE_PASSES: Final = _steps(
     "rlhf_engine_passes_total",
     unit=Unit.NUMBER,
-    meaning="Decode passes of the engine. A step has one pass, or several in a deterministic job.",
-    normal="equal to rlhf_engine_steps_total",
+    meaning="Decode passes of the engine; with vLLM, which prefills and decodes in the same passes, all its passes. A "
+    "decode step has one pass, or several in a deterministic job.",
+    normal="equal to rlhf_engine_steps_total; with vLLM more, because steps that only prefill have a pass, too",
 )
 ENGINE_GRAPH_PASSES: Final = _steps(
     "rlhf_engine_graph_passes_total",
     unit=Unit.NUMBER,
     meaning="Decode passes that replayed a captured graph.",
-    normal="on a GPU, nine of ten of rlhf_engine_passes_total; 0 if staticShapes is off",
+    normal="on a GPU, nine of ten of rlhf_engine_passes_total; 0 if staticShapes is off, and with vLLM, which does not "
+    "report them",
 )
 ENGINE_FUSED_PASSES: Final = _steps(
     "rlhf_engine_fused_passes_total",
     unit=Unit.NUMBER,
     meaning="Decode passes that ran with fused kernels, each of which covers several operations of the model.",
-    normal="equal to rlhf_engine_passes_total, or 0; 0 if fusedKernels is off or was measured to be slower",
+    normal="equal to rlhf_engine_passes_total, or 0; 0 if fusedKernels is off or was measured to be slower, and with "
+    "vLLM",
 )
 ENGINE_CAPTURE_SECONDS: Final = _steps(
     "rlhf_engine_capture_seconds_total",
@@ -184,14 +187,15 @@ _cache = partial(_counter, absent=_SAYS_NOTHING)
 ENGINE_RUNNING: Final = _load(
     "rlhf_engine_running_samples",
     unit=Unit.SAMPLES,
-    meaning="Samples that the engine decodes.",
+    meaning="Samples in the engine's batch. A sample that pauses for a move keeps its place.",
     source="the engine's scheduler, after its last step",
     normal="generation.maxBatchSize until the tail",
 )
 ENGINE_WAITING: Final = _load(
     "rlhf_engine_waiting_samples",
     unit=Unit.SAMPLES,
-    meaning="Samples in the engine without a place in its batch or its caches.",
+    meaning="Samples in the engine outside its batch: without a place in it or in the caches, or paused before they "
+    "had one.",
     source="the engine's scheduler, after its last step",
     normal="an eighth of generation.maxBatchSize, which the worker leases ahead",
 )

@@ -1,7 +1,7 @@
 """Checks that config.json and the weight files of a model folder agree, before anything is loaded.
 
-It rejects adapters, quantised weights, and layers or a head of known families that differ from config.json. Tensors are
-read only to compare a tied embedding and head. No torch is needed.
+It rejects adapters and quantised weights. For known families it also rejects wrong numbers in config.json, and layers
+or a head that differ from it. Tensors are read only to compare a tied embedding and head. No torch is needed.
 """
 
 import json
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rlhf_common.model_files.config_counts import count_problem
 from rlhf_common.model_files.layer_tensors import layer_problem
 from rlhf_common.model_files.weight_files import (
     MISSING,
@@ -59,6 +60,8 @@ def check_model_folder(folder: Path, *, head: bool) -> None:
         raise FolderError("ModelUnsupported", f"{CONFIG} has transformers_weights {name!r}; only transformers reads it")
     if config["model_type"] not in TIED_BY_DEFAULT:
         return
+    if problem := count_problem(config):
+        raise FolderError("ModelCorrupt", f"{CONFIG}: {problem}")
     if problem := layer_problem(config, weights.tensors):
         raise FolderError(
             "ModelCorrupt",

@@ -24,7 +24,7 @@ from rlhf_coordinator.state.carried_sample import origin_in
 from rlhf_coordinator.state.fusion_state import LINK_BYTES_PER_SECOND, NO_FUSION
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_planner.inter_stage.choose import FusionChoice, choose
-from rlhf_planner.inter_stage.costs import StageCosts
+from rlhf_planner.inter_stage.costs import StageCosts, score_batch_of
 from rlhf_planner.inter_stage.fitted_costs import StepTime
 from rlhf_planner.inter_stage.forecast import IterationSetup
 
@@ -104,7 +104,7 @@ def _costs(run: JobRun, generation: list[pb.GenerationCosts], scoring: list[pb.S
         kv_room_bytes=float(first.kv_room_bytes) or None,
         bandwidth=LINK_BYTES_PER_SECOND,
         replays=first.replays,
-        **({"score_batch": 1} if spec.deterministic else {}),
+        score_batch=score_batch_of(spec),
     )
 
 

@@ -10,7 +10,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_common import control_pb2 as pb
 from rlhf_planner.inter_stage.balance import Reallocation
 from rlhf_planner.inter_stage.choose import FusionChoice
-from rlhf_planner.inter_stage.costs import StageCosts
+from rlhf_planner.inter_stage.costs import StageCosts, score_batch_of
 from rlhf_planner.inter_stage.fitted_costs import StepTime
 from rlhf_planner.inter_stage.forecast import IterationSetup
 from rlhf_planner.inter_stage.learned_costs import ObservedWork
@@ -131,6 +131,7 @@ def nominal_costs(spec: RLHFJobSpec) -> StageCosts:
         decode=NOMINAL,
         prefill=NOMINAL,
         max_batch_size=spec.generation.max_batch_size,
+        score_batch=score_batch_of(spec),
         kv_bytes_per_token=1.0,
         bandwidth=LINK_BYTES_PER_SECOND,
         replays=spec.replays_tokens,

@@ -209,7 +209,10 @@ class Worker:
         return self.connected and self.trains and self.trained_version == version and self.rank_command is None
 
     def keeps(self, version: int) -> bool:
-        """Return whether its rank reports that it keeps this weight version beside the current one."""
+        """Return whether its rank reports that it keeps this weight version, above 0, beside the current one.
+
+        Version 0 has no answer: 0 in a heartbeat also means that the rank keeps none. Workers load it from its folder.
+        """
         return self.connected and self.trains and self.heartbeat.kept_version == version
 
     def forget(self) -> None:

@@ -16,9 +16,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from rlhf_api.algorithms.roles import folder_field
 from rlhf_common import control_pb2 as pb
 from rlhf_common.model_files.companion_files import companion_files
 from rlhf_common.model_files.weight_files import FolderError
@@ -37,6 +36,14 @@ _HASH_THREADS: Final = 4
 """Threads for hashing."""
 _HASH_BLOCK: Final = 1 << 22
 """Bytes to read at once."""
+
+
+class SourceFolder(NamedTuple):
+    """A folder from which a model of the job starts."""
+
+    path: str
+    field: str
+    """Its manifest path, for errors."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +91,13 @@ def finish(
     path: Path,
     version: int,
     results: Iterable[pb.CheckpointResult],
-    sources: Mapping[str, str],
+    sources: Mapping[str, SourceFolder],
     facts: Mapping[str, Any],
 ) -> Checkpoint:
     """Complete, check and publish a folder that the ranks have written, and return it.
 
-    `sources`: model role -> its initial folder. Raises JobError when a file differs from its rank's report, adapters
-    cannot be joined, or a source folder here is unusable; OSError when a write fails.
+    `sources`: model role, or DRAFT_MODEL -> its initial folder. Raises JobError when a file differs from its rank's
+    report, adapters cannot be joined, or a source folder here is unusable; OSError when a write fails.
     """
     files = [file for result in results for file in result.files]
     sums = {file.path: (file.bytes, file.sha256) for file in files}
@@ -100,7 +107,7 @@ def finish(
     for model in sorted({file.model for file in files if file.model}):
         weights = [file for file in files if file.model == model and file.parameters]
         _index(temporary / model, weights, sums)
-        _add_source_files(temporary / model, model, sources[model])
+        _add_source_files(temporary / model, sources[model])
     paths = [item for item in temporary.rglob("*") if item.is_file()]
     described = {str(item.relative_to(temporary)): _describe(temporary, item, sums) for item in sorted(paths)}
     content = {**facts, "version": version, "iteration": version - 1, "files": described}
@@ -200,17 +207,17 @@ def _index(folder: Path, weights: Sequence[pb.CheckpointFile], sums: dict[str, t
     (folder / "model.safetensors.index.json").write_text(json.dumps(content, indent=1, sort_keys=True))
 
 
-def _add_source_files(folder: Path, model: str, source: str) -> None:
+def _add_source_files(folder: Path, source: SourceFolder) -> None:
     """Copy the companion files of a source on this disk that the ranks have not written.
 
     Raises JobError and OSError.
     """
-    local = local_folder(source)
+    local = local_folder(source.path)
     try:
         files = {name: local / name for name in companion_files(local)} if local is not None else {}
     except FolderError as error:
-        message = f"{source}: {error}"
-        raise JobError(error.reason, message, field=folder_field(model), exit_code=ExitCode.BAD_MODEL) from error
+        message = f"{source.path}: {error}"
+        raise JobError(error.reason, message, field=source.field, exit_code=ExitCode.BAD_MODEL) from error
     for name, file in files.items():
         if not (folder / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -153,9 +153,12 @@ class CheckpointSaver:
         if spec.rollout.takes_up:
             carried_file.write(self._folder, self._version, self._carried, schedule_messages(self._schedules, spec))
             facts[carried_file.FACT] = run.journal.job()["identity"]
-        sources: dict[str, str] = {model: run.context.folder(model) for model in run.context.graph.trained}
+        folders: dict[str, str] = {model: run.context.folder(model) for model in run.context.graph.trained}
         if run.context.draft_model:
-            sources[DRAFT_MODEL] = run.context.draft_model
+            folders[DRAFT_MODEL] = run.context.draft_model
+        sources = {
+            model: checkpoint.SourceFolder(folder, spec.models.path_field(model)) for model, folder in folders.items()
+        }
         saved = checkpoint.finish(self._folder, self._path, self._version, self._results, sources, facts)
         spared = _spared(self._path, run.state.evaluation)
         return saved, checkpoint.prune(self._path, self._version, spec.checkpoints.keep, spared)

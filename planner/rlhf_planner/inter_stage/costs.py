@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from rlhf_api.job import RLHFJobSpec
 from rlhf_common.json_numbers import finite_number
 from rlhf_planner.inter_stage.fitted_costs import NO_COST, DecodeLines, Floats, PassFormula, StepTime
 from rlhf_planner.inter_stage.observed_moves import (
@@ -49,6 +50,11 @@ LEASE_COMMANDS: Final = 0.5
 """Cost of leasing a sample again, in commands with their replies."""
 MOVES_AT_ONCE: Final = 4
 """Samples that count as sent at the same time by a worker. They share the wait for step boundaries."""
+
+
+def score_batch_of(spec: RLHFJobSpec) -> int:
+    """Return the maximum samples that a worker of a job scores in one pass: 1 in a deterministic job."""
+    return 1 if spec.deterministic else SCORE_BATCH
 
 
 @dataclass(frozen=True)

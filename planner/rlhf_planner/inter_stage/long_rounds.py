@@ -49,7 +49,7 @@ class PeriodSetup:
     """Prompts of a batch."""
     samples_per_prompt: int
     prompts: Sequence[int]
-    """[n] tokens of the next prompts, in their order. A period with more prompts repeats them."""
+    """[n] tokens of the next prompts, at least one, in their order. A period with more prompts repeats them."""
     lines: Sequence[int] = ()
     """[n] lines in the prompt file; empty if unknown."""
     cut_by: Literal["Clock", "Counts"] = "Clock"
@@ -59,6 +59,12 @@ class PeriodSetup:
     """Seconds of an iteration after its training."""
     overlapped: bool = False
     """Whether an iteration decodes while the previous one is trained on."""
+
+    def __post_init__(self) -> None:
+        if not len(self.prompts):
+            raise ValueError("a period needs at least one prompt, got none")
+        if len(self.lines) not in (0, len(self.prompts)):
+            raise ValueError(f"{len(self.lines)} lines do not belong to {len(self.prompts)} prompts")
 
     def seconds(self, rollout: float) -> float:
         """Return the seconds of an iteration whose generation and inference take `rollout` seconds."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rlhf_planner.inter_stage.costs import StageCosts
+from rlhf_planner.inter_stage.costs import SCORE_BATCH, StageCosts
 from rlhf_planner.inter_stage.fitted_costs import DecodeLines, PassFormula
 
 TOKEN_FLOPS: Final = 2.0
@@ -69,6 +69,7 @@ def assumed_costs(
     max_batch_size: int,
     *,
     replays: bool = False,
+    score_batch: int = SCORE_BATCH,
 ) -> StageCosts:
     """Return the costs of a worker with `devices` devices that decodes with `actor` and scores with all of
     `scorers`."""
@@ -88,6 +89,7 @@ def assumed_costs(
         max_batch_size=max_batch_size,
         prefill=PassFormula(weights + fixed, 0.0, TOKEN_FLOPS * actor.parameters / compute),
         score=PassFormula(offloaded / read + layers * device.layer_seconds, 0.0, TOKEN_FLOPS * parameters / compute),
+        score_batch=score_batch,
         wake_seconds=offloaded / (device.host_bandwidth * devices),
         kv_bytes_per_token=actor.kv_bytes_per_token,
         kv_room_bytes=room,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlhf_planner.inter_stage.costs import StageCosts
+from rlhf_planner.inter_stage.costs import StageCosts, score_batch_of
 from rlhf_planner.inter_stage.fitted_costs import DecodeLines
 from rlhf_planner.inter_stage.roofline import ModelShape, assumed_costs
 from rlhf_planner.plan_search.communication import all_reduce_seconds
@@ -59,14 +59,16 @@ def _rooftop(
     workload: Workload, costs: PlanCosts, tensor: int, max_batch_size: int, scoring_devices: int
 ) -> StageCosts:
     """Return the roofline of a worker without its sums, which scores on so many devices."""
-    policy, width, replays = workload.policy, workload.value_bytes, workload.spec.replays_tokens
+    policy, width, spec = workload.policy, workload.value_bytes, workload.spec
     scorers = [_shape(model, width) for model in workload.scorers]
     engine, scoring = (
-        assumed_costs(_shape(policy, width), scorers, costs.device, devices, max_batch_size, replays=replays)
+        assumed_costs(
+            _shape(policy, width), scorers, costs.device, devices, max_batch_size,
+            replays=spec.replays_tokens, score_batch=score_batch_of(spec),
+        )
         for devices in (tensor, scoring_devices)
-    )
-    engine = replace(engine, score=scoring.score, wake_seconds=scoring.wake_seconds)
-    return replace(engine, score_batch=1) if replays else engine
+    )  # fmt: skip
+    return replace(engine, score=scoring.score, wake_seconds=scoring.wake_seconds)
 
 
 def _shape(model: ModelFacts, width: int) -> ModelShape:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 from rlhf_api.algorithms.roles import ModelKind, ModelRole
-from rlhf_planner.device_memory import Estimate, decoding, scores_too, scoring, training
+from rlhf_planner.device_memory import Estimate, decoding_and_scoring, scoring, training
 from rlhf_planner.plan_search.device_plan import DevicePlan
 from rlhf_planner.plan_search.training_seconds import TrainingSettings
 from rlhf_planner.plan_search.workload import Workload
@@ -37,14 +37,9 @@ def phase_memory(workload: Workload, plan: DevicePlan) -> Mapping[Phase, Estimat
 def generation_memory(workload: Workload, plan: DevicePlan) -> Estimate:
     """Return the memory of a device of a generation worker.
 
-    It includes the scoring models without inference workers, or where colocated workers may load them.
+    It includes the scoring models without inference workers, or where a worker that fusion releases may load them.
     """
-    spec = plan.applied(workload.spec)
-    decodes = decoding(spec, workload.sizes)
-    if plan.inference_workers and not (plan.placement == "Colocated" and scores_too(spec)):
-        return decodes
-    scores = scoring(spec, workload.sizes)
-    return Estimate({**decodes.parts, **scores.parts}, (*decodes.unknown, *scores.unknown))
+    return decoding_and_scoring(plan.applied(workload.spec), workload.sizes)
 
 
 def with_activations(workload: Workload, base: Estimate, settings: TrainingSettings) -> Estimate:

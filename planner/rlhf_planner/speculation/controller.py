@@ -25,7 +25,7 @@ from rlhf_planner.speculation.step_records import StepRecords
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Reason = Literal["Unmeasured", "Faster", "Slower", "Probe"]
+Reason = Literal["Fixed", "Unmeasured", "Faster", "Slower", "Probe"]
 """Unmeasured: too few steps to know costs.
 
 Faster, Slower: the expectation of drafts. Probe: measures the alternative.
@@ -75,6 +75,11 @@ class Plan(NamedTuple):
     def probes(self) -> bool:
         """Whether this is a probe and not the option that is expected to be fastest."""
         return self.reason == "Probe"
+
+    @property
+    def verifies_all(self) -> bool:
+        """Whether to verify as many drafted tokens as the plan allows, not only those that are expected to pay off."""
+        return self.reason in ("Fixed", "Probe")
 
 
 class Offered(NamedTuple):
@@ -214,7 +219,7 @@ class DraftController:
         drafters, matches, lengths = _won(offers, winner)
         of_each = survival[drafters, matches]
         slots = min(plan.slots, int(lengths.sum()))
-        if not plan.probes and slots:
+        if not plan.verifies_all and slots:
             there = np.arange(self.longest) < lengths[:, None]
             best = -np.sort(-of_each[there])[:slots]
             seconds = self.pass_costs.seconds(rows, slots, keys)

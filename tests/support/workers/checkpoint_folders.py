@@ -15,13 +15,13 @@ def part(folder: Path, name: str, data: bytes, model: str = "", parameters: tupl
     return pb.CheckpointFile(path=name, bytes=len(data), sha256=digest, model=model, parameters=parameters)
 
 
-def source(tmp_path: Path) -> dict[str, str]:
+def source(tmp_path: Path) -> dict[str, checkpoint.SourceFolder]:
     """Create a folder of an actor's model; return it by model."""
     folder = tmp_path / "policy"
     folder.mkdir(exist_ok=True)
     for name in ("config.json", "tokenizer.json", "model.safetensors", "pytorch_model.bin"):
         (folder / name).write_text(name)
-    return {"actor": str(folder)}
+    return {"actor": checkpoint.SourceFolder(str(folder), "spec.models.actor.path")}
 
 
 def make_checkpoint(tmp_path: Path, version: int, stages: int = 2) -> checkpoint.Checkpoint:

@@ -166,7 +166,10 @@ def test_plan_says_what_would_run_where(
         "training-1",
     ]
     # 4 samples x 40 tokens x 2 (key, value) x 2 layers x 2 heads x 8 wide x 4 bytes.
-    assert processes["generation-0"]["memory"] == {"weights": 4000, "key-value cache": 4 * 40 * 64 * 4}
+    # A generation worker that fusion releases scores, so that its device has the reference, too.
+    assert processes["generation-0"]["memory"] == {
+        "weights": 4000, "key-value cache": 4 * 40 * 64 * 4, "reference weights": 4000
+    }  # fmt: skip
     assert processes["training-0"]["memory"] == {"weights": 2000, "gradients": 2000, "optimizer": 4000}
     assert plan["job"]["spec"]["models"]["actor"]["path"] == str(job.parent / "policy")
     assert len({process["port"] for process in plan["processes"]}) == 6

@@ -58,7 +58,8 @@ def run_dir(tmp_path: Path) -> Path:
             file = folder / f"actor/model-stage-{stage:05d}.safetensors"
             save_file({name: weights[name] * version for name in names}, file)
         files = [described(folder, file) for file in sorted((folder / "actor").iterdir())]
-        checkpoint.finish(folder, path, version, [pb.CheckpointResult(files=files)], {"actor": str(policy)}, {})
+        sources = {"actor": checkpoint.SourceFolder(str(policy), "spec.models.actor.path")}
+        checkpoint.finish(folder, path, version, [pb.CheckpointResult(files=files)], sources, {})
     checkpoint.name_best(path, 1, 0.75)
     spec = {**SPEC, "checkpoints": {"path": str(path)}}
     spec["models"] = {**SPEC["models"], "actor": {"path": str(policy)}, "critic": {"path": str(policy)}}

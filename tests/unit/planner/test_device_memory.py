@@ -10,6 +10,10 @@ from rlhf_api.algorithms.roles import ModelRole
 from rlhf_api.job import RLHFJobSpec
 from rlhf_common.names import Group
 from rlhf_planner.device_memory import GIBIBYTE, ModelSize, budget, estimates
+from rlhf_planner.inter_stage.lengths import LengthModel
+from rlhf_planner.plan_search.device_plan import DevicePlan
+from rlhf_planner.plan_search.phase_memory import generation_memory
+from rlhf_planner.plan_search.workload import Workload
 
 BILLION = 10**9
 SEVEN = ModelSize(7 * BILLION, 2 * 32 * 8 * 128)
@@ -117,6 +121,30 @@ def test_turns_need_no_more_than_everything_at_once_and_no_less_than_any_role(
     peak = budget(spec(**changes), sizes).peak.onloaded.total
     assert peak <= sum(item.total for item in apart.values())
     assert peak >= max(apart[Group.GENERATION].total, apart[Group.TRAINING].total)
+
+
+@pytest.mark.parametrize(
+    ("inference", "mode", "scores"),
+    [(2, "Auto", True), (2, "Fixed", True), (2, "Disabled", False), (0, "Disabled", True)],
+)
+def test_a_generation_worker_counts_the_scoring_models_that_it_may_load(
+    inference: int, mode: str, scores: bool
+) -> None:
+    """Both estimates count them, in each placement: a worker that fusion releases keeps its engine, and scores."""
+    for placement in ("Colocated", "Dedicated"):
+        changes: dict[str, Any] = {
+            "placement": placement, "inference": {"replicas": inference, "gpusPerReplica": 1},
+            "training": {"gpusPerReplica": 1, "parallelism": {"pipeline": 4, "data": 2}},
+            "fusion": {"interStage": {"mode": mode, **({"threshold": 8, "pool": 1} if mode == "Fixed" else {})}},
+        }  # fmt: skip
+        body = spec(**changes)
+        workload = Workload(body, SIZES, {}, LengthModel.prior(1024), (8,))
+        counted = [generation_memory(workload, DevicePlan.from_spec(body)).parts]
+        if placement == "Dedicated":
+            counted.append(estimates(body, SIZES)[Group.GENERATION].parts)
+        else:
+            counted.append(budget(body, SIZES).phases[0].onloaded.parts)
+        assert [{"reference weights", "critic weights"} <= parts.keys() for parts in counted] == [scores] * 2
 
 
 @pytest.mark.parametrize("inference", [0, 2])

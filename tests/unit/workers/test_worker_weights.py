@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from tests.support.loopback import LOOPBACKS, bracketed
 
+from rlhf_api.job.models import Models
 from rlhf_common import control_pb2 as pb
 from rlhf_operator.certificates import new_authority
 from rlhf_workers.failures import WorkError
@@ -26,6 +27,7 @@ from rlhf_workers.weights.stream import WeightStream
 PATIENT = FetchPolicy(attempts=3, backoff_seconds=0.01, describe_seconds=60.0, idle_seconds=60.0)
 QUICK = replace(PATIENT, attempts=2, idle_seconds=2.5)
 """For a source that hangs."""
+MODELS = Models.model_validate({"actor": {"path": "/policy"}, "reward": {"model": {"path": "/judge"}}})
 
 
 class HeldStage:
@@ -105,7 +107,9 @@ def read(
     *,
     model: str = "actor",
 ) -> dict[str, torch.Tensor]:
-    with fetch_weights(model, version, sources, certificates, patience=patience) as weights:
+    with fetch_weights(
+        model, version, sources, certificates, patience=patience, path_field=MODELS.path_field
+    ) as weights:
         return weights.tensors
 
 
@@ -273,8 +277,8 @@ def test_a_damaged_folder_is_an_error_with_the_file(tmp_path: Path, damage: str,
         if damage == "empty":
             index.unlink()
     with pytest.raises(WorkError) as caught:
-        read([pb.WeightLocation(folder=str(tmp_path))], 0, model="critic")
+        read([pb.WeightLocation(folder=str(tmp_path))], 0, model="reward")
     assert words in str(caught.value)
     assert str(tmp_path) in str(caught.value)
     assert caught.value.failure.exit_code == 21
-    assert caught.value.failure.field == "spec.models.critic.path"
+    assert caught.value.failure.field == "spec.models.reward.model.path"

@@ -325,7 +325,8 @@ def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates:
     folder."""
     path = job.spec.models.actor.path
     tokenizer = load_tokenizer(path, ACTOR_FIELD)
-    weight_fetcher = AdapterWeights(job.spec, partial(fetch_weights, sharings=borrowed_by(job.spec, device)))
+    fetch = partial(fetch_weights, sharings=borrowed_by(job.spec, device), path_field=job.spec.models.path_field)
+    weight_fetcher = AdapterWeights(job.spec, fetch)
     choice = chosen_engine(job.spec, device)
     log.info("the engine is %s", choice.words)
     engine = build_engine(job.spec, tokenizer, device)

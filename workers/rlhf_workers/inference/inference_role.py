@@ -398,7 +398,8 @@ def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates:
     batch_tokens = 0 if job.spec.deterministic else job.spec.inference.batch_tokens
     rollout = job.spec.rollout
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
-    weight_fetcher = AdapterWeights(job.spec, partial(fetch_weights, sharings=borrowed_by(job.spec, device)))
+    fetch = partial(fetch_weights, sharings=borrowed_by(job.spec, device), path_field=job.spec.models.path_field)
+    weight_fetcher = AdapterWeights(job.spec, fetch)
     role = InferenceRole(batch_tokens, certificates, longest, device, weight_fetcher)
     trunks: Trunks = {}
     moved: set[int] = set()

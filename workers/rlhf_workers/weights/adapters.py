@@ -89,8 +89,9 @@ class AdapterWeights:
     ) -> dict[str, torch.Tensor]:
         source = self._spec.models.source(role)
         assert source is not None  # a trained role has a model
-        folder = model_folder(source.path, self._spec.models.path_field(role))
-        return self._merge(role, settings, version, read_folder(role, folder), came)
+        field = self._spec.models.path_field(role)
+        base = read_folder(field, model_folder(source.path, field))
+        return self._merge(role, settings, version, base, came)
 
     def _merge(
         self,

@@ -7,7 +7,7 @@ their announced checksums. If memory cannot be borrowed, the weights are streame
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -84,9 +84,11 @@ def fetch_weights(
     certificates: Path | None,
     sharings: Sequence[MemorySharing] = (),
     patience: FetchPolicy = DEFAULT_FETCH_POLICY,
+    path_field: Callable[[str], str] = str,
 ) -> Iterator[FetchedWeights]:
     """Fetch the weights of `model` at `version` from all sources at once, borrowed through `sharings` or streamed.
 
+    `path_field` returns the manifest path of a model's folder, for errors; by default, errors name the model itself.
     Raises WorkError before it yields: WeightsUnavailable (no source, no parameter, or a peer that is gone, silent or at
     another version), WeightsCorrupt (checksum, order or size), WeightsConflict (two sources have one parameter), or the
     errors of `read_folder`.
@@ -100,7 +102,7 @@ def fetch_weights(
         futures = [pool.submit(_from_peer, stream, sharings, patience) for stream in streams]
         stack.callback(_give_back, futures)
         try:
-            parts = [_Part(folder, FOLDER, read_folder(model, Path(folder))) for folder in folders]
+            parts = [_Part(folder, FOLDER, read_folder(path_field(model), Path(folder))) for folder in folders]
             with stage(f"fetching {model} version {version}") as fetching:
                 _watch(futures, streams, patience.idle_seconds, fetching)
         finally:

@@ -48,7 +48,8 @@ def test_a_checkpoint_has_every_file_of_the_model_and_loads_as_it_did(tmp_path: 
     temporary = checkpoint.prepare(tmp_path / "checkpoints", 1)
     weights = part(temporary, "actor/model-stage-00000.safetensors", b"weights", "actor", ("a",))
     result = pb.CheckpointResult(files=[weights])
-    finished = checkpoint.finish(temporary, tmp_path / "checkpoints", 1, [result], {"actor": str(folder)}, {})
+    sources = {"actor": checkpoint.SourceFolder(str(folder), "spec.models.actor.path")}
+    finished = checkpoint.finish(temporary, tmp_path / "checkpoints", 1, [result], sources, {})
     actor = finished.folder / "actor"
     names = {str(item.relative_to(actor)) for item in actor.rglob("*") if item.is_file()}
     assert names >= {*FILES, "additional_chat_templates/tool_use.jinja", "additional_chat_templates/rag.jinja"}

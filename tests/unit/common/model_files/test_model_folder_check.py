@@ -127,6 +127,17 @@ CODES = torch.ones(4, 4, dtype=torch.int32)
         ),
         (set_tensors(adds("model.layers.2.self_attn.q_norm.weight")), "ModelCorrupt", ["num_hidden_layers 2"]),
         (set_config(num_hidden_layers=1), "ModelCorrupt", ["model.layers.1.", "num_hidden_layers 1"]),
+        (set_config(num_attention_heads=0), "ModelCorrupt", ["config.json: num_attention_heads is 0, must be a whole"]),
+        (
+            set_config(head_dim=0.5),
+            "ModelCorrupt",
+            ["config.json: head_dim is 0.5, must be a whole number of at least 1"],
+        ),
+        (
+            set_config(num_experts=4, decoder_sparse_step=0.5),
+            "ModelCorrupt",
+            ["config.json: decoder_sparse_step is 0.5"],
+        ),
         (pickled, "ModelMissing", ["pytorch_model.bin may run code"]),
         (quantised("fp8", FP8), "ModelUnsupported", ["quant_method fp8", UP, "weights are quantised", "bfloat16"]),
         (set_tensors(lambda stored: stored.update(FP8)), "ModelUnsupported", [f"{UP}.weight (F8_E4M3)"]),

@@ -96,6 +96,27 @@ def test_a_worker_that_comes_back_gets_what_the_others_decode_by_once_ranks_say_
     assert (load.worker, load.version, load.from_ranks) == ("generation-1", 2, True)
 
 
+@pytest.mark.parametrize("lost", ["generation-1", "inference-1"])
+def test_version_0_comes_from_its_folder_as_no_heartbeat_tells_whether_a_rank_keeps_it(
+    context: JobContext, lost: str
+) -> None:
+    state = beside(context, 1)
+    for name in RANKS:
+        pend(state, name, CommandKind.TRAIN)
+        assert state.fleet.workers[name].heartbeat.kept_version == 0
+    back = state.fleet.workers[lost]
+    back.versions, back.roles = {}, frozenset()
+    (load,) = of_kind(decided(context, state, NOW), d.PrepareWorker)
+    assert (load.worker, load.version, load.from_ranks) == (lost, 0, False)
+    role = load.command.WhichOneof("command")
+    loads = (
+        [load.command.become_generation.weights]
+        if role == "become_generation"
+        else load.command.become_inference.weights
+    )
+    assert all(source.folder and not source.address for weights in loads for source in weights.sources)
+
+
 def test_a_complete_batch_waits_for_the_training_before_it_and_its_weights(context: JobContext) -> None:
     state = beside(context, 3)
     finish_all(state)

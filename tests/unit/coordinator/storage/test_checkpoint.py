@@ -1,12 +1,14 @@
 """Checkpoint folders are complete or absent, and found again; damaged ones are skipped."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from tests.support.workers.checkpoint_folders import make_checkpoint, part
 
 from rlhf_common import control_pb2 as pb
+from rlhf_common.model_files import companion_files
 from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage import checkpoint
@@ -84,3 +86,16 @@ def test_a_damaged_one_is_replaced_in_its_turn(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / ".tmp-best.json").write_bytes(b"{")  # its writer died
     checkpoint.remove_leftovers(tmp_path / "checkpoints")
     assert [item.name for item in (tmp_path / "checkpoints").iterdir()] == ["iteration-000002"]
+
+
+def test_an_unusable_source_folder_is_refused_by_its_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, temporary = tmp_path / "judge", checkpoint.prepare(tmp_path / "checkpoints", 1)
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    monkeypatch.setattr(companion_files, "MAX_BYTES", 1)
+    file = part(temporary, "reward/model-stage-00000.safetensors", b"weights", "reward", ("a",))
+    sources = {"reward": checkpoint.SourceFolder(str(folder), "spec.models.reward.model.path")}
+    with pytest.raises(JobError, match=re.escape(str(folder))) as error:
+        checkpoint.finish(temporary, tmp_path / "checkpoints", 1, [pb.CheckpointResult(files=[file])], sources, {})
+    assert error.value.failure.field == "spec.models.reward.model.path"
+    assert error.value.failure.exit_code == ExitCode.BAD_MODEL

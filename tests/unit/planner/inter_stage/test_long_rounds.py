@@ -61,6 +61,16 @@ def played(lengths: list[list[int]], batch: int, **more: Any) -> tuple[float, tu
     return answer.seconds, answer.cut
 
 
+@pytest.mark.parametrize(
+    ("prompts", "lines", "words"), [((), (), "at least one prompt"), ((16, 16), (1,), "1 lines do not belong to 2")]
+)
+def test_a_period_without_prompts_or_with_other_lines_is_an_error(
+    prompts: tuple[int, ...], lines: tuple[int, ...], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        replace(period_setup(2), prompts=prompts, lines=lines)
+
+
 @pytest.mark.parametrize(("cut_by", "seconds"), [("Clock", 0.40), ("Counts", 0.40)])
 def test_a_short_round_ends_when_enough_prompts_are_finished(cut_by: Any, seconds: float) -> None:
     took, cut = played([[10, 40], [20, 20], [30, 900]], 2, cut_by=cut_by)

@@ -9,6 +9,7 @@ import pytest
 from tests.support.plans.plan_jobs import PARAMETERS, PPO, ROUND, SHAPE, SIZE, plan_document, plan_workload
 
 from rlhf_api.job.groups import TrainingParallelism
+from rlhf_coordinator.state.fusion_state import nominal_costs
 from rlhf_planner.explain.iteration_profile import IterationProfile
 from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted_costs import DecodeLines
@@ -217,6 +218,16 @@ def test_an_engine_of_several_devices_reads_less_and_waits_for_sums() -> None:
     assert four.decode_seconds(1, 0) == pytest.approx(weights / 4 + 8 * 1e-5 + latency + row)
     assert four.score == single.score, "scoring workers have their own devices"
     assert source is FigureSource.ASSUMED
+
+
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_every_path_to_costs_scores_a_deterministic_job_one_by_one(engine: str, deterministic: bool) -> None:
+    document = plan_document(PPO, gpus=1, deterministic=deterministic, generation={"engine": engine})
+    workload = plan_workload(document)
+    expected = 1 if deterministic else 16
+    assert engine_costs(workload, ROUND, 1, 8, 1)[0].score_batch == expected
+    assert nominal_costs(workload.spec).score_batch == expected
 
 
 def test_a_profiled_engine_is_scaled_to_another_tensor_size() -> None:

@@ -108,8 +108,8 @@ def test_a_sample_is_decoded_on_until_its_prefix_has_left_and_forgotten_at_the_r
     assert list(finish(engine)) == [1]
 
 
-@pytest.mark.parametrize("why", ["refused", "withdrawn"])
-def test_a_sample_that_is_not_taken_goes_on(why: str, make_engine: MakeEngine) -> None:
+@pytest.mark.parametrize("why", ["refused", "withdrawn", "no receipt within 0 s of the pause"])
+def test_a_sample_that_is_not_taken_goes_on(why: str, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     undisturbed = finish(endless(make_engine()), requests(2, seed=4, response=90))
     engine = endless(make_engine())
     migrations, outbox = begin(engine, 2)
@@ -122,8 +122,12 @@ def test_a_sample_that_is_not_taken_goes_on(why: str, make_engine: MakeEngine) -
     if why == "refused":
         ALL[0].outcome = TransferOutcome(False, why, 0.0)
         migrations.step()
-    else:
+    elif why == "withdrawn":
         migrations.stop(None, why)
+    else:
+        monkeypatch.setattr(outgoing, "RECEIPT_SECONDS", 0.0)
+        for _ in range(2):  # the first ends the transfer at the latest, the second takes its outcome
+            migrations.step()
     assert outbox.reports("done")[0].migrate.samples[0].why == why
     done = finish(engine)
     assert all(done[number].tokens.tolist() == response.tokens.tolist() for number, response in undisturbed.items())

@@ -6,7 +6,7 @@ import numpy as np
 
 from rlhf_common.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_workers.generation.speculation.drafter import Draft, DraftRequest
-from rlhf_workers.generation.speculation.speculator import LONGEST_REST, Speculator, Verified
+from rlhf_workers.generation.speculation.speculator import LONGEST_REST, Mode, Speculator, Verified
 
 LONGEST = 4
 
@@ -36,15 +36,13 @@ class CountingDrafter:
 class PricedSteps:
     """Steps with a fixed price per row, in which a fixed number of tokens of every draft are right."""
 
-    def __init__(self, row_seconds: float) -> None:
+    def __init__(self, row_seconds: float, mode: Mode = "Auto") -> None:
         self.right = 0
         self.row_seconds = row_seconds
         self.drafter = CountingDrafter()
         self.now = 0.0
         widths = np.arange(64 * (LONGEST + 1) + 1)
-        self.speculator = Speculator(
-            [self.drafter], mode="Auto", longest=LONGEST, widths=widths, clock=lambda: self.now
-        )
+        self.speculator = Speculator([self.drafter], mode=mode, longest=LONGEST, widths=widths, clock=lambda: self.now)
 
     def step(self, samples: int, drafting: float = 1e-5) -> bool:
         """Decode one step with this drafting time; return whether it verified drafts."""
@@ -69,6 +67,14 @@ def test_where_drafts_never_pay_few_steps_draft_and_most_are_not_even_asked_abou
     assert drafted < 0.03 * 2000
     assert world.drafter.asked < 0.03 * 2000
     assert world.speculator.totals.steps == 2000
+
+
+def test_fixed_drafts_in_every_step_and_says_why_even_where_drafts_never_pay() -> None:
+    world = PricedSteps(row_seconds=1e-3, mode="Fixed")
+    assert all(world.step(8) for _ in range(100))
+    totals = world.speculator.totals
+    assert {reason: steps for reason, steps in totals.by_reason.items() if steps} == {"Fixed": 100}
+    assert totals.drafted.sum() == 100 * 8 * LONGEST, "every drafted token is verified"
 
 
 def test_a_rest_ends_when_the_batch_shrinks_to_where_drafts_pay() -> None:

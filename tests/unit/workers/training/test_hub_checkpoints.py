@@ -74,7 +74,7 @@ def first_checkpoint(tmp_path: Path) -> tuple[RLHFJob, pb.BecomeTraining, Path, 
 
 def finish(path: Path, version: int, folder: Path, files: list[pb.CheckpointFile]) -> checkpoint.Checkpoint:
     """Finish the checkpoint like the coordinator."""
-    sources = {"actor": HUB_ID, "critic": HUB_ID}
+    sources = {role: checkpoint.SourceFolder(HUB_ID, f"spec.models.{role}.path") for role in ("actor", "critic")}
     return checkpoint.finish(folder, path, version, [pb.CheckpointResult(files=files)], sources, {})
 
 

@@ -131,3 +131,6 @@ def test_layers_without_experts_are_told_by_their_numbers() -> None:
     assert shape.experts is not None
     assert shape.experts.dense == {0, 1, 2, 4}
     assert [StageTraining(shape, 2, number, "lm", 1, 8, 4).routed_layers for number in (0, 1)] == [0, 2]
+    for name in ("decoder_sparse_step", "num_attention_heads", "num_experts", "moe_intermediate_size", "head_dim"):
+        with pytest.raises(ValueError, match=rf"^{name} is 0.5, must be a whole number of at least \d$"):
+            shape_of({**config, name: 0.5})

@@ -38,7 +38,8 @@ ROUNDS: Final = 4
 DEFAULT_SECONDS: Final = 60.0
 """Time-out in seconds of a command without one."""
 RECEIPT_SECONDS: Final = 10.0
-"""Seconds from the pause within which the receipt must come."""
+"""Seconds from the pause within which the receipt must come, once the sample is handed over. Until then only the
+time-out of the command applies."""
 
 
 @dataclass
@@ -149,7 +150,7 @@ class OutgoingMigrations:
             return True
         if move.handed_over is not None:
             if time.monotonic() - move.paused > RECEIPT_SECONDS:
-                self._stop(command, move, f"no receipt within {RECEIPT_SECONDS:g} s of the hand-over")
+                self._stop(command, move, f"no receipt within {RECEIPT_SECONDS:g} s of the pause")
             return False
         cached = moves.cached(move.key)
         if cached is None:

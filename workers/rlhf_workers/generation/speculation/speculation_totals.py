@@ -5,17 +5,17 @@ Rule: the thread that drives the engine writes, a scrape reads; counts rise, in 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from rlhf_planner.speculation.controller import MeasuredStep, Outcomes, Plan
+from rlhf_planner.speculation.controller import MeasuredStep, Outcomes, Plan, Reason
 from rlhf_planner.speculation.step_records import BUDGETS, budget_class
 
 Ints = npt.NDArray[np.int64]
 
-REASONS: Final = ("Fixed", "Unmeasured", "Faster", "Slower", "Probe")
+REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 """Reasons why a step drafted, or did not."""
 
 
@@ -62,13 +62,13 @@ class SpeculationTotals:
         self.by_budget[0] += 1
         self.by_reason["Slower"] += 1
 
-    def stepped(self, mode: str, plan: Plan, step: MeasuredStep, outcomes: Outcomes) -> None:
+    def stepped(self, plan: Plan, step: MeasuredStep, outcomes: Outcomes) -> None:
         """Add a step."""
         self.steps += 1
         self.samples += step.rows
         self.tokens += step.tokens
         self.by_budget[BUDGETS[budget_class(step.slots, step.rows)]] += 1
-        self.by_reason["Fixed" if mode == "Fixed" else plan.reason] += 1
+        self.by_reason[plan.reason] += 1
         place = np.arange(self.drafted.shape[1])
         np.add.at(self.drafted, outcomes.drafters, place < outcomes.drafted[:, None])
         np.add.at(self.accepted, outcomes.drafters, place < outcomes.accepted[:, None])

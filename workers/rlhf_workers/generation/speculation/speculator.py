@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from rlhf_common.samples import SampleKey, SampleRequest, TokenArray
-from rlhf_planner.speculation.controller import Choice, DraftController, MeasuredStep, Offered, Outcomes, Plan
+from rlhf_planner.speculation.controller import DraftController, MeasuredStep, Offered, Outcomes, Plan
 from rlhf_planner.speculation.learned_drafts import LearnedDrafts
 from rlhf_workers.generation.speculation.draft_comparison import DraftComparison
 from rlhf_workers.generation.speculation.drafter import (
@@ -119,7 +119,7 @@ class Speculator:
         self._rest_length = FIRST_REST
         """Steps of the next rest."""
         self._faster = 0
-        """Consecutive steps whose plan had the reason Faster or Probe."""
+        """Consecutive steps whose plan had the reason Fixed, Faster or Probe."""
         self._unlearned, self._unlearned_seconds = 0, 0.0
         """Steps without learning that were not passed to the controller yet, and their seconds."""
         self._judged: list[Outcomes] = []
@@ -162,10 +162,10 @@ class Speculator:
                 return False
             self._end_rest()
         if self.mode == "Fixed":
-            self._plan = Plan(self._everybody, rows, rows * self.longest, "Faster", 0.0)
+            self._plan = Plan(self._everybody, rows, rows * self.longest, "Fixed", 0.0)
         else:
             self._plan = self._plan_for(rows, keys)
-        self._faster = self._faster + 1 if self._plan.reason in ("Faster", "Probe") else 0
+        self._faster = self._faster + 1 if self._plan.reason in ("Fixed", "Faster", "Probe") else 0
         return bool(self._plan.drafters)
 
     @property
@@ -197,7 +197,7 @@ class Speculator:
             seconds.append(max(self._clock() - started, 0.0))
             drafts.append(proposals)
             offers.append(_offer(drafter, proposals, wanted))
-        choice = self._choice(plan, keys, tuple(offers))
+        choice = self.controller.choose(plan, self._rows, keys, tuple(offers))
         if self._learns:
             self.controller = self.controller.offered(tuple(offers), choice, tuple(seconds))
             self._rivals.note(plan.drafters, drafts, wanted)
@@ -239,7 +239,7 @@ class Speculator:
         slots = max(0, pass_rows - rows)
         accepted = int(learned.accepted.sum())
         step = MeasuredStep(rows, keys, slots, rows + accepted, draft_seconds, pass_seconds)
-        self.totals.stepped(self.mode, self._plan, step, learned)
+        self.totals.stepped(self._plan, step, learned)
         for each, _, _ in proposed:
             self.evidence.verified(each.key, each.drafted, each.accepted)
         self._proposed.clear()
@@ -307,7 +307,7 @@ class Speculator:
 
     def _begin_rest(self) -> None:
         """Start a rest if drafts were expected to be slower; reset its length if they were expected to be faster."""
-        if self.mode == "Fixed" or self._plan.probes or self._plan.reason == "Unmeasured":
+        if self._plan.reason in ("Fixed", "Probe", "Unmeasured"):
             return
         if self._plan.reason == "Faster":
             self._rest_length = FIRST_REST
@@ -340,11 +340,6 @@ class Speculator:
         plan = self.controller.plan(rows, keys)
         self._planned = (rows, PLAN_STEPS if plan.rate else 0)
         return plan
-
-    def _choice(self, plan: Plan, keys: int, offers: tuple[Offered, ...]) -> Choice:
-        if self.mode == "Auto":
-            return self.controller.choose(plan, self._rows, keys, offers)
-        return self.controller.choose(plan._replace(reason="Probe"), self._rows, keys, offers)
 
     def _feed(self, keys: Sequence[SampleKey] | None = None) -> None:
         """Pass drawn tokens of these samples, or of all, to the drafters."""
