@@ -1,7 +1,7 @@
 """`--set path=value`: changes to the data of a manifest before it is checked. Pure.
 
-Rule: values are true, false, null, numbers, `[...]`, `{...}`, quoted text, or else text. Whether a field exists and
-takes the value is checked afterwards, with the rest of the manifest (`load_job`).
+Rule: values are true, false, null, numbers, `[...]`, `{...}`, quoted text, or else text. `load_job` checks the field
+and value afterwards.
 """
 
 import json
@@ -18,9 +18,8 @@ _PART: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 
 
 def apply(data: Any, override: str) -> Any:
-    """Return `data` with one `path=value` set, or with the field removed for null.
-
-    Raises RunError for an invalid path, for a path through a field that is no mapping, and for an invalid value.
+    """Return `data` with one `path=value` set, or with the field removed for null. Raises RunError for an invalid path
+    or value.
     """
     path, separator, text = override.partition("=")
     parts = path.strip().split(".")
@@ -53,8 +52,8 @@ def apply(data: Any, override: str) -> Any:
 def parse_value(text: str) -> Any:
     """Parse the value that a person means by `text`.
 
-    Raises YAMLError for broken YAML in brackets or quotes, ValueError for an impossible date there and for a number of
-    thousands of digits, and RecursionError for hundreds of nested brackets.
+    Raises YAMLError for broken YAML in brackets or quotes, ValueError for an impossible date or thousands of digits,
+    and RecursionError for hundreds of nested brackets.
     """
     stripped = text.strip()
     words: dict[str, Any] = {"true": True, "false": False, "null": None}

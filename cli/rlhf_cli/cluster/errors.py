@@ -1,7 +1,7 @@
-"""The errors of a verb: a message with a remedy, and the exit code of the command.
+"""The errors of a verb: a message and the exit code of the command.
 
-A mistake of the user is a `VerbError`. A refusal or silence of the API server is an `ApiError` of the shared client;
-`explained` adds a remedy to its text where one is known.
+A mistake of the user is a `VerbError`. An error of the API server is an `ApiError` of the shared client; `explained`
+adds remedies.
 """
 
 import re

@@ -1,7 +1,6 @@
-"""Every label of this project's metrics, with its values or their bound.
+"""The labels of this project's metrics, with their values or the bound of those.
 
-`namespace`, `rlhf_job` and `pod` of a job's process come from the scrape. The operator sets the first two itself for
-the series of jobs.
+`namespace`, `rlhf_job` and `pod` of a job's process come from the scrape.
 """
 
 from typing import Final

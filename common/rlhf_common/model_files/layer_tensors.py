@@ -1,7 +1,7 @@
-"""The tensors of a model's layers according to config.json, for the families that this project trains.
+"""The tensors of a model's layers according to config.json, for the families that this project trains. No torch is
+needed.
 
-A layer tensor that this module does not list is a problem: the folder's model then differs from config.json. No torch
-is needed.
+A layer tensor that this module does not list is a problem, unless models compute it themselves.
 """
 
 import re

@@ -1,7 +1,6 @@
-"""Module and class of every algorithm, by its member name in `spec.algorithm`.
+"""Module and class of each algorithm, by its member name in `spec.algorithm`.
 
-To add one: a module in this package, a line here, and in `rlhf_api.algorithms` the module of the same name and a line
-in its registry.
+To add one: a module and a line here, and a module and a line in `rlhf_api.algorithms`.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """Copies between numpy and a device without blocking the host, and the duration of device work.
 
-Rule: data for a GPU is staged in pinned memory, as a copy from pageable memory may block. Results are read only after
-`wait`. Must never report the host's clock as the duration of work on a GPU.
+Rule: data for a GPU is staged in pinned memory, because a copy from pageable memory may block.
 """
 
 import time

@@ -1,6 +1,6 @@
 """Totals of an engine since its role began, and queue times of samples, for metrics and finished samples.
 
-Rule: the compute thread writes, a scrape reads. Times are arguments, in nanoseconds.
+Rule: the compute thread writes, a scrape reads.
 """
 
 from collections.abc import Iterable

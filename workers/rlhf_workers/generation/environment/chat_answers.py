@@ -1,9 +1,8 @@
 """Renders chat messages of an environment with the policy's chat template, after a turn that the policy ended.
 
-Rule: the result does not depend on the turn's text, apart from the token that ended it. The template renders an
-artificial conversation, and the answer is its output after the turn: the end of the turn without the policy's own
-token, the messages, and the start of the next turn. Must never guess: a template that does not show a turn unchanged is
-refused.
+Rule: the result does not depend on the turn's text, apart from the token that ended it: the template renders an
+artificial conversation, and the answer is its output after the turn. Must never guess: a template that does not show a
+turn unchanged is refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +20,7 @@ def answer_of(
 ) -> str:
     """Return the text between a turn that ended with the token `ended_by` and the next turn.
 
-    `arguments` are the template's; None: the job has another template, which this process does not read. Raises
-    ChatTemplateError.
+    `arguments` are the template's; None: this process does not read the job's template. Raises ChatTemplateError.
     """
     if arguments is None:
         raise ChatTemplateError("spec.prompts.chatTemplateFile is read by the coordinator alone: answer by message")
