@@ -1,7 +1,7 @@
 """Drafts from the sample's own text: the continuation of the latest earlier occurrence of its last tokens.
 
-Rule: the longest repeated suffix counts, up to LONGEST_MATCH tokens, at its latest occurrence. If the text ends before
-the guess is long enough, the continuation is repeated. The drafter has no state: the text comes with every request.
+Rule: the longest repeated suffix counts, up to LONGEST_MATCH tokens. If the text ends before the guess is long enough,
+the continuation is repeated. The drafter has no state.
 """
 
 from collections.abc import Sequence

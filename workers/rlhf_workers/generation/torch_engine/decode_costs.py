@@ -1,7 +1,7 @@
 """Measures the cost of decoding here: steps over a grid of batch sizes and context lengths, and some prefills.
 
 It runs whole engine steps on artificial samples while the engine's own are put aside, so the cost includes the host.
-Rule: no sample or cache is left behind. Points are visited in the order of `cost_grid` until the budget is spent.
+Points are visited in the order of `cost_grid` until the budget is spent.
 """
 
 import time
@@ -91,8 +91,7 @@ def measure(engine: MeasurableEngine) -> Generator[None, None, EngineCosts]:
 def decode_grid(limits: EngineLimits, *, tiled: bool = False) -> list[tuple[int, int]]:
     """Return the points of `cost_grid.decode_points`.
 
-    `tiled` (deterministic jobs): a pass has whole tiles of rows and the keys of a bucket. So inner batches are
-    multiples of a tile, and a context is near the middle of its bucket.
+    `tiled` (deterministic jobs): inner batches are multiples of a tile, and a context is near the middle of its bucket.
     """
     longest = limits.max_prompt_tokens + limits.max_response_tokens
     if not tiled:

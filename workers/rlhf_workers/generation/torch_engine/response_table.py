@@ -1,8 +1,7 @@
 """Table of the samples that an engine decodes: one slot per sample, with the data of a step as arrays.
 
-Rule: a sample keeps its slot from admission to finish. A sample's sequence is its prompt, its response, and then its
-drafted tokens, which do not count until `advance_by` accepts them. Must never store a response token without its
-log-probability and weight version.
+Rule: a sample's sequence is its prompt, its response, and then its drafted tokens, which do not count until
+`advance_by` accepts them. Must never store a response token without its log-probability and weight version.
 """
 
 from typing import Final
@@ -103,7 +102,7 @@ class ResponseTable:
         """Return uniforms float64 [n] for the response position that each slot decides next, or the one `ahead`
         positions later.
 
-        All uniforms requested for one slot at once lie within a block.
+        The uniforms requested for one slot at once must lie within a block.
         """
         index = self.position[slots] + 1 - self.prompt_length[slots] + ahead
         outside = (index < self._block[slots]) | (index >= self._block[slots] + UNIFORM_BLOCK)

@@ -1,8 +1,7 @@
 """Verifies drafts in vLLM's model runner: a drafted token is accepted if it equals the token drawn at its position.
 
-Rule: every position of a draft is drawn by the sample's key, as without a draft. Tokens up to the first different one
-count, and that one counts as drawn. So drafts change how many tokens a pass yields, and a token at most by rounding. A
-pass without drafts runs as without verification, unless vLLM drafts by itself.
+Rule: a position of a draft is drawn by the sample's key, as without a draft. Tokens up to the first different one
+count, and that one counts as drawn. So drafts change how many tokens a pass yields, and a token at most by rounding.
 """
 
 from typing import Any, Final
