@@ -41,7 +41,7 @@ def pieces(tensors: Iterable[Named], sharing: MemorySharing, size: int = PIECE_B
 def opened_piece(message: bytes, sharing: MemorySharing) -> dict[str, torch.Tensor]:
     """Return parameter name -> tensor in the chunk's memory, read-only and mapped while one of them is used.
 
-    Raises RegionRefusedError or WeightManifestError when it cannot be mapped or does not match its manifest.
+    Raises RegionRefusedError or WeightManifestError for an unusable chunk.
     """
     loan = pb.WeightLoan.FromString(message)
     check(loan.manifest)

@@ -1,8 +1,7 @@
 """Renders conversations for a reward model with its own tokenizer and chat template.
 
-The reward model's chat template renders the prompt's messages with the response as the assistant's message; the
-policy's template is not used. A plain-text prompt stays plain text: prompt, response, and the reward model's
-end-of-sequence token.
+Its chat template renders the prompt's messages with the response as the assistant's message. A plain-text prompt stays
+plain text: prompt, response, and the reward model's end-of-sequence token.
 """
 
 import json
@@ -31,9 +30,8 @@ class OwnTokenizer:
     """A reward model's tokenizer and template."""
 
     def __init__(self, tokenizer: Any, spec: RLHFJobSpec, field: str) -> None:
-        """`field` is the reward model's manifest field.
-
-        Raises WorkError if prompts need a template and it has none, or its template depends on the date or on chance.
+        """`field` is the reward model's manifest field. Raises WorkError if prompts need a template and it has none, or
+        its template depends on the date or on chance.
         """
         self._tokenizer, self._field = tokenizer, field
         self._trained, self._evaluated = _prompts(spec)
@@ -111,7 +109,7 @@ def _prompts(spec: RLHFJobSpec) -> tuple[Prompts, Prompts]:
 def difference(reward: Any, policy: Any, spec: RLHFJobSpec) -> str:
     """Return which part of the reward model's tokenizer differs from the policy's; empty if none does.
 
-    A chat template counts only if the reward model has one and the job renders prompts with another.
+    A chat template counts if the reward model has one and the job renders prompts with another.
     """
     if reward.get_vocab() != policy.get_vocab() or _encoding(reward) != _encoding(policy):
         return "tokenizer"
@@ -131,7 +129,7 @@ def _encoding(tokenizer: Any) -> Any:
 def _policy_template(policy: Any, prompts: Prompts) -> Any:
     """Return the template with which the job renders prompts; None without one.
 
-    A file that is missing on this machine differs from any template of a reward model.
+    A file that cannot be read here counts as another template than the reward model's.
     """
     if not prompts.chat_template:
         return None
