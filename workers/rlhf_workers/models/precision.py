@@ -15,10 +15,9 @@ DTYPES: Final[dict[ComputeType, torch.dtype]] = {"Float32": torch.float32, "BFlo
 
 
 def shared_casts(device: torch.device, compute: torch.dtype) -> AbstractContextManager[None]:
-    """Return a context in which all `autocast` blocks share one cast of each weight. Weights must not change inside.
+    """Return a context in which `autocast` blocks share one cast of each weight; weights must not change inside.
 
-    Otherwise each micro-batch that waits for its backward would hold a half-precision copy of all weights. The context
-    itself casts nothing, so a backward in it computes as outside.
+    Otherwise each micro-batch that waits for its backward would hold a half-precision copy of all weights.
     """
     if compute == torch.float32:
         return nullcontext()

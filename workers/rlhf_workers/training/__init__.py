@@ -2,5 +2,5 @@
 
 Reading order: `training_role` executes commands with a backend (`backends`). `trainer` runs an iteration,
 `schedule.executor` one row of a table. `stages` splits models, `batches` and `parallel` assign work to ranks,
-`communication` connects ranks, and `optimizers` takes steps. Algorithms are in `rlhf_workers.algorithms`.
+`communication` connects ranks, and `optimizers` takes steps.
 """

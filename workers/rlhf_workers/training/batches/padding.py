@@ -1,6 +1,6 @@
 """Statistics of an iteration's micro-batches: number, size, shares of padding and of shared prompts.
 
-Rule: all ranks compute the same values, because each knows the lengths of all samples; no sum over ranks is needed.
+Rule: ranks compute the same values, because each knows the lengths of all samples.
 """
 
 from collections.abc import Collection, Sequence
