@@ -1,6 +1,5 @@
-"""A thread with an event loop for calls of rewards and environments, which the compute thread does not await.
-
-Rule: other threads submit coroutines; only `close` blocks.
+"""A thread with an event loop for calls of rewards and environments. Rule: other threads submit coroutines; only
+`close` blocks.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
-"""Fetches the weights of one model version: from borrowed memory of peers, streams, or a Hugging Face folder.
-
-Rule: all or nothing. `fetch_weights` yields every tensor, or raises WorkError. Tensors of peers are checked against
-their announced checksums. If memory cannot be borrowed, the weights are streamed.
+"""Fetches the weights of one model version: from borrowed memory of peers, streams, or a Hugging Face folder. Rule: all
+or nothing. `fetch_weights` yields every tensor, or raises WorkError. Tensors of peers are checked against their
+announced checksums.
 """
 
 import logging
@@ -86,10 +85,8 @@ def fetch_weights(
     patience: FetchPolicy = DEFAULT_FETCH_POLICY,
 ) -> Iterator[FetchedWeights]:
     """Fetch the weights of `model` at `version` from all sources at once, borrowed through `sharings` or streamed.
-
-    Raises WorkError before it yields: WeightsUnavailable (no source, no parameter, or a peer that is gone, silent or at
-    another version), WeightsCorrupt (checksum, order or size), WeightsConflict (two sources have one parameter), or the
-    errors of `read_folder`.
+    Raises WorkError before it yields: WeightsUnavailable, WeightsCorrupt, WeightsConflict (two sources have one
+    parameter), or the errors of `read_folder`.
     """
     if not sources:
         raise WorkError("WeightsUnavailable", f"{model} version {version}: no source was given", retryable=True)

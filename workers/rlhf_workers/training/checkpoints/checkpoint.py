@@ -35,7 +35,8 @@ STATE_FILE: Final = "trainer.json"
 
 def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile]:
     """Write this rank's part and return its files. Replicas that hold the same as the first write nothing except their
-    share of the moments. Raises WorkError StorageFull, StorageDenied, StorageFailed."""
+    share of the moments. Raises WorkError StorageFull, StorageDenied, StorageFailed.
+    """
     files = []
     for model, stage in trainer.layout.local_stages:
         optimizer, whole = trainer.optimizers[model, stage], trainer.writes(model, stage)

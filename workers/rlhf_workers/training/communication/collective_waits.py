@@ -1,6 +1,6 @@
-"""Text about the current wait of this process for other ranks of its training group.
+"""Text about the current wait of this process for other ranks of its training group, for heartbeats.
 
-Heartbeats carry the text. Rule: threads that run collectives write it and any thread may read it.
+Rule: threads that run collectives write it and any thread may read it.
 """
 
 from collections.abc import Iterator

@@ -18,9 +18,8 @@ Note = Callable[[PipelineStage, torch.Tensor, MicroBatch], None]
 
 
 class StageWork:
-    """The stages of one pipeline on this rank, over the micro-batches of one replica.
-
-    Hidden states cross stages in float32 for any compute type, so a split changes no rounding.
+    """The stages of one pipeline on this rank, over the micro-batches of one replica. Hidden states cross stages in
+    float32 for any compute type.
     """
 
     def __init__(
@@ -70,9 +69,8 @@ def mini_batch_work(
     compute: torch.dtype,
     notes: Mapping[str, Sequence[Note]],
 ) -> dict[int, StageWork]:
-    """Return a rank's work on a mini-batch, by pipeline index, for the models with an ending.
-
-    `cell` makes the micro-batch of some samples; models with the same samples in one share it.
+    """Return a rank's work on a mini-batch, by pipeline index, for the models with an ending. `cell` makes the
+    micro-batch of some samples.
     """
     by_samples: dict[tuple[int, ...], MicroBatch] = {}
     work = {}
