@@ -1,6 +1,7 @@
-"""Interface between the agent (streams, threads, sessions) and a worker's work (engines, scorers, trainers). Rule: the
-compute thread executes the commands and steps of every role, so a role needs no locks for them. Other threads read
-roles, for example for metrics. A role reports to the coordinator through the Outbox.
+"""Interface between the agent (streams, threads, sessions) and a worker's work (engines, scorers, trainers).
+
+Rule: the compute thread executes the commands and steps of every role, so a role needs no locks for them. Other threads
+read roles, for example for metrics. A role reports to the coordinator through the Outbox.
 """
 
 from collections.abc import Iterator, Mapping
@@ -60,8 +61,9 @@ class WorkerRole(Protocol):
     """Names of the Command oneof that this role takes, such as `generate`, `withdraw`, `load_weights`."""
 
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
-        """Execute a command and answer it by `outbox.done` exactly once, now or in a later `step`. The compute thread
-        answers with the failure of a raised exception.
+        """Execute a command and answer it by `outbox.done` exactly once, now or in a later `step`.
+
+        The compute thread answers with the failure of a raised exception.
         """
 
     def step(self, outbox: Outbox) -> bool:
@@ -132,13 +134,16 @@ class WeightProvider(Protocol):
 
     def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face parameter name, tensor) for this worker's stages, in the published type and all on one
-        device. Raises WorkError for another version.
+        device.
+
+        Raises WorkError for another version.
         """
 
 
 class KvReceiver(Protocol):
-    """Takes samples that arrive with their KV caches through the KvSink service. Called on the compute thread. An
-    exception says why a sample cannot be taken.
+    """Takes samples that arrive with their KV caches through the KvSink service.
+
+    Called on the compute thread. An exception says why a sample cannot be taken.
     """
 
     def offer(self, offer: pb.KvOffer) -> KvReservation:

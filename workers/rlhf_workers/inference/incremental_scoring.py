@@ -62,8 +62,7 @@ class IncrementalScoring:
             self._asked[message.key.sample] = message
 
     def step(self, outbox: Outbox, ready: Callable[[str], bool]) -> bool:
-        """Answer queued samples with nothing left until a pass of a `ready` task can run; return whether one was begun.
-        """
+        """Answer queued samples with nothing left until a pass of a `ready` task can run; return whether one was begun."""
         for sample, message in list(self._asked.items()):
             left = [task for task in self._able(message) if self._left(sample, task)]
             task = next(filter(ready, left), None)

@@ -1,5 +1,6 @@
-"""The metrics of an iteration's objectives: the counts of every rank, summed over the group. Rule: all ranks call this
-together, with the same objectives in the same order. Must never change what is trained.
+"""The metrics of an iteration's objectives: the counts of every rank, summed over the group.
+
+Rule: all ranks call this together, with the same objectives in the same order. Must never change what is trained.
 """
 
 import logging

@@ -1,7 +1,8 @@
-"""Log-probabilities of an iteration's sampled tokens on the training ranks, before the iteration's first step. The
-policy runs once over the mini-batches with a token to train on. One rank contributes each token, so the sum over ranks
-is exact. Tokens sampled with earlier weights keep the engine's log-probability, unless a mismatch correction weights
-them.
+"""Log-probabilities of an iteration's sampled tokens on the training ranks, before the iteration's first step.
+
+The policy runs once over the mini-batches with a token to train on. One rank contributes each token, so the sum over
+ranks is exact. Tokens sampled with earlier weights keep the engine's log-probability, unless a mismatch correction
+weights them.
 """
 
 import time

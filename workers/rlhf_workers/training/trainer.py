@@ -1,6 +1,7 @@
-"""One training iteration on one rank: advantages, epochs, and mini-batches, which run a schedule table. Rule: results
-depend only on the arguments of `train`, the manifest, the table and the state in checkpoints. Pipelines, replicas and
-micro-batches change a gradient only by rounding. All ranks base their decisions on the same numbers.
+"""One training iteration on one rank: advantages, epochs, and mini-batches, which run a schedule table.
+
+Rule: results depend only on the arguments of `train`, the manifest, the table and the state in checkpoints. Pipelines,
+replicas and micro-batches change a gradient only by rounding. All ranks base their decisions on the same numbers.
 """
 
 import logging
@@ -102,9 +103,10 @@ class Trainer:
     def train(
         self, iteration: int, batch: TrainingBatch, iterations: int = 0, *, policy_first: bool = False
     ) -> Generator[None, None, dict[str, float]]:
-        """Train one iteration, at most one mini-batch per step of the iterator, and return its metrics. `iterations`:
-        current total of the job; 0: the manifest's. `policy_first`: train the policy before the other models;
-        `critics_behind` is set at the step in between.
+        """Train one iteration, at most one mini-batch per step of the iterator, and return its metrics.
+
+        `iterations`: current total of the job; 0: the manifest's. `policy_first`: train the policy before the other
+        models; `critics_behind` is set at the step in between.
         """
         state, steps = self.algorithm.state(), self.progress.steps
         try:
@@ -158,6 +160,7 @@ class Trainer:
         self, iteration: int, batch: TrainingBatch, objectives: Objectives, norms: Norms, left_out: set[int]
     ) -> Generator[None, None, int]:
         """Train some models on every mini-batch; return the number of mini-batches without a token to train on.
+
         `left_out`: mini-batches whose step was skipped, so a later pass skips it too.
         """
         skipped, steps, number = 0, self.progress.steps, -1
@@ -196,8 +199,9 @@ class Trainer:
 
     def _step(self, iteration: int, batch: TrainingBatch, rows: list[int], objectives: Objectives) -> dict[str, float]:
         """Take one optimizer step with the gradients of a mini-batch; return each model's gradient norm before
-        clipping. Return an empty result, without a step, if a loss or a gradient is not finite. Raises WorkError after
-        too many.
+        clipping.
+
+        Return an empty result, without a step, if a loss or a gradient is not finite. Raises WorkError after too many.
         """
         hooks = self.hooks if self._policy in objectives else ()
         plan = self.splitter.split(self.layout, rows, batch)

@@ -1,4 +1,5 @@
 """Additional parts of training besides the trainer: draft models, experts, offload, padding; each is a `TrainingHook`.
+
 Rule: every rank calls the hooks in the same order. A hook must never change the value of a parameter, a gradient or a
 statistic of a model with an objective during an iteration.
 """

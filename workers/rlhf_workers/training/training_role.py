@@ -1,4 +1,5 @@
 """The training role: becomes a rank of a training group, trains iterations, writes checkpoints, serves its weights.
+
 Rule: a Train runs at most one mini-batch per `step`, so the worker can answer between them. After a Train of the policy
 only, the rank serves no critic of the new version until a Train of the critics is done. If a peer is lost during a
 step, this process exits at once with code 75. Must never answer a Train with weights that it does not hold.
@@ -154,8 +155,9 @@ class TrainingRole:
         self._backend.close()
 
     def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the parameters of a model that this rank publishes; never those of a training in progress. Raises
-        WorkError WrongVersion for a version that it cannot serve.
+        """Yield the parameters of a model that this rank publishes; never those of a training in progress.
+
+        Raises WorkError WrongVersion for a version that it cannot serve.
         """
         published = self._kept
         if published is not None and published.version == version:

@@ -1,5 +1,6 @@
-"""Settings of users' code: environment variables of its processes, or headers of requests to its endpoint. Must never
-invent the value of a Secret.
+"""Settings of users' code: environment variables of its processes, or headers of requests to its endpoint.
+
+Must never invent the value of a Secret.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +37,9 @@ def resolve_settings(
     *,
     invalid: str,
 ) -> CodeSettings:
-    """Resolve `entries` of the manifest field `field`; `variables`: Secret key -> its variable in `environ`. Raises
-    WorkError with reason `invalid` when the value of a Secret is missing.
+    """Resolve `entries` of the manifest field `field`; `variables`: Secret key -> its variable in `environ`.
+
+    Raises WorkError with reason `invalid` when the value of a Secret is missing.
     """
     values: dict[str, str] = {}
     for entry in entries:

@@ -1,5 +1,6 @@
-"""A thread with an event loop for calls of rewards and environments. Rule: other threads submit coroutines; only
-`close` blocks.
+"""A thread with an event loop for calls of rewards and environments.
+
+Rule: other threads submit coroutines; only `close` blocks.
 """
 
 import asyncio

@@ -1,5 +1,8 @@
-"""Calls users' code in child processes. A child runs one call of synchronous code, or many calls of asynchronous code,
-at a time. Rule: a call that exceeds its time-out fails and its child is killed; other calls in that child are repeated.
+"""Calls users' code in child processes.
+
+A child runs one call of synchronous code, or many calls of asynchronous code, at a time.
+
+Rule: a call that exceeds its time-out fails and its child is killed; other calls in that child are repeated.
 """
 
 import asyncio
@@ -49,6 +52,7 @@ class UserProcesses:
 
     async def run(self, work: Work[T], seconds: float | None = None) -> T:
         """Return the result of `work`, which may take `seconds` (None: the manifest's time-out) once it has a child.
+
         Raises UserCodeError if it fails, and WorkError if a new child cannot load the code.
         """
         seconds = self._timeout if seconds is None else seconds

@@ -1,5 +1,7 @@
-"""Merges adapters into whole weights on the worker that uses them, from the folder's weights and A and B. Rule:
-training ranks merge with the same function. Every adapted matrix has both factors with matching shapes, or WorkError.
+"""Merges adapters into whole weights on the worker that uses them, from the folder's weights and A and B.
+
+Rule: training ranks merge with the same function. Every adapted matrix has both factors with matching shapes, or
+WorkError.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -98,8 +100,9 @@ class AdapterWeights:
         base: Mapping[str, torch.Tensor],
         came: Mapping[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
-        """Merge the adapters in `came` into `base`; other tensors of `came` replace those of `base`. Return the model's
-        tensors.
+        """Merge the adapters in `came` into `base`; other tensors of `came` replace those of `base`.
+
+        Return the model's tensors.
         """
         prefixes = (BACKBONE, LM_HEAD) if role.kind is ModelKind.POLICY else (BACKBONE,)
         whole = {

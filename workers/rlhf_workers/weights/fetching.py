@@ -1,6 +1,7 @@
-"""Fetches the weights of one model version: from borrowed memory of peers, streams, or a Hugging Face folder. Rule: all
-or nothing. `fetch_weights` yields every tensor, or raises WorkError. Tensors of peers are checked against their
-announced checksums.
+"""Fetches the weights of one model version: from borrowed memory of peers, streams, or a Hugging Face folder.
+
+Rule: all or nothing. `fetch_weights` yields every tensor, or raises WorkError. Tensors of peers are checked against
+their announced checksums.
 """
 
 import logging
@@ -85,6 +86,7 @@ def fetch_weights(
     patience: FetchPolicy = DEFAULT_FETCH_POLICY,
 ) -> Iterator[FetchedWeights]:
     """Fetch the weights of `model` at `version` from all sources at once, borrowed through `sharings` or streamed.
+
     Raises WorkError before it yields: WeightsUnavailable, WeightsCorrupt, WeightsConflict (two sources have one
     parameter), or the errors of `read_folder`.
     """

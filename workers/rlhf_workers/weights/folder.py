@@ -1,5 +1,6 @@
-"""Reads weights from a Hugging Face folder: all files that `weight_files` lists. Rule: reads safetensors only (never a
-file with code in it), and names the folder in its errors.
+"""Reads weights from a Hugging Face folder: all files that `weight_files` lists.
+
+Rule: reads safetensors only (never a file with code in it), and names the folder in its errors.
 """
 
 from pathlib import Path
@@ -26,8 +27,9 @@ def read_folder(model: str, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def read_file(model: str, folder: Path, file: Path) -> dict[str, torch.Tensor]:
-    """Return tensor name -> CPU tensor of one file; WorkError ModelCorrupt if it is missing or damaged. `model`: a
-    role, the draft model, or ADAPTER_FIELD.
+    """Return tensor name -> CPU tensor of one file; WorkError ModelCorrupt if it is missing or damaged.
+
+    `model`: a role, the draft model, or ADAPTER_FIELD.
     """
     try:
         with safe_open(file, framework="pt") as opened:

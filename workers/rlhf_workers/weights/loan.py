@@ -1,5 +1,6 @@
-"""Borrows one peer's weights: maps its memory, checks the tensors there, and returns the memory after the read. Rule:
-memory that cannot be used is a LoanRefusedError before the caller gets a tensor. If the peer's process ends, host
+"""Borrows one peer's weights: maps its memory, checks the tensors there, and returns the memory after the read.
+
+Rule: memory that cannot be used is a LoanRefusedError before the caller gets a tensor. If the peer's process ends, host
 memory stays readable, but `confirm` rejects reads of its device memory.
 """
 
@@ -68,8 +69,11 @@ def borrow(
     sharings: Sequence[MemorySharing],
     seconds: float,
 ) -> BorrowedWeights:
-    """Borrow the weights in a peer's memory. `seconds`: time for the peer to copy its stage there. Raises
-    LoanRefusedError without a usable loan, and WeightsRefusedError when the peer cannot serve the version.
+    """Borrow the weights in a peer's memory.
+
+    `seconds`: time for the peer to copy its stage there.
+
+    Raises LoanRefusedError without a usable loan, and WeightsRefusedError when the peer cannot serve the version.
     """
     place = pb.MemoryPlace()
     for sharing in sharings:

@@ -1,5 +1,7 @@
-"""Checks a peer's weight manifest before memory is allocated or mapped for it. Rule: a valid manifest names a tensor
-once, with a type that can be transferred. In a loan a tensor lies within the lent memory, after the previous one.
+"""Checks a peer's weight manifest before memory is allocated or mapped for it.
+
+Rule: a valid manifest names a tensor once, with a type that can be transferred. In a loan a tensor lies within the lent
+memory, after the previous one.
 """
 
 import math

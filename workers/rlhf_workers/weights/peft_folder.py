@@ -1,5 +1,6 @@
-"""Adapter folders in PEFT's format: tensor names, and adapter_config.json of a checkpoint. Rule:
-`rlhf_api.peft_folder_check` decides which folders are valid; this module turns its errors into WorkErrors.
+"""Adapter folders in PEFT's format: tensor names, and adapter_config.json of a checkpoint.
+
+Rule: `rlhf_api.peft_folder_check` decides which folders are valid; this module turns its errors into WorkErrors.
 """
 
 from pathlib import Path
@@ -18,8 +19,9 @@ def peft_name(name: str) -> str:
 
 
 def config(settings: Lora, base: str, saved_whole: tuple[str, ...]) -> dict[str, Any]:
-    """Return adapter_config.json for a model with the frozen weights of `base`. `saved_whole`: modules saved in full,
-    such as a value head.
+    """Return adapter_config.json for a model with the frozen weights of `base`.
+
+    `saved_whole`: modules saved in full, such as a value head.
     """
     return {
         "peft_type": "LORA",
@@ -39,8 +41,9 @@ def config(settings: Lora, base: str, saved_whole: tuple[str, ...]) -> dict[str,
 
 
 def check(folder: Path, settings: Lora, field: str, base_path: str = "/") -> None:
-    """Raise WorkError AdapterMismatch when a PEFT folder has other adapters than `settings`. `field` names the folder,
-    a checkpoint unless it is `ADAPTER_FIELD`. `base_path`: folder of frozen weights.
+    """Raise WorkError AdapterMismatch when a PEFT folder has other adapters than `settings`.
+
+    `field` names the folder, a checkpoint unless it is `ADAPTER_FIELD`. `base_path`: folder of frozen weights.
     """
     try:
         check_adapter_config(folder, settings, own=field != ADAPTER_FIELD, base_path=base_path)

@@ -1,5 +1,6 @@
-"""Reads and writes named tensors in safetensors files; an incomplete file never gets its final name. A write streams to
-`<name>.tmp`, hashes, syncs, and renames.
+"""Reads and writes named tensors in safetensors files; an incomplete file never gets its final name.
+
+A write streams to `<name>.tmp`, hashes, syncs, and renames.
 """
 
 import errno
@@ -31,7 +32,10 @@ CHUNK_BYTES: Final = 16 * 1024 * 1024
 
 
 class TensorFolder:
-    """Tensors by name over one or more safetensors files. Each file is opened once; tensors are read on request."""
+    """Tensors by name over one or more safetensors files.
+
+    Each file is opened once; tensors are read on request.
+    """
 
     def __init__(self, files: Sequence[Path], field: str) -> None:
         """Raises WorkError ModelCorrupt with `field` and the file when a file is missing or damaged."""
@@ -89,8 +93,9 @@ def checkpoint_tensors(checkpoint: Path, model: str, field: str) -> TensorFolder
 def write_weights(
     folder: Path, model: str, part: str, weights: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> list[pb.CheckpointFile]:
-    """Write the weights of a stage in `dtype`, and also in their own type if `dtype` is not float32. `part` names the
-    stage and its share. Raises WorkError as `write_tensors`.
+    """Write the weights of a stage in `dtype`, and also in their own type if `dtype` is not float32.
+
+    `part` names the stage and its share. Raises WorkError as `write_tensors`.
     """
     files = [write_tensors(folder, f"{model}/model-stage-{part}.safetensors", weights, model, dtype)]
     if dtype != torch.float32:
@@ -101,8 +106,9 @@ def write_weights(
 def write_tensors(
     folder: Path, name: str, tensors: Mapping[str, torch.Tensor], model: str, dtype: torch.dtype | None = None
 ) -> pb.CheckpointFile:
-    """Write `folder/name` completely or not at all, in `dtype` or in the tensors' own types. Raises WorkError
-    StorageFull, StorageDenied, or StorageFailed for a value beyond float16.
+    """Write `folder/name` completely or not at all, in `dtype` or in the tensors' own types.
+
+    Raises WorkError StorageFull, StorageDenied, or StorageFailed for a value beyond float16.
     """
     header, offset = {}, 0
     for key, tensor in tensors.items():
@@ -127,8 +133,9 @@ def write_tensors(
 def write_file(
     folder: Path, name: str, parts: Iterator[bytes | memoryview], model: str = "", parameters: Sequence[str] = ()
 ) -> pb.CheckpointFile:
-    """Write `folder/name` from parts: temporary name, fsync, rename, fsync of the folder. Raises WorkError StorageFull
-    or StorageDenied, and the errors of `parts`.
+    """Write `folder/name` from parts: temporary name, fsync, rename, fsync of the folder.
+
+    Raises WorkError StorageFull or StorageDenied, and the errors of `parts`.
     """
     path = folder / name
     temporary = path.with_name(path.name + ".tmp")

@@ -1,6 +1,9 @@
-"""Megatron's layers of experts in a chunk: router, dispatch and experts. Owns the Megatron options that make such a
-layer equal to the family's own: no token is dropped, and no term is added to the loss. Rule: the experts of a layer are
-two tensors, as in transformers.
+"""Megatron's layers of experts in a chunk: router, dispatch and experts.
+
+Owns the Megatron options that make such a layer equal to the family's own: no token is dropped, and no term is added to
+the loss.
+
+Rule: the experts of a layer are two tensors, as in transformers.
 """
 
 import warnings

@@ -1,6 +1,8 @@
-"""A chunk of Megatron's GPTModel, built without memory, and the modules that replace Megatron's in it. Owns the choices
-about Megatron: its configuration, layer specification and process groups. Each chunk is a whole GPTModel of its layers,
-with or without embedding and head. Plain PyTorch functions replace Megatron's own linear layers and attention.
+"""A chunk of Megatron's GPTModel, built without memory, and the modules that replace Megatron's in it.
+
+Owns the choices about Megatron: its configuration, layer specification and process groups. Each chunk is a whole
+GPTModel of its layers, with or without embedding and head. Plain PyTorch functions replace Megatron's own linear layers
+and attention.
 """
 
 import logging
@@ -89,9 +91,10 @@ class CausalAttention(nn.Module):
         mask: torch.Tensor | ChunkMasks | None,
         **_: Any,
     ) -> torch.Tensor:
-        """Return [s, b, heads x width] for query [s, b, heads, width], key and value [s, b, groups, width]. `mask` is
-        added to the scores in explicit attention. Fused kernels take it as their mask; None: causal. A rank with some
-        positions gets the masks of its chunks.
+        """Return [s, b, heads x width] for query [s, b, heads, width], key and value [s, b, groups, width].
+
+        `mask` is added to the scores in explicit attention. Fused kernels take it as their mask; None: causal. A rank
+        with some positions gets the masks of its chunks.
         """
         query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))
         if isinstance(mask, ChunkMasks):
@@ -125,8 +128,10 @@ def build_chunk(
     attention: Attention,
     tensor: TensorGroup,
 ) -> Any:
-    """Return a GPTModel on the meta device for a Hugging Face configuration. `routed`: whether each layer has experts.
-    `first` adds the embedding, `last` norm and output layer; `shared`: the output layer uses the embedding's weight.
+    """Return a GPTModel on the meta device for a Hugging Face configuration.
+
+    `routed`: whether each layer has experts. `first` adds the embedding, `last` norm and output layer; `shared`: the
+    output layer uses the embedding's weight.
     """
     alone = ProcessGroup(HashStore(), 0, 1)  # a group of one rank, which never communicates
     names = ("cp", "pp", "embd", "pos_embd", "dp", "dp_cp", "ep", "expt_tp", "expt_dp", "tp_ep", "tp_dp_cp")

@@ -1,7 +1,10 @@
-"""Conversion between a Hugging Face folder and a chunk of Megatron's GPTModel. For each parameter of a chunk: the
-tensors of a folder that form it, and how. Weights and the optimizer's moments use it. Rule: a conversion only moves
-values, and pads the vocabulary, so a round trip restores every bit. `unconverted` lists the tensors of a stage that
-`chunk_format` does not cover.
+"""Conversion between a Hugging Face folder and a chunk of Megatron's GPTModel.
+
+For each parameter of a chunk: the tensors of a folder that form it, and how. Weights and the optimizer's moments use
+it.
+
+Rule: a conversion only moves values, and pads the vocabulary, so a round trip restores every bit. `unconverted` lists
+the tensors of a stage that `chunk_format` does not cover.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,9 +35,11 @@ class Conversion:
 
 
 def chunk_format(config: Any, layers: range, shapes: Shapes, tied_head: bool, ranks: int = 1) -> dict[str, Conversion]:
-    """Return parameter name of a GPTModel chunk -> its conversion, for the tensors in `shapes`. `layers` are those of
-    the chunk, which numbers its own from 0. `tied_head`: the chunk holds the embedding as its head. Value and score
-    heads are not included. With several `ranks` the conversions apply to the parts of `tensor_part`.
+    """Return parameter name of a GPTModel chunk -> its conversion, for the tensors in `shapes`.
+
+    `layers` are those of the chunk, which numbers its own from 0. `tied_head`: the chunk holds the embedding as its
+    head. Value and score heads are not included. With several `ranks` the conversions apply to the parts of
+    `tensor_part`.
     """
     plain = {
         "embedding.word_embeddings.weight": EMBEDDING,
@@ -73,8 +78,9 @@ def chunk_format(config: Any, layers: range, shapes: Shapes, tied_head: bool, ra
 
 
 def tensor_part(name: str, shape: torch.Size, rank: int, ranks: int) -> TensorPart | None:
-    """Return a tensor group rank's part of a folder's tensor; None: it has all of it. Weights are split by rows, and
-    those that consume heads or feed-forward columns by columns.
+    """Return a tensor group rank's part of a folder's tensor; None: it has all of it.
+
+    Weights are split by rows, and those that consume heads or feed-forward columns by columns.
     """
     owner = name.rsplit(".", 2)[-2] if "." in name else ""
     if ranks == 1 or owner not in _ROWS | _COLUMNS:

@@ -1,7 +1,10 @@
 """AdamW over a stage whose experts are divided over an expert group: which ranks sum what, and which rank counts it.
+
 Experts come first in the flat array of gradients. Their gradients are summed over the copies of this rank's part, all
 others over all copies of the stage. A norm counts experts on their own rank, and the other parameters on the group's
-first rank. Rule: like `tensor_optimizer`.
+first rank.
+
+Rule: like `tensor_optimizer`.
 """
 
 from collections.abc import Iterable, Iterator

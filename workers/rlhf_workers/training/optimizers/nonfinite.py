@@ -1,6 +1,7 @@
-"""Steps with an infinite or NaN loss or gradient: skipped and counted; too many in a row end the job. Rule: the
-decision depends on sums over all ranks, so every pipeline stage and replica makes the same one. The counts are part of
-a checkpoint. A skipped step does not change weights or moments.
+"""Steps with an infinite or NaN loss or gradient: skipped and counted; too many in a row end the job.
+
+Rule: the decision depends on sums over all ranks, so every pipeline stage and replica makes the same one. The counts
+are part of a checkpoint. A skipped step does not change weights or moments.
 """
 
 import math
@@ -28,9 +29,10 @@ class NonFiniteSteps:
         step: int,
         limit: int,
     ) -> str:
-        """Return why optimizer step `step` must be skipped; empty if it may be taken. `losses`: model -> loss,
-        `squares`: (model, stage) -> squared gradient norm. Raises WorkError after more than `limit` skipped steps in a
-        row.
+        """Return why optimizer step `step` must be skipped; empty if it may be taken.
+
+        `losses`: model -> loss, `squares`: (model, stage) -> squared gradient norm. Raises WorkError after more than
+        `limit` skipped steps in a row.
         """
         result = _named(losses, squares)
         if not result:

@@ -1,4 +1,5 @@
 """AdamW over the parameters of one stage, its learning rate as a function of the step, and its gradients in one array.
+
 The parameters' `.grad` are views of the array. Parameters that another stage or rank counts come last. So the norm over
 the first `counted` elements counts every parameter of the model once.
 """
@@ -25,8 +26,10 @@ NORM_CHUNK: Final = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Horizon:
-    """End of Linear and Cosine schedules, and the progress so far; saved in trainer.json. When the job's number of
-    iterations changes, the rest of the decay is spread over the remaining steps, so the rate does not jump.
+    """End of Linear and Cosine schedules, and the progress so far; saved in trainer.json.
+
+    When the job's number of iterations changes, the rest of the decay is spread over the remaining steps, so the rate
+    does not jump.
     """
 
     total: int
@@ -47,8 +50,9 @@ class Horizon:
 
 
 def learning_rate(fields: Optimizer, peak: float, step: int, horizon: Horizon, skipped: int = 0) -> float:
-    """Return the learning rate of optimizer step `step` (from 0): linear warm-up, then the schedule. A model that
-    skipped the first `skipped` steps warms up from its own first step, until it meets the schedule.
+    """Return the learning rate of optimizer step `step` (from 0): linear warm-up, then the schedule.
+
+    A model that skipped the first `skipped` steps warms up from its own first step, until it meets the schedule.
     """
     own = step - skipped
     if own < fields.warmup_steps:

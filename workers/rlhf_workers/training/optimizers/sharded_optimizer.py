@@ -1,6 +1,9 @@
-"""AdamW over this rank's part of a sharded stage, and the gathering of whole parameters after a training. The backward
-itself sums gradients over ranks. A file of moments has those of this rank's rows,
-`<parameter>.<moment>.rows-<first>-<after the last>`. Rule: all ranks call `gather` together.
+"""AdamW over this rank's part of a sharded stage, and the gathering of whole parameters after a training.
+
+The backward itself sums gradients over ranks. A file of moments has those of this rank's rows,
+`<parameter>.<moment>.rows-<first>-<after the last>`.
+
+Rule: all ranks call `gather` together.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,9 @@
-"""The ranks that share each sample by position, the positions of each, and the communication between them. Owns context
-parallelism's cut of a micro-batch. Each sample is padded to a multiple of twice the number of ranks and cut into that
-many equal chunks. A rank has one from the front and its mirror image from the back. Rule: every rank of the group makes
-the same calls in the same order.
+"""The ranks that share each sample by position, the positions of each, and the communication between them.
+
+Owns context parallelism's cut of a micro-batch. Each sample is padded to a multiple of twice the number of ranks and
+cut into that many equal chunks. A rank has one from the front and its mirror image from the back.
+
+Rule: every rank of the group makes the same calls in the same order.
 """
 
 from collections.abc import Callable, Sequence

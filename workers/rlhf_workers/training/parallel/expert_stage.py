@@ -1,6 +1,9 @@
-"""A stage whose layers hold some of their experts: consecutive parts on the ranks of an expert group. Owns the
-assignment of experts to this rank, and of the whole tensors that it keeps for readers, as of the last gathering. Rule:
-only experts are in parts; every rank holds router, attention, norms, embedding and head.
+"""A stage whose layers hold some of their experts: consecutive parts on the ranks of an expert group.
+
+Owns the assignment of experts to this rank, and of the whole tensors that it keeps for readers, as of the last
+gathering.
+
+Rule: only experts are in parts; every rank holds router, attention, norms, embedding and head.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,5 @@
 """Sums over ranks of a mini-batch's gradients, norms and losses, between its backward passes and its optimizer step.
+
 Rule: sum over data replicas first, then over a tensor group in which each rank has a part of a sum, then over the two
 copies of a tied embedding. The backward itself sums gradients of sharded stages.
 """
@@ -57,7 +58,9 @@ def all_reduce_norms(
     communicator: Communicator,
 ) -> tuple[dict[str, float], dict[tuple[str, int], float]]:
     """Return each model's loss since its statistics were `before`, and the squared gradient norm of each stage, the
-    same on all ranks. Losses are summed over replicas; one rank of each replica contributes.
+    same on all ranks.
+
+    Losses are summed over replicas; one rank of each replica contributes.
     """
     slots = [(model, stage) for model in layout.models for stage in range(layout.stages(model))]
     device = next(iter(optimizers.values())).gradients.device

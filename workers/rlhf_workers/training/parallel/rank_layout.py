@@ -1,7 +1,9 @@
 """The place of a rank: from a schedule table and a rank number to stages, replicas and groups of ranks that sum
-gradients. Owns the arithmetic of global ranks. A table of R rows describes one data parallel block. T ranks run each
-row, so rank (d*R + r)*T + t is number t of row r in block d. C consecutive blocks are one replica, and E consecutive
-blocks share the experts.
+gradients.
+
+Owns the arithmetic of global ranks. A table of R rows describes one data parallel block. T ranks run each row, so rank
+(d*R + r)*T + t is number t of row r in block d. C consecutive blocks are one replica, and E consecutive blocks share
+the experts.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,8 +1,11 @@
-"""Sequence parallelism: the operations of a tensor group in which each rank has some positions of every row. Owns the
-conversions between states divided by position, [s / ranks, b, hidden], and computations of whole rows. Rule: every rank
-makes the same calls in the same order. Must never keep a whole row for a backward: a linear layer gathers the others'
-positions again for the gradient of its weight. That gradient and its input's are two nodes of the graph, because a
-split backward requests them one at a time.
+"""Sequence parallelism: the operations of a tensor group in which each rank has some positions of every row.
+
+Owns the conversions between states divided by position, [s / ranks, b, hidden], and computations of whole rows.
+
+Rule: every rank makes the same calls in the same order.
+
+Must never keep a whole row for a backward: a linear layer gathers the others' positions again for the gradient of its
+weight. That gradient and its input's are two nodes of the graph, because a split backward requests them one at a time.
 """
 
 from dataclasses import dataclass

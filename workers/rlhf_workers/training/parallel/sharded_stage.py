@@ -1,7 +1,9 @@
-"""A stage whose parameters are divided over the ranks of its group: PyTorch's `fully_shard` around a `ModelStage`. Owns
-which rows of a parameter are this rank's, and which whole parameters it keeps for readers. Rule: within a step the
-group only gathers and sums, in the same order on every rank. `_lazy_init` is private; pyproject.toml limits torch's
-versions.
+"""A stage whose parameters are divided over the ranks of its group: PyTorch's `fully_shard` around a `ModelStage`.
+
+Owns which rows of a parameter are this rank's, and which whole parameters it keeps for readers.
+
+Rule: within a step the group only gathers and sums, in the same order on every rank. `_lazy_init` is private;
+pyproject.toml limits torch's versions.
 """
 
 from collections.abc import Callable, Iterator, Sequence

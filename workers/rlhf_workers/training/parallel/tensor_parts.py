@@ -1,5 +1,7 @@
-"""The part of a folder's tensor on a rank of a tensor group: rows or columns of it, or all of it. Also owns the name of
-such a part of a moment in a checkpoint, `<name>.<moment>.rows-<first>-<after the last>` or `.columns-`.
+"""The part of a folder's tensor on a rank of a tensor group: rows or columns of it, or all of it.
+
+Also owns the name of such a part of a moment in a checkpoint, `<name>.<moment>.rows-<first>-<after the last>` or
+`.columns-`.
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,6 @@
-"""Spans of training: names for the actions of a rank's schedule row, and times of the work around it. Rule: an action's
-span is named for its pipeline and its kind; receives are waits.
+"""Spans of training: names for the actions of a rank's schedule row, and times of the work around it.
+
+Rule: an action's span is named for its pipeline and its kind; receives are waits.
 """
 
 import time

@@ -1,6 +1,8 @@
 """Measures pipeline steps on this rank: single stages, transfers, and whole mini-batches under given schedules.
-Measurements use synthetic micro-batches, through the same executor as training. Rule: they change no weights and no
-moments, and zero the gradients again. All ranks must measure at the same time.
+
+Measurements use synthetic micro-batches, through the same executor as training.
+
+Rule: they change no weights and no moments, and zero the gradients again. All ranks must measure at the same time.
 """
 
 import math

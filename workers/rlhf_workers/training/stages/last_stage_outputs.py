@@ -1,6 +1,7 @@
-"""Outputs of the last stage for the trained tokens of a micro-batch: log-probabilities, values, scores. Rule: the
-caller gets the numbers of all trained tokens. A rank with some positions of the rows computes its own and gets the
-others from its group; a gradient flows back only through its own.
+"""Outputs of the last stage for the trained tokens of a micro-batch: log-probabilities, values, scores.
+
+Rule: the caller gets the numbers of all trained tokens. A rank with some positions of the rows computes its own and
+gets the others from its group; a gradient flows back only through its own.
 """
 
 import torch

@@ -1,6 +1,8 @@
 """Attention in packed rows, registered with transformers: a row is a concatenation of samples that do not see each
-other, or of a prompt and the responses that share it. Rule: a sample is computed as if it were alone, so no score
-between two samples is computed. A response attends to copies of its prompt's keys, before its own.
+other, or of a prompt and the responses that share it.
+
+Rule: a sample is computed as if it were alone, so no score between two samples is computed. A response attends to
+copies of its prompt's keys, before its own.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

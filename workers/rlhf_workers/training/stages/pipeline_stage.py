@@ -1,7 +1,10 @@
-"""One pipeline stage of a model as the rest of training uses it, for modules of any backend. A stage's parameters have
-its own names and layouts; a folder has Hugging Face's. `in_folder` and `of_folder` convert between the two, for weights
-and moments. Rule: a round trip restores every bit. With tied embeddings the last stage holds the embedding a second
-time, as the head. Only the first stage publishes and saves it.
+"""One pipeline stage of a model as the rest of training uses it, for modules of any backend.
+
+A stage's parameters have its own names and layouts; a folder has Hugging Face's. `in_folder` and `of_folder` convert
+between the two, for weights and moments.
+
+Rule: a round trip restores every bit. With tied embeddings the last stage holds the embedding a second time, as the
+head. Only the first stage publishes and saves it.
 """
 
 from abc import ABC, abstractmethod

@@ -18,8 +18,9 @@ Note = Callable[[PipelineStage, torch.Tensor, MicroBatch], None]
 
 
 class StageWork:
-    """The stages of one pipeline on this rank, over the micro-batches of one replica. Hidden states cross stages in
-    float32 for any compute type.
+    """The stages of one pipeline on this rank, over the micro-batches of one replica.
+
+    Hidden states cross stages in float32 for any compute type.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ def mini_batch_work(
     compute: torch.dtype,
     notes: Mapping[str, Sequence[Note]],
 ) -> dict[int, StageWork]:
-    """Return a rank's work on a mini-batch, by pipeline index, for the models with an ending. `cell` makes the
-    micro-batch of some samples.
+    """Return a rank's work on a mini-batch, by pipeline index, for the models with an ending.
+
+    `cell` makes the micro-batch of some samples.
     """
     by_samples: dict[tuple[int, ...], MicroBatch] = {}
     work = {}
