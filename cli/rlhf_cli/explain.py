@@ -1,7 +1,7 @@
 """`rlhf explain`: why a job takes as long as it does, and which change would help.
 
 For a run folder, finished or live, it reads the recorded iteration profiles, and compares the run's plan with the best
-one for as many devices. This module reads files and changes none.
+one for as many devices.
 """
 
 import json

@@ -1,7 +1,6 @@
 """`rlhf samples`: the sample tables of a run folder, as a table, as one sample in full, as JSON or as one parquet file.
 
-Rule: tables are read and never changed. The texts are untrusted: control characters are escaped for the terminal, and
-no text is markup.
+Rule: the texts are untrusted: control characters are escaped for the terminal, and no text is markup.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The HTTP endpoint of a job's process: `/livez` reports whether it is alive, other paths serve its metrics.
 
-A process is alive unless its event loop stood still for more than STALE_SECONDS, or `ailment` names a reason. The
-endpoint serves on its own threads. Probes of running pods use `/livez`; never remove the path.
+A process is alive unless its event loop stood still for more than STALE_SECONDS, or `ailment` names a reason. Probes of
+running pods use `/livez`; never remove the path.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Describes for people what a worker does during a command that takes minutes, such as loading weights.
 
 The code that does such work enters `stage` and reports its progress with `WorkStage.reached`. Heartbeats carry the text
-of the innermost stage. Any thread may read it.
+of the innermost stage.
 """
 
 from collections.abc import Iterator

@@ -112,8 +112,7 @@ async def list_watch(
     """Yield the objects of a list, and again after changes, for as long as the caller iterates. None means all
     namespaces.
 
-    A new list and watch replace a watch that ends. Errors before the first list are raised. A later UnavailableError is
-    retried; `on_outage` is called once per outage.
+    Errors before the first list are raised. A later UnavailableError is retried; `on_outage` is called once per outage.
     """
     listed = False
     in_outage = False

@@ -1,7 +1,7 @@
 """A model of a checkpoint as a folder with the names that a hub expects.
 
-Weights are copied bit by bit; shards get Hugging Face's names. The folder is written under a hidden name beside its
-target and then renamed, so a process that dies leaves nothing under the target's name.
+The folder is written under a hidden name beside its target and then renamed, so a process that dies leaves nothing
+under the target's name.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Runs the processes of a job on this machine: starts, restarts and stops them, as `restart_policy` decides.
 
 Rule: a process leads its own process group, so Ctrl-C in a terminal reaches only the runner. It dies with the runner,
-and carries the token with which `leftover_processes` finds its children. Processes are signalled by id.
+and carries the token with which `leftover_processes` finds its children.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """Assigns the ports of a job on this machine.
 
-Rule: a port was free when it was assigned. Ports lie below the kernel's ephemeral range if that starts high enough. A
-process has the same ports over its restarts: `HeldPorts` reserves them, except a port that the user requested. When the
-runner dies, the kernel frees the reservations.
+Rule: a port was free when it was assigned. A process has the same ports over its restarts: `HeldPorts` reserves them,
+except a port that the user requested. When the runner dies, the kernel frees the reservations.
 """
 
 import socket

@@ -72,7 +72,7 @@ def response_text(tokenizer: Any, tokens: Sequence[int], ends: Collection[int]) 
 
 
 def text_ends(tokenizer: Any, generation_ends: Any = None, stop_ids: Collection[int] = ()) -> frozenset[int]:
-    """Return the ids that are not text at the end of a response: padding, end tokens, and special tokens of `stop_ids`.
+    """Return the ids that are not text at the end of a response: padding, end tokens and special tokens of `stop_ids`.
 
     `generation_ends`: end tokens of the model's generation defaults. If the chat template ends turns with tokens, only
     those of `stop_ids` among them count: a tag such as </tool_call> stays.

@@ -1,8 +1,7 @@
 """The trainer's interface of an algorithm, with defaults that most algorithms share.
 
 Rule: fields come from the whole batch, and token weights from the whole mini-batch, so ranks agree on them without
-communication. Memory between iterations is in `state`, which checkpoints keep. An algorithm must never draw random
-numbers, read a clock, or communicate with other ranks.
+communication. An algorithm must never draw random numbers, read a clock, or communicate with other ranks.
 """
 
 from collections.abc import Mapping

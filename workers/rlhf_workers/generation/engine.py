@@ -1,8 +1,8 @@
 """Interface between the generation role and the engine that decodes.
 
 An engine implements `Engine` and, for more abilities, some of the Protocols below; `engine_registry` finds it. Rule:
-plain data, not protobuf messages. One thread drives an engine. An engine must never lose a sample: it reports it as
-finished, or `withdraw` returns it with every token.
+plain data, not protobuf messages. An engine must never lose a sample: it reports it as finished, or `withdraw` returns
+it with every token.
 """
 
 from collections.abc import Generator, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Copies slices of KV caches between a device and host memory, beside decoding.
 
 Out: the slice is gathered into one block of device memory, which goes to pinned memory in one copy; its reader waits.
-In: a cache in one block is uploaded in one copy; later decoding waits for it on the device.
+In: a cache in one block is uploaded in one copy.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,7 @@
 """Draws tokens: one uniform per response position selects a token by the inverse cumulative distribution.
 
 Rule: the uniform of (random key, position) is word `position` of the Philox4x64 stream with that key (Salmon et al.,
-SC'11), so it depends on the sample, not on batch, order, worker or restarts. Must never keep a generator's state
-between calls.
+SC'11). Must never keep a generator's state between calls.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,7 @@
 """The inference role: scores samples with the models and rewards of its tasks.
 
 Rule: a (sample, task) of a successful Score command gets one ScoredSample (a result, abstained, or a failure), unless
-`give_back` drops it. Models run on the compute thread, one batch per step; reward calls run concurrently. A model whose
-update was interrupted gives no score until a complete version is loaded.
+`give_back` drops it. A model whose update was interrupted gives no score until a complete version is loaded.
 """
 
 import logging

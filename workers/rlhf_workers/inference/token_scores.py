@@ -2,7 +2,6 @@
 
 Position q scores token q + 1, for q from prompt - 1 on. Rule: with `blocks` a sample is computed alone in the blocks
 [0, 64), [64, 128), ... of its positions, the last one padded on the right, and the head is applied to whole blocks.
-Without `blocks`, samples may share passes.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,5 @@
 """Computation of a layer's experts, registered with transformers: all rows of an expert at once, or in tiles.
 
-The number of rows per expert depends on all rows of a pass, and kernels may sum in another order for another number.
 Rule: in `TILED` an expert multiplies tiles of 16 rows, the last one padded with zeros, so that shapes do not depend on
 the pass. Must never be used for models of a family not in FAMILIES, whose experts compute differently.
 """

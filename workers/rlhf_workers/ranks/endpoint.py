@@ -1,7 +1,6 @@
 """One endpoint for all ranks of a pod: alive while every rank is, with the metrics of all of them.
 
-Rule: nothing is cached. If a rank does not answer, the pod is unhealthy and the scrape fails with the rank's name. A
-series without its worker's name gets the label `worker`.
+Rule: nothing is cached. If a rank does not answer, the pod is unhealthy and the scrape fails with the rank's name.
 """
 
 import http.client

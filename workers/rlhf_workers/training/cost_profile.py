@@ -2,8 +2,7 @@
 
 A rank times the layers, the embedding, and the head with the loss of each of its models, forward and backward, and an
 optimizer step. `hardware_figures` measures the device and the link. Rule: measurements never change state that training
-reads: gradients are zeroed again, and the optimizer steps copies. A rank takes part in the communication of the others,
-even after a failed measurement.
+reads: gradients are zeroed again, and the optimizer steps copies.
 """
 
 import logging

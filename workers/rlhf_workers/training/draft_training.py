@@ -2,7 +2,7 @@
 
 A rank with the policy's last stage holds a whole draft model. Its loss is the cross entropy of its logits to the
 policy's, at the positions before the trained response tokens, as a mean over these tokens of the mini-batch. Rule: it
-never changes the training of the policy or the critic. A mini-batch that the policy skips is also skipped here.
+never changes the training of the policy or the critic.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """One training iteration on one rank: advantages, epochs, and mini-batches, which run a schedule table.
 
-Rule: results depend only on the arguments of `train`, the manifest, the table and the state in checkpoints. Pipelines,
-replicas and micro-batches change a gradient only by rounding. All ranks base their decisions on the same numbers.
+Rule: results depend only on the arguments of `train`, the manifest, the table and the state in checkpoints. All ranks
+base their decisions on the same numbers.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """Renders chat messages of an environment with the policy's chat template, after a turn that the policy ended.
 
-Rule: the result does not depend on the turn's text, apart from the token that ended it: the template renders an
-artificial conversation, and the answer is its output after the turn. Must never guess: a template that does not show a
-turn unchanged is refused.
+Rule: the result does not depend on the turn's text, apart from the token that ended it. Must never guess: a template
+that does not show a turn unchanged is refused.
 """
 
 from collections.abc import Mapping, Sequence

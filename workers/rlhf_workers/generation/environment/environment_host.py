@@ -1,8 +1,7 @@
 """Child process of a user's environment: `python -m ...environment_host --file F --name N` (or `--module M`).
 
 Request: {"id", "episode", "record", "turns": [text]}. Reply: {"id", "steps": [{"message", "messages", "done", "reward",
-"metrics"}]}, a step for each turn, or {"id", "reason", "message"}. A child that has not seen an episode's earlier turns
-takes them again.
+"metrics"}]}, a step for each turn, or {"id", "reason", "message"}.
 """
 
 import inspect

@@ -1,7 +1,7 @@
 """KvSink service: receives samples with their KV caches from other workers, for the compute thread.
 
 Rule: the cache is joined here, and given to the compute thread complete. The receipt says accepted only when the sample
-is admitted there; a call that ends before drops its reservation. Must never call a role from the event loop.
+is admitted there. Must never call a role from the event loop.
 """
 
 import asyncio

@@ -1,9 +1,7 @@
 """Interface between drafters, which guess a sample's next tokens, and the code that chooses and verifies guesses.
 
-A drafter implements `Drafter` and, for more abilities, the Protocols below; `drafter_registry` finds it. Rule: a guess
-changes a token at most by rounding, so a drafter may be wrong, empty or stale. The thread that drives the engine calls
-it. A drafter must never store tokens of an ended sample or group beyond its stated bound, nor trust tokens that other
-workers sent.
+A drafter implements `Drafter` and, for more abilities, the Protocols below; `drafter_registry` finds it. A drafter must
+never store tokens of an ended sample or group beyond its stated bound, nor trust tokens that other workers sent.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,6 @@
 """Checks the coordinator's hints and passes them to the drafters: tokens of siblings and of earlier epochs.
 
 Rule: hints are not trusted. A hint of an earlier iteration is ignored; an invalid part of one is ignored and counted.
-Drafters check the tokens.
 """
 
 from dataclasses import dataclass

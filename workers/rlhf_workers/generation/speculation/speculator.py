@@ -1,7 +1,7 @@
 """Lets an engine decode several tokens per step: feeds and asks drafters, and limits drafts with the controller.
 
 Rule: an engine calls `wants` before a step that may draft; if it returns False, the step is plain. Where drafts are
-slower, mode Auto rests: for some steps it neither asks nor learns.
+slower, mode Auto rests.
 """
 
 import time

@@ -1,7 +1,6 @@
 """Operations of a fused decode pass on a CPU, beside matrix products: few calls, and few unneeded keys are read.
 
-Rule: neighbouring rows share a call while the surplus keys are estimated to cost less than another call. Results equal
-those of `TorchOps` up to rounding. Must never change an argument but `residual` and the pool.
+Rule: results equal those of `TorchOps` up to rounding. Must never change an argument but `residual` and the pool.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Measures the cost of decoding here: steps over a grid of batch sizes and context lengths, and some prefills.
 
 It runs whole engine steps on artificial samples while the engine's own are put aside, so the cost includes the host.
-Points are visited in the order of `cost_grid` until the budget is spent.
 """
 
 import time

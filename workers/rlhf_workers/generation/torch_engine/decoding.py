@@ -1,7 +1,7 @@
 """Runs decode steps over an engine's samples: feeds tokens, records drawn ones, and finishes responses.
 
-Rule: a sample may be fed several positions in a step, known tokens in a replay or drafted ones. It keeps what single
-steps would have drawn, up to rounding. Must never record a token whose log-probability is not finite.
+Rule: a sample may be fed several positions in a step, known tokens in a replay or drafted ones. Must never record a
+token whose log-probability is not finite.
 """
 
 import time

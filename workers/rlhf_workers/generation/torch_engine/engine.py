@@ -2,7 +2,7 @@
 
 Rule: a prefill omits the last known token, which goes through a decode pass, so `Decoding` does all sampling. Fast mode
 prefills a resumed sample's response, too; deterministic mode replays it through decode passes of proven shapes
-(`Tiles`). Known tokens are not sampled again.
+(`Tiles`).
 """
 
 from collections import deque
@@ -66,7 +66,7 @@ class TorchEngine:
         `deterministic`.
 
         `static_shapes`: decode passes have few shapes, captured where possible. `fused_kernels`: kernels run several
-        steps of the model each. `deterministic` ignores both. `speculator` drafts tokens.
+        steps of the model each. `speculator` drafts tokens.
         """
         self.version = version
         self.parameters = parameters

@@ -1,7 +1,6 @@
 """Chooses how an engine computes decode passes: with the model's own kernels, or with fused kernels.
 
-Rule: `Auto` takes the way that is faster here. If fused kernels cannot run a model here, `Auto` uses the model's own
-and logs why, and `Enabled` is refused.
+If fused kernels cannot run a model here, `Auto` uses the model's own and logs why, and `Enabled` is refused.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """Runs a decode pass of a Llama-like model in few kernels per layer, over the model's own weights.
 
-Rule: only for families whose logits agree with the model's own in a trial (`fused_forward_for`). The model's parameters
-become views of joined matrices, so replacing weights in place changes both. Must never be used in a deterministic job:
-its sums have another order than those of proven passes.
+Rule: only for families whose logits agree with the model's own in a trial (`fused_forward_for`). Must never be used in
+a deterministic job: its sums have another order than those of proven passes.
 """
 
 import logging

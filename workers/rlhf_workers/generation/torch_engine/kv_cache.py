@@ -63,8 +63,6 @@ class KvPool(Cache):  # type: ignore[misc]
     ) -> None:
         """Set up a pass in which several rows may belong to one sample: each writes at its position to pool row `rows`
         [n] and reads a copy of that row's keys 0 .. length-1.
-
-        With `shared`, the first pool row and the number of rows, the pool rows are read in place.
         """
         self.point(0, positions, length)
         self._rows, self._copied = rows, shared is None

@@ -2,7 +2,7 @@
 
 Rule: decode passes run over adjacent rows, so samples are gathered in a pool's first rows. `SinglePool` is the fast
 plan: one pool grows with the longest sample. `BucketedPools` is the deterministic plan: a sample's pool, and with it
-the key length of its pass, depends on its own position, and `Tiles` proves pass widths beyond a tile.
+the key length of its pass, depends on its own position.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,6 @@
 """Table of the samples that an engine decodes: one slot per sample, with the data of a step as arrays.
 
-Rule: a sample's sequence is its prompt, its response, and then its drafted tokens, which do not count until
-`advance_by` accepts them. Must never store a response token without its log-probability and weight version.
+Must never store a response token without its log-probability and weight version.
 """
 
 from typing import Final

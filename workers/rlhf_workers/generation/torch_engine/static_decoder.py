@@ -1,8 +1,7 @@
 """Runs decode passes in a few shapes over fixed memory, so that a shape can be captured once and replayed.
 
-Rule: rows and keys are padded to buckets. Graphs contain addresses: of weights, which are replaced in place, of the
-pool, whose serial number changes with its storage, and of the buffers here. Call `drop_graphs` before moving weights.
-Must never replay a graph over freed memory.
+Rule: graphs contain the addresses of weights, pool and buffers. Call `drop_graphs` before moving weights. Must never
+replay a graph over freed memory.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """Caches of samples that wait for their environment after a turn, so that they continue without recomputation.
 
 Rule: a cache is stored apart from the pools, so a waiting sample uses no slot. A cache is used once, and only for the
-tokens it was computed from. New weights drop all caches.
+tokens it was computed from.
 """
 
 from typing import NamedTuple

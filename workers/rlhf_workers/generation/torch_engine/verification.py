@@ -1,7 +1,7 @@
 """Decides which tokens of a pass over several positions of a sample count. Pure array arithmetic.
 
 Rule: a position counts if all tokens before it belong to the sample: each was known, or is a draft that equals the
-token drawn in its place. So the result equals that of single steps for any draft, up to rounding of the logits.
+token drawn in its place.
 """
 
 from typing import NamedTuple

@@ -97,7 +97,7 @@ def cpu_defaults(
     """Return a CPU's additional arguments. `token_bytes`: keys and values of one token in all layers.
 
     Caches are about CPU_SPARE times as large as a full batch needs, but at most CPU_MEMORY_SHARE of `available_bytes`
-    or, if that is more, two longest sequences. Users who set gpu_memory_utilization leave the size to vLLM.
+    or, if that is more, two longest sequences.
     """
     defaults: dict[str, Any] = {"block_size": CPU_BLOCK, "enforce_eager": True}
     if "gpu_memory_utilization" in user_arguments:

@@ -1,7 +1,6 @@
 """Selects vLLM's batch-invariant kernels for `deterministic: true`, if the device has them.
 
-An environment variable selects them while vLLM's modules are imported. Rule: a job that cannot be deterministic is
-refused with field, value and reason. Must never import vLLM itself.
+Rule: a job that cannot be deterministic is refused with field, value and reason. Must never import vLLM itself.
 """
 
 import os

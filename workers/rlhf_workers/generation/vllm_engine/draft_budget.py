@@ -1,7 +1,6 @@
 """Limits the draft of each sample by the free capacity of the step and the caches. Pure.
 
-Rule: a draft uses spare capacity: tokens that a step has left after decoding and prefilling, and free cache blocks. So
-no sample is left out or evicted for a draft in that step.
+Rule: a draft uses spare capacity: tokens that a step has left after decoding and prefilling, and free cache blocks.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """The vLLM engine: gives samples to vLLM's core, and records tokens with log-probabilities and weight versions.
 
-Rule: tokens that a sample came with go to the core as part of its prompt, and are not drawn again. Must never finish a
-sample twice or lose one.
+Must never finish a sample twice or lose one.
 """
 
 import math

@@ -1,8 +1,7 @@
 """vLLM's executor processes on a worker that has several: detects ended ones, and ends them with the worker.
 
-A process is set to die with the thread that started it, even while it waits in a collective. It also removes the names
-of its group's shared memory, which must be open in all of them. Must never touch shared memory of other engines: names
-contain the group's identity.
+It also removes the names of its group's shared memory, which must be open in all of them. Must never touch shared
+memory of other engines: names contain the group's identity.
 """
 
 import ctypes

@@ -1,8 +1,7 @@
 """Draws the tokens of vLLM's model runner with the project's rule, `generation/sampling.py`.
 
 Rule: rows of the logits belong to the requests of the runner's input batch in its order, one row for each position
-decided. The request carries its sample's key and the start of its response in its extra arguments, so a preemption or a
-move loses no state. Must never read vLLM's own random generators.
+decided. Must never read vLLM's own random generators.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """vLLM's connector for samples that arrive with caches: reports computed tokens, and writes their bytes into blocks.
 
-The scheduler's connector stores an arrived cache in host memory until the sample gets blocks. The executors' connectors
-write it before the pass reads it. Must never store a cache whose sample is gone.
+The scheduler's connector stores an arrived cache in host memory until the sample gets blocks. Must never store a cache
+whose sample is gone.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,7 @@
 
 Rule: the transferred format is neutral, [heads, tokens, size] per layer, joined over the executor processes, so workers
 with another number of GPUs can read it, unless the job is deterministic. An arriving sample waits in vLLM's queue with
-its cache, which is loaded when it gets blocks. A slot is reserved only while blocks for the longest sample are free.
-Must never change a sample that it copies.
+its cache, which is loaded when it gets blocks. Must never change a sample that it copies.
 """
 
 import hashlib

@@ -1,8 +1,7 @@
 """Sends a version's weights from the worker to vLLM's executor processes, in chunks of mapped memory.
 
 Rule: no tensor is pickled. A chunk is memory that the worker lends; its message has names, types, shapes and places of
-the tensors, which the mapping process checks. It is written before its message is sent, and released when the next one
-is requested.
+the tensors, which the mapping process checks.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,7 @@
 """Judges responses with a causal language model on inference workers, from its next-token probabilities.
 
-The judge has its own tokenizer and, if it has one, its own chat template. Rule: each question is a separate pass, so
-answers do not depend on each other. Must never return a number when the judge gives the answers almost no probability.
+Rule: each question is a separate pass, so answers do not depend on each other. Must never return a number when the
+judge gives the answers almost no probability.
 """
 
 import logging

@@ -1,8 +1,6 @@
 """Table of the modules that provide rewards, by the member that a reward of `spec.models` sets.
 
-A module has `load_reward(entry, spec, device, home)`. On the compute thread, a ModelScorer scores samples and a
-GroupScorer compares the responses to a prompt; a RewardSource is awaited through RewardCalls. Rule: importing this
-module loads no source.
+A module has `load_reward(entry, spec, device, home)`. Rule: importing this module loads no source.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """The interface of a training backend, and the module of each name in `spec.training.backend`.
 
-A backend is one rank's part of a training group. Rule: importing this module loads no backend. To add one, write a
-module with `build_backend` and add a line to `BACKENDS`.
+Rule: importing this module loads no backend. To add one, write a module with `build_backend` and add a line to
+`BACKENDS`.
 """
 
 from collections.abc import Generator, Iterator, Mapping

@@ -1,8 +1,7 @@
 """The order of samples in an epoch, its mini-batches, and their split over replicas and micro-batches.
 
 Rule: the result depends on the manifest, the layout, the iteration, the epoch and the lengths, so ranks compute it
-independently, and a replay after a fault gives the same micro-batches. Samples are split in order of length. Replicas
-get equal numbers of micro-batches.
+independently, and a replay after a fault gives the same micro-batches. Samples are split in order of length.
 
 Source: RLHFuse (arXiv 2409.13221), balancing by length.
 """

@@ -1,8 +1,7 @@
 """Assigns samples to packed micro-batches, without splitting a sample.
 
 Owns the split of a mini-batch with `spec.training.packing`. Rule: it depends only on the arguments, so ranks compute it
-independently, and a replay gives the same micro-batches. Samples that belong together stay together, and no micro-batch
-is empty.
+independently, and a replay gives the same micro-batches.
 """
 
 import heapq

@@ -1,7 +1,7 @@
 """The parts of a packed row: samples alone, or a prompt that several samples share and their responses.
 
-Rule: neighbours with equal prompts share; the prompt's tokens come once, then all responses. It depends only on prompts
-and lengths. Must never let samples share that differ in a prompt token.
+Rule: neighbours with equal prompts share; the prompt's tokens come once, then all responses. Must never let samples
+share that differ in a prompt token.
 
 Source: Prefix Grouper (arXiv 2506.05433).
 """

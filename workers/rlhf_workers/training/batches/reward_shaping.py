@@ -2,7 +2,7 @@
 responses.
 
 Functions take values of the whole batch, which every rank has. Rule: samples that abstained, and truncated samples that
-are filtered, are in no mean, deviation or share. With the defaults the batch is returned unchanged.
+are filtered, are in no mean, deviation or share.
 """
 
 from collections.abc import Mapping

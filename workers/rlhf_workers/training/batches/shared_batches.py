@@ -2,7 +2,7 @@
 
 Owns the split of a mini-batch with `spec.training.sharedPrompts`. Rule: it depends only on the arguments, so ranks
 compute it independently, and a replay gives the same micro-batches. Samples with one prompt share a micro-batch as far
-as limits and balance allow. Samples that belong together stay together, and no micro-batch is empty.
+as limits and balance allow.
 """
 
 import heapq

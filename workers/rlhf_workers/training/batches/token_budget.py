@@ -63,8 +63,8 @@ def split_minibatch(
     """Return the micro-batches of one mini-batch with at most `most_tokens` tokens each (None: no limit), and a layout
     whose table runs that number.
 
-    Padding to the longest sample counts, that for a context group does not. A longer unit of `together` samples raises
-    the limit to its tokens. `prompts`: packed micro-batches share equal ones; None: every sample has its own.
+    A longer unit of `together` samples raises the limit to its tokens. `prompts`: packed micro-batches share equal
+    ones; None: every sample has its own.
     """
     splits: dict[str, Split] = {}
     by_shape: dict[tuple[int, int], Split] = {}  # models of the same shape share one

@@ -4,8 +4,7 @@ Files, relative to the folder: `<model>/model-stage-NNNNN.safetensors` (weights 
 `saved_type`; with adapters `adapter-stage-NNNNN.safetensors` and `adapter_config.json`, with PEFT's names),
 `masters/<model>-stage-NNNNN.safetensors` (float32 weights, if the former are not),
 `optimizer/<model>-stage-NNNNN.safetensors` (`<parameter>.exp_avg`, `.exp_avg_sq`), and from rank 0 `trainer.json`.
-`draft_files` lists those of a draft model. Tensors are found by parameter name, so another number of stages or replicas
-can read them.
+`draft_files` lists those of a draft model.
 
 Rule: the folder is private until the coordinator renames it; a partial file never has its final name.
 """

@@ -1,9 +1,8 @@
 """Transfers and collective operations between training ranks over torch.distributed.
 
-`Communicator` is the interface; `TorchCommunicator` is gloo on CPU and NCCL on CUDA, and `host_transport` is for groups
-with GPUs that NCCL cannot connect. Sends and receives do not block; both sides know the shapes. The other operations
-block (on CUDA: the stream), and their ranks must call them in the same order. A RuntimeError of torch.distributed, such
-as that of a lost peer, becomes a PeerLostError.
+Sends and receives do not block; both sides know the shapes. The other operations block (on CUDA: the stream), and their
+ranks must call them in the same order. A RuntimeError of torch.distributed, such as that of a lost peer, becomes a
+PeerLostError.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,9 +1,9 @@
 """The communicator of a group that NCCL cannot connect, such as ranks that share a GPU: tensors cross through host
 memory, over gloo.
 
-A send is copied to pinned memory on its own stream, and a receive to the device on another. The other operations block.
-Rule: a pair of ranks has one thread per direction, so the k-th send matches the k-th receive. A receive buffer is
-written only after the work that was launched before the receive was posted.
+Sends and receives do not block; other operations do. Rule: a pair of ranks has one thread per direction, so the k-th
+send matches the k-th receive. A receive buffer is written only after the work that was launched before the receive was
+posted.
 """
 
 import queue

@@ -1,8 +1,7 @@
 """A chunk of Megatron's GPTModel, built without memory, and the modules that replace Megatron's in it.
 
 Owns the choices about Megatron: its configuration, layer specification and process groups. Each chunk is a whole
-GPTModel of its layers, with or without embedding and head. Plain PyTorch functions replace Megatron's own linear layers
-and attention.
+GPTModel of its layers, with or without embedding and head.
 """
 
 import logging

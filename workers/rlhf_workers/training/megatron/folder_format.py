@@ -3,8 +3,7 @@
 For each parameter of a chunk: the tensors of a folder that form it, and how. Weights and the optimizer's moments use
 it.
 
-Rule: a conversion only moves values, and pads the vocabulary, so a round trip restores every bit. `unconverted` lists
-the tensors of a stage that `chunk_format` does not cover.
+Rule: a conversion only moves values, and pads the vocabulary, so a round trip restores every bit.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -243,8 +243,7 @@ def build_megatron_stage(
     """Return one stage on `device` with float32 master weights, read from `tensors`; in a tensor group this rank's
     parts.
 
-    `keeps`: also its share of whole tensors. `split_by`: the field with the number of parts. `experts`: the ranks that
-    divide the experts.
+    `keeps`: also its share of whole tensors. `experts`: the ranks that divide the experts.
 
     Raises WorkError ModelUnsupported if Megatron's layers would compute another model, and errors of
     `PipelineStage.fill`.

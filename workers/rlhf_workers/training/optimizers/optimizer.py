@@ -1,7 +1,6 @@
 """AdamW over the parameters of one stage, its learning rate as a function of the step, and its gradients in one array.
 
-The parameters' `.grad` are views of the array. Parameters that another stage or rank counts come last. So the norm over
-the first `counted` elements counts every parameter of the model once.
+The parameters' `.grad` are views of the array. Parameters that another stage or rank counts come last.
 """
 
 import math

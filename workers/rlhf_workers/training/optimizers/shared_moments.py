@@ -1,8 +1,7 @@
 """AdamW moments divided over the copies of a stage: which copy steps which parameter.
 
 A copy steps only its share of the parameters, and sends it to the others, which hold whole weights and sums of
-gradients (ZeRO stage 1, Rajbhandari et al. 2020, section 5.1). Shares are whole parameters, as in PyTorch's
-ZeroRedundancyOptimizer.
+gradients (ZeRO stage 1, Rajbhandari et al. 2020, section 5.1).
 
 Rule: shares depend on names and sizes, so every copy computes them independently.
 """

@@ -1,7 +1,6 @@
 """AdamW over a rank's part of a stage in a tensor group, and the whole parameters that it publishes.
 
-Every rank of the group steps common parameters to the same bits; the first one counts them. A file of moments has this
-rank's rows or columns.
+A file of moments has this rank's rows or columns.
 
 Rule: the group calls `gather` and `sum_parts` together.
 """

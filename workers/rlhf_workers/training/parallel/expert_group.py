@@ -1,6 +1,6 @@
 """The data parallel ranks that divide the experts of every layer, and the exchange of rows between them.
 
-In a forward, ranks exchange row counts, then rows, and the results back.
+A forward exchanges row counts, then rows, and the results back.
 
 Rule: every rank of the group makes the same exchanges in the same order. A rank also takes part if it receives no row.
 """

@@ -5,7 +5,7 @@ Owns the conversions between states divided by position, [s / ranks, b, hidden],
 Rule: every rank makes the same calls in the same order.
 
 Must never keep a whole row for a backward: a linear layer gathers the others' positions again for the gradient of its
-weight. That gradient and its input's are two nodes of the graph, because a split backward requests them one at a time.
+weight.
 """
 
 from dataclasses import dataclass

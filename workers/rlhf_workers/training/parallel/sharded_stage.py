@@ -2,8 +2,7 @@
 
 Owns which rows of a parameter are this rank's, and which whole parameters it keeps for readers.
 
-Rule: within a step the group only gathers and sums, in the same order on every rank. `_lazy_init` is private;
-pyproject.toml limits torch's versions.
+Rule: within a step the group only gathers and sums, in the same order on every rank. `_lazy_init` is private.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -3,8 +3,7 @@
 Rule: actions run in row order; the computation that needs a RECV waits for it. Gradients accumulate in the parameters'
 `.grad`; the executor never zeroes them, sums them over ranks, or steps.
 
-The backward of a micro-batch is B, or I (gradient of the input) and later W (gradients of the weights). I and W use
-PyTorch's private pipelining helpers.
+The backward of a micro-batch is B, or I (gradient of the input) and later W (gradients of the weights).
 """
 
 from collections import deque
