@@ -1,6 +1,6 @@
 """Writing to a terminal or a pipe: the two consoles, aligned columns, and numbers as people read them.
 
-Rule: a pipe gets no colour. Without a width, `columns` and `paragraph` cut and wrap no line.
+Rule: a pipe gets no colour.
 """
 
 import sys

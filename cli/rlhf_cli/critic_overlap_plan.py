@@ -1,6 +1,6 @@
 """Critics beside decoding in `rlhf plan`: an iteration's time with and without it, from the profile of a past run.
 
-Rule: it reads the newest run in `runs/` whose profiles allow a forecast, and writes nothing.
+Rule: it reads the newest run in `runs/` whose profiles allow a forecast.
 """
 
 import json

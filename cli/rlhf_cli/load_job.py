@@ -1,7 +1,7 @@
 """From a manifest file to the jobs in it, for `rlhf run`, `rlhf plan` and `rlhf validate`.
 
 A document is parsed, changed by `--set`, checked, and resolved. The pods are checked for a cluster, the files for this
-machine. Nothing is written or started.
+machine.
 """
 
 import json

@@ -1,6 +1,6 @@
 """`rlhf`: the command line. Declares the commands and turns foreseen errors into one message and an exit code.
 
-Rule: heavy imports wait until a command needs them, so that `rlhf --help` answers soon.
+Rule: heavy imports wait until a command needs them.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """`rlhf plan`: show a job's processes, devices and memory on this machine, and the expected gain of fusion.
 
-Rule: no process of the job is started, and a requested picture is the only file written.
+Rule: no process of the job is started.
 """
 
 import json

@@ -1,7 +1,7 @@
 """`rlhf plan --devices N`: search the groups, placement and layouts of a job, print the best, and write its manifest.
 
 The figures come from `--costs`, then from the job's newest run in runs/, then from public hardware figures. No process
-of the job is started; the file of `--write` is the only one written.
+of the job is started.
 """
 
 import json

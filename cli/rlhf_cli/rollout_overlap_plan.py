@@ -1,6 +1,6 @@
 """Decoding beside training in `rlhf plan`: an iteration's time with and without it, from a past run of the job.
 
-Rule: it reads the newest run in `runs/` that has measured an iteration, and writes nothing.
+Rule: it reads the newest run in `runs/` that has measured an iteration.
 """
 
 from dataclasses import dataclass

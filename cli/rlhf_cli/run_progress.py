@@ -1,7 +1,7 @@
 """The progress of a run: metrics as they are written, the coordinator's status, and both as plain lines of text.
 
-Rule: nothing is written here. A restarted coordinator may replace the metrics file, and the file may end in half a
-line; an iteration is returned at most once.
+A restarted coordinator may replace the metrics file, and the file may end in half a line; an iteration is returned at
+most once.
 """
 
 import asyncio

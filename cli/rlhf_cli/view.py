@@ -1,6 +1,6 @@
 """`rlhf view`: the page of one run, served on this machine's loopback, or written as a file to store or send.
 
-Rule: a run folder is read and never changed. `rlhf_coordinator.run_page` builds the page.
+Rule: a run folder is read and never changed.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Chats in prompt files: the messages and tools that a record may have, in the form that templates read.
 
-Rule: pure. A message of a wrong form is rejected.
+Rule: pure.
 """
 
 import json

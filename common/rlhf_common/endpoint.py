@@ -101,7 +101,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 def listener(host: str, port: int) -> socket.socket:
     """Return a listening TCP socket; port 0 takes a free one. Raises OSError if the address cannot be bound.
 
-    A wildcard host listens on IPv6 and IPv4, or on IPv4 alone where the machine cannot do that.
+    A wildcard host listens on IPv6 and IPv4 if possible.
     """
     if host in WILDCARDS:
         both = socket.has_dualstack_ipv6()

@@ -1,6 +1,6 @@
 """The data of a sample for coordinator and workers, such as its key, lease, request and response.
 
-Rule: plain data; must never import protobuf. The modules `sample_codec` convert it to and from messages.
+Rule: plain data; must never import protobuf.
 """
 
 import math

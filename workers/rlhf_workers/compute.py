@@ -1,6 +1,6 @@
 """The compute thread of a worker: holds the roles, executes commands in order, and steps the roles.
 
-Generation steps first; another role steps when those before it have no work. Must never touch gRPC.
+Must never touch gRPC.
 """
 
 import logging
@@ -148,7 +148,7 @@ class Compute:
                 self._changed.notify()
 
     def receive(self, work: "Callable[[KvReceiver, Outbox], T]") -> "Future[T]":
-        """Call `work` on the compute thread with the role that takes samples from peers, in order with the commands.
+        """Call `work` on the compute thread with the role that takes samples from peers.
 
         The future fails with WorkError when no role takes samples, or when the session breaks first.
         """

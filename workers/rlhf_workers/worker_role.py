@@ -1,7 +1,7 @@
 """Interface between the agent (streams, threads, sessions) and a worker's work (engines, scorers, trainers).
 
-Rule: the compute thread executes the commands and steps of every role, so a role needs no locks for them. Other threads
-read roles, for example for metrics. A role reports to the coordinator through the Outbox.
+Rule: the compute thread executes the commands and steps of every role, so a role needs no locks for them. A role
+reports to the coordinator through the Outbox.
 """
 
 from collections.abc import Iterator, Mapping
@@ -61,9 +61,8 @@ class WorkerRole(Protocol):
     """Names of the Command oneof that this role takes, such as `generate`, `withdraw`, `load_weights`."""
 
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
-        """Execute a command and answer it by `outbox.done` exactly once, now or in a later `step`.
-
-        The compute thread answers with the failure of a raised exception.
+        """Execute a command and answer it by `outbox.done` exactly once, now or in a later `step`. The compute thread
+        answers with the failure of a raised exception.
         """
 
     def step(self, outbox: Outbox) -> bool:

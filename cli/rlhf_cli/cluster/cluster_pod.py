@@ -48,7 +48,7 @@ class ClusterPod:
     state: str
     """State in one word, such as Ready or Unschedulable."""
     explanation: str
-    """What explains the state, where something is found; otherwise empty."""
+    """Explanation of the state, if one was found; otherwise empty."""
     started: datetime | None
     """status.startTime; None when absent or invalid."""
 

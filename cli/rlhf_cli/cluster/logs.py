@@ -1,7 +1,6 @@
 """`rlhf logs`: the logs of a job's pods as one stream.
 
-Rule: the lines of all pods are printed in order of time; with --follow, as they arrive. The command then also follows
-restarted containers and new pods, and ends with the job.
+Rule: the lines of all pods are printed in order of time; with --follow, as they arrive.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """`rlhf suspend`, `rlhf resume`, `rlhf scale`: compute, check and send the change of the spec.
 
-Rule: sizes that newly break a rule of the manifest are refused here. A change without effect is not sent.
+Rule: sizes that newly break a rule of the manifest are refused here.
 """
 
 import json

@@ -1,4 +1,1 @@
-"""A trained model as the folder that a model hub expects: its checkpoint, its files, its card and its upload.
-
-Rule: checkpoints are read and never changed.
-"""
+"""A trained model as the folder that a model hub expects: its checkpoint, its files, its card and its upload."""

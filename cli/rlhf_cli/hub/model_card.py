@@ -83,10 +83,7 @@ def model_card(model: ExportedModel) -> str:
 
 
 def generation_config(job: RLHFJob, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return generation settings for a policy whose folder has none: sampling as in its training.
-
-    `config` is the model's config.json, which provides the ids of special tokens.
-    """
+    """Return generation settings for a policy whose folder has none: sampling as in its training."""
     rollout = job.spec.rollout
     sampled = rollout.temperature > 0
     settings: dict[str, Any] = {"do_sample": sampled, "max_new_tokens": rollout.max_response_tokens}

@@ -1,6 +1,6 @@
 """The sizes of a job with `spec.devices` before its processes start: recorded in the run folder, or chosen now.
 
-A new plan is written to the journal before a process starts, where the coordinator and a resumed run find it.
+A new plan is written to the journal before a process starts, where a resumed run finds it.
 """
 
 from dataclasses import replace

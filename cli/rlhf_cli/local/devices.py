@@ -1,7 +1,6 @@
 """The CPU cores and CUDA devices of each process of a local run. Pure, except `this_machine`.
 
-Rule: groups share devices where a machine has too few. Workers without a GPU are pinned to cores of their own if there
-are enough.
+Rule: groups share devices where a machine has too few.
 """
 
 import os

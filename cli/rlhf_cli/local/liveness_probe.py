@@ -1,7 +1,6 @@
 """Probe whether a process of a local run is alive, as a kubelet would probe it in a pod.
 
-Rule: a process whose probe never succeeded is starting, however long that takes. The probe counts failures, not time,
-so a suspended machine is no hang.
+Rule: a process whose probe never succeeded is starting, however long that takes.
 """
 
 import asyncio

@@ -71,11 +71,7 @@ class JobPorts:
 
 
 class HeldPorts:
-    """Ports reserved by bound sockets that do not listen. A context manager; its end frees the ports.
-
-    A reservation blocks binds of sockets without SO_REUSEADDR, with which other runs test a port, but not servers with
-    it, such as ours.
-    """
+    """Ports reserved by bound sockets that do not listen. A context manager; its end frees the ports."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []

@@ -1,7 +1,7 @@
 """Decides what follows the end of a process of a local run. Pure: it owns no process and no clock.
 
 Rule: a process that ends with an error is restarted within runPolicy.backoffLimit, which the processes share. Exit code
-RESTART is not counted.
+RESTART does not count. Some exit codes of the coordinator end the job.
 """
 
 import signal

@@ -1,7 +1,4 @@
-"""The labels of this project's metrics, with their values or the bound of those.
-
-`namespace`, `rlhf_job` and `pod` of a job's process come from the scrape.
-"""
+"""The labels of this project's metrics, with their values or the bound of those."""
 
 from typing import Final
 

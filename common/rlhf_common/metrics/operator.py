@@ -1,6 +1,6 @@
 """Metrics of the operator itself, and of the jobs from the operator's view.
 
-The operator sets the labels `namespace` and `rlhf_job` of a job's series, so a scrape must honor them.
+The operator sets the labels `namespace` and `rlhf_job` of a job's series.
 """
 
 from functools import partial

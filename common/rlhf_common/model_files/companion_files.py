@@ -1,7 +1,6 @@
 """The files of a model folder that belong to the model besides its weights.
 
-They are files directly in the folder, and text files in sub-folders without weights, but no hidden files. Their number
-and bytes are bounded.
+They are files directly in the folder, and text files in sub-folders without weights, but no hidden files.
 """
 
 from collections.abc import Iterator

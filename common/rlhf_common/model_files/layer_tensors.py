@@ -1,7 +1,5 @@
 """The tensors of a model's layers according to config.json, for the families that this project trains. No torch is
 needed.
-
-A layer tensor that this module does not list is a problem, unless models compute it themselves.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Conversion from text to tokens and back, with the caller's transformers tokenizer. Pure.
 
-A plain prompt gets the tokenizer's start tokens but not its end tokens, because the model continues it.
+A plain prompt gets the tokenizer's start tokens, but no end tokens.
 """
 
 from collections.abc import Callable, Collection, Sequence

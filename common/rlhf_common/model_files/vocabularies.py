@@ -1,7 +1,4 @@
-"""Checks, by the tokenizer files of both, that a model that reads the policy's token ids gives them the same meaning.
-
-Rule: a token is the same only if it has the same id.
-"""
+"""Checks, by the tokenizer files, that a model that reads the policy's token ids gives them the same meaning."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,6 @@
 """The weight files of a model folder, and their headers. No torch is needed.
 
-`model.safetensors.index.json` names the files if it exists; otherwise `model.safetensors` is the only one. Tensors are
-not read.
+`model.safetensors.index.json` names the files if it exists; otherwise `model.safetensors` is the only one.
 """
 
 import json

@@ -1,5 +1,4 @@
 """The algorithms on a training rank, found by their member name in `spec.algorithm`.
 
-`base.Algorithm` is the trainer's interface, also for plug-ins (docs/tutorials/your-algorithm.md). Per-token formulas
-are functions in `rlhf_workers.losses`.
+`base.Algorithm` is the trainer's interface, also for plug-ins (docs/tutorials/your-algorithm.md).
 """

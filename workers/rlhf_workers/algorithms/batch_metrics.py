@@ -1,6 +1,6 @@
 """Metrics of a batch before any step: rewards, lengths, divergence from the reference, groups and advantages.
 
-Rule: mean, deviation and range of no samples are omitted. Abstained samples have no part in reward metrics.
+Rule: mean, deviation and range of no samples are omitted.
 """
 
 from typing import Final

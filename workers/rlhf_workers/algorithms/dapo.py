@@ -1,4 +1,4 @@
-"""DAPO: group relative advantages of shaped rewards, a decoupled clip range, the loss by default a mean over tokens.
+"""DAPO: group relative advantages of shaped rewards, a decoupled clip range, and by default a mean over tokens.
 
 With refillRounds, the coordinator replaces prompts before training (`rlhf_coordinator.state.batch_refill`).
 """

@@ -1,7 +1,4 @@
-"""Module and class of each algorithm, by its member name in `spec.algorithm`.
-
-To add one: a module and a line here, and a module and a line in `rlhf_api.algorithms`.
-"""
+"""Module and class of each algorithm, by its member name in `spec.algorithm`."""
 
 from collections.abc import Mapping
 from importlib import import_module

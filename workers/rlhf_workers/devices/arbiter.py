@@ -1,7 +1,7 @@
 """Turns on a worker's device, when a training rank shares it with roles that decode and score.
 
 Rule: a command of one side first puts the roles of the other to sleep, unless it needs no device; the samples of these
-roles are dropped. The compute thread calls this.
+roles are dropped.
 """
 
 import logging

@@ -1,7 +1,4 @@
-"""The worker's device: opening it, its name, its memory, and the process's share of free memory.
-
-Processes that share a device each count on their part of the free memory.
-"""
+"""The worker's device: opening it, its name, its memory, and the process's share of free memory."""
 
 import os
 import platform

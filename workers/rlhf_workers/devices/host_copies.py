@@ -1,7 +1,4 @@
-"""Copies between numpy and a device without blocking the host, and the duration of device work.
-
-Rule: data for a GPU is staged in pinned memory, because a copy from pageable memory may block.
-"""
+"""Copies between numpy and a device without blocking the host, and the duration of device work."""
 
 import time
 from typing import Any, Final

@@ -1,6 +1,6 @@
 """Chooses the points at which the cost of decoding and prefilling is measured: batches, contexts and prompts. Pure.
 
-Rule: the most important points come first, because the measurement may run out of time.
+Rule: the most important points come first.
 """
 
 from collections.abc import Callable

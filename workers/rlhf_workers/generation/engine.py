@@ -1,8 +1,8 @@
 """Interface between the generation role and the engine that decodes.
 
 An engine implements `Engine` and, for more abilities, some of the Protocols below; `engine_registry` finds it. Rule:
-plain data, not protobuf messages. An engine must never lose a sample: it reports it as finished, or `withdraw` returns
-it with every token.
+plain data, not protobuf messages. One thread drives an engine. An engine must never lose a sample: it reports it as
+finished, or `withdraw` returns it with every token.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -176,7 +176,7 @@ class EngineError(Exception):
     """A request that an engine cannot take, or an operation that it cannot do. `field` is the manifest path that a user
     can change, if any.
 
-    With a `key`, the cause is this one sample, which the engine still owns: after its withdrawal the others continue.
+    With a `key`, the cause is this one sample, which the engine still owns.
     """
 
     def __init__(self, reason: str, message: str, field: str = "", key: SampleKey | None = None) -> None:

@@ -1,7 +1,6 @@
 """Finds and builds the engine named in `spec.generation.engine`: a known name, or the path of a user's module.
 
-A module has `build_engine(spec, tokenizer, device) -> Engine`; docs/tutorials/your-engine.md writes one. Rule:
-importing this module loads no engine.
+A module has `build_engine(spec, tokenizer, device) -> Engine`. Rule: importing this module loads no engine.
 """
 
 import json

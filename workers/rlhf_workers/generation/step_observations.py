@@ -1,7 +1,6 @@
 """Summarizes thousands of engine steps as a few spans of the timeline and observations for the cost model.
 
-Rule: a span covers steps of one iteration. A step that captured a graph is a separate span without an observation. Must
-never read a clock.
+A step that captured a graph is a separate span without an observation. Must never read a clock.
 """
 
 from collections.abc import Iterator

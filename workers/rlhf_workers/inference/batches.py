@@ -1,7 +1,6 @@
 """Chooses the waiting samples that share a forward pass.
 
-Rule: the oldest waiting sample is in the batch, so none starves. The others are near to it in length, so padding is
-small.
+Rule: the oldest waiting sample is in the batch, so none starves.
 """
 
 from collections import deque

@@ -1,7 +1,6 @@
 """Runs a model over the next tokens of several samples, on top of their stored keys and values.
 
-Rule: a key is stored at its token's position, so one mask rule serves every pass. Must never depend on the cache's own
-idea of length.
+Rule: a key is stored at its token's position. Must never depend on the cache's own idea of length.
 """
 
 import logging

@@ -179,8 +179,6 @@ class InferenceRole:
     def step(self, outbox: Outbox) -> bool:
         """Report finished rewards, and run a part of a measurement or score one batch of the task with most waiting
         samples.
-
-        Without either, advance the comparisons of a group, or score a chunk of unfinished samples.
         """
         worked = self.report(outbox)
         if self._measuring is not None:

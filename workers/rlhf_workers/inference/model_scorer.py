@@ -1,8 +1,8 @@
 """Scores samples with a causal language model: log-probabilities of response tokens, and critic values.
 
-Both are read at the position *before* each response token (prompt + t - 1), so a response of n tokens gives n numbers.
-Rule: in a deterministic job a sample is computed alone, with eager attention, so its scores do not depend on other
-samples. Must never return a number that is not finite: that is a failure of the sample.
+Both are read at the position *before* each response token (prompt + t - 1). Rule: in a deterministic job a sample is
+computed alone, with eager attention, so its scores do not depend on other samples. Must never return a number that is
+not finite: that is a failure of the sample.
 """
 
 from abc import ABC, abstractmethod

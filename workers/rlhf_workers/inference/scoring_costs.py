@@ -1,6 +1,6 @@
 """Measures the cost of scoring: tasks whose model scores single samples, on artificial ones, alone and in a batch.
 
-Rule: reward functions and endpoints are not called: they may count calls, cost money or be slow.
+Rule: reward functions and endpoints are not called.
 """
 
 import time

@@ -22,8 +22,6 @@ def sequence_mean_weights(mask: torch.Tensor) -> torch.Tensor:
 
 
 def constant_length_weights(mask: torch.Tensor, length: int) -> torch.Tensor:
-    """Return weights [B, T], the same for every token of `mask`: 1 / (responses with any token x `length`). A long
-    response then has more weight than a short one.
-    """
+    """Return weights [B, T], the same for every token of `mask`: 1 / (responses with any token x `length`)."""
     responses = mask.any(dim=1).sum().clamp(min=1)
     return mask.float() / (responses * length)

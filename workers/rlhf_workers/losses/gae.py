@@ -1,7 +1,7 @@
 """Rewards per token, generalised advantage estimation, and whitening.
 
 Owns the computation of per-token advantages and returns from a sample's single reward, in float64 over the whole batch
-at once. Advantages and returns are float32.
+at once.
 
 Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016), eq. 16;
 the KL term in the reward: Ouyang et al., "Training language models to follow instructions with human feedback" (2022).

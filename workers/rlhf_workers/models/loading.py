@@ -54,7 +54,7 @@ transformers.utils.logging.disable_progress_bar()
 class ValueModel(nn.Module):
     """A causal language model's backbone with a scalar head; the backbone's parameter names equal those of the folder.
 
-    The backbone has its own Hugging Face prefix, the head is `value_head` (Linear hidden -> 1, no bias).
+    The head is `value_head` (Linear hidden -> 1, no bias).
     """
 
     def __init__(self, backbone: transformers.PreTrainedModel, prefix: str) -> None:
@@ -141,8 +141,8 @@ def _with_value_head(backbone: transformers.PreTrainedModel, folder: Path, path:
 
 
 def value_model_over(trunk: transformers.PreTrainedModel, settings: Lora, path: str, *, field: str) -> ValueModel:
-    """Return a value model over the backbone of a loaded causal language model: new modules around the same tensors,
-    with adapters that change nothing yet, and a value head as in `load_backbone_with_value_head`.
+    """Return a value model over the backbone of a loaded causal language model, with adapters that change nothing yet,
+    and a value head as in `load_backbone_with_value_head`.
     """
     shared = {id(part): part for part in (*trunk.base_model.parameters(), *trunk.base_model.buffers())}
     backbone = copy.deepcopy(trunk.base_model, memo=dict(shared))

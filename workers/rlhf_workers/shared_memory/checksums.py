@@ -1,7 +1,8 @@
 """Checksums of memory, computed on its own device so that a GPU's bytes need not move to the host.
 
 The bytes form a matrix of 64-bit integers. Its rows and its columns are summed modulo 2^64, and the checksum is the
-CRC-32 of these sums and of the bytes after the last row. Devices compute the same value, because sums are of integers.
+CRC-32 of these sums and of the bytes after the last row. Damage that cancels out in rows and columns at once is not
+detected.
 """
 
 import zlib

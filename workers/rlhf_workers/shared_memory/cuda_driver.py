@@ -1,7 +1,7 @@
 """Calls of the CUDA driver: shareable device memory, and pinning of host memory that exists already.
 
-They use the driver and not the runtime: a failed driver call leaves no error for the next kernel launch. Rule: calls on
-a device run in its primary context, which torch also uses.
+They use the driver and not the runtime, whose failed calls leave an error for the next kernel launch. Rule: calls on a
+device run in its primary context, which torch also uses.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 """Balance of tokens over the experts of every layer in an iteration: two numbers per model with experts.
 
 Rule: rows are counted when a layer sends them to experts, including padding and recomputation, and training does not
-read the counts. All ranks call `metrics` together.
+read the counts. All ranks call `metrics` together. Skipped unless every rank holds a stage of every model.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -82,8 +82,8 @@ class OldLogProbabilities:
         return batch.with_fields(**{OLD_FIELD: self._against_who_drew(batch, whole.cpu())})
 
     def _against_who_drew(self, batch: TrainingBatch, old: torch.Tensor) -> torch.Tensor:
-        """Return `old` with the engine's values for tokens sampled with earlier weights. With a correction `old` stays,
-        because the correction accounts for the difference.
+        """Return `old` with the engine's values for tokens sampled with earlier weights; with a correction, return
+        `old`.
         """
         if batch.stale is None or self._spec.algorithm.fields.corrects_mismatch:
             return old

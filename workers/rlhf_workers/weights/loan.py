@@ -71,7 +71,7 @@ def borrow(
 ) -> BorrowedWeights:
     """Borrow the weights in a peer's memory.
 
-    `seconds`: time for the peer to copy its stage there.
+    `seconds`: time for the peer to copy its weights there.
 
     Raises LoanRefusedError without a usable loan, and WeightsRefusedError when the peer cannot serve the version.
     """

@@ -1,7 +1,7 @@
 """Moves a model's weights between host memory and its device.
 
 A frozen model is copied to host memory once, and later only dropped from the device. Onloaded tensors have new
-addresses: owners of old addresses (captured graphs) must forget them before. On a CPU nothing moves.
+addresses, so captured graphs must be dropped before. On a CPU nothing moves.
 """
 
 import logging

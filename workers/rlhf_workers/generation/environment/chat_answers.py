@@ -19,7 +19,7 @@ def answer_of(
 ) -> str:
     """Return the text between a turn that ended with the token `ended_by` and the next turn.
 
-    `arguments` are the template's; None: this process does not read the job's template. Raises ChatTemplateError.
+    `arguments` are the template's; None if it is not read here. Raises ChatTemplateError.
     """
     if arguments is None:
         raise ChatTemplateError("spec.prompts.chatTemplateFile is read by the coordinator alone: answer by message")

@@ -72,7 +72,7 @@ class EnvironmentEngine:
         """`calls` are started, and end with `close`. `ends`: ids that end a turn and are not text.
 
         `template_arguments` and `evaluation_arguments`: arguments of the chat template in training and evaluations;
-        None: this process does not read the job's template.
+        None if it is not read here.
         """
         self._ends = ends
         self._template_arguments, self._evaluation_arguments = template_arguments, evaluation_arguments

@@ -1,6 +1,6 @@
 """Splits a response into turns and answers, and builds its continuation after an answer. Pure.
 
-Rule: the log-probability of a token (`NOT_SAMPLED`) marks who wrote it. An answer that a turn follows is not empty.
+Rule: the log-probability of a token (`NOT_SAMPLED`) marks who wrote it.
 """
 
 from collections.abc import Sequence
@@ -69,8 +69,7 @@ def following(
 ) -> SampleRequest | ResponsePart:
     """Return the request that continues after an answer, or the whole response.
 
-    `response` ends with the turn, and `answer` has the tokens of the last of `steps`. A response that a limit ended has
-    finish reason length.
+    `response` ends with the turn, and `answer` has the tokens of the last of `steps`.
     """
     longest = request.max_response_tokens
     if steps[-1].done and response.finish_reason == "stop":

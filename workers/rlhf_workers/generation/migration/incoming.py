@@ -2,7 +2,8 @@
 
 Rule: an offer is accepted only if the cache can be read here (same layout, same weight version) and the engine reserves
 a slot. A sample that was withdrawn or accepted here with the same or a higher attempt is refused, until
-`begin_iteration` drops this fence.
+`begin_iteration` drops this fence. The report of an admitted sample is in the outbox before the source gets its
+receipt.
 """
 
 import time

@@ -1,7 +1,6 @@
 """Cuts KV caches into chunks with checksums for transfer, and joins them again in host memory.
 
-Rule: an arrival takes only chunks that continue it, with the model's shapes and the announced checksum, and is returned
-only when complete.
+Rule: an arrival takes only chunks that continue it, with the model's shapes and the announced checksum.
 """
 
 import logging

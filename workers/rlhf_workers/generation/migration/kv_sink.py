@@ -137,10 +137,7 @@ class KvSinkService(KvSinkServicer):
         return part
 
     async def _on_compute(self, work: Callable[[KvReceiver, Outbox], T], late: Callable[[T], None]) -> T:
-        """Run `work` on the compute thread and return its result. Raises TimeoutError if it does not start in time.
-
-        `late` gets the result of work that could not be stopped when this call was cancelled.
-        """
+        """Run `work` on the compute thread and return its result. Raises TimeoutError if it does not start in time."""
         answer: Future[T] = self._receive(work)
         waiting = asyncio.wrap_future(answer)
         try:

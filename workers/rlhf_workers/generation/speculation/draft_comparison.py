@@ -1,6 +1,6 @@
 """Compares drafts of several drafters at the same position, once the drawn tokens show which was right for longer.
 
-Rule: a note waits for the sample's next draft, whose request has the tokens drawn since. A sample has at most one note.
+Rule: a note waits for the sample's next draft.
 """
 
 from collections.abc import Sequence

@@ -96,8 +96,7 @@ class LearnsSiblings(Protocol):
     ) -> None:
         """Learn tokens, int32 [n], of `source` from response position `offset` on; ignore known ones.
 
-        `weight`, above 0 and at most 1, is relative to tokens of samples decoded here. Values out of bounds are ignored
-        and counted.
+        `weight`, above 0 and at most 1, is relative to tokens of samples decoded here.
         """
 
     def forget(self, group: PromptGroup) -> None:

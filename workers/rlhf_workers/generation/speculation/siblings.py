@@ -1,7 +1,7 @@
 """Drafts from responses of siblings, here and on other workers, and from earlier responses to the prompt.
 
-A prompt group has one suffix index. Rule: tokens out of bounds or without room are refused and counted. At MAX_BYTES,
-groups without a sample that is decoded here are dropped.
+Rule: tokens out of bounds or without room are refused and counted. At MAX_BYTES, groups without a sample that is
+decoded here are dropped.
 """
 
 from array import array

@@ -1,8 +1,8 @@
 """Index over a few growing texts: finds earlier occurrences of a suffix and votes on its continuation.
 
-For each of ORDERS a chain links the positions with equal preceding tokens, latest first, as in the match finders of
-LZ77 (Ziv and Lempel, 1977). Rule: positions of the longest order with matches vote token by token, each with the weight
-of its text, while they agree with the guess so far.
+For each of ORDERS a chain links the positions with equal preceding tokens, latest first (LZ77; Ziv and Lempel, 1977).
+Rule: positions of the longest order with matches vote token by token, each with the weight of its text, while they
+agree with the guess so far.
 """
 
 from array import array

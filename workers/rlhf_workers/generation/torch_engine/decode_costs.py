@@ -88,10 +88,7 @@ def measure(engine: MeasurableEngine) -> Generator[None, None, EngineCosts]:
 
 
 def decode_grid(limits: EngineLimits, *, tiled: bool = False) -> list[tuple[int, int]]:
-    """Return the points of `cost_grid.decode_points`.
-
-    `tiled` (deterministic jobs): inner batches are multiples of a tile, and a context is near the middle of its bucket.
-    """
+    """Return the points of `cost_grid.decode_points`."""
     longest = limits.max_prompt_tokens + limits.max_response_tokens
     if not tiled:
         return decode_points(limits, STEPS)

@@ -1,7 +1,6 @@
 """Triton kernels of a fused decode pass, and their launches.
 
-Rule: sums are float32. Attention reads a row's own keys up to its position, without padding, and splits them among
-programs. Must never be imported without Triton.
+Rule: sums are float32. Must never be imported without Triton.
 """
 
 from typing import Any, Final

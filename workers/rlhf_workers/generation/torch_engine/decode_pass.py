@@ -1,7 +1,6 @@
 """Runs one decode pass over an array of inputs.
 
-Rule: a launch need not wait for the pass, so a step can launch several passes before it waits for a result. Must never
-know samples: rows and numbers only.
+Must never know samples: rows and numbers only.
 """
 
 from dataclasses import dataclass

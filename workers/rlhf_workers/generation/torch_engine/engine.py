@@ -1,8 +1,7 @@
 """The torch engine: continuous batching for causal language models of transformers that take explicit masks.
 
 Rule: a prefill omits the last known token, which goes through a decode pass, so `Decoding` does all sampling. Fast mode
-prefills a resumed sample's response, too; deterministic mode replays it through decode passes of proven shapes
-(`Tiles`).
+prefills a resumed sample's response, too; deterministic mode replays it.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
 """Runs a transformers causal language model for the engine: prefills prompts and decodes rows of a pool.
 
-Rule: the model gets explicit position ids and prepared 4D masks (the dict form if layers differ). `verify` refuses a
-model whose logits show that it ignores them. Must never depend on the cache's own idea of length.
+Rule: the model gets explicit position ids and prepared 4D masks. `verify` refuses a model whose logits show that it
+ignores them. Must never depend on the cache's own idea of length.
 """
 
 import logging

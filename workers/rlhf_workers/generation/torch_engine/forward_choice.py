@@ -69,10 +69,7 @@ def ops_for(device: torch.device) -> DecodeOps:
 
 @torch.inference_mode()
 def pass_seconds(forward: StaticForward, parameters: SamplingParameters, capture: Capture) -> float:
-    """Return the seconds of the fastest of TIMED passes over a temporary pool, including sampling and both copies.
-
-    A pass has one tile of rows on a CPU, else one row.
-    """
+    """Return the seconds of the fastest of TIMED passes over a temporary pool, including sampling and both copies."""
     rows = TILE_ROWS if forward.device.type == "cpu" else 1
     decoder = StaticDecoder(forward, parameters, TILE_ROWS, capture)
     run = DecodePass(KvPool(TILE_ROWS, FIRST_CAPACITY), 0, rows, FIRST_CAPACITY, np.zeros(rows, np.int64))

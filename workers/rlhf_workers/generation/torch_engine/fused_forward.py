@@ -175,7 +175,7 @@ def fused_forward_for(forward: CausalForward, ops: DecodeOps) -> FusedForward:
 def _joined(parts: Sequence[torch.Tensor], *, by_column: bool = False) -> torch.Tensor:
     """Join tensors by rows; the parts become views, so that writes to them change the joined tensor.
 
-    `by_column`: columns are contiguous in memory, which suits a CPU's matrix products.
+    `by_column`: columns are contiguous in memory.
     """
     with torch.inference_mode(False), torch.no_grad():  # inference tensors could not be written to later
         whole = torch.cat([part.data for part in parts])

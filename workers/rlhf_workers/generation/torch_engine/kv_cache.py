@@ -102,7 +102,7 @@ class KvPool(Cache):  # type: ignore[misc]
 
     def copy_rows(self, other: "KvPool", sources: torch.Tensor, targets: torch.Tensor, keys: int | None = None) -> None:
         """Copy the first `keys` positions (None: all) of rows `sources` [k] of `other`, which may be this pool, into
-        rows `targets` [k]. Capacities limit the copy.
+        rows `targets` [k].
         """
         for layer, states in other.storage.items():
             own = self._layer(layer, *states)

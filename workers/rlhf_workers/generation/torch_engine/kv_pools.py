@@ -205,7 +205,7 @@ class BucketedPools:
     def passes(self, position: Slots, counts: Slots | None = None) -> Iterator[DecodePass]:
         """Yield passes of proven widths over the pools, after moving samples that outgrew theirs.
 
-        Passes over rows of one sample follow each other, so that one reads what the previous one wrote.
+        Passes over rows of one sample follow each other.
         """
         for capacity in sorted(self._pools):
             self._promote(self._pools[capacity], position)

@@ -99,9 +99,7 @@ class ResponseTable:
 
     def uniform(self, slots: Slots, ahead: Slots | int = 0) -> npt.NDArray[np.float64]:
         """Return uniforms float64 [n] for the response position that each slot decides next, or the one `ahead`
-        positions later.
-
-        The uniforms requested for one slot at once must lie within a block.
+        positions later. Those requested for one slot at once must lie within a block.
         """
         index = self.position[slots] + 1 - self.prompt_length[slots] + ahead
         outside = (index < self._block[slots]) | (index >= self._block[slots] + UNIFORM_BLOCK)

@@ -159,10 +159,7 @@ class Tiles:
 
     @torch.inference_mode()
     def _try_several(self, width: int, capacity: int) -> bool:
-        """Compare a pass with several rows of a sample with single steps: logits, and written keys and values.
-
-        The pass has `width` rows of a tile's samples; the last one is repeated, as in padding.
-        """
+        """Compare a pass with several rows of a sample with single steps: logits, and written keys and values."""
         pool, single = self._random_pool(TILE_ROWS, capacity), KvPool(TILE_ROWS, capacity)
         every = np.arange(TILE_ROWS)
         single.copy_rows(pool, self._placed(every), self._placed(every))

@@ -1,6 +1,6 @@
 """Converts `engineArgs` of a manifest to vLLM's EngineArgs, and refuses arguments that the project owns. Pure.
 
-Rule: users may set other fields of EngineArgs by vLLM's name. A refusal names field, value and reason.
+A refusal names field, value and reason.
 """
 
 from collections.abc import Mapping

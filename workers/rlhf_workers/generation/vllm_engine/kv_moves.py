@@ -1,8 +1,8 @@
 """Moves samples of the vLLM engine with their caches, out and in.
 
-Rule: the transferred format is neutral, [heads, tokens, size] per layer, joined over the executor processes, so workers
-with another number of GPUs can read it, unless the job is deterministic. An arriving sample waits in vLLM's queue with
-its cache, which is loaded when it gets blocks. Must never change a sample that it copies.
+Rule: the transferred format is neutral, [heads, tokens, size] per layer, joined over the executor processes. An
+arriving sample waits in vLLM's queue with its cache, which is loaded when it gets blocks. Must never change a sample
+that it copies.
 """
 
 import hashlib

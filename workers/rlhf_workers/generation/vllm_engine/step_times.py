@@ -1,6 +1,7 @@
 """Estimates the prefill share of a step's time, because one pass of vLLM may prefill some samples and decode others.
 
-Rule: a step without prefill gives the cost of decoding; additional time of a mixed step is prefill.
+Rule: a step without prefill gives the cost of decoding; additional time of a mixed step is prefill. Before the first
+such step, tokens share the time equally.
 """
 
 

@@ -1,6 +1,7 @@
 """Table of the uniforms of a batch's samples, drawn in blocks and looked up for all rows at once.
 
-Rule: a lookup returns `sampling.uniforms` of (random key, response position), `marked` by the request's drawing.
+Rule: a lookup returns `sampling.uniforms` of (random key, response position), `marked` by the request's drawing. Must
+never give a request the entry of another live one.
 """
 
 from collections.abc import Callable, Collection, Sequence

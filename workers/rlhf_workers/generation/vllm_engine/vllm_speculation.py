@@ -1,6 +1,6 @@
 """Checks `engineArgs.speculative_config`: vLLM drafts by itself, with heads of the policy or a model on its device.
 
-Rule: vLLM's drafters with a model are allowed, on GPUs. The project verifies their drafts.
+Rule: vLLM's drafters with a model are allowed, on GPUs.
 """
 
 from typing import Any, Final

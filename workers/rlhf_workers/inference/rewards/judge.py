@@ -35,9 +35,7 @@ from rlhf_workers.inference.rewards.reward_source import Judgment, RewardError
 from rlhf_workers.user_code.code_settings import NO_SETTINGS, CodeSettings
 
 TOP: Final = 20
-"""Number of likeliest tokens requested: each of up to ten ratings has two forms, with and without a blank before it. It
-is OpenAI's maximum for chats and vLLM's default maximum.
-"""
+"""Number of likeliest tokens requested: each of up to ten ratings has two forms, with and without a blank before it."""
 _LOGPROBS: Final = "logprobs"
 
 

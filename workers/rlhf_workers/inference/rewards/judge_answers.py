@@ -74,10 +74,7 @@ def worth(judge: Judge, probabilities: Mapping[str, float]) -> float:
 
 
 def of_both_orders(as_first: float, as_second: float) -> float:
-    """Return the probability that a response is better, from the answers with it in first and in second place.
-
-    An equal preference for one place cancels out.
-    """
+    """Return the probability that a response is better, from the answers with it in first and in second place."""
     return (as_first + 1 - as_second) / 2
 
 

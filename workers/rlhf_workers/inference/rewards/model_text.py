@@ -1,7 +1,6 @@
 """Renders conversations for a reward model with its own tokenizer and chat template.
 
-Its chat template renders the prompt's messages with the response as the assistant's message. A plain-text prompt stays
-plain text: prompt, response, and the reward model's end-of-sequence token.
+Its chat template renders the prompt's messages with the response as the assistant's message.
 """
 
 import json
@@ -107,10 +106,7 @@ def _prompts(spec: RLHFJobSpec) -> tuple[Prompts, Prompts]:
 
 
 def difference(reward: Any, policy: Any, spec: RLHFJobSpec) -> str:
-    """Return which part of the reward model's tokenizer differs from the policy's; empty if none does.
-
-    A chat template counts if the reward model has one and the job renders prompts with another.
-    """
+    """Return which part of the reward model's tokenizer differs from the policy's; empty if none does."""
     if reward.get_vocab() != policy.get_vocab() or _encoding(reward) != _encoding(policy):
         return "tokenizer"
     if reward.eos_token_id != policy.eos_token_id:
@@ -127,10 +123,7 @@ def _encoding(tokenizer: Any) -> Any:
 
 
 def _policy_template(policy: Any, prompts: Prompts) -> Any:
-    """Return the template with which the job renders prompts; None without one.
-
-    A file that cannot be read here counts as another template than the reward model's.
-    """
+    """Return the template with which the job renders prompts; None without one."""
     if not prompts.chat_template:
         return None
     if prompts.chat_template_file is None:

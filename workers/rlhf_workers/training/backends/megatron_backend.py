@@ -1,8 +1,7 @@
 """The backend `megatron`: stages whose layers are chunks of Megatron-core's GPTModel, run by this project's schedule
 tables.
 
-Schedule tables, transfers, sums over replicas, optimizer and checkpoints are those of the backend `torch`. Megatron's
-own pipeline schedules, data parallelism and optimizer are not used.
+Megatron's own pipeline schedules, data parallelism and optimizer are not used.
 """
 
 from importlib.util import find_spec

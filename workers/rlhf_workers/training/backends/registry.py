@@ -1,7 +1,6 @@
 """The interface of a training backend, and the module of each name in `spec.training.backend`.
 
-Rule: importing this module loads no backend. To add one, write a module with `build_backend` and add a line to
-`BACKENDS`.
+Rule: importing this module loads no backend.
 """
 
 from collections.abc import Generator, Iterator, Mapping

@@ -1,7 +1,6 @@
 """Splits the mini-batches of a job as its manifest says, and decides whether samples share prompts.
 
-Rule: a split depends on the manifest, the layout, the shapes of all trained models and the batch, so ranks and replays
-compute the same.
+Rule: a split depends on the manifest, the layout, the shapes of all trained models and the batch.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """The order of samples in an epoch, its mini-batches, and their split over replicas and micro-batches.
 
-Rule: the result depends on the manifest, the layout, the iteration, the epoch and the lengths, so ranks compute it
-independently, and a replay after a fault gives the same micro-batches. Samples are split in order of length.
+Rule: the result depends on the manifest, the layout, the iteration, the epoch and the lengths, so ranks and replays
+compute the same. Samples are split in order of length.
 
 Source: RLHFuse (arXiv 2409.13221), balancing by length.
 """
@@ -23,7 +23,7 @@ def epoch_order(seed: int, iteration: int, epoch: int, samples: int, together: i
     """Return a random order of samples 0 .. samples-1, the same for the same arguments on every machine; runs of
     `together` samples keep their order.
 
-    Sorts raw Philox numbers, whose stream numpy keeps stable between versions, unlike `permutation`.
+    Sorts raw Philox numbers, whose stream is stable between numpy's versions.
     """
     units = samples // together
     keys = np.random.Philox(np.random.SeedSequence([seed, ORDER_STREAM, iteration, epoch])).random_raw(units)

@@ -1,7 +1,7 @@
 """Assigns samples to packed micro-batches, without splitting a sample.
 
-Owns the split of a mini-batch with `spec.training.packing`. Rule: it depends only on the arguments, so ranks compute it
-independently, and a replay gives the same micro-batches.
+Owns the split of a mini-batch with `spec.training.packing`. Rule: it depends only on the arguments, so ranks and
+replays compute the same.
 """
 
 import heapq
@@ -44,10 +44,7 @@ def packed_split(
 
 
 def _balanced(sizes: Sequence[int], count: int, most: int) -> list[list[int]]:
-    """Return the indices of descending `sizes` in `count` cells of at most `most` entries.
-
-    Each goes to the cell with the smallest sum so far that is not full.
-    """
+    """Return the indices of descending `sizes` in `count` cells of at most `most` entries."""
     cells: list[list[int]] = [[] for _ in range(count)]
     open_cells = [(0, cell) for cell in range(count)]
     for place, size in enumerate(sizes):

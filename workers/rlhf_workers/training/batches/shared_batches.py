@@ -1,8 +1,7 @@
 """Assigns samples to packed micro-batches whose rows compute a shared prompt once.
 
-Owns the split of a mini-batch with `spec.training.sharedPrompts`. Rule: it depends only on the arguments, so ranks
-compute it independently, and a replay gives the same micro-batches. Samples with one prompt share a micro-batch as far
-as limits and balance allow.
+Owns the split of a mini-batch with `spec.training.sharedPrompts`. Rule: it depends only on the arguments, so ranks and
+replays compute the same. Samples with one prompt share a micro-batch as far as limits and balance allow.
 """
 
 import heapq

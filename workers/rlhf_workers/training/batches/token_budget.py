@@ -1,9 +1,8 @@
 """Micro-batches with a limit of padded tokens: their number in a mini-batch, and the samples of each.
 
 Owns the split for `spec.training.microBatchTokens`, except that of packed micro-batches. Rule: it depends only on the
-arguments, so ranks compute it independently, and a replay gives the same micro-batches. If the split of `minibatches`
-is within the limit, it is used unchanged. Must never separate samples that stay together, nor leave a micro-batch
-empty.
+arguments, so ranks and replays compute the same. If the split of `minibatches` is within the limit, it is used
+unchanged. Must never separate samples that stay together, nor leave a micro-batch empty.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +60,7 @@ def split_minibatch(
     prompts: PromptTable | None = None,
 ) -> MicroBatchPlan:
     """Return the micro-batches of one mini-batch with at most `most_tokens` tokens each (None: no limit), and a layout
-    whose table runs that number.
+    whose table runs that number. Padding to the longest sample counts, that for a context group does not.
 
     A longer unit of `together` samples raises the limit to its tokens. `prompts`: packed micro-batches share equal
     ones; None: every sample has its own.

@@ -1,8 +1,7 @@
 """The draft model on disk: read from its folder or a checkpoint, checked against the policy, written into checkpoints.
 
 In a checkpoint it has the files `draft/model-stage-00000.safetensors`, `masters/draft-stage-00000.safetensors` if the
-former is not float32, and `optimizer/draft-stage-00000.safetensors` with its moments and its own step count. Rule: with
-a checkpoint without a draft model, from before its training, it starts from the manifest's folder.
+former is not float32, and `optimizer/draft-stage-00000.safetensors` with its moments and its own step count.
 """
 
 from pathlib import Path
@@ -37,9 +36,7 @@ from rlhf_workers.weights.tensor_file import (
 LARGEST_SHARE: Final = 0.5
 """Maximum parameters of the draft model as a share of the policy's."""
 PADDING: Final = 512
-"""Least difference of the draft model's vocab_size from the policy's for which it is refused. Models of one family may
-pad the same vocabulary to different sizes.
-"""
+"""Least difference of the draft model's vocab_size from the policy's for which it is refused."""
 DRAFT_STAGE: Final = "00000"
 """Number of its only stage in file names."""
 MOMENTS: Final = f"optimizer/{DRAFT_MODEL}-stage-{DRAFT_STAGE}.safetensors"

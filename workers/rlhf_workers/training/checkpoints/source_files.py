@@ -35,8 +35,7 @@ SourceFiles = Mapping[str, Mapping[str, bytes]]
 def read_source_files(job: RLHFJob, layout: RankLayout, checkpoint_folder: str) -> SourceFiles:
     """Return the files of the models whose first stage this rank writes, and of a trained draft model that it writes.
 
-    For a model that is no folder here they include all companion files. They come from the checkpoint if the rank
-    starts from one.
+    They come from the checkpoint if the rank starts from one.
     """
     files: dict[str, dict[str, bytes]] = {}
     for model, stage in layout.local_stages:
@@ -65,8 +64,6 @@ def saved_type(spec: RLHFJobSpec, path: str, folder: Path) -> torch.dtype:
 def _type_name(spec: RLHFJobSpec, path: str, folder: Path) -> str:
     """Return float32 if spec.checkpoints.dtype says so, else the type in config.json, or else that of the first tensor;
     float32 for types not in TYPES.
-
-    The manifest's folder decides if it exists here.
     """
     if spec.checkpoints is not None and spec.checkpoints.dtype == "Float32":
         return "float32"

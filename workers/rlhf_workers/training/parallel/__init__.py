@@ -1,1 +1,1 @@
-"""Division of training over ranks: their layout, and groups that share tensors, contexts, experts or parts of a stage."""
+"""Division of training over ranks: their layout, and groups that share tensors, samples, experts or stages."""

@@ -1,8 +1,7 @@
 """Attention on a rank that has some positions of every sample, chunk by chunk.
 
 Owns the rule that a query sees the keys of its own sample up to itself, on whichever rank they were computed. A layer
-gathers keys and values of all positions in one exchange. Each chunk of a rank's queries then attends to the keys before
-its end. Must never make a mask of whole rows.
+gathers keys and values of all positions in one exchange. Must never make a mask of whole rows.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The data parallel ranks that divide the experts of every layer, and the exchange of rows between them.
 
-A forward exchanges row counts, then rows, and the results back.
-
 Rule: every rank of the group makes the same exchanges in the same order. A rank also takes part if it receives no row.
 """
 

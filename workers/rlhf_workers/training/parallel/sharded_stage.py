@@ -2,7 +2,7 @@
 
 Owns which rows of a parameter are this rank's, and which whole parameters it keeps for readers.
 
-Rule: within a step the group only gathers and sums, in the same order on every rank. `_lazy_init` is private.
+Rule: within a step the group only gathers and sums, in the same order on every rank.
 """
 
 from collections.abc import Callable, Iterator, Sequence

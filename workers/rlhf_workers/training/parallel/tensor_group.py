@@ -1,6 +1,6 @@
 """The ranks that hold one stage in parts and compute its layers together, and the sums between them.
 
-Owns the communication between them in a forward and a backward: three autograd functions, which mirror each other.
+Owns the communication between them in a forward and a backward.
 
 Rule: every rank of the group makes the same sums in the same order. With one rank there is no sum, copy or node in the
 graph.

@@ -1,7 +1,5 @@
 """Start and end of a mini-batch's steps on devices that run behind the host.
 
-The host gives a GPU work ahead of its execution, so a mark is an event in the order of the GPU's own work.
-
 Rule: marking never waits; reading waits once.
 """
 

@@ -55,9 +55,7 @@ def measure(trainer: Trainer, command: pb.Measure) -> Generator[None, None, pb.M
 
 
 def made_up_batch(trainer: Trainer) -> TrainingBatch:
-    """Return one mini-batch of the job's shapes: every sample is half as long as the longest allowed one. As many have
-    the same prompt as in a mean mini-batch.
-    """
+    """Return one mini-batch of the job's shapes: every sample is half as long as the longest allowed one."""
     spec, size = trainer.spec, trainer.spec.algorithm.fields.mini_batch_size
     prompt, response = max(1, spec.rollout.max_prompt_tokens // 2), max(1, spec.rollout.max_response_tokens // 2)
     vocabulary = min(int(stage.config.vocab_size) for stage in trainer.stages.values())

@@ -2,8 +2,7 @@
 
 A stage holds its own layers; the first also the embedding, the last the final norm and its head.
 
-Rule: batches are padded on the right, so a causal mask is enough. Modules stay in eval mode: with dropout the trained
-policy would differ from the sampling one.
+Rule: batches are padded on the right, so a causal mask is enough. Modules stay in eval mode.
 """
 
 from collections.abc import Callable
@@ -151,8 +150,8 @@ def build_stage(
 ) -> ModelStage:
     """Return one stage on `device`, read from `tensors`; trained parameters are float32.
 
-    `freeze` marks untrained parameters of a stage without memory and sets their type; None: all are trained. `make`
-    creates the stage from the arguments of ModelStage. Raises WorkError like `PipelineStage.fill`.
+    `freeze` marks untrained parameters of a stage without memory and sets their type; None: all are trained. Raises
+    WorkError like `PipelineStage.fill`.
     """
     if getattr(config, "attn_logit_softcapping", None) is not None:
         attention = WRITTEN_OUT[attention]  # the fused kernel has no soft cap

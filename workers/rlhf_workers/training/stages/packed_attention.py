@@ -1,8 +1,7 @@
 """Attention in packed rows, registered with transformers: a row is a concatenation of samples that do not see each
 other, or of a prompt and the responses that share it.
 
-Rule: a sample is computed as if it were alone, so no score between two samples is computed. A response attends to
-copies of its prompt's keys, before its own.
+Rule: a sample is computed as if it were alone, so no score between two samples is computed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -109,9 +108,7 @@ def _corner(mask: torch.Tensor | None, queries: int, keys: int) -> torch.Tensor:
 
 
 def repeated(rotation: torch.Tensor, row: PackedRow) -> torch.Tensor:
-    """Return rotations [1, L, width] of a row, from those of the first positions. Every response to a shared prompt
-    begins at the position after the prompt.
-    """
+    """Return rotations [1, L, width] of a row, from those of the first positions."""
     parts = list[torch.Tensor]()
     for segment in row:
         parts.append(rotation[:, : segment.prompt])
