@@ -1,7 +1,7 @@
 """The expected gain of fusion and drafts, for `rlhf plan`: from measurements of a run, or from assumptions.
 
 Rule: it reads the newest run in `runs/` that has measured costs. Without one, costs are a roofline of public hardware
-figures; `assumptions` says so.
+figures.
 """
 
 import json

@@ -121,8 +121,8 @@ def _check_encoding(folder: Path, base: Path) -> None:
 def load_documents(text: str, target: Target = Target.CLUSTER, folder: Path | None = None) -> list[LoadedJob]:
     """Return the documents of a manifest's text with their problems.
 
-    For a cluster, the jobs' pods are checked too; for this machine, their files and data. `folder` is the manifest's
-    folder. Raises ManifestError for invalid YAML, and for a text without an RLHFJob.
+    For a cluster, the jobs' pods are checked too; for this machine, their files and data. Raises ManifestError for
+    invalid YAML, and for a text without an RLHFJob.
     """
     documents = read_documents(text)
     loaded = [

@@ -1,7 +1,6 @@
 """Describes for people what a worker does during a command that takes minutes, such as loading weights.
 
-The code that does such work enters `stage` and reports its progress with `WorkStage.reached`. Heartbeats carry the text
-of the innermost stage.
+The code that does such work enters `stage` and reports its progress with `WorkStage.reached`.
 """
 
 from collections.abc import Iterator

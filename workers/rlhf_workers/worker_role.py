@@ -1,7 +1,6 @@
 """Interface between the agent (streams, threads, sessions) and a worker's work (engines, scorers, trainers).
 
-Rule: the compute thread executes the commands and steps of every role, so a role needs no locks for them. A role
-reports to the coordinator through the Outbox.
+Rule: the compute thread executes the commands and steps of every role, so a role needs no locks for them.
 """
 
 from collections.abc import Iterator, Mapping

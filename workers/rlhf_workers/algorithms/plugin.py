@@ -1,7 +1,7 @@
 """An algorithm from outside the project: loads the user's class and checks its results.
 
 Rule: an `Exception` or `SystemExit` of a method, or a result that fails a check, becomes a WorkError that names the
-place and the method. A WorkError of a method passes unchanged.
+place and the method.
 """
 
 import importlib

@@ -1,6 +1,6 @@
 """Cross entropy of a student's logits to a teacher's, with backward, without a whole float32 copy of either.
 
-Float32 arrays of [n, V] are computed in chunks of rows. There is no gradient for the teacher's logits.
+Float32 arrays of [n, V] are computed in chunks of rows.
 
 Source: knowledge distillation with soft targets (Hinton, Vinyals, Dean, arXiv 1503.02531), on the teacher's own samples
 (DistillSpec, arXiv 2310.08461).

@@ -2,7 +2,7 @@
 
 With o = log p(token) from the training ranks before the first step and g = log p(token) from the engine, tokens are
 samples of exp(g), not of exp(o). The ratio exp(o - g), truncated or masked, or a mask from it, corrects this in the
-policy loss as a factor without a gradient; the other loss terms get no weight.
+policy loss as a factor without a gradient.
 
 Sources: truncated importance sampling (Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL
 Training", 2025); masks by token, IcePop (Ling team, 2025); masks by sequence (Liu et al., "When Speed Kills Stability",

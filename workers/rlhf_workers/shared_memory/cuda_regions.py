@@ -2,7 +2,7 @@
 
 Rule: an allocation contains one region and nothing else (whole blocks of the driver), so its handle exposes nothing
 else. A borrower opens handles of its own GPU, checks the size of the allocation, and waits for the device before it
-closes it. Processes in different IPC namespaces may be unable to open each other's handles; that is refused.
+closes it.
 """
 
 import os

@@ -1,8 +1,7 @@
 """Progress of a job's training: its optimizer steps, and those without the policy.
 
-All models have the same schedule of steps, except during the warm-up of critics. The policy's moments and learning-rate
-warm-up start with its own first step. Must never depend on state that `checkpoint` does not save in trainer.json, or a
-replay would train other bits.
+All models have the same schedule of steps, except during the warm-up of critics. Must never depend on state that
+`checkpoint` does not save in trainer.json, or a replay would train other bits.
 """
 
 from dataclasses import dataclass, field

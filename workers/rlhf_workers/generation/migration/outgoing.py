@@ -1,7 +1,7 @@
 """Moves samples with their KV caches away from this worker: the source's side of Migrate, between engine steps.
 
-A sample is decoded while its cache is sent in slices. It pauses while the rest and its tokens are sent. Rule: this
-worker owns the sample until the receipt says moved, and then drops it; otherwise it resumes a paused sample.
+A sample is decoded while its cache is sent in slices. Rule: this worker owns the sample until the receipt says moved,
+and then drops it; otherwise it resumes a paused sample.
 """
 
 import logging

@@ -213,7 +213,7 @@ class Speculator:
         """Count a step that decoded `pass_rows` rows, including drafted ones, and learn from it if that is due.
 
         `keys` as in `wants`; `draft_seconds`: time of `wants` and `propose`; `pass_seconds`: time of the passes without
-        prefill. The caller omits exceptional steps, such as those that capture a graph.
+        prefill. The caller omits exceptional steps.
         """
         self._fed += 1
         if self._fed >= FEED_STEPS:

@@ -1,7 +1,7 @@
 """Captures a function that launches the same kernels on the same memory every time, for cheap replays.
 
-Rule: a captured function uses fixed memory, has run before (so that libraries and lazy memory are ready), and never
-waits for the device. Must never leave a stream in a capture.
+Rule: a captured function uses fixed memory, has run before, and never waits for the device. Must never leave a stream
+in a capture.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,6 @@
 """The torch engine: continuous batching for causal language models of transformers that take explicit masks.
 
-Rule: a prefill omits the last known token, which goes through a decode pass, so `Decoding` does all sampling. Fast mode
-prefills a resumed sample's response, too; deterministic mode replays it.
+Rule: a prefill omits the last known token, which goes through a decode pass, so `Decoding` does all sampling.
 """
 
 from collections import deque

@@ -153,8 +153,7 @@ class CausalForward:
         """Raise WorkError ModelUnsupported if prefill and decode fail, or give other logits than a full forward pass,
         beyond `tolerance`.
 
-        A logit may be minus infinity in both. `sharing`: also find out whether rows of one sample may read its keys
-        together.
+        `sharing`: also find out whether rows of one sample may read its keys together.
         """
         try:
             expected, cached = self._both_ways()

@@ -1,7 +1,7 @@
 """Runs a decode pass of a Llama-like model in few kernels per layer, over the model's own weights.
 
 Rule: only for families whose logits agree with the model's own in a trial (`fused_forward_for`). Must never be used in
-a deterministic job: its sums have another order than those of proven passes.
+a deterministic job.
 """
 
 import logging

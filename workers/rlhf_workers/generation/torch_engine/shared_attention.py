@@ -1,7 +1,7 @@
 """Attention that reads a sample's keys once, for passes with several rows of one sample, as a transformers function.
 
-The model gets one sequence of all rows, and this function replaces its attention. Rule: it is for models whose
-attention is torch's kernel and nothing else (`CausalForward.verify` tries it). Must never run in a deterministic job.
+Rule: it is for models whose attention is torch's kernel and nothing else (`CausalForward.verify` tries it). Must never
+run in a deterministic job.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,7 @@
 """Copies a sample's keys and values out of the blocks of a paged cache, and into them.
 
-Rule: the layout of a block is learned, never assumed. The backend's own writer stores a different number in every
-element of one block, and reading it back shows where each went. Must never write to a block that was not named, except
-the spare block used for learning.
+Rule: the layout of a block is learned, never assumed. Must never write to a block that was not named, except the spare
+block used for learning.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """Sends a version's weights from the worker to vLLM's executor processes, in chunks of mapped memory.
 
 Rule: no tensor is pickled. A chunk is memory that the worker lends; its message has names, types, shapes and places of
-the tensors, which the mapping process checks.
+the tensors.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,7 @@
 """Replaces the weights in each of vLLM's executor processes by vLLM's layerwise reload.
 
 Rule: from `begin` to `finish` the model mixes two versions and must not run. The next complete update repairs what a
-failure leaves. On a CPU this module also renews packed weights that vLLM 0.32 does not.
+failure leaves.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """Sends JSON POST requests to one address, for reward endpoints and judges.
 
-Requests run at once over persistent connections. Rule: a request that has begun ends within its time-out; a bad status,
-a body that is no JSON, or one that is too long is a failure. Values of Secrets are removed from quoted answers.
+Rule: a request that has begun ends within its time-out; a bad status, a body that is no JSON, or one that is too long
+is a failure. Values of Secrets are removed from quoted answers.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """Shapes rewards before advantages are computed, in this order: combine, scale, bounds, normalize, penalties, truncated
 responses.
 
-Functions take values of the whole batch, which every rank has. Rule: samples that abstained, and truncated samples that
-are filtered, are in no mean, deviation or share.
+Rule: samples that abstained, and truncated samples that are filtered, are in no mean, deviation or share.
 """
 
 from collections.abc import Mapping

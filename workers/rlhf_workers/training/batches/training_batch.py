@@ -2,7 +2,7 @@
 their samples or only a rank's.
 
 Rule: if a sample that did not abstain lacks a field that its algorithm needs, the error names both. An abstained sample
-keeps its place (sizes are fixed), but its tokens are outside `mask`.
+keeps its place, but its tokens are outside `mask`.
 """
 
 import math

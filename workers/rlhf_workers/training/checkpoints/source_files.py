@@ -1,7 +1,7 @@
 """The files beside a model's weights: the rank that writes its first stage writes them into every checkpoint.
 
 Rule: files are read once, when the rank is built, and stay in memory. The written configuration matches the files
-beside it: their type if all weights are trained, and the head of a critic or a reward model.
+beside it.
 """
 
 import json

@@ -1,7 +1,6 @@
 """A chunk of Megatron's GPTModel, built without memory, and the modules that replace Megatron's in it.
 
-Owns the choices about Megatron: its configuration, layer specification and process groups. Each chunk is a whole
-GPTModel of its layers, with or without embedding and head.
+Owns the choices about Megatron: its configuration, layer specification and process groups.
 """
 
 import logging

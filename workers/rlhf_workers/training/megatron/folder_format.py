@@ -1,7 +1,6 @@
 """Conversion between a Hugging Face folder and a chunk of Megatron's GPTModel.
 
-For each parameter of a chunk: the tensors of a folder that form it, and how. Weights and the optimizer's moments use
-it.
+For each parameter of a chunk: the tensors of a folder that form it, and how.
 
 Rule: a conversion only moves values, and pads the vocabulary, so a round trip restores every bit.
 """
@@ -79,7 +78,7 @@ def chunk_format(config: Any, layers: range, shapes: Shapes, tied_head: bool, ra
 def tensor_part(name: str, shape: torch.Size, rank: int, ranks: int) -> TensorPart | None:
     """Return a tensor group rank's part of a folder's tensor; None: it has all of it.
 
-    Weights are split by rows, and those that consume heads or feed-forward columns by columns.
+    Embedding, head, and the q, k, v, gate and up projections are split by rows; the o and down projections by columns.
     """
     owner = name.rsplit(".", 2)[-2] if "." in name else ""
     if ranks == 1 or owner not in _ROWS | _COLUMNS:

@@ -3,8 +3,6 @@
 Experts come first in the flat array of gradients. Their gradients are summed over the copies of this rank's part, all
 others over all copies of the stage. A norm counts experts on their own rank, and the other parameters on the group's
 first rank.
-
-Rule: like `tensor_optimizer`.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,7 @@
 """Steps with an infinite or NaN loss or gradient: skipped and counted; too many in a row end the job.
 
-Rule: the decision depends on sums over all ranks, so every pipeline stage and replica makes the same one. The counts
-are part of a checkpoint. A skipped step does not change weights or moments.
+Rule: the decision depends on sums over all ranks, so every pipeline stage and replica makes the same one. A skipped
+step does not change weights or moments.
 """
 
 import math

@@ -3,7 +3,7 @@
 Owns the assignment of experts to this rank, and of the whole tensors that it keeps for readers, as of the last
 gathering.
 
-Rule: only experts are in parts; every rank holds router, attention, norms, embedding and head.
+Rule: only experts are in parts; every rank of the group holds the other tensors of its stage.
 """
 
 from collections.abc import Callable, Mapping
