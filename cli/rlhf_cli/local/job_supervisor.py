@@ -61,7 +61,7 @@ class LocalRunResult:
     """Exit code of the run."""
     reason: str
     restarts: Mapping[str, int]
-    """Process -> number of its restarts."""
+    """Process -> number of restarts that were decided for it."""
 
 
 class JobSupervisor:
