@@ -1,6 +1,6 @@
 """Writing to a terminal or a pipe: the two consoles, aligned columns, and numbers as people read them.
 
-Rule: a pipe gets no colour. Without a width, `columns` and `paragraph` cut and wrap no line. Nothing is fetched here.
+Rule: a pipe gets no colour.
 """
 
 import sys
@@ -55,11 +55,11 @@ def size(count: float) -> str:
 
 
 def columns(rows: Sequence[Sequence[Cell]], width: int | None, *, wrap: bool = False, indent: int = 0) -> list[Text]:
-    """Return `rows` as lines of aligned columns. The first row is the heading.
+    """Return `rows`, the first of which is the heading, as lines of aligned columns, cut at `width` characters (None:
+    no limit).
 
-    Lines are at most `width` characters long; None means no limit. Cells that are too long are cut. With `wrap` the
-    last column is wrapped instead: next to the others, or below its row where space is short. Columns without a value
-    in any row are left out, apart from the first.
+    With `wrap` the last column is wrapped instead, below its row where space is short. Columns after the first are left
+    out if only the heading has a value.
     """
     texts = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     used = [index for index in range(len(texts[0])) if index == 0 or any(row[index].plain for row in texts[1:])]

@@ -1,7 +1,6 @@
-"""Critics beside decoding in `rlhf plan`: an iteration's time with and without it, from the profile of the last run.
+"""Critics beside decoding in `rlhf plan`: an iteration's time with and without it, from the profile of a past run.
 
-Rule: it reads the newest run in `runs/` whose profiles allow a forecast, and writes nothing. A job that never ran has
-no forecast; `missing` says so.
+Rule: it reads the newest run in `runs/` whose profiles allow a forecast.
 """
 
 import json
@@ -65,9 +64,9 @@ class CriticOverlapPlan:
 
 
 def critic_overlap_plan(job: RLHFJob, runs: Path, sizes: Sizes) -> CriticOverlapPlan | None:
-    """Return the plan of a resolved job; None where it trains one model, or training and decoding take turns.
+    """Return the plan of a resolved job; None where it trains one model, or its placement is not Dedicated.
 
-    `runs` is the parent of run folders. Unreadable files in them are ignored.
+    `runs` is the parent of run folders.
     """
     graph, mode = graph_of(job.spec), job.spec.training.critic_overlap
     if len(graph.trained) < 2 or job.spec.placement != "Dedicated":

@@ -1,8 +1,7 @@
-"""`rlhf explain`: why a job takes as long as it does, in words with numbers, and which change would help.
+"""`rlhf explain`: why a job takes as long as it does, and which change would help.
 
-For a run folder, finished or live, it reads the iteration profiles that the coordinator recorded, and compares the
-run's plan with the best one for as many devices. `cluster.explain` reads the coordinator's log of a job in a cluster.
-Rule: this module reads files and changes none. Unknown values are named as unknown.
+For a run folder, finished or live, it reads the recorded iteration profiles, and compares the run's plan with the best
+one for as many devices.
 """
 
 import json

@@ -1,8 +1,7 @@
 """The expected gain of fusion and drafts, for `rlhf plan`: from measurements of a run, or from assumptions.
 
-Rule: it reads the journal of the newest run in `runs/` that has measured costs, and writes nothing. Without
-measurements, costs are a roofline of public hardware figures and lengths are assumed; `assumptions` lists that. A job
-without measurements whose models are not on this disk has no forecast; `missing` says so.
+Rule: it reads the newest run in `runs/` that has measured costs. Without one, costs are a roofline of public hardware
+figures.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""The training layouts of `rlhf plan`: the memory and load of a rank in each, and which fit a named device.
-
-Rule: it prints the counts of `rlhf_planner.training_layouts`, and names what they leave out.
-"""
+"""The training layouts of `rlhf plan`: the memory and load of a rank in each, and which fit a named device."""
 
 from dataclasses import dataclass
 from typing import Any, Self

@@ -1,7 +1,4 @@
-"""The live view of a job: turns a status and the metrics so far into a rich renderable. Pure.
-
-Rule: it shows only values that the job reports. The same view serves a run on this machine and a job in a cluster.
-"""
+"""The live view of a job: turns a status and the metrics so far into a rich renderable. Pure."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

@@ -1,8 +1,7 @@
 """From a manifest file to the jobs in it, for `rlhf run`, `rlhf plan` and `rlhf validate`.
 
-Every document goes through one pass: parse, apply `--set`, check models and rules, add advice, resolve paths and
-defaults. The last step depends on the target: the pods for a cluster, the files for this machine.
-Rule: prompts are read only in a check for this machine, with the policy's tokenizer. Nothing is written or started.
+A document is parsed, changed by `--set`, checked, and resolved. The pods are checked for a cluster, the files for this
+machine.
 """
 
 import json
@@ -93,8 +92,8 @@ class LoadedJob:
 def load_resolved(path: Path, overrides: Sequence[str], run_dir_of: Callable[[RLHFJob], Path]) -> LoadedJob:
     """Return the single job of a manifest file, changed by `overrides` and resolved for a run on this machine.
 
-    `run_dir_of` returns the run folder of the checked job. Raises ManifestError with all problems of the manifest, and
-    RunError for an invalid override or for the first missing or unsuitable file.
+    `run_dir_of` returns the run folder of the checked job. Raises ManifestError for problems of the manifest, and
+    RunError for an invalid override or the first unsuitable file.
     """
     document, source = _single_document(path, overrides)
     base = path.absolute().parent
@@ -120,10 +119,10 @@ def _check_encoding(folder: Path, base: Path) -> None:
 
 
 def load_documents(text: str, target: Target = Target.CLUSTER, folder: Path | None = None) -> list[LoadedJob]:
-    """Return every document of a manifest's text with all its problems.
+    """Return the documents of a manifest's text with their problems.
 
-    For a cluster, the pods of the jobs are checked too; for this machine, their files and data. `folder` is the
-    manifest's folder. Raises ManifestError for invalid YAML, and for a text without an RLHFJob.
+    For a cluster, the jobs' pods are checked too; for this machine, their files and data. Raises ManifestError for
+    invalid YAML, and for a text without an RLHFJob.
     """
     documents = read_documents(text)
     loaded = [
@@ -209,10 +208,8 @@ def _with_line(problem: Problem, document: Document) -> Problem:
 
 
 def _check_files(job: RLHFJob) -> None:
-    """Raise RunError for the first file or folder of a resolved job that is absent or unsuitable.
-
-    Also raise it for a tensor split that a model does not allow, and for a ConfigMap. A model path that is a hub id is
-    not checked.
+    """Raise RunError for the first file or folder of a resolved job that is absent or unsuitable, for a tensor split
+    that a model does not allow, or for a ConfigMap. A hub id is not checked.
     """
     spec = job.spec
     for role in ModelRole:

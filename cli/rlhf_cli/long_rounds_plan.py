@@ -1,7 +1,7 @@
 """Long rounds in `rlhf plan`: samples per second without them, and with each number of surplus prompts.
 
-Rule: it reads the newest run in `runs/` that has measured costs, and writes nothing. Without such a run, costs and
-lengths are those of the fusion plan, and `assumptions` lists what else is assumed.
+Rule: it reads the newest run in `runs/` that has measured costs. Without one, costs and lengths are those of the fusion
+plan.
 """
 
 from dataclasses import dataclass, replace
@@ -112,8 +112,7 @@ def _times(run: Path | None) -> RolloutTimes | None:
 def _lengths(run: Path, prior: LengthModel, each: int, unread: list[str]) -> LengthModel:
     """Return the lengths of the last iterations of a run as one batch, with the share that prompts explain.
 
-    `each`: samples per prompt. The iteration that began a prompt, and its number there, identify it. `unread` gets a
-    sentence for each file that cannot be read.
+    `each`: samples per prompt.
     """
     lengths: list[int] = []
     prompts: list[int] = []

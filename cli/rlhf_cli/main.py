@@ -1,7 +1,6 @@
 """`rlhf`: the command line. Declares the commands and turns foreseen errors into one message and an exit code.
 
-Rule: nothing heavy is imported before a command needs it, so that `rlhf --help` answers at once. A foreseen error shows
-no traceback; any other error of a command does.
+Rule: heavy imports wait until a command needs them.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """`--set path=value`: changes to the data of a manifest before it is checked. Pure.
 
-Rule: values are true, false, null, numbers, `[...]`, `{...}`, quoted text, or else text. Whether a field exists and
-takes the value is checked afterwards, with the rest of the manifest (`load_job`).
+Rule: values are true, false, null, numbers, `[...]`, `{...}`, quoted text, or else text. `load_job` checks the field
+and value afterwards.
 """
 
 import json

@@ -1,7 +1,6 @@
-"""`rlhf plan`: show a job on this machine: its processes, devices and memory, and the expected gain of fusion.
+"""`rlhf plan`: show a job's processes, devices and memory on this machine, and the expected gain of fusion.
 
-Rule: no process of the job is started, and nothing is written except a requested picture. `--json` prints one object
-and nothing else.
+Rule: no process of the job is started.
 """
 
 import json

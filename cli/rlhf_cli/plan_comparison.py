@@ -1,6 +1,6 @@
 """The plan of a run beside the best one for as many devices, for `rlhf explain`.
 
-Rule: the run folder is untrusted, and a run whose plan cannot be compared says why. Must never start a process.
+Rule: the run folder is untrusted; a run whose plan cannot be compared says why.
 """
 
 import json

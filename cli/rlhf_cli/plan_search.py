@@ -1,8 +1,7 @@
 """`rlhf plan --devices N`: search the groups, placement and layouts of a job, print the best, and write its manifest.
 
-The figures come from `--costs`, then from the job's newest run in runs/, then from public hardware figures. The output
-names the source of each predicted time.
-Rule: nothing is started, and only the file of `--write` is written. `--json` prints one object and nothing else.
+The figures come from `--costs`, then from the job's newest run in runs/, then from public hardware figures. No process
+of the job is started.
 """
 
 import json

@@ -1,7 +1,6 @@
-"""Decoding beside training in `rlhf plan`: an iteration's time with and without it, from the job's last run.
+"""Decoding beside training in `rlhf plan`: an iteration's time with and without it, from a past run of the job.
 
-Rule: it reads the newest run in `runs/` that has measured an iteration, and writes nothing. A job that never ran has no
-forecast; `missing` says so.
+Rule: it reads the newest run in `runs/` that has measured an iteration.
 """
 
 from dataclasses import dataclass
@@ -53,9 +52,9 @@ class RolloutOverlapPlan:
 
 
 def rollout_overlap_plan(job: RLHFJob, runs: Path) -> RolloutOverlapPlan | None:
-    """Return the plan of a resolved job; None where nothing is generated, or training and decoding take turns.
+    """Return the plan of a resolved job; None where nothing is generated, or its placement is not Dedicated.
 
-    `runs` is the parent of run folders. Files that cannot be opened are ignored.
+    `runs` is the parent of run folders.
     """
     if not graph_of(job.spec).generates or job.spec.placement != "Dedicated":
         return None

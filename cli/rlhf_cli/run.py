@@ -1,6 +1,6 @@
 """`rlhf run`: load a job, run it as processes of this machine, show it, and name the location of its results.
 
-Rule: the job does not depend on its display. The processes end with this command (`local.job_supervisor`).
+The processes end with this command (`local.job_supervisor`).
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The progress of a run: metrics as they are written, the coordinator's status, and both as plain lines of text.
 
-Rule: nothing is written here. A restarted coordinator rewrites the metrics file, so it may be replaced while it is
-read, and it may end in half a line; an iteration is returned at most once.
+A restarted coordinator may replace the metrics file, and the file may end in half a line; an iteration is returned at
+most once.
 """
 
 import asyncio
@@ -75,8 +75,7 @@ def fresh_warnings(status: pb.JobStatus, shown: set[str]) -> list[str]:
 
 
 def iteration_line(line: Mapping[str, Any], iterations: int, seconds_left: float) -> str:
-    """Return one line per iteration, such as `iteration 2 (3 of 100) reward 0.412 kl 3.013 24.1 samples/s 410 tokens/s
-    2m 10s left`.
+    """Return a line such as `iteration 2 (3 of 100)  reward 0.412  kl 3.013  24.1 samples/s  2m 10s left`.
 
     For a line that contains only an evaluation, return its version and reward.
     """

@@ -1,7 +1,6 @@
 """`rlhf samples`: the sample tables of a run folder, as a table, as one sample in full, as JSON or as one parquet file.
 
-Rule: files are read and never changed. Models and users wrote the prompts and responses, so control characters in them
-are escaped before they reach the terminal, and they are never treated as markup.
+Rule: the texts are untrusted: control characters are escaped for the terminal, and no text is markup.
 """
 
 import json

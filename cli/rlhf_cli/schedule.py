@@ -1,7 +1,7 @@
 """`rlhf schedule`: find, compare and check fused pipeline schedules from files, without a job or a cluster.
 
-Rule: `--json` prints one object and nothing else on standard output. For a bad instance, schedule or option, one
-message names the field and the value, with exit code 2. A schedule that the checker refuses ends with exit code 1.
+Rule: a bad instance, schedule or option ends with one message and exit code 2; a schedule that the checker refuses,
+with 1.
 """
 
 from __future__ import annotations

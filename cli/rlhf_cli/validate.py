@@ -1,9 +1,7 @@
-"""`rlhf validate job.yaml`: print the problems of every RLHFJob in a file, one paragraph per problem; start nothing.
+"""`rlhf validate job.yaml`: print the problems of the RLHFJobs in a file; start nothing.
 
-Rule: it uses the models, rules and checks of the operator. It never fixes anything. For a cluster it checks pod
-templates and the location of checkpoints. For `rlhf run` it checks the model folders and prompt files of this machine.
-A warning is no error: the exit code is that of a valid manifest. With `--json` the last line is one object for
-programs.
+Rule: it uses the models, rules and checks of the operator. For a cluster it also checks pod templates, for `rlhf run`
+the files of this machine. Warnings do not change the exit code.
 """
 
 import json

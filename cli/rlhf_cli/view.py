@@ -1,7 +1,6 @@
-"""`rlhf view`: the page of one run, served on this machine's loopback, or written as one file to store or send.
+"""`rlhf view`: the page of one run, served on this machine's loopback, or written as a file to store or send.
 
-Rule: a run folder is read and never changed. `rlhf_coordinator.run_page` builds the page; this module has the options,
-and the end by Ctrl-C or SIGTERM.
+Rule: a run folder is read and never changed.
 """
 
 import contextlib
@@ -26,8 +25,9 @@ DATA: Final = "run.json"
 
 
 def view_run(run_dir: Path | None, *, port: int | None, browser: bool, target: Path | None) -> int:
-    """Serve the page until Ctrl-C, or write it; return the exit code. Raises RunError for invalid options, a folder
-    without a run, and files that cannot be read or written.
+    """Serve the page until Ctrl-C or SIGTERM, or write it. Return the exit code.
+
+    Raises RunError for invalid options, a folder without a run, and files that cannot be written.
     """
     folder = run_dir or _newest_run()
     if not holds_run(folder):

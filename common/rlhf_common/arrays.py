@@ -1,6 +1,6 @@
-"""Packed arrays in messages: little-endian, C order, with dtype and shape. Never pickle.
+"""Packed arrays in messages: little-endian, C order, with dtype and shape; no pickle.
 
-Rule: unpacking checks that the byte count matches dtype and shape, and rejects any dtype not listed here.
+Rule: unpacking checks dtype and byte count.
 """
 
 import math

@@ -1,7 +1,6 @@
-"""Reads a certificate's expiry from its PEM file.
+"""Reads a certificate's expiry, `notAfter` of X.509 (RFC 5280, 4.1), from its PEM file.
 
-Rule: pure except for `expiry_of_file`. It reads only `notAfter` of X.509 (RFC 5280, 4.1). The result is information for
-people; it must never decide trust.
+The result must never decide trust.
 """
 
 import ssl

@@ -1,7 +1,7 @@
 """gRPC channels and server credentials for both sides: limits, keep-alive, mutual TLS from a folder.
 
-Rule: with a certificate folder both sides present a certificate of the job's own authority and reject any other.
-Without a folder the channel is plain text. TLS never falls back to plain text.
+Rule: with a certificate folder both sides need a certificate of the job's own authority. Without a folder the channel
+is plain text. TLS never falls back to plain text.
 """
 
 import time
@@ -42,9 +42,8 @@ Files = tuple[bytes, bytes, bytes]
 
 
 def _read(folder: Path) -> Files:
-    """Return authority, certificate and key from the same moment: it reads the files until two reads in a row agree.
-
-    Raises ValueError if they cannot be read, or change all the time.
+    """Return authority, certificate and key from the same moment: two reads in a row agree. Raises ValueError if they
+    cannot be read, or never agree.
     """
     files = _files(folder)
     for _ in range(_TRIES):

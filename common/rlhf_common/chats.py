@@ -1,7 +1,6 @@
 """Chats in prompt files: the messages and tools that a record may have, in the form that templates read.
 
-Rule: pure. Keys with the value null are left out of a message, and tool calls get one form. A message of a wrong form
-is rejected.
+Rule: pure.
 """
 
 import json

@@ -1,7 +1,6 @@
-"""Condition types and reasons of an RLHFJob, which users use in scripts.
+"""Condition types and reasons of an RLHFJob, which users use in scripts. No logic.
 
-Rule: a type is a state, never a verb. The reason of `Running` is also the PHASE column of `kubectl get`. This module
-has no logic.
+Rule: a type is a state, never a verb.
 """
 
 from enum import StrEnum

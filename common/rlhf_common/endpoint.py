@@ -1,8 +1,7 @@
-"""The HTTP endpoint of a job's process: `/livez` reports whether it is alive, every other path serves its metrics.
+"""The HTTP endpoint of a job's process: `/livez` reports whether it is alive, other paths serve its metrics.
 
-A process is alive unless its event loop stood still for more than STALE_SECONDS, or `ailment` names a reason. Before
-the first beat the loop does not count as stuck.
-Rule: the endpoint serves on its own threads. Probes of running pods use `/livez`; never remove the path.
+A process is alive unless its event loop stood still for more than STALE_SECONDS, or `ailment` names a reason. Probes of
+running pods use `/livez`; never remove the path.
 """
 
 import asyncio
@@ -102,7 +101,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 def listener(host: str, port: int) -> socket.socket:
     """Return a listening TCP socket; port 0 takes a free one. Raises OSError if the address cannot be bound.
 
-    A wildcard host listens on IPv6 and IPv4 with one socket, or on IPv4 alone where the machine cannot do that.
+    A wildcard host listens on IPv6 and IPv4 if possible.
     """
     if host in WILDCARDS:
         both = socket.has_dualstack_ipv6()

@@ -19,7 +19,7 @@ def error_text(error: BaseException) -> str:
 def one_line(text: str) -> str:
     """Return the lines of a text, joined by "; " and cut at MAX_CHARACTERS.
 
-    C++ frames are left out, and so is the advice after the first line of a CUDA error.
+    C++ frames and the advice of a CUDA error are left out.
     """
     stripped = [line.strip() for line in text.splitlines() if line.strip()]
     lines = list(takewhile(lambda line: not line.startswith(NATIVE_FRAMES), stripped))

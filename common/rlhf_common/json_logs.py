@@ -1,7 +1,7 @@
 """Log lines as JSON objects, one per line.
 
-Rule: a line has `time` (UTC, milliseconds), `level` and `message`, and `worker` or `logger`. It also has the fields of
-the `LogContext`, such as `job`, `iteration` and `trace_id`. A line of an exception has `traceback`.
+Rule: a line has `time` (UTC, milliseconds), `level`, `message`, and `worker` or `logger`, and the fields of the
+`LogContext`. An exception adds `traceback`.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""Names, label keys and label values that the API server accepts. Each function returns the problem, or an empty text.
-
-The CRD takes its pattern of DNS subdomains from here.
-"""
+"""Names, label keys and label values that the API server accepts. A function returns the problem, or an empty text."""
 
 import re
 from typing import Final

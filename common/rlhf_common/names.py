@@ -1,7 +1,4 @@
-"""Names that several processes must agree on, such as API group, labels, ports, environment and exit codes.
-
-Rule: this module has no behaviour except the composition of names.
-"""
+"""Names that several processes must agree on, such as API group, labels, ports, environment and exit codes."""
 
 from enum import IntEnum, StrEnum
 from typing import Final
@@ -35,8 +32,9 @@ WORKER_PORT: Final = 7710
 METRICS_PORT: Final = 7790
 """Prometheus port of the pods of coordinator and workers."""
 RANK_METRICS_PORT: Final = 7800
-"""In a pod with several ranks: first rank's port on which the launcher reads metrics and liveness; later ranks use the
-following ports. Their gRPC ports start at WORKER_PORT."""
+"""In a pod with several ranks: first rank's port for metrics and liveness, read by the launcher; later ranks use the
+following ports.
+"""
 RANK_RENDEZVOUS_PORT: Final = 7900
 """In a pod with several ranks: first rank's rendezvous port; later ranks use the following ports."""
 
@@ -99,8 +97,9 @@ class Env(StrEnum):
     RENDEZVOUS_PORT = "RLHF_RENDEZVOUS_PORT"
     """Training ranks: port of this rank's rendezvous store. Unset: a free port, picked at the start."""
     RANKS = "RLHF_RANKS"
-    """Launcher of a pod with several ranks: their number. RLHF_INDEX is then the pod's, and LISTEN, ADVERTISE, DEVICE,
-    RENDEZVOUS_PORT and RANK_METRICS have one entry per rank, separated by commas."""
+    """Launcher of a pod with several ranks: their number. RLHF_INDEX is then the pod's; LISTEN, ADVERTISE, DEVICE,
+    RENDEZVOUS_PORT and RANK_METRICS have one entry per rank, separated by commas.
+    """
     RANK_METRICS = "RLHF_RANK_METRICS"
     """Launcher of a pod with several ranks: host:port on which each rank serves metrics and liveness to it."""
     GROUP = "RLHF_GROUP"
@@ -116,8 +115,9 @@ class Env(StrEnum):
     THREADS = "RLHF_THREADS"
     """CPU threads of the compute library; a deterministic job needs the same number to reproduce its results."""
     START_TIMEOUT = "RLHF_START_TIMEOUT"
-    """Workers: seconds without a first Welcome after which they exit; unset means never. The wait begins again after an
-    answer of an incompatible coordinator."""
+    """Workers: seconds without a first Welcome after which they exit; unset means never. An answer of an incompatible
+    coordinator restarts the wait.
+    """
     GRACE = "RLHF_GRACE"
     """Workers: seconds between SIGTERM and SIGKILL, during which a rank may stay; unset means that it does not stay."""
     AWAIT_WORKERS = "RLHF_AWAIT_WORKERS"

@@ -1,6 +1,6 @@
 """Checks the nesting depth of an external value before anything recurses over it or copies it.
 
-Rule: the check neither recurses nor copies, so it handles any output of a JSON reader.
+Rule: the check itself does not recurse.
 """
 
 from collections.abc import Iterator, Mapping

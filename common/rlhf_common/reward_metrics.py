@@ -1,7 +1,4 @@
-"""Metrics that a reward returns besides its value: allowed names, and the maximum number.
-
-They come from user code, so their number and names are limited. Rule: pure.
-"""
+"""Metrics that a reward returns besides its value: allowed names, and the maximum number. Pure."""
 
 import re
 from collections.abc import Mapping

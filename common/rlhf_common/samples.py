@@ -1,7 +1,6 @@
 """The data of a sample for coordinator and workers, such as its key, lease, request and response.
 
-Rule: plain data; must never import protobuf. `rlhf_workers.sample_codec` and `rlhf_coordinator.storage.sample_codec`
-convert it to and from messages.
+Rule: plain data; must never import protobuf.
 """
 
 import math
@@ -105,8 +104,9 @@ class ResponsePart:
     tokens: TokenArray
     """int32 [n]."""
     log_probabilities: FloatArray
-    """float32 [n], natural log, before top-p and top-k; NOT_SAMPLED for tokens that an environment wrote. In a rollout
-    the logits are divided by the temperature first, if it is above 0."""
+    """float32 [n], natural log, before top-p and top-k; NOT_SAMPLED for tokens that an environment wrote. A temperature
+    above 0 divides the logits first, unless the sample is greedy.
+    """
     versions: tuple[VersionSpan, ...]
     """Versions of `tokens`; their counts sum to n."""
     finish_reason: FinishReason = ""

@@ -1,6 +1,5 @@
-"""Unpaired surrogates: strings of Python and JSON may contain them, but UTF-8 text cannot.
-
-JSON writes one as an escape such as \\ud83d without its second half. Rule: standard library only.
+r"""Unpaired surrogates, such as \ud83d without its second half: strings of Python and JSON may contain them, UTF-8 text
+cannot.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,6 @@
-"""Rendering of chats with the template of a judging model, independent of the date.
+"""Rendering of chats with the template of a judging model, so that a judgment does not depend on the day.
 
-Rule: a judgment must not depend on the day. A template gets no `strftime_now`; one that calls it nevertheless is
-rejected.
+Rule: a template gets no `strftime_now`; one that calls it nevertheless is rejected.
 """
 
 import re
@@ -20,8 +19,9 @@ _REMEDY: Final = "give a copy of the folder whose template does not"
 
 
 def render_undated(tokenizer: Any, messages: Sequence[Message], **arguments: Any) -> str:
-    """Return messages rendered by the tokenizer's chat template. Raises ValueError for a template whose text depends on
-    the day or on chance; also raises any exception of the template.
+    """Return messages rendered by the tokenizer's chat template.
+
+    Raises ValueError for a template that writes the date or draws at random, and the exceptions of the template.
     """
     from jinja2.exceptions import UndefinedError
 

@@ -1,6 +1,6 @@
 """The roles of a worker in messages: its work (generation, inference, training), not the role of a model (actor, ...).
 
-Rule: a role unknown to this version is rejected, never dropped.
+Rule: reading an unknown role raises an error.
 """
 
 from collections.abc import Collection, Mapping

@@ -1,7 +1,7 @@
 """Entry point of one worker process: `python -m rlhf_workers`.
 
-The environment (`names.Env`) names the worker and the coordinator. This module sets the log format and the thread
-count before it loads the agent, and turns an exception into an exit code and a last log line.
+This module sets the log format and the thread count before it loads the agent, and turns an exception into an exit
+code.
 """
 
 import logging

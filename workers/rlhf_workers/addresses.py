@@ -14,10 +14,7 @@ class AddressInUseError(OSError):
 
 
 def open_endpoint(address: str) -> Endpoint | None:
-    """Return the HTTP endpoint at host:port; None for an empty address.
-
-    Raises AddressInUseError or SettingsError when the address cannot be bound, SettingsError also when it is malformed.
-    """
+    """Return the HTTP endpoint at host:port; None for an empty address. Raises AddressInUseError or SettingsError."""
     if not address:
         return None
     host, port = split_address(Env.METRICS, address)

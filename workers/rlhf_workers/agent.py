@@ -1,8 +1,7 @@
 """The worker's agent: dials the coordinator and connects its session with the compute thread.
 
-The asyncio loop (main thread) owns the session, the compute thread owns the roles. The agent obeys Exit at once, even
-if the compute thread is busy. When a session breaks, the agent dials again; a running command continues. Must never
-call the Kubernetes API.
+The asyncio loop (main thread) owns the session, the compute thread owns the roles. The agent obeys Exit even if the
+compute thread is busy. When a session breaks, the agent dials again; a running command continues.
 """
 
 import asyncio
@@ -143,10 +142,8 @@ class Agent:
         )
 
     async def _until_free(self) -> None:
-        """Wait for SIGTERM or SIGINT; a training rank then also waits for its session to end, until its grace nearly
-        ends.
-
-        A coordinator that stops at the same time may need the ranks for its checkpoint.
+        """Wait for SIGTERM or SIGINT. A training rank then also waits for its session to end, until its grace nearly
+        ends, because the coordinator may need the ranks for a checkpoint.
         """
         await self._stop.wait()
         self._leaving = True

@@ -1,6 +1,6 @@
 """The compute thread of a worker: holds the roles, executes commands in order, and steps the roles.
 
-Generation steps first; another role steps when those before it have no work. Must never touch gRPC.
+Must never touch gRPC.
 """
 
 import logging
@@ -104,10 +104,8 @@ class Compute:
         on_fatal: Callable[[pb.Failure], None],
         build: Build = build_role,
     ) -> None:
-        """`on_fatal` is called from the compute thread when the process must end.
-
-        That is so when a step fails while no command runs, when a role cannot give samples back or learn from siblings,
-        when a command, a step or work for a peer loses the device, or when code calls sys.exit.
+        """`on_fatal` is called from the compute thread when the process must end, as after a lost device or a failed
+        step without a running command.
         """
         self.snapshot = WorkerSnapshot()
         self.weight_provider: WeightProvider | None = None
@@ -150,10 +148,9 @@ class Compute:
                 self._changed.notify()
 
     def receive(self, work: "Callable[[KvReceiver, Outbox], T]") -> "Future[T]":
-        """Call `work` on the compute thread with the role that takes samples from peers, in order with the commands.
+        """Call `work` on the compute thread with the role that takes samples from peers.
 
-        The future can be cancelled until it runs. It fails with WorkError when no role takes samples, or when the
-        session breaks first.
+        The future fails with WorkError when no role takes samples, or when the session breaks first.
         """
 
         def call() -> T:

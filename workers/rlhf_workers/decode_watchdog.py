@@ -1,4 +1,4 @@
-"""Detects a decode step that hangs, from another thread, and reports it so that the worker ends.
+"""Detects a decode step that hangs, from another thread.
 
 Rule: only generation steps are checked. A limit of 0 must never end a worker.
 """
@@ -22,9 +22,9 @@ RunningStep = tuple[str, float]
 
 
 def hung_step(step: RunningStep | None, limit: float, now: float, stack: Callable[[], list[str]]) -> pb.Failure | None:
-    """Return the failure of a step that has run longer than `limit` seconds (0: no limit); None if there is none.
+    """Return the failure of a generation step that has run longer than `limit` seconds (0: no limit); None otherwise.
 
-    `stack` returns the stack of the step, innermost frame last.
+    `stack` returns the stack of the step.
     """
     if step is None or not limit or step[0] != Group.GENERATION or now - step[1] <= limit:
         return None

@@ -1,7 +1,6 @@
 """Converts exceptions of a role into `pb.Failure`.
 
-Rule: a WorkError brings its own failure. A lack of memory names the field to change, if MEMORY_FIELDS has one. Any
-other exception gets the line that raised it.
+Rule: a WorkError brings its own failure; a lack of memory names the field to change, if MEMORY_FIELDS has one.
 """
 
 import traceback

@@ -2,7 +2,7 @@
 
 `python -m rlhf_workers.fork_server` reads one JSON object per line from standard input (`name`, `environment`,
 `folder`, `log`, `cores` or null) and forks a worker for each. On standard output it writes `{"ready": true}` once,
-`{"pid": ...}` for each request, and `{"ended": pid, "code": ...}` for each exit (negative: the signal).
+`{"pid": ...}` for each fork, and `{"ended": pid, "code": ...}` for each exit (negative: the signal).
 
 Rule: the process has one thread, because a lock that another thread holds stays locked in the child. Must never serve
 processes with an accelerator: CUDA does not survive a fork. When the server ends, the kernel kills its workers.

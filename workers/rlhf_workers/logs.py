@@ -1,7 +1,7 @@
 """Log lines of a worker on stderr: `time level worker message`, or one JSON object per line.
 
-Rule: a JSON line names the job, once it is known, and the iteration of the last command that has one, with its trace
-if the run has traces. Must never buffer: `os._exit` may follow any line.
+Rule: a JSON line names the job, once it is known, and the iteration of the last command that has one. Must never
+buffer: `os._exit` may follow any line.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """Prometheus endpoint of one worker: its own values, its engine's totals, and the engine's own metrics.
 
-Rule: values are read at the scrape. Names, labels and help of our metrics come from the catalogue
-(`rlhf_common.metrics`). An engine's own families are served unchanged beside ours, at most MAX_ENGINE_SERIES series,
-and without families that begin with our prefixes.
+Rule: values are read at the scrape. An engine's own families are served unchanged beside ours, at most
+MAX_ENGINE_SERIES series, and without families that begin with our prefixes.
 """
 
 import logging

@@ -1,7 +1,6 @@
-"""Queue of the messages that roles report, until the session's writer sends them.
+"""Queue of the messages that roles report, until the session's writer sends them. Thread-safe.
 
 Rule: when a session breaks, `fence` drops unsent messages, except the answer of the oldest command that waits for one.
-Thread-safe; a role never waits for the network.
 """
 
 import logging
@@ -170,7 +169,7 @@ class SessionOutbox:
     def fence(self) -> None:
         """Drop the messages of a broken session, except the answer of the oldest command whose answer was not sent.
 
-        Drop new messages other than that answer and alarms until `reopen`.
+        Until `reopen`, drop new messages other than that answer and alarms.
         """
         with self._lock:
             self._fenced = True

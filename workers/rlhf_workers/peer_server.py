@@ -1,7 +1,6 @@
 """The worker's gRPC server: WeightSource and KvSink for peers, health and reflection for probes.
 
-Rule: with certificates, a client needs a certificate of the same authority. An occupied port is an error at once: the
-server does not share its port with another process.
+Rule: with certificates, a client needs a certificate of the same authority.
 """
 
 import socket

@@ -1,7 +1,6 @@
 """Describes for people what a worker does during a command that takes minutes, such as loading weights.
 
-The code that does such work enters `stage` and reports its progress with `WorkStage.reached`. Heartbeats carry the
-text of the innermost stage. Rule: the length of the text is bounded. Any thread may read it.
+The code that does such work enters `stage` and reports its progress with `WorkStage.reached`.
 """
 
 from collections.abc import Iterator

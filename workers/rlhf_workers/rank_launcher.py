@@ -1,10 +1,8 @@
 """Runs the training ranks of one pod, each as a worker process: `python -m rlhf_workers.rank_launcher`.
 
 The launcher starts each rank once and restarts none. When a rank fails, the others get LEAVE_SECONDS to end, and are
-killed then; `ranks.ends` chooses the exit code. When the launcher is killed, the kernel kills its ranks.
-
-Rule: it imports no torch, and forks the ranks before a second thread exists. It forwards whole lines of a rank's
-output up to LONGEST_LINE bytes each.
+killed then. When the launcher is killed, the kernel kills its ranks. Rule: it forks the ranks before a second thread
+exists.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Table of the modules that build the roles, imported when the command arrives.
 
-Rule: importing this module loads no engine, no trainer and no transformers, so a worker loads the roles that it gets.
+Rule: importing this module loads no engine, no trainer and no transformers.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Converts samples to protobuf messages and back.
 
-Rule: conversion only; it has no state. A malformed array or finish reason of a sample to score is refused by name.
+Rule: a malformed array or finish reason of a sample to score is refused by name.
 """
 
 from collections.abc import Iterable
@@ -101,7 +101,7 @@ def finished_message(
 ) -> pb.FinishedSample:
     """Return the message of a complete response with its text.
 
-    `queue_seconds`: the wait for its first new token (0: not measured). `drafted`: (drafted, accepted) tokens here.
+    `queue_seconds`: the wait for its first new token (0: not measured). `drafted`: (drafted, accepted) tokens.
     """
     episode = response.episode
     return pb.FinishedSample(

@@ -1,7 +1,7 @@
 """One Session call: sends Register, receives Welcome, then exchanges commands, messages and heartbeats.
 
-Rule: a session ends at the first error and gives the reason; the agent opens another. Must never execute a command
-itself, nor own state that outlives the session.
+Rule: a session ends at the first error and gives the reason. Must never execute a command itself, nor own state that
+outlives the session.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Settings of a worker process, read from its environment (`names.Env`) and checked.
 
-Rule: a missing required variable and a malformed number, address, group or device are errors that name the variable.
+Rule: an error names the variable.
 """
 
 from collections.abc import Mapping

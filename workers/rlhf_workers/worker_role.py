@@ -1,10 +1,6 @@
 """Interface between the agent (streams, threads, sessions) and a worker's work (engines, scorers, trainers).
 
-Rule: the compute thread executes the commands and steps of every role, so a role needs no locks for them. Other threads
-read roles, for example for metrics and for peers. A role reports to the coordinator through the Outbox, never through a
-stream.
-
-Model roles (actor, critic, ...) are unrelated.
+Rule: the compute thread executes the commands and steps of every role, so a role needs no locks for them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -64,9 +60,8 @@ class WorkerRole(Protocol):
     """Names of the Command oneof that this role takes, such as `generate`, `withdraw`, `load_weights`."""
 
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
-        """Execute a command and answer it by `outbox.done` exactly once, now or in a later `step`.
-
-        The compute thread answers with the failure of a raised exception (`failures.failure_of`).
+        """Execute a command and answer it by `outbox.done` exactly once, now or in a later `step`. The compute thread
+        answers with the failure of a raised exception.
         """
 
     def step(self, outbox: Outbox) -> bool:
@@ -136,16 +131,17 @@ class WeightProvider(Protocol):
     """
 
     def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (Hugging Face parameter name, tensor) for this worker's stages, all on one device.
+        """Yield (Hugging Face parameter name, tensor) for this worker's stages, in the published type and all on one
+        device.
 
-        Tensors have the published type and stay on their device. Raises WorkError for another version.
+        Raises WorkError for another version.
         """
 
 
 class KvReceiver(Protocol):
     """Takes samples that arrive with their KV caches through the KvSink service.
 
-    Called on the compute thread. A sample that cannot be taken is an exception with the reason.
+    Called on the compute thread. An exception says why a sample cannot be taken.
     """
 
     def offer(self, offer: pb.KvOffer) -> KvReservation:

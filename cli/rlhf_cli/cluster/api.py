@@ -1,7 +1,4 @@
-"""The requests of the command line to the API server, on the shared client: get, list, watch, patch, logs, metrics.
-
-Rule: plain objects in and out. `explained` writes the text of the error of an unsuccessful response.
-"""
+"""The requests of the command line to the API server: get, list, watch, patch, logs, metrics."""
 
 import asyncio
 import json
@@ -112,11 +109,10 @@ def _request(
 async def list_watch(
     api: Api, resource: str, namespace: str | None, on_outage: Callable[[str], None], **selectors: str
 ) -> AsyncIterator[Objects]:
-    """Yield all objects of a list after the first list and after every change, for as long as the caller iterates.
+    """Yield the objects of a list, and again after changes, for as long as the caller iterates. None means all
+    namespaces.
 
-    None means all namespaces. Several changes may arrive as one. A new list and a new watch replace a watch that
-    breaks. Errors before the first list are raised. Later, an UnavailableError is retried, and `on_outage` is called
-    once per outage.
+    Errors before the first list are raised. A later UnavailableError is retried; `on_outage` is called once per outage.
     """
     listed = False
     in_outage = False

@@ -1,8 +1,7 @@
-"""An RLHFJob as the API server returned it: its conditions, phase, progress and ages for the verbs. Pure.
+"""An RLHFJob as the API server returned it, for the verbs. Pure.
 
-Rule: every field of spec and status may be missing, because an operator of another version may have written the object.
-A field whose form differs from the status model is left out, because a list of all namespaces contains objects of other
-writers. The clock is never read here.
+Rule: any field of spec and status may be missing or of another form, because an operator of another version may have
+written the object.
 """
 
 import difflib

@@ -1,7 +1,6 @@
 """The state of each pod of a job, from its status and the events about it. Pure.
 
-Rule: the operator's own function (`how_it_ended`) describes how a container ended. An event counts only until the pod
-is up: a warning about a start that succeeded is outdated.
+Rule: a ready pod ignores warnings, because a warning about a start that succeeded is outdated.
 """
 
 from collections.abc import Iterable, Mapping

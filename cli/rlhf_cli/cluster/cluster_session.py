@@ -1,6 +1,6 @@
 """One command at work against a cluster: connect by the common flags, find the job, write to the terminal.
 
-Rule: standard output carries the result of a verb; notes and problems go to standard error.
+Rule: standard output carries the result of a verb; notes go to standard error.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""`rlhf describe`: everything known about one job, the most important first.
+"""`rlhf describe`: a description of one job.
 
-Rule: empty sections are left out. A long list of pods, iterations or events is cut, and a line has the number of the
-others. If pods are cut, those that need attention come first. All functions but `describe` are pure.
+Rule: empty sections are left out. A long list is cut, with the number of the others below. If pods are cut, those that
+need attention come first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,4 @@
-"""The errors of a verb: a message with a remedy, and the exit code of the command.
-
-A mistake of the user is a `VerbError`. A refusal or silence of the API server is an `ApiError` of the shared client;
-`explained` adds a remedy to its text where one is known.
-"""
+"""The errors of a verb: a message and the exit code of the command."""
 
 import re
 from typing import TYPE_CHECKING, Final

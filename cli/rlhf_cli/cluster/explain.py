@@ -1,8 +1,6 @@
-"""`rlhf explain` of a job in a cluster: the largest losses, as its coordinator last logged them, and decisions of its
-coordinator from status.plan.
+"""`rlhf explain` of a job in a cluster: the largest losses from the coordinator's log, and decisions from status.plan.
 
-Rule: it reads with the user's own rights, like `rlhf describe`. If there are no such log lines, or the log is
-unreadable, it prints that.
+Rule: a log without loss lines is no error; the output says so.
 """
 
 from typing import Final

@@ -1,7 +1,6 @@
-"""The data of one job that `rlhf describe` and `rlhf top` show, read from the API server.
+"""The data of one job that `rlhf describe`, `rlhf explain` and `rlhf top` show, read from the API server.
 
-Rule: only the job itself must be readable; `missing` lists what else could not be read, apart from the Lease. Unknown
-log lines are skipped, because the log is written for people.
+Rule: only the job itself must be readable; `missing` lists what else could not be read, apart from the Lease.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """The summary at the top of `rlhf describe`: the job's activity, or its obstacle and the remedy. Pure.
 
-Rule: the operator's message comes first. Findings about pods are added where they are newer: pods are read now, but
-parts of the status may be ten seconds old.
+Rule: the operator's message comes before findings about pods.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,9 +30,8 @@ _REMEDIES: Final[Mapping[str, str]] = {
 
 
 def summarize(job: ClusterJob, pods: Sequence[ClusterPod], operator_age: timedelta | None, now: datetime) -> str:
-    """Describe the job's activity or obstacle, with the remedy where there is one.
-
-    `operator_age` is the time since the operator renewed its Lease; None when that could not be read.
+    """Describe the job's activity or obstacle. `operator_age` is the time since the operator renewed its Lease; None if
+    unknown.
     """
     if job.body["metadata"].get("deletionTimestamp"):
         return f"Being deleted; {len(pods)} of its pods are left."

@@ -1,7 +1,6 @@
 """Log lines of several pods: their order in time, and their print, each after its worker's name in a colour.
 
-Rule: a line that is one JSON object of ours is shown as time, level and message; any other line is shown unchanged. No
-line is left out. Everything but `LogPrinter` is pure.
+Rule: a JSON line of ours is shown as time, level and message; any other line is shown unchanged.
 """
 
 import heapq

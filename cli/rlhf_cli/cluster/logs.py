@@ -1,8 +1,6 @@
 """`rlhf logs`: the logs of a job's pods as one stream.
 
-Rule: without --follow, the lines of all pods are printed in order of time. With --follow, they are printed as they
-arrive. The command then follows restarted containers and new pods from their first line, at most MAX_FOLLOWED at a
-time. It ends when the job has finished and every followed log has ended.
+Rule: the lines of all pods are printed in order of time; with --follow, as they arrive.
 """
 
 import asyncio

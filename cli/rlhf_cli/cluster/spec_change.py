@@ -1,7 +1,6 @@
 """`rlhf suspend`, `rlhf resume`, `rlhf scale`: compute, check and send the change of the spec.
 
-Rule: new sizes that break the rules of the manifest are refused here, with the text of `rlhf validate`, and are not
-sent; the API server checks them again. A change without effect is not sent. Everything but `send` is pure.
+Rule: sizes that newly break a rule of the manifest are refused here.
 """
 
 import json

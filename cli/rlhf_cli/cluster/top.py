@@ -1,8 +1,6 @@
 """`rlhf top`: the live view of `rlhf run`, for a job in a cluster.
 
-Rule: the numbers come from the coordinator's metrics page, read through the API server, where the user may read it.
-Otherwise, and for a finished job, they come from the job's status, which has no numbers of single workers. `top` reads;
-pure functions build the statuses.
+Rule: the numbers come from the coordinator's metrics page if it is readable, otherwise from the job's status.
 """
 
 import asyncio
@@ -36,8 +34,9 @@ _NO_METRICS: Final = "the coordinator's metrics cannot be read ({why}), so this 
 
 
 async def top(session: ClusterSession, name: str, every: float, *, once: bool) -> int:
-    """Show the live view until Ctrl-C or the end of the job, refreshed after at least `every` seconds. With `once`, or
-    where no live view is possible, print it once. Return the exit code.
+    """Show the live view until the end of the job, at least `every` seconds between refreshes. Return the exit code.
+
+    With `once`, or where no live view is possible, print it once.
     """
     if once or not session.live:
         details = await read_details(session, name, now())

@@ -1,6 +1,6 @@
-"""The command lines of the verbs against a cluster. Declarations only; heavy imports wait until a verb runs.
+"""The command lines of the verbs against a cluster; heavy imports wait until a verb runs.
 
-Rule: flags are kubectl's where kubectl has them, so that users of kubectl know them.
+Rule: flags are kubectl's where kubectl has them.
 """
 
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,6 @@
-"""`rlhf wait`: wait until a goal holds or can no longer hold. Everything but `wait` and `_watch` is pure.
+"""`rlhf wait`: wait until a goal holds or can no longer hold.
 
-Rule: a wait ends as soon as its result is known, also when the job finishes without the goal. A wait for the deletion
-goes on.
+Rule: a wait also ends when the job finishes without the goal, except a wait for the deletion.
 """
 
 import asyncio
@@ -121,10 +120,9 @@ def _invalid(text: str, right: str) -> VerbError:
 
 
 async def wait(session: ClusterSession, name: str, goal: WaitGoal, seconds: float) -> int:
-    """Wait until `goal` holds, at most `seconds`. Return the exit code.
+    """Wait at most `seconds` until `goal` holds. Return the exit code.
 
-    Changes of the job's state go to standard error, the result to standard output. Raises VerbError when the wait ends
-    without the goal.
+    Raises VerbError when the wait ends without the goal, and ApiError.
     """
     if goal.kind != "delete" and (why := unattainable(goal, await session.job(name))):
         raise VerbError(why, ExitCode.USAGE)

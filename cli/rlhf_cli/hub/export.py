@@ -1,7 +1,7 @@
 """`rlhf export`: choose a checkpoint of a run, check it, and write its model as a folder for a hub.
 
-Rule: these checks come before the first write: of the run, the checkpoint with the checksums of its files, the target,
-the name of the repository and the token.
+Rule: the checkpoint's checksums, the target, and the repository and token of an upload are checked before the first
+write.
 """
 
 import json

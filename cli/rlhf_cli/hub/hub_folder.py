@@ -1,8 +1,7 @@
-"""A model of a checkpoint as a folder with the names that a hub expects, written completely or not at all.
+"""A model of a checkpoint as a folder with the names that a hub expects.
 
-Shards get Hugging Face's names and their own index. Weights are copied bit by bit. Other files are copied, with those
-of sub-folders; the card is written anew. The folder is written under a hidden name beside its target and then renamed,
-so a process that dies leaves nothing under the target's name.
+The folder is written under a hidden name beside its target and then renamed, so a process that dies leaves nothing
+under the target's name.
 """
 
 import json

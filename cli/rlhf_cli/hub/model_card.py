@@ -1,7 +1,6 @@
 """The model card, README.md of a folder on a hub: the base model, the data, the method and the results.
 
-Rule: pure. The card shows only the last part of a path, and mentions an endpoint or a judge without its address. A
-number that the run did not record is left out.
+Rule: pure. The card shows the last part of a path on a machine, and no address of an endpoint or judge.
 """
 
 from collections.abc import Mapping
@@ -84,10 +83,7 @@ def model_card(model: ExportedModel) -> str:
 
 
 def generation_config(job: RLHFJob, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the generation settings of a policy whose folder has none: sampling as in its training.
-
-    `config` is the model's config.json, which provides the ids of special tokens.
-    """
+    """Return generation settings for a policy whose folder has none: sampling as in its training."""
     rollout = job.spec.rollout
     sampled = rollout.temperature > 0
     settings: dict[str, Any] = {"do_sample": sampled, "max_new_tokens": rollout.max_response_tokens}

@@ -1,7 +1,6 @@
 """The upload of an exported folder to a repository of a model hub, with huggingface_hub.
 
-Rule: the token is HF_TOKEN, or the token of an earlier login; no argument, file or message of this project contains it.
-An error of the hub becomes one sentence with the remedy. HF_ENDPOINT selects another hub.
+Rule: the token is HF_TOKEN, or the token of an earlier login; it is no argument. HF_ENDPOINT selects another hub.
 """
 
 import os

@@ -1,7 +1,6 @@
 """Check the data of a job with the tokenizer, configuration and prompt files of this machine.
 
-Rule: it reads the files that the start of the job reads, with the same code, and no weights. A tokenizer that is absent
-here is a warning, because the manifest may still be right.
+Rule: it reads them with the code of the job's start, and reads no weights. An absent tokenizer is a warning.
 """
 
 from typing import Final

@@ -1,7 +1,6 @@
 """The sizes of a job with `spec.devices` before its processes start: recorded in the run folder, or chosen now.
 
-A new plan uses figures that this run has shown, then those of the job's newest run, then public hardware figures. It
-is written to the journal's facts before a process starts, where the coordinator and a resumed run find it.
+A new plan is written to the journal before a process starts, where a resumed run finds it.
 """
 
 from dataclasses import replace

@@ -1,8 +1,7 @@
 """A script that starts a process of the job: it ties the process to the life of the runner, pins it, and execs it.
 
-Run with `python -I -S`: `exec_wrapper.py <pid of the runner> <cores, comma separated, or -> <command> ...`.
-Rule: it uses the standard library only. The same work between fork and exec could deadlock in a runner with gRPC
-threads. When the runner dies, the kernel kills the process, but not its children.
+`python -I -S exec_wrapper.py <pid of the runner> <cores, comma separated, or -> <command> ...`. When the runner dies,
+the kernel kills the process, but not its children.
 """
 
 import ctypes

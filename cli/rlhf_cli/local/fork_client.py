@@ -1,7 +1,6 @@
 """Client of the fork server (`rlhf_workers.fork_server`), which forks workers after importing torch and transformers.
 
-Rule: only workers on CPU with one compute thread are forked, because CUDA and thread pools do not survive a fork. After
-a ForkServerError a process starts the ordinary way.
+Rule: only workers on CPU with one compute thread are forked.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """Runs the processes of a job on this machine: starts, restarts and stops them, as `restart_policy` decides.
 
-Rule: every process leads its own process group, so Ctrl-C in a terminal reaches only the runner. A process dies with
-the runner (`exec_wrapper`). It also carries the token of the run, with which `leftover_processes` finds a process that
-escaped. The supervisor signals processes by their ids, never by a name.
+Rule: a process leads its own process group, so Ctrl-C in a terminal reaches only the runner. It dies with the runner,
+and carries the token with which `leftover_processes` finds its children.
 """
 
 import asyncio
@@ -77,8 +76,8 @@ class JobSupervisor:
         leave_seconds: float = LEAVE_SECONDS,
         hang_seconds: float = 0,
     ) -> None:
-        """`leave_seconds`: time that workers get to end after the coordinator tells them to leave. `hang_seconds`:
-        silence after which a process that has answered is killed; 0 means never.
+        """`leave_seconds`: time that workers get to end by themselves after the job. `hang_seconds`: silence after
+        which a process that has answered is killed; 0 means never.
         """
         self._processes = processes
         self._backoff_limit = backoff_limit

@@ -1,7 +1,7 @@
 """Find and end leftover processes of a run, such as children of a killed worker.
 
-Rule: a process belongs to the run if and only if its environment has the token of the run. It is ended by its id, never
-by its name. A process whose environment cannot be read is left alone.
+Rule: a process belongs to the run if its environment has the run's token. One whose environment cannot be read is left
+alone.
 """
 
 import contextlib

@@ -1,8 +1,6 @@
 """Probe whether a process of a local run is alive, as a kubelet would probe it in a pod.
 
-Rule: a process whose probe never succeeded is starting, however long that takes. After a success, a row of failures
-means that the process hangs; the supervisor decides what follows. The probe counts failures, not time, so that a
-suspended machine is no hang.
+Rule: a process whose probe never succeeded is starting, however long that takes.
 """
 
 import asyncio
@@ -16,9 +14,8 @@ STARTING_SECONDS: Final = 0.5
 
 
 async def until_hung(address: str, seconds: float) -> None:
-    """Return when the process at `address` (host:port) hangs: a probe succeeded, and later ones failed in a row.
-
-    The periods of the failed probes add up to `seconds`.
+    """Return when the process at `address` (host:port) hangs: after a success, the periods of failed probes in a row
+    add up to `seconds`.
     """
     period = min(float(PROBE_SECONDS), seconds / 3)
     answered, misses = False, 0

@@ -1,6 +1,6 @@
 """Prepare a resolved job for this machine: render it, assign devices and ports, write its files.
 
-Rule: no process starts here, so mistakes that are found here are refused before the first one starts.
+Rule: no process of the job starts here.
 """
 
 import json
@@ -47,10 +47,10 @@ class LocalJob:
 def plan_processes(
     loaded: LoadedJob, machine: LocalMachine, port: int | None = None, take: Callable[[int], bool] = is_free
 ) -> LocalJob:
-    """Return the processes of a job loaded for this machine without starting or writing anything.
+    """Return the processes of a job loaded for this machine without starting them or writing a file.
 
-    `port` is the port that the user requested for the coordinator; None means a free one. `take` says whether another
-    port is free, and may reserve it. Raises RunError, TemplateError.
+    `port`: the port requested for the coordinator; None means a free one. `take` says whether another port is free, and
+    may reserve it. Raises RunError, TemplateError.
     """
     job = loaded.resolved
     objects = render(job, {})
@@ -90,8 +90,7 @@ def prepare_job(
 def check_unchanged(job_file: Path, job: RLHFJob) -> None:
     """Raise ManifestError for fixed fields that differ from those of the job file, which may be of another version.
 
-    The fields that divide a training step among ranks are not fixed, nor are sizes that `spec.devices` chooses. Raises
-    RunError for a file that is no job, for example after a full disk, or whose version cannot be read here.
+    Sizes that `spec.devices` chooses may differ. Raises RunError for a file that cannot be read as a job.
     """
     if not job_file.is_file():
         return

@@ -1,8 +1,6 @@
-"""Turn the pods of a job into processes of this machine, with the same commands and environment variables. Pure.
+"""Turn the pods of a job into processes of this machine, with the commands and most variables of the pods. Pure.
 
-Rule: the differences between a cluster and one machine are rewritten: host names, ports, mounted paths, devices, and
-variables that depend on them. Sidecars, init containers, volumes, resources other than GPUs, and security contexts are
-left out.
+Rule: host names, ports, mounted paths and devices are rewritten. Sidecars, init containers and volumes are left out.
 """
 
 import json
@@ -86,10 +84,8 @@ def local_processes(
     ports: JobPorts,
     caller: Mapping[str, str],
 ) -> list[LocalProcess]:
-    """Return one process per pod, the coordinator first.
-
-    `caller` is the environment of the command. It provides variables that a template takes from Secrets or from fields
-    of a cluster. Raises RunError for a variable that a non-empty `caller` lacks.
+    """Return one process per pod, in the order of the pods. `caller` is the environment of the command; it provides
+    variables that a template takes from Secrets. Raises RunError for one that a non-empty `caller` lacks.
     """
     spec = json.loads(job_file_content(objects))["spec"]
     start_timeout = str(spec["runPolicy"]["startTimeoutSeconds"])

@@ -1,8 +1,7 @@
 """Assigns the ports of a job on this machine.
 
-Rule: a job gets each port once, and every port is free when it is assigned. Ports lie below the kernel's ephemeral
-range if that starts high enough. A process has the same ports over all its restarts. Meanwhile `HeldPorts` reserves
-them, except a port that the user requested. When the runner dies, the kernel frees the reservations.
+Rule: a port was free when it was assigned. A process has the same ports over its restarts: `HeldPorts` reserves them,
+except a port that the user requested. When the runner dies, the kernel frees the reservations.
 """
 
 import socket
@@ -72,11 +71,7 @@ class JobPorts:
 
 
 class HeldPorts:
-    """Reserved ports, on which only sockets with a shared address can listen, as our servers do. A context manager.
-
-    A socket that is bound but does not listen blocks a port for exclusive binds, which other runs use to test it. The
-    end of the context frees the ports.
-    """
+    """Ports reserved by bound sockets that do not listen. A context manager; its end frees the ports."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
@@ -115,9 +110,8 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(random: Random, take: Callable[[int], bool] = is_free) -> Iterator[int]:
-    """Yield distinct free ports in random order; `take` says whether a port is free, and may reserve it.
-
-    Raises RunError with exit code 24 when there is none left.
+    """Yield distinct free ports in random order. `take` says whether a port is free, and may reserve it. Raises
+    RunError (exit code 24) when none is left.
     """
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     candidates = list(range(_LOWEST, max(first_ephemeral, _LOWEST + 10_000)))

@@ -1,8 +1,7 @@
 """Decides what follows the end of a process of a local run. Pure: it owns no process and no clock.
 
-Rule: a process that ends with an error is restarted. runPolicy.backoffLimit limits the restarts of the whole job, and
-the count is never reset. Exit code RESTART is a request and is not counted. Some exit codes of the coordinator are
-verdicts about the job and end it. `job_supervisor` carries out the decisions.
+Rule: a process that ends with an error is restarted within runPolicy.backoffLimit, which the processes share. Exit code
+RESTART does not count. Some exit codes of the coordinator end the job.
 """
 
 import signal
@@ -86,10 +85,8 @@ class EndJob:
 def decide_after_end(
     ended: ProcessEnd, backoff_limit: int, *, stopping: bool = False
 ) -> RestartProcess | ProcessDone | EndJob:
-    """Return what follows the end of a process.
-
-    `stopping` means that the user asked the job to stop: the end of the coordinator then ends the job, with any exit
-    code.
+    """Return what follows the end of a process. `stopping` means that the user asked the job to stop; then any end of
+    the coordinator ends it.
     """
     coordinator = ended.group is Group.COORDINATOR
     if ended.code == ExitCode.OK:

@@ -1,7 +1,6 @@
 """The run folder: its lock, and the paths of a run's files.
 
-Rule: one run at a time uses a folder. The kernel releases the lock when the process dies. A folder that contains a run
-is continued only on request.
+Rule: one run at a time uses a folder. The kernel releases the lock when the process dies.
 """
 
 import fcntl
@@ -66,10 +65,8 @@ def choose_run_dir(job: RLHFJob, run_dir: Path | None, now: datetime, *, resume:
 
 
 def newest_first(runs: Path, job: str) -> Iterator[Path]:
-    """Yield the run folders of a job in `runs`, in descending order of names.
-
-    Their names begin with the job's name and `-`, as those of a job with a longer name do: job.json decides where it
-    can be read.
+    """Yield the run folders of a job in `runs`, in descending order of names. A folder whose job.json names another job
+    is skipped.
     """
     folders = sorted(runs.glob(f"{job}-*"), key=lambda path: path.name, reverse=True)
     return (folder for folder in folders if _job_name(folder) in (job, None))
@@ -105,8 +102,9 @@ class RunFolder:
     """A run folder that this process locks until `release` or its own end."""
 
     def __init__(self, paths: RunPaths, *, resume: bool) -> None:
-        """Create and lock the folder, and kill the processes that an earlier run in it left. Raises RunError when it
-        cannot be made, is in use, contains a run, or lacks a run to resume.
+        """Create and lock the folder, and kill processes that an earlier run in it left.
+
+        Raises RunError when it cannot be made, is in use, contains a run, or lacks a run to resume.
         """
         self.paths, folder = paths, paths.run_dir
         if resume and not holds_run(folder) and not (folder / "checkpoints").is_dir():

@@ -1,7 +1,6 @@
 """Bounds of histograms, by measured quantity.
 
-Rule: at most fourteen bounds. Each set of label values costs three series more than there are bounds. A change breaks
-comparisons with the past.
+Rule: at most fourteen bounds, because each adds a series per set of labels. A change breaks comparisons with the past.
 """
 
 from typing import Final

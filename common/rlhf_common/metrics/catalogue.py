@@ -1,7 +1,6 @@
 """All metrics of the project, by name.
 
-Rule: a metric belongs to it if a module of `MODULES` declares it as a constant. A name has one meaning in every
-process.
+Rule: a metric belongs to it if a module of `MODULES` declares it as a constant.
 """
 
 from collections.abc import Iterator, Mapping

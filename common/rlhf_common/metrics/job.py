@@ -1,6 +1,6 @@
 """Metrics of one job from its coordinator: iterations, phases, use of time and GPUs.
 
-Rule: no label names the job; the scrape adds it. Counters start again with the coordinator's process.
+Rule: no label names the job; the scrape adds it.
 """
 
 from typing import Final

@@ -1,8 +1,4 @@
-"""Every label of this project's metrics, with its values or their bound.
-
-`namespace`, `rlhf_job` and `pod` of a job's process come from the scrape. The operator sets the first two itself for
-the series of jobs.
-"""
+"""The labels of this project's metrics, with their values or the bound of those."""
 
 from typing import Final
 

@@ -1,7 +1,6 @@
-"""The types of a metric and its labels.
+"""The types of a metric and its labels. Plain data.
 
-Rule: plain data, checked at creation. Units are base units, as Prometheus recommends. A label has listed values, or a
-bound in words and a number of values at the measured scale.
+Rule: units are base units, as Prometheus recommends. A label has listed values, or a bound in words and a number.
 """
 
 import re

@@ -1,7 +1,6 @@
-"""Metrics of the operator itself, and of every job from the operator's view.
+"""Metrics of the operator itself, and of the jobs from the operator's view.
 
-The operator sets the labels `namespace` and `rlhf_job` of a job's series: a scrape must honor them. The chart's
-ServiceMonitor does.
+The operator sets the labels `namespace` and `rlhf_job` of a job's series.
 """
 
 from functools import partial

@@ -1,7 +1,6 @@
 """Metrics of several kinds of processes.
 
-Rule: metrics that begin with `process_` are read from the kernel at a scrape, under the names of Prometheus's client
-libraries.
+Rule: metrics that begin with `process_` have the names of Prometheus's client libraries.
 """
 
 from typing import Final

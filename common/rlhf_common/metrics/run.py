@@ -1,7 +1,7 @@
 """Results of an iteration, such as reward, divergence, lengths and losses.
 
-Rule: a value that was not measured has no series. A value that is infinite or NaN has none either;
-`rlhf_iteration_metric` then has the name `nonfinite/<name>`.
+Rule: a value that was not measured, is infinite or is NaN has no series; `rlhf_iteration_metric` then names the last
+two `nonfinite/<name>`.
 """
 
 from functools import partial

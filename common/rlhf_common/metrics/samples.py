@@ -1,6 +1,6 @@
 """Metrics of a job's samples, and of the workers and messages behind them, from the coordinator.
 
-Rule: no label names the job or a sample: histogram exemplars identify samples.
+Rule: no label names the job or a sample.
 """
 
 from typing import Final

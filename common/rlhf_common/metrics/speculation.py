@@ -1,7 +1,4 @@
-"""Metrics of speculative decoding from the coordinator: drafts of all workers, and tokens shared for them.
-
-Rule: counts of steps and drafts come from the workers' reports of their steps.
-"""
+"""Metrics of speculative decoding from the coordinator: drafts of all workers, and tokens shared for them."""
 
 from functools import partial
 from typing import Final

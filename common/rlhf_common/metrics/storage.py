@@ -1,7 +1,4 @@
-"""Metrics of weights, checkpoints, trackers, traces, the journal and their disks, from the coordinator.
-
-Rule: disks are read at a scrape, and never on the event loop.
-"""
+"""Metrics of weights, checkpoints, trackers, traces, the journal and their disks, from the coordinator."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Metrics of one worker from itself. Rule: they end with the worker's process.
+"""Metrics of one worker from itself.
 
 An engine's own metrics (`vllm:*` for vLLM) are on the same endpoint, under the engine's names.
 """

@@ -1,4 +1,4 @@
-"""Draft choices of one worker's engine. Rule: they end with the worker's process, as in `worker`.
+"""Draft choices of one worker's engine.
 
 The coordinator serves the results of drafts for all workers of a job (`speculation`).
 """

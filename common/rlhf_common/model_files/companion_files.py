@@ -1,7 +1,6 @@
 """The files of a model folder that belong to the model besides its weights.
 
-They are files directly in the folder, and text files in sub-folders without weights. Hidden files are not among them.
-The number of files and bytes is bounded.
+They are files directly in the folder, and text files in sub-folders without weights, but no hidden files.
 """
 
 from collections.abc import Iterator

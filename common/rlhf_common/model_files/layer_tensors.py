@@ -1,7 +1,5 @@
-"""The tensors of a model's layers according to config.json, for the families that this project trains.
-
-A layer tensor that this module does not list is a problem: the folder's model then differs from config.json. No torch
-is needed.
+"""The tensors of a model's layers according to config.json, for the families that this project trains. No torch is
+needed.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Checks that config.json and the weight files of a model folder agree, before anything is loaded.
+"""Checks that config.json and the weight files of a model folder agree, before anything is loaded. No torch is needed.
 
 It rejects adapters and quantised weights. For known families it also rejects wrong numbers in config.json, and layers
 or a head that differ from it. Tensors are read only to compare a tied embedding and head. No torch is needed.
@@ -27,8 +27,9 @@ TIED_BY_DEFAULT: Final[Mapping[str, bool]] = {
     "llama": False, "mistral": False, "qwen2": False, "qwen3": False, "gemma2": True, "mixtral": False,
     "qwen3_moe": False,
 }  # fmt: skip
-"""model_type -> whether embedding and head are one tensor if config.json does not say: the families that this project
-trains, with the defaults of transformers."""
+"""model_type of a family that this project trains -> whether embedding and head are one tensor if config.json does not
+say, as in transformers.
+"""
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
 QUANTISATION_KEYS: Final = ("quantization_config", "compression_config")

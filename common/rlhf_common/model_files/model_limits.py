@@ -12,7 +12,7 @@ CONTEXT_FIELD: Final = "spec.rollout.maxResponseTokens"
 def context_length(text_config: Any) -> int | None:
     """Return the longest sequence in tokens, or None for a model without a limit.
 
-    A scaled rotary embedding may allow more than `max_position_embeddings`: its original length times its factor.
+    A scaled rotary embedding may raise it to its original length times its factor.
     """
     positions = getattr(text_config, "max_position_embeddings", None)
     return max([int(positions), *_scaled_lengths(text_config)]) if positions else None

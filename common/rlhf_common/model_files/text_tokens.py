@@ -1,7 +1,6 @@
-"""Conversion from text to tokens and back, with the caller's transformers tokenizer.
+"""Conversion from text to tokens and back, with the caller's transformers tokenizer. Pure.
 
-The tokenizer's start tokens are added to a plain prompt, and its end tokens are not, because the model continues it.
-Rule: pure.
+A plain prompt gets the tokenizer's start tokens, but no end tokens.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -43,10 +42,8 @@ def added_tokens(tokenizer: Any) -> AddedTokens:
 
 
 def prompt_tokens(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Return the tokens of plain texts that a model continues.
-
-    A text that is not empty starts with the tokenizer's start tokens. They are not doubled if the text begins with
-    them. End tokens are not added. Raises ValueError like `added_tokens`.
+    """Return the tokens of plain texts that a model continues: start tokens are added unless the text begins with them,
+    end tokens are not added. Raises ValueError like `added_tokens`.
     """
     own: list[list[int]] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     added = added_tokens(tokenizer)
@@ -75,11 +72,10 @@ def response_text(tokenizer: Any, tokens: Sequence[int], ends: Collection[int]) 
 
 
 def text_ends(tokenizer: Any, generation_ends: Any = None, stop_ids: Collection[int] = ()) -> frozenset[int]:
-    """Return the ids that are not text at the end of a response: padding, and end tokens.
+    """Return the ids that are not text at the end of a response: padding, end tokens and special tokens of `stop_ids`.
 
-    `generation_ends`: those of the model's generation defaults. `stop_ids`: those of the manifest, among which special
-    tokens count. If the tokenizer's chat template ends turns with tokens, only those count among them: a tag such as
-    </tool_call> stays.
+    `generation_ends`: end tokens of the model's generation defaults. If the chat template ends turns with tokens, only
+    those of `stop_ids` among them count: a tag such as </tool_call> stays.
     """
     marks = turn_marks(tokenizer, tokenizer.apply_chat_template) if stop_ids and tokenizer.chat_template else []
     added_tokens = tokenizer.added_tokens_decoder if stop_ids else {}

@@ -1,7 +1,4 @@
-"""Checks that a model that reads the policy's token ids gives them the same meaning, by the tokenizer files of both.
-
-Rule: a token is the same only if it has the same id. `tokenizer_problem` accepts a folder without a tokenizer.
-"""
+"""Checks, by the tokenizer files, that a model that reads the policy's token ids gives them the same meaning."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,9 +17,8 @@ REMEDY: Final = (
 
 
 def tokenizer_problem(folder: Path, actor: Path, read: Callable[[Path], Mapping[str, int]]) -> str:
-    """Return a message with the first token that has another meaning in the model of `folder` than in the policy of
-    `actor`; empty if there is none, or a folder has no tokenizer. `read` returns token -> id of a folder's tokenizer.
-    Tokens that only the model has are ignored.
+    """Return a message with the first policy token that has another meaning in the model of `folder`; empty if there is
+    none, or a folder has no tokenizer. `read` returns token -> id of a folder's tokenizer.
     """
     if not (_has_tokenizer(actor) and _has_tokenizer(folder)):
         return ""
@@ -35,7 +31,7 @@ def tokenizer_problem(folder: Path, actor: Path, read: Callable[[Path], Mapping[
 
 def difference(theirs: Mapping[str, int], policy: Mapping[str, int], *, exact: bool = True) -> str:
     """Return a message about the first token that differs between another model's vocabulary and the policy's; empty if
-    there is none.
+    none.
 
     `exact`: whether a token that the policy lacks is a difference, too.
     """

@@ -1,7 +1,6 @@
-"""The weight files of a model folder, and their headers.
+"""The weight files of a model folder, and their headers. No torch is needed.
 
-`model.safetensors.index.json` names the files if it exists; otherwise `model.safetensors` is the only one. Rule:
-headers are read and checked; tensors never are. No torch is needed.
+`model.safetensors.index.json` names the files if it exists; otherwise `model.safetensors` is the only one.
 """
 
 import json
@@ -91,9 +90,10 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def read_weight_files(folder: Path, *, whole: bool = True) -> WeightFiles:
-    """Return the weight files of a folder with their headers. Raises FolderError like `weight_files`, if they are
-    damaged, if two of them contain the same tensor, or if the index names a tensor that none has. `whole`: whether the
-    data must be present.
+    """Return the weight files of a folder with their headers. `whole`: whether the data must be present.
+
+    Raises FolderError like `weight_files`, for damaged files, for a tensor in two files, and for one in the index
+    alone.
     """
     files = weight_files(folder)
     tensors: dict[str, TensorEntry] = {}

@@ -1,7 +1,7 @@
 """Export of spans to a collector: a bounded queue, and a thread that sends its content.
 
 Rule: `add` does not wait for the collector. Spans are dropped when the queue is full or closed, and lost when the
-collector does not take them; both are counted. A process that dies loses its queued spans.
+collector does not take them. A process that dies loses its queued spans.
 """
 
 import logging
@@ -179,9 +179,9 @@ class OtlpSender:
 
 
 def open_where_set(environ: Mapping[str, str], configured: str, opened: Callable[[str], T]) -> T | None:
-    """Return the result of `opened` for the given endpoint, or else for that of the environment.
+    """Return the result of `opened` for the configured endpoint, or else for that of the environment.
 
-    Return None without an endpoint, or if `opened` fails; a failure is logged in one line.
+    Return None without an endpoint, or if `opened` fails, which is logged.
     """
     endpoint = endpoint_of(environ, configured)
     if endpoint.problem:

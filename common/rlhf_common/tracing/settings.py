@@ -1,7 +1,4 @@
-"""Destination of spans, from a given endpoint or OpenTelemetry's own environment variables. Pure.
-
-Rule: an unsupported protocol is a problem in words, never an exception.
-"""
+"""Destination of spans, from a given endpoint or OpenTelemetry's own environment variables. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

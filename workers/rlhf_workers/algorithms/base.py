@@ -1,8 +1,7 @@
 """The trainer's interface of an algorithm, with defaults that most algorithms share.
 
-Rule: fields come from the whole batch and token weights from the whole mini-batch. Both are the same on every rank, so
-ranks agree without communication. An algorithm's memory between iterations is in `state`, which checkpoints keep. An
-algorithm must never draw random numbers, read a clock, or communicate with other ranks.
+Rule: fields come from the whole batch, and token weights from the whole mini-batch, so ranks agree on them without
+communication. An algorithm must never draw random numbers, read a clock, or communicate with other ranks.
 """
 
 from collections.abc import Mapping
@@ -41,8 +40,7 @@ class AlgorithmContext:
 
 
 class Algorithm:
-    """An algorithm on one rank. A subclass defines `prepare`, and `policy_loss` or `objectives`, and overrides other
-    defaults as needed.
+    """An algorithm on one rank. A subclass defines `prepare`, and `policy_loss` or `objectives`.
 
     B samples, T response positions, n trained response tokens of a micro-batch, concatenated.
     """
@@ -60,9 +58,8 @@ class Algorithm:
         self.policy_held = not self.context.fields.trains_policy(iteration)
 
     def prepare(self, batch: TrainingBatch) -> TrainingBatch:
-        """Return the batch of an iteration with the fields in `prepared`, float32 [B, T], zero outside its mask.
-
-        Called once per iteration; it may change the algorithm's state.
+        """Return the batch of an iteration with the fields in `prepared`, float32 [B, T], zero outside its mask. May
+        change the algorithm's state.
         """
         raise NotImplementedError
 
@@ -74,7 +71,7 @@ class Algorithm:
     def policy_loss(self, log_p: torch.Tensor, entropy: torch.Tensor, microbatch: MicroBatch) -> PolicyLosses:
         """Return the policy's loss per token [n] with its clipped tokens, bool [n] or None; or its terms.
 
-        `log_p` [n] and `entropy` [n] are differentiable; `microbatch.fields` has every field of the batch as [n].
+        `log_p` [n] and `entropy` [n] are differentiable; `microbatch.fields` has the fields of the batch as [n].
         """
         raise NotImplementedError
 
@@ -85,7 +82,7 @@ class Algorithm:
     def token_weights(self, batch: TrainingBatch, rows: list[int]) -> dict[str, torch.Tensor]:
         """Return model role -> weight [B, T] of each token in the loss of the mini-batch of samples `rows`.
 
-        The weights of a mean sum to 1, or to 0 if the mini-batch has no token. Default: the mean over all its tokens.
+        The weights of a mean sum to 1, or to 0 without tokens. Default: the mean over the tokens.
         """
         weights = token_mean_weights(mini_batch_mask(batch, rows))
         return dict.fromkeys(self.context.graph.trained, weights)
@@ -106,9 +103,8 @@ class Algorithm:
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore an earlier `state`: that of a checkpoint, or that before a failed training.
-
-        If it is a checkpoint's, the caller handles KeyError, TypeError and ValueError as a corrupt checkpoint.
+        """Restore an earlier `state`, of a checkpoint or before a failed training. KeyError, TypeError and ValueError
+        mean a corrupt checkpoint.
         """
 
     def _objective(self, role: str, kind: ModelKind) -> Objective:
@@ -135,8 +131,9 @@ def mini_batch_mask(batch: TrainingBatch, rows: list[int]) -> torch.Tensor:
 
 
 def critic_metrics(critic: str, returns: torch.Tensor, values: torch.Tensor) -> dict[str, float]:
-    """Return the metrics of a critic over trained tokens: the share of the variance of `returns` [n] that its `values`
-    [n] explain, and the mean of the returns."""
+    """Return a critic's metrics over trained tokens: the share of the variance of `returns` [n] that `values` [n]
+    explain, and the mean return.
+    """
     returns, values = returns.double(), values.double()
     spread = float(returns.var(correction=0)) if len(returns) else 0.0
     unexplained = float((returns - values).var(correction=0)) if len(returns) else 0.0

@@ -1,7 +1,6 @@
 """Metrics of a batch before any step: rewards, lengths, divergence from the reference, groups and advantages.
 
-Rule: the mean, deviation and range of no samples are omitted, not zero. Abstained samples are excluded from rewards and
-advantages, but their response lengths count.
+Rule: mean, deviation and range of no samples are omitted.
 """
 
 from typing import Final

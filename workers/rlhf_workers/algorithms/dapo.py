@@ -1,7 +1,6 @@
-"""DAPO: group relative advantages of shaped rewards, a decoupled clip range, the loss by default a mean over tokens.
+"""DAPO: group relative advantages of shaped rewards, a decoupled clip range, and by default a mean over tokens.
 
-If refillRounds is above 0, the coordinator replaces prompts before training, by rewards without the penalty
-(`rlhf_coordinator.state.batch_refill`).
+With refillRounds, the coordinator replaces prompts before training (`rlhf_coordinator.state.batch_refill`).
 """
 
 import torch

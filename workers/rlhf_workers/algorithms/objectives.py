@@ -1,8 +1,7 @@
 """Losses of the last stages, and the sums behind metrics: one objective per trained model role.
 
 Rule: the loss of a micro-batch is a weighted *sum* with weights from the whole mini-batch. So the sum over
-micro-batches, pipelines and replicas is the mini-batch's loss and gradient, except for rounding. Sums stay on the
-device until the iteration ends.
+micro-batches, pipelines and replicas is the mini-batch's loss and gradient, except for rounding.
 """
 
 from collections.abc import Callable, Mapping
@@ -100,8 +99,9 @@ class Objective(Protocol):
     statistics: Statistics
     """Sums and maxima of the role, at least the sum `loss`."""
     first_pass: bool
-    """Whether the next step is an iteration's first and the ranks have not recomputed log-probabilities. A policy's
-    pass then compares its own with the engine's; later a mismatch cannot be distinguished from learning."""
+    """Whether the next step is an iteration's first and the ranks have not recomputed log-probabilities. A policy then
+    compares its own with the engine's.
+    """
 
     def loss(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
         """Return the weighted loss of a micro-batch, scalar, from the last stage's normed states [b, L, hidden], or

@@ -1,6 +1,6 @@
 """Online direct preference optimisation: the response with the higher reward is the better one, the first on a tie.
 
-If a response of a pair has no reward, neither of the two is trained on.
+A pair with a response without a reward is not trained on.
 """
 
 from dataclasses import replace

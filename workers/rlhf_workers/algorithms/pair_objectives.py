@@ -1,8 +1,7 @@
 """Objectives over pairs: for a policy by log-ratios, and for a reward model by scores.
 
-Rule: as in `objectives`. Samples 2k and 2k + 1 of a micro-batch are a pair (`AlgorithmFields.samples_per_unit`); the
-field `PREFERENCE` marks the better one. The sum over micro-batches is the mean over the pairs of a mini-batch that have
-a token.
+Rule: samples 2k and 2k + 1 of a micro-batch are a pair; the field `PREFERENCE` marks the better one. The sum over
+micro-batches is the mean over the pairs of a mini-batch that have a token.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,7 @@
 """An algorithm from outside the project: loads the user's class and checks its results.
 
-The class runs in the training rank's own process, because it computes on the rank's tensors. Rule: an `Exception` or
-`SystemExit` of a method, or a result that fails a check, becomes a WorkError that names the place and the method. A
-WorkError of a method passes unchanged. A class that overrides `objectives` is refused.
+Rule: an `Exception` or `SystemExit` of a method, or a result that fails a check, becomes a WorkError that names the
+place and the method.
 """
 
 import importlib
@@ -205,9 +204,9 @@ def failure(part: str, message: str) -> WorkError:
 
 
 def described(error: BaseException, place: str) -> str:
-    """Return `file:line: Type: text` at the innermost line of the user's code; without a place if there is none.
+    """Return `file:line: Type: text` at the innermost line of the user's code, or without a place if there is none.
 
-    `place` is the file, or the module, whose submodules count too.
+    `place`: the file or the module.
     """
     text = error_text(error)
     steps = [

@@ -1,8 +1,4 @@
-"""Module and class of every algorithm, by its member name in `spec.algorithm`.
-
-To add one: a module in this package, a line here, and in `rlhf_api.algorithms` the module of the same name and a line
-in its registry.
-"""
+"""Module and class of each algorithm, by its member name in `spec.algorithm`."""
 
 from collections.abc import Mapping
 from importlib import import_module

@@ -1,9 +1,8 @@
 """Safe RLHF: proximal policy optimisation of a reward against a cost with a Lagrange multiplier as its weight.
 
-Rewards and costs have a critic and generalised advantages each, A_R and A_C. The policy trains on (A_R - lambda A_C) /
-(1 + lambda). The KL term is subtracted from rewards and added to costs, so its weight is `klCoefficient` for every
-lambda. Lambda = e^nu moves once per iteration, by the mean cost of the last responses, but not while only critics
-train.
+Rewards and costs have generalised advantages A_R and A_C. The policy trains on (A_R - lambda A_C) / (1 + lambda). The
+KL term is subtracted from rewards and added to costs, so its weight is `klCoefficient` for every lambda. Lambda = e^nu
+moves once per iteration, by the mean cost of the last responses, but not while only critics train.
 
 Source: Dai et al., "Safe RLHF: Safe Reinforcement Learning from Human Feedback" (2023), arXiv 2310.12773.
 """

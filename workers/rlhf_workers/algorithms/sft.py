@@ -1,6 +1,6 @@
 """Supervised fine-tuning: the negative log-likelihood of the file's responses, mean over the tokens of a mini-batch.
 
-Prompt tokens are only context: like all tokens outside a response, they are in no mask. See `rlhf_api.algorithms.sft`.
+Tokens outside a response are in no mask. See `rlhf_api.algorithms.sft`.
 """
 
 import torch

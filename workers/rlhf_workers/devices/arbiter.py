@@ -1,8 +1,7 @@
 """Turns on a worker's device, when a training rank shares it with roles that decode and score.
 
-Rule: a command of one side first puts the roles of the other to sleep; roles of the same side share the device. The
-commands in NEED_NO_DEVICE put no role to sleep, nor does a load of weights into a role that can load while it sleeps.
-The samples of a role that is put to sleep are dropped. The compute thread calls this.
+Rule: a command of one side first puts the roles of the other to sleep, unless it needs no device; the samples of these
+roles are dropped.
 """
 
 import logging

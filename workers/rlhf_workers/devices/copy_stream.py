@@ -1,8 +1,8 @@
 """Copies between a device and host memory during computation, with their order of waits.
 
-Rule: copies run in queue order on their own stream. They start after all work that the computing stream had at the last
-`follow_compute`. A caller must not read a target, overwrite a source or free either before a thread (`wait`) or the
-computing stream (`hold_compute`) has waited for a later `CopyMark`.
+Rule: copies run in queue order on their own stream, after the work that the computing stream had at the last
+`follow_compute`. Wait for a later `CopyMark`, by `wait` or `hold_compute`, before reading a target, overwriting a
+source, or freeing either.
 """
 
 from typing import Final, Protocol

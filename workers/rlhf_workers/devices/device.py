@@ -1,7 +1,4 @@
-"""The worker's device: opening it, its name, its memory, and the process's share of free memory.
-
-Processes that share a device each count on their part of the free memory, or all would plan with the same bytes.
-"""
+"""The worker's device: opening it, its name, its memory, and the process's share of free memory."""
 
 import os
 import platform
@@ -51,9 +48,8 @@ def device_sharers(device: torch.device) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the GPU bytes on which this process may count.
-
-    They are the unused part of its allocator's reserve, and its share of the memory that no process uses.
+    """Return the GPU bytes on which this process may count: the unused part of its allocator's reserve, and its share
+    of the memory that no process uses.
     """
     free = torch.cuda.mem_get_info(device)[0] // device_sharers(device)
     return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))

@@ -1,8 +1,4 @@
-"""Copies between numpy and a device without blocking the host, and the duration of device work.
-
-Rule: data for a GPU is staged in pinned memory, as a copy from pageable memory may block. Results are read only after
-`wait`. Must never report the host's clock as the duration of work on a GPU.
-"""
+"""Copies between numpy and a device without blocking the host, and the duration of device work."""
 
 import time
 from typing import Any, Final

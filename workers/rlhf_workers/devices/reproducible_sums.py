@@ -1,7 +1,6 @@
 """Requests sums from the CPU's matrix library whose order does not depend on a row's memory address.
 
-Rule: only on processors without AVX-512, and only for a deterministic job. Call it before the process's first matrix
-product, when MKL reads the variable; a user's value is not changed. Libraries other than MKL ignore the variable.
+Rule: call it before the process's first matrix product, when MKL reads the variable. A user's value is not changed.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""Chooses the points at which the cost of decoding and prefilling is measured: batches, contexts and prompts.
+"""Chooses the points at which the cost of decoding and prefilling is measured: batches, contexts and prompts. Pure.
 
-Rule: pure functions. The most important points come first, as the measurement may run out of time.
+Rule: the most important points come first.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,10 @@ def decode_points(
     whole: Callable[[int], bool] = lambda batch: True,
     placed: Callable[[int], int] = lambda context: context,
 ) -> list[tuple[int, int]]:
-    """Return (batch, context) points.
+    """Return (batch, context) points: batch 1 and the largest batch at half the longest sequence and at a sixteenth,
+    then powers of two between them, then full and quarter lengths.
 
-    First come batch 1 and the largest batch, at half the longest sequence and at a sixteenth; then the powers of two
-    between them at these contexts; then all of them at full length and at a quarter. Contexts are shortened by `steps`
-    + 1 tokens. Inner batches must be `whole`; `placed` adjusts a context.
+    Contexts are shortened by `steps` + 1 tokens. Inner batches must be `whole`; `placed` adjusts a context.
     """
     largest = limits.max_batch_size
     batches = sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)})

@@ -1,8 +1,8 @@
 """Interface between the generation role and the engine that decodes.
 
-An engine implements `Engine` and, for more abilities, some of the Protocols below; `engine_registry` finds it. Rule: it
-takes and returns plain data, not protobuf messages. One thread drives an engine. An engine must never lose a sample: it
-reports it as finished, or `withdraw` returns it with every token.
+An engine implements `Engine` and, for more abilities, some of the Protocols below; `engine_registry` finds it. Rule:
+plain data, not protobuf messages. One thread drives an engine. An engine must never lose a sample: it reports it as
+finished, or `withdraw` returns it with every token.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -173,11 +173,10 @@ class EngineLoad(NamedTuple):
 
 
 class EngineError(Exception):
-    """A request that an engine cannot take, or an operation that it cannot do.
+    """A request that an engine cannot take, or an operation that it cannot do. `field` is the manifest path that a user
+    can change, if any.
 
-    `field` is the manifest path that a user can change, if any. With a `key`, the cause is this one sample, which the
-    engine still owns: after its withdrawal all others continue. Without a `key`, an error of `step` concerns the whole
-    engine.
+    With a `key`, the cause is this one sample, which the engine still owns.
     """
 
     def __init__(self, reason: str, message: str, field: str = "", key: SampleKey | None = None) -> None:
@@ -198,7 +197,7 @@ class Engine(Protocol):
         """Take all requests, or raise EngineError that names an invalid one and take none."""
 
     def step(self) -> StepReport:
-        """Admit queued samples and decode one or several tokens of each admitted sample that is not paused.
+        """Admit queued samples and decode tokens of admitted samples that are not paused.
 
         An EngineError with a key concerns that sample; any other exception concerns the whole engine.
         """
@@ -212,7 +211,7 @@ class Engine(Protocol):
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
         """Replace all weights; return bytes. Samples continue, and later tokens carry `version`.
 
-        Invalid tensors raise WorkError and change no weight. An update interrupted half-way raises an error and leaves
+        Raises WorkError for invalid tensors, without a change. An update interrupted half-way raises and leaves
         NO_VERSION.
         """
 

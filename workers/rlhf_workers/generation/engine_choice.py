@@ -1,7 +1,6 @@
 """Chooses the engine: the one that the manifest names or, for `engine: Auto`, torch or vLLM, with the reason.
 
-Rule: the choice depends on the manifest, the worker's device and image, and the model's folder, so equal workers choose
-alike.
+Rule: equal workers of a job choose alike.
 """
 
 from collections.abc import Callable, Collection

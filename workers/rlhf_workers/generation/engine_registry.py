@@ -1,8 +1,6 @@
 """Finds and builds the engine named in `spec.generation.engine`: a known name, or the path of a user's module.
 
-A module has `build_engine(spec, tokenizer, device) -> Engine`; docs/tutorials/your-engine.md writes one. Rule:
-importing this module loads no engine. A module that cannot be imported or returns no engine is a WorkError with the
-field and the problem.
+A module has `build_engine(spec, tokenizer, device) -> Engine`. Rule: importing this module loads no engine.
 """
 
 import json
@@ -58,10 +56,10 @@ def chosen_engine(spec: RLHFJobSpec, device: torch.device) -> EngineChoice:
 
 
 def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Engine:
-    """Return the engine of the job, named or chosen.
+    """Return the engine of the job, named or chosen. `tokenizer` is the policy's.
 
-    `tokenizer` is the policy's. Raises WorkError when the module cannot be loaded, exits or returns no engine; other
-    errors of its builder pass through.
+    Raises WorkError when the module cannot be loaded, exits or returns no engine; other errors of its builder pass
+    through.
     """
     name = chosen_engine(spec, device).engine
     if name == VLLM and not installed():

@@ -1,7 +1,4 @@
-"""Totals of an engine since its role began, and queue times of samples, for metrics and finished samples.
-
-Rule: the compute thread writes, a scrape reads. Times are arguments, in nanoseconds.
-"""
+"""Totals of an engine since its role began, and queue times of samples, for metrics and finished samples."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,8 +1,7 @@
 """The generation role of a worker: takes commands, drives an engine, and reports progress and finished samples.
 
-Rule: it converts between protobuf messages and `engine.Engine`, and makes no decision about decoding. Finished samples
-are reported after their step. Must never answer a command twice, nor report a sample that was withdrawn or returned. If
-the process dies, the coordinator continues from the reported tokens.
+Rule: it makes no decision about decoding. It must never answer a command twice. If the process dies, the coordinator
+continues from the reported tokens.
 """
 
 import logging
@@ -81,10 +80,8 @@ class GenerationRole:
         drafting: JobDrafting | None = None,
         ends: frozenset[int] | None = None,
     ) -> None:
-        """`ends`: ids that are not text at the end of a response; None for the tokenizer's.
-
-        `in_use` returns the bytes in use; totals count what a sleep freed. `drafting` connects the engine's speculator
-        with the job; None if it has none.
+        """`ends`: ids that are not text at the end of a response; None for the tokenizer's. `in_use` returns the bytes
+        in use. `drafting` connects the engine's speculator with the job; None without one.
         """
         self._engine = engine
         self.engine_choice = choice

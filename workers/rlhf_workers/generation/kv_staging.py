@@ -1,8 +1,7 @@
 """Copies slices of KV caches between a device and host memory, beside decoding.
 
-Out: the slice is gathered into one block of device memory, and the block goes to pinned memory in one copy, for which
-its reader waits. In: a cache in one block of memory is uploaded in one copy, and later decoding waits for it on the
-device. On a CPU slices are copied out at once.
+Out: the slice is gathered into one block of device memory, which goes to pinned memory in one copy; its reader waits.
+In: a cache in one block is uploaded in one copy.
 """
 
 from collections.abc import Callable, Sequence

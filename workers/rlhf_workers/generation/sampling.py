@@ -1,8 +1,7 @@
 """Draws tokens: one uniform per response position selects a token by the inverse cumulative distribution.
 
 Rule: the uniform of (random key, position) is word `position` of the Philox4x64 stream with that key (Salmon et al.,
-SC'11), so it depends on the sample, not on batch, order, worker or restarts. Tokens are ordered by id in the
-distribution. Must never keep a generator's state between calls.
+SC'11). Must never keep a generator's state between calls.
 """
 
 from collections.abc import Callable
@@ -44,10 +43,9 @@ def sample(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token per row.
 
-    logits [n, vocabulary] any float, uniform [n] float64 on the same device; returns tokens [n] int64 and their
-    log-probabilities [n] float32 under softmax(logits / temperature) before top-p and top-k, with the temperature of
-    the job (0 counts as 1) or of evaluation. `uniform` is `marked` if requests choose how they are drawn. The caller
-    must refuse a row with a non-finite log-probability.
+    logits [n, vocabulary] any float, uniform [n] float64 on the same device, `marked` if requests choose how they are
+    drawn. Returns tokens [n] int64 and their log-probabilities [n] float32 under softmax(logits / temperature) before
+    top-p and top-k; temperature 0 counts as 1. The caller must refuse a row with a non-finite log-probability.
     """
     log_probabilities = torch.log_softmax(scaled(logits, uniform, parameters), dim=-1)
     if not parameters.random:

@@ -1,7 +1,6 @@
 """Summarizes thousands of engine steps as a few spans of the timeline and observations for the cost model.
 
-Rule: one span covers steps of one iteration. A step that captured a graph is a separate span without an observation.
-Must never read a clock.
+A step that captured a graph is a separate span without an observation. Must never read a clock.
 """
 
 from collections.abc import Iterator
@@ -24,8 +23,7 @@ SAMPLES_SHOWN: Final = 12
 class _Rebuilding:
     """Caches rebuilt from known tokens, by prefills of such samples or by steps that decode such tokens again.
 
-    `rows`: samples of all passes. `tokens`: tokens of all prefills, and keys of all steps. A step in which a sample
-    decoded several known tokens counts as several shorter steps.
+    `rows`: samples of all passes. `tokens`: tokens of all prefills, and keys of all steps.
     """
 
     ns: int = 0

@@ -1,7 +1,7 @@
 """Decides where a response ends: at a stop token, a stop string that its newest token completes, or its limit.
 
-Rule: a table over the vocabulary shows which tokens may complete a stop string, so that a step need decode text only
-after these. Must never decode more than a window of newest tokens.
+Rule: a table over the vocabulary shows which tokens may complete a stop string. Must never decode more than a window of
+newest tokens.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """Loads new weights into a generation worker: the policy's, and those of a draft model trained with it.
 
-Rule: loading starts after the weights of both were fetched. If a fetch fails, the previous weights stay. If loading
-fails after the policy's weights were replaced, the engine has no version. An engine without a drafter that takes
-weights gets the policy's weights only.
+Rule: loading starts after both were fetched. If a fetch fails, the previous weights stay. If loading fails after the
+policy's weights were replaced, the engine has no version.
 """
 
 from collections.abc import Callable, Iterator, Mapping

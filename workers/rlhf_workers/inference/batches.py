@@ -1,7 +1,6 @@
 """Chooses the waiting samples that share a forward pass.
 
-Rule: the oldest waiting sample is in the batch, so none starves. The others are nearest to it in length, as long as
-padding is small.
+Rule: the oldest waiting sample is in the batch, so none starves.
 """
 
 from collections import deque
@@ -19,8 +18,6 @@ FREE_PADDING: Final = 256
 def next_batch(waiting: deque[ScoringSample], batch_tokens: int) -> list[ScoringSample]:
     """Remove the next batch from `waiting` and return it: at most `batch_tokens` tokens with padding, but at least one
     sample.
-
-    `batch_tokens` 0 takes the oldest alone.
     """
     oldest = waiting.popleft()
     batch, longest, own = [oldest], _padded(oldest), _padded(oldest)

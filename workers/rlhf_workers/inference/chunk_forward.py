@@ -1,8 +1,6 @@
 """Runs a model over the next tokens of several samples, on top of their stored keys and values.
 
-Rule: a key is stored at its token's position, so one mask rule serves every pass. In a pass without others, a sample's
-result does not depend on other samples. Samples change only after a whole pass succeeded. Must never depend on the
-cache's own idea of length.
+Rule: a key is stored at its token's position. Must never depend on the cache's own idea of length.
 """
 
 import logging
@@ -90,9 +88,10 @@ class ChunkForward:
     """Runs a model, or its backbone, over chunks."""
 
     def __init__(self, model: Any, config: Any, dtype: torch.dtype, result: str) -> None:
-        """`model` takes transformers' arguments and computes in `dtype`.
+        """`model` takes transformers' arguments and computes in `dtype`; `config` is the configuration of its text
+        part.
 
-        `result` names the field of its output to return; `config` is the configuration of its text part.
+        `result` names the field of its output to return.
         """
         self._model, self._result = model, result
         self._vocabulary = int(config.vocab_size)

@@ -1,7 +1,7 @@
 """Compares prompt groups with a model of the inference group, one group at a time.
 
-Rule: a step advances one group by one part of its comparison. The responses of a group are answered together: each with
-a result or abstained, or all with one failure. Must never answer for a part of a group.
+Rule: a step advances one group by one part of its comparison. The compared responses of a group are answered together:
+each with a result or abstained, or all with one failure.
 """
 
 import logging

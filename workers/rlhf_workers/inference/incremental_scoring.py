@@ -1,7 +1,6 @@
 """Scores chunks of unfinished samples ahead, so that a finished one needs only its rest.
 
-Rule: nothing here is a result. A prefix is used only for the tokens and weights it was computed with. A dropped prefix
-does not change a sample's scores, except by rounding in a job that is not deterministic.
+Rule: a prefix is used only for the tokens and weights it was computed with.
 """
 
 import logging
@@ -62,10 +61,7 @@ class IncrementalScoring:
             self._asked[message.key.sample] = message
 
     def step(self, outbox: Outbox, ready: Callable[[str], bool]) -> bool:
-        """Answer queued samples with nothing left until a pass of a `ready` task can run; return whether one was begun.
-
-        A sample waits for tasks that are not ready.
-        """
+        """Answer queued samples with nothing left until a pass of a `ready` task can run; return whether one began."""
         for sample, message in list(self._asked.items()):
             left = [task for task in self._able(message) if self._left(sample, task)]
             task = next(filter(ready, left), None)

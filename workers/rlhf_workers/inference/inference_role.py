@@ -1,8 +1,7 @@
 """The inference role: scores samples with the models and rewards of its tasks.
 
-Rule: every (sample, task) of a successful Score command gets one ScoredSample (a result, abstained, or a failure),
-unless `give_back` drops it. Models run on the compute thread, one batch per step; reward calls run concurrently. A
-model whose update was interrupted gives no score until a complete version is loaded.
+Rule: a (sample, task) of a successful Score command gets one ScoredSample (a result, abstained, or a failure), unless
+`give_back` drops it. A model whose update was interrupted gives no score until a complete version is loaded.
 """
 
 import logging
@@ -148,7 +147,7 @@ class InferenceRole:
     def load(self, weights: pb.LoadWeights, outbox: Outbox | None) -> pb.LoadResult:
         """Fetch a version of a trained model and replace its weights; do nothing if version 0 is wanted and is here.
 
-        An error before the first copy leaves the earlier version; a later one leaves NO_VERSION.
+        An error before the first copy leaves the earlier version, a later one NO_VERSION.
         """
         scorers = [task.scorer for task in self._tasks.values() if task.model == weights.model]
         if not scorers or not isinstance(scorers[0], ValueScorer):
@@ -180,9 +179,6 @@ class InferenceRole:
     def step(self, outbox: Outbox) -> bool:
         """Report finished rewards, and run a part of a measurement or score one batch of the task with most waiting
         samples.
-
-        Without either, advance the comparisons of a group, or score a chunk of unfinished samples. The samples of a
-        model with NO_VERSION wait for its weights.
         """
         worked = self.report(outbox)
         if self._measuring is not None:

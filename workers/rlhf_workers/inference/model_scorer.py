@@ -1,8 +1,8 @@
 """Scores samples with a causal language model: log-probabilities of response tokens, and critic values.
 
-Both are read at the position *before* each response token (prompt + t - 1), so a response of n tokens gives n numbers.
-Rule: in a deterministic job every sample is computed alone, with eager attention. Its scores then do not depend, to the
-bit, on other samples. Must never return a number that is not finite: that is a failure of the sample.
+Both are read at the position *before* each response token (prompt + t - 1). Rule: in a deterministic job a sample is
+computed alone, with eager attention, so its scores do not depend on other samples. Must never return a number that is
+not finite: that is a failure of the sample.
 """
 
 from abc import ABC, abstractmethod
@@ -51,10 +51,7 @@ def scoring_attention(spec: RLHFJobSpec) -> Attention:
 
 
 def padded_ids(samples: Sequence[ScoringSample]) -> npt.NDArray[np.int64]:
-    """Return ids [batch, L], right-padded with 0 to a multiple of PAD.
-
-    No mask is needed: attention is causal, so a token never sees the padding to its right.
-    """
+    """Return ids [batch, L], right-padded with 0 to a multiple of PAD. No mask is needed: attention is causal."""
     longest = max(sample.length for sample in samples)
     ids = np.zeros((len(samples), -(-longest // PAD) * PAD), dtype=np.int64)
     for row, sample in zip(ids, samples, strict=True):

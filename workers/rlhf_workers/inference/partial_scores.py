@@ -1,7 +1,6 @@
 """Partial scores of unfinished samples of the current iteration, per task, within a budget of bytes.
 
-Rule: only samples of one iteration are stored. `make_room` drops those beyond the budget: the sample whose last tokens
-came first goes first, with all its tasks.
+Rule: `make_room` drops samples beyond the budget, with all their tasks: the least recently updated one goes first.
 """
 
 from collections import OrderedDict

@@ -1,7 +1,6 @@
 """Loads the scorer of a task of the graph, from the manifest's source.
 
-Rule: problems with a folder, a function or a header are found before the first sample, as a WorkError that names the
-field.
+Rule: an unusable source is a WorkError before the first sample.
 """
 
 from typing import Any, TypeAlias

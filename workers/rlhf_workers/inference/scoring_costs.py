@@ -1,7 +1,6 @@
 """Measures the cost of scoring: tasks whose model scores single samples, on artificial ones, alone and in a batch.
 
-Rule: reward functions and endpoints are not called: they may count calls, cost money or be slow. The measurement has a
-time budget; beyond it, only two points of a task are measured.
+Rule: reward functions and endpoints are not called.
 """
 
 import time
@@ -31,7 +30,7 @@ def measure(
 ) -> Generator[None, None, list[pb.TaskCost]]:
     """Measure one point per step of the iterator; return the costs as its return value.
 
-    `longest`: tokens of the job's longest sample. `batch_tokens` 0 scores one by one.
+    `longest`: tokens of the longest sample. `batch_tokens` 0 scores one by one.
     """
     costs = {task: pb.TaskCost(task=task) for task in scorers}
     spent = 0.0

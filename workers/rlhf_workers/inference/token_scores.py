@@ -1,9 +1,7 @@
 """Computes one number per response token chunk by chunk, for log-probabilities and values.
 
-A number is read at the position before its token: position q scores token q + 1, for q from prompt - 1 on. Rule: with
-`blocks` a sample is computed alone in the blocks [0, 64), [64, 128), ... of its positions, the last one padded on the
-right, and the head is applied to whole blocks. Without `blocks`, chunks have up to LONGEST_CHUNK tokens and samples may
-share passes.
+Position q scores token q + 1, for q from prompt - 1 on. Rule: with `blocks` a sample is computed alone in the blocks
+[0, 64), [64, 128), ... of its positions, the last one padded on the right, and the head is applied to whole blocks.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,10 +31,10 @@ class TokenScores:
         self.blocks = blocks
 
     def advance(self, prefixes: Sequence[PartialScore], tokens: Sequence[TokenArray], *, ended: bool) -> None:
-        """Run one pass that advances each prefix towards the end of its `tokens`, prompt and response.
+        """Run one pass that advances each prefix towards the end of its `tokens`, prompt and response; each must have
+        tokens left.
 
-        With `blocks`, advance one prefix at a time, and by whole blocks until `ended`. Each prefix must have tokens
-        left.
+        With `blocks`, advance one prefix at a time, and by whole blocks until `ended`.
         """
         counts = [
             self.next_chunk(prefix, sample_tokens, ended)

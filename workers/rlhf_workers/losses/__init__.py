@@ -1,5 +1,5 @@
 """Losses and advantages of the algorithms: pure functions of tensors and numbers, without models or processes.
 
-Conventions: B samples, T response positions, n concatenated trained tokens of a micro-batch. `mask` is true for
-trained response tokens. It is false for tokens of abstained samples and padding, so they are in no mean and no sum.
+Conventions: B samples, T response positions, n concatenated trained tokens of a micro-batch. `mask` is true for trained
+response tokens, and false for padding and tokens of abstained samples.
 """

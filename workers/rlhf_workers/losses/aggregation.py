@@ -1,7 +1,8 @@
 """Aggregation of token losses: the weight of each token in the loss of its mini-batch.
 
 Rule: weights come from the whole mini-batch, so that a sum over micro-batches and replicas is the mini-batch's loss.
-Tokens outside the mask, and so every abstained sample, have weight 0 and are not counted.
+Tokens outside the mask have weight 0 and are not counted.
+
 Source of the constant length: Liu et al., "Understanding R1-Zero-Like Training" (2025), section 3.2.
 """
 
@@ -21,9 +22,6 @@ def sequence_mean_weights(mask: torch.Tensor) -> torch.Tensor:
 
 
 def constant_length_weights(mask: torch.Tensor, length: int) -> torch.Tensor:
-    """Return weights [B, T], the same for every token of `mask`: 1 / (responses with any token x `length`).
-
-    A long response then has more weight than a short one, because all tokens have the same weight.
-    """
+    """Return weights [B, T], the same for every token of `mask`: 1 / (responses with any token x `length`)."""
     responses = mask.any(dim=1).sum().clamp(min=1)
     return mask.float() / (responses * length)

@@ -1,7 +1,6 @@
 """Cross entropy of a student's logits to a teacher's, with backward, without a whole float32 copy of either.
 
-Memory: both logits in the type of their heads, and the student's gradient in its own type; float32 arrays of [n, V] are
-computed in chunks of rows, as in `log_probabilities`. There is no gradient for the teacher's logits.
+Float32 arrays of [n, V] are computed in chunks of rows.
 
 Source: knowledge distillation with soft targets (Hinton, Vinyals, Dean, arXiv 1503.02531), on the teacher's own samples
 (DistillSpec, arXiv 2310.08461).
@@ -28,7 +27,10 @@ class Distillation(NamedTuple):
 
 def distillation(student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> Distillation:
     """Return the cross entropy of softmax(student / temperature) to softmax(teacher / temperature), with statistics for
-    reports. Both floating [n, V]; temperature 0 (greedy decoding) means 1, as for log-probabilities."""
+    reports.
+
+    Both floating [n, V]; temperature 0 (greedy decoding) means 1. Raises ValueError for different shapes.
+    """
     if student.shape != teacher.shape:
         raise ValueError(f"logits of a student {list(student.shape)} and a teacher {list(teacher.shape)} differ")
     apply: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = _CrossEntropy.apply

@@ -1,7 +1,8 @@
 """Rewards per token, generalised advantage estimation, and whitening.
 
-Owns the computation of per-token advantages and returns from a sample's single reward. Everything is computed in
-float64, over the whole batch at once, so every rank computes the same numbers. Advantages and returns are float32.
+Owns the computation of per-token advantages and returns from a sample's single reward, in float64 over the whole batch
+at once.
+
 Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016), eq. 16;
 the KL term in the reward: Ouyang et al., "Training language models to follow instructions with human feedback" (2022).
 """
@@ -30,11 +31,9 @@ def advantages_and_returns(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (advantages, returns), float32 [B, T], zero outside `mask`.
 
-    A response may have holes, tokens that an environment wrote: they are skipped, as if the policy's next token
-    followed directly.
-
-    A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t, with V = A = 0 after the last token: a
-    response that was cut at its length limit ends there too. Returns are advantages + values.
+    A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t, with V = A = 0 after the last token, also
+    of a response that was cut. Returns are advantages + values. Holes of a response, tokens that an environment wrote,
+    are skipped as if the policy's next token followed directly.
     """
     value = values.double() * mask
     # By position, with NumPy: a step has few numbers, for which a PyTorch operation costs more.
@@ -61,7 +60,7 @@ def discounted_returns(rewards: torch.Tensor, mask: torch.Tensor, gamma: float) 
 def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return `values` shifted and scaled to mean 0 and (population) variance 1 over `mask`, float32; zero elsewhere.
 
-    Equal values, or a single one, become 0. VARIANCE_FLOOR makes the variance slightly smaller than 1.
+    Equal values become 0. VARIANCE_FLOOR makes the variance slightly smaller than 1.
     """
     chosen = values.double()[mask]
     if chosen.numel() == 0:

@@ -1,6 +1,7 @@
 """Group-relative advantages: a response is compared with the responses to its prompt.
 
-Owns the advantage of a sample within its group. An abstained sample is in no mean and in no standard deviation.
+An abstained sample is in no mean and in no standard deviation.
+
 Source: Shao et al., "DeepSeekMath" (2024), section 4.1; without the deviation: Liu et al., "Understanding R1-Zero-Like
 Training" (2025), section 3.2; leave-one-out: Ahmadian et al., "Back to Basics" (2024), section 3.
 """
@@ -14,9 +15,8 @@ STANDARD_DEVIATION_FLOOR: Final = 1e-6
 
 
 def group_advantages(rewards: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor, scale: bool) -> torch.Tensor:
-    """Return the advantage of each sample, float32 [B]: its reward minus its group's mean.
-
-    `scale` divides it by the group's deviation.
+    """Return the advantage of each sample, float32 [B]: its reward minus its group's mean; `scale` divides it by the
+    group's deviation.
 
     `rewards` float [B] (any value where not valid), `groups` int [B] (any ids), `valid` bool [B]. The deviation is the
     sample deviation (n - 1); a group with fewer than two valid samples gets 0.
@@ -31,7 +31,7 @@ def group_advantages(rewards: torch.Tensor, groups: torch.Tensor, valid: torch.T
 def leave_one_out_advantages(rewards: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     """Return the advantage of each sample, float32 [B]: its reward minus the mean of its group's other valid samples.
 
-    That is (reward - mean of the group) G / (G - 1) for G valid samples; a single one gets 0. Arguments as above.
+    That is (reward - mean of the group) G / (G - 1) for G valid samples; a single one gets 0.
     """
     centred, size, group = _centred(rewards, groups, valid)
     return torch.where(size[group] > 1, centred * (size / (size - 1).clamp(min=1))[group], 0.0).float()

@@ -2,13 +2,13 @@
 
 With x = log p(token) of the trained policy and r = log p(token) of the reference, for tokens sampled from the policy:
 k1 = x - r is unbiased and may be negative; k3 = exp(r - x) - 1 - (r - x) is unbiased too, never negative, and usually
-has less variance. k3 grows with the ratio of probabilities and would be infinite at 88.7 nats, so `k3` is at most
-K3_LIMIT, without a gradient there. `measured_k3` is without that limit.
+has less variance. k3 grows with the ratio of probabilities, so `k3` is at most K3_LIMIT, without a gradient there.
+`measured_k3` is without that limit.
 
-The estimators have different mean gradients as terms of a loss. If the policy is the sampling one, that of k1 is 0 and
-teaches nothing, that of k2 = (x - r)^2 / 2 is the gradient of KL(policy || reference), and that of k3 is the gradient
-of KL(reference || policy). k3 times the ratio of the policy to the sampling policy has mean and gradient of KL(policy
-|| reference) for any policy.
+The estimators have different mean gradients as terms of a loss. If the policy is the sampling one, that of k1 is 0,
+that of k2 = (x - r)^2 / 2 is the gradient of KL(policy || reference), and that of k3 is the gradient of KL(reference ||
+policy). k3 times the ratio of the policy to the sampling policy has mean and gradient of KL(policy || reference).
+
 Source: Schulman, "Approximating KL divergence" (2020); the weighted form: DeepSeek-AI, "DeepSeek-V3.2" (2025), section
 3.1; the controller: Ziegler et al., "Fine-Tuning Language Models from Human Preferences" (2019), section 2.2.
 """
@@ -55,7 +55,7 @@ def divergence(
 ) -> torch.Tensor:
     """Return the divergence term of each token by an estimator, in the arguments' shape; differentiable.
 
-    `old`: log-probabilities of the sampling policy, which only the estimator `Unbiased` reads.
+    `old`: log-probabilities of the sampling policy, which the estimator `Unbiased` reads.
     """
     if estimator == "K1":
         return k1(log_probabilities, reference)
@@ -80,8 +80,7 @@ def token_kl(log_probabilities: torch.Tensor, reference: torch.Tensor, mask: tor
 def adapted_coefficient(coefficient: float, kl: float, target: float, samples: int, horizon: int) -> float:
     """Return the next KL coefficient: proportional control towards `target` (nats per response).
 
-    The coefficient changes by the relative error, within ERROR_LIMIT, x `samples` / `horizon`. A NaN divergence does
-    not change it.
+    It changes by the relative error, within ERROR_LIMIT, x `samples` / `horizon`. A NaN divergence does not change it.
     """
     if math.isnan(kl):
         return coefficient

@@ -2,7 +2,8 @@
 
 The problem max E[R] subject to E[C] <= d has the Lagrangian E[R] - lambda (E[C] - d), lambda >= 0. The multiplier is
 stored as nu = log lambda, so that no step makes it negative; d(lambda (E[C] - d))/dnu = lambda (E[C] - d) is its
-gradient. Rule: no cost, however large, gives an infinite, NaN or zero multiplier.
+gradient.
+
 Source: Dai et al., "Safe RLHF: Safe Reinforcement Learning from Human Feedback" (2023).
 """
 
@@ -25,7 +26,7 @@ def combined_advantages(rewards: torch.Tensor, costs: torch.Tensor, multiplier: 
 def moved_log_multiplier(log_multiplier: float, excess: float, learning_rate: float, maximum: float) -> float:
     """Return nu + learning_rate * excess * e^nu, from MIN_LOG_MULTIPLIER to the logarithm of `maximum`.
 
-    `excess`: mean cost above the limit; below it is negative, and nu falls, by at most MAX_FALL.
+    `excess`: mean cost above the limit; if it is negative, nu falls by at most MAX_FALL.
     """
     moved = log_multiplier + max(learning_rate * excess * math.exp(log_multiplier), -MAX_FALL)
     return max(MIN_LOG_MULTIPLIER, min(moved, math.log(maximum)))

@@ -1,9 +1,7 @@
 """Log-probabilities of chosen tokens and entropies from logits, with backward, without a whole float32 copy.
 
-Memory: the only arrays of [n, V] are the head's logits and their gradient in the same type; float32 arrays are computed
-in chunks of rows, see `row_chunks`.
-
-A token with probability 0 (logit -inf, or too small for float32) adds 0 to the entropy and its gradient: 0 log 0 = 0.
+Float32 arrays are computed in chunks of rows, see `row_chunks`. A token with probability 0 (logit -inf, or too small
+for float32) adds 0 to the entropy and its gradient: 0 log 0 = 0.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,10 +16,9 @@ CHUNK_BYTES: Final = 64 * 1024 * 1024
 def selected_log_probabilities(
     logits: torch.Tensor, tokens: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (log p(token), entropy) of softmax(logits / temperature), both float32 [n].
+    """Return (log p(token), entropy) of softmax(logits / temperature), both float32 [n], differentiable in `logits`.
 
-    `logits` floating [n, V], `tokens` int64 [n]. Temperature 0 (greedy decoding) means 1: a greedy choice has no
-    distribution of its own. Both results are differentiable in `logits`.
+    `logits` floating [n, V], `tokens` int64 [n]. Temperature 0 (greedy decoding) means 1.
     """
     apply: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _Selected.apply
     return apply(logits, tokens, temperature or 1.0)

@@ -2,8 +2,8 @@
 
 With o = log p(token) from the training ranks before the first step and g = log p(token) from the engine, tokens are
 samples of exp(g), not of exp(o). The ratio exp(o - g), truncated or masked, or a mask from it, corrects this in the
-policy loss as a factor without a gradient; the other loss terms get no weight. Log-ratios are limited as in other
-losses, so no difference, however large, gives a weight that is not finite.
+policy loss as a factor without a gradient.
+
 Sources: truncated importance sampling (Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL
 Training", 2025); masks by token, IcePop (Ling team, 2025); masks by sequence (Liu et al., "When Speed Kills Stability",
 2025, and TRL).
@@ -32,10 +32,10 @@ class Correction(NamedTuple):
 def correction(
     old: torch.Tensor, sampled: torch.Tensor, samples: torch.Tensor, count: int, fields: MismatchCorrection
 ) -> Correction:
-    """Return the weights of n tokens of `count` responses.
+    """Return the weights of n tokens of `count` responses, which must have all tokens of a response.
 
     `old` [n] from the training ranks, `sampled` [n] from the engine, both natural logs; `samples` int64 [n]: the
-    response of each token, 0 .. count - 1. The arguments must contain every token of a response.
+    response of each token, 0 .. count - 1.
     """
     old, sampled = old.detach(), sampled.detach()
     if fields.mode == "Disabled":
@@ -73,12 +73,11 @@ def mismatch_metrics(
     fields: MismatchCorrection,
     stale: torch.Tensor | None = None,
 ) -> Mapping[str, float]:
-    """Return the difference between both over the n tokens of a batch, and the mean effect of the correction. Arguments
-    are as for `correction`. `stale` [n]: tokens sampled with other weights, which are excluded from the differences;
-    the result is empty without other tokens.
+    """Return the difference between both over the n tokens of a batch, and the mean effect of the correction.
 
-    Differences are in nats per token: the mean and the maximum of |o - g|, and the mean of exp(o - g) - 1 - (o - g), an
-    estimate of KL(engine || trainer).
+    Arguments are as for `correction`. `stale` [n]: tokens sampled with other weights, which are excluded from the
+    differences; the result is empty without other tokens. Differences are in nats per token: the mean and the maximum
+    of |o - g|, and the mean of exp(o - g) - 1 - (o - g), an estimate of KL(engine || trainer).
     """
     corrected = correction(old, sampled, samples, count, fields)
     if stale is not None:

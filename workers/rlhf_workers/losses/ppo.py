@@ -1,8 +1,8 @@
 """Clipped policy and value losses, one value per token; the caller applies weights and sums.
 
-Rule: no function here averages. A weight per token, computed from the whole mini-batch, makes the gradient independent
-of the split into micro-batches, stages and replicas, except for rounding. No log-ratio of finite log-probabilities,
-however large, gives an infinite or NaN policy loss or gradient.
+Rule: no function here averages, so weights from the whole mini-batch make the gradient independent of its split, except
+for rounding. No finite log-ratio gives an infinite or NaN importance ratio.
+
 Source: Schulman et al., "Proximal Policy Optimization Algorithms" (2017), eq. 7; the clipped value is from its code
 release; the dual clip: Ye et al., "Mastering Complex Control in MOBA Games" (2020), eq. 7.
 """

@@ -1,6 +1,6 @@
 """Attention masks by kind of layer, as the additive 4D masks that transformers passes through unchanged.
 
-Rule: what a position sees depends only on positions: p sees key k if k <= p, and with a window if also p - window < k.
+Rule: position p sees key k if k <= p, and with a window if also p - window < k.
 """
 
 from typing import Any, Final
@@ -25,9 +25,8 @@ class AttentionMasks:
         self._hidden = torch.finfo(dtype).min
 
     def for_positions(self, positions: torch.Tensor, length: int) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Return masks [n, 1, queries, length] for queries at `positions` [n, queries] and keys 0..length-1.
-
-        If layers differ, return one mask per kind of layer.
+        """Return masks [n, 1, queries, length] for queries at `positions` [n, queries] and keys 0..length-1; if layers
+        differ, one per kind of layer.
         """
         keys = torch.arange(length, device=positions.device)
         behind = positions[:, None, :, None] - keys

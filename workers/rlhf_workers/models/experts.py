@@ -1,9 +1,7 @@
 """Computation of a layer's experts, registered with transformers: all rows of an expert at once, or in tiles.
 
-The number of rows per expert depends on all rows of a pass, and kernels may sum in another order for another number.
-Rule: in `TILED` an expert multiplies tiles of exactly 16 rows, the last one padded with zeros, so that shapes do not
-depend on the pass. `WHOLE` multiplies all rows of an expert at once. Must never be used for models of a family not in
-FAMILIES, whose experts compute differently.
+Rule: in `TILED` an expert multiplies tiles of 16 rows, the last one padded with zeros, so that shapes do not depend on
+the pass. Must never be used for models of a family not in FAMILIES, whose experts compute differently.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,8 +26,9 @@ Feed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Compute = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
 """(rows [n, hidden], expert by expert; number of rows per held expert) -> [n, hidden]."""
 Spread = Callable[[torch.Tensor, Sequence[int], Compute], torch.Tensor]
-"""Like `Compute` for all experts, if each rank of a group holds some of them and computes those with the last argument.
-A module of experts in parts has it as `spread`."""
+"""Like `Compute` for all experts, if ranks of a group hold some of them each and compute those with the last argument.
+A module of experts in parts has it as `spread`.
+"""
 
 
 TellCounts = Callable[[Sequence[int]], None]

@@ -1,6 +1,6 @@
 """The part of a sample's KV cache that moves between two workers: its shapes, a slice of it, and the reserved slot.
 
-Rule: independent of sender and transport. Positions count from the prompt's first token.
+Rule: positions count from the prompt's first token.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,7 @@
 """Loading Hugging Face folders: policy, value model, reward model, tokenizer; and replacing a loaded model's weights.
 
-Rule: a model is loaded whole or not at all; only a value head may be absent. A missing, truncated or misshapen file is
-a WorkError (ModelMissing, ModelCorrupt, ModelUnsupported) that names the manifest field, the path and the problem. Must
-never run code from a folder, and never read pickled weights.
+Rule: a model is loaded whole or not at all; only a value head may be absent. An unusable folder is a WorkError that
+names the manifest field, the path and the problem. Must never run code from a folder, and never read pickled weights.
 """
 
 import copy
@@ -33,7 +32,8 @@ log = logging.getLogger(__name__)
 
 Attention = Literal["eager", "sdpa"]
 """eager is explicit attention, and the experts of FAMILIES in tiles (for reproducible results); sdpa is the fused
-kernel, and experts as transformers chooses."""
+kernel.
+"""
 
 SCORE_HEAD: Final = "score.weight"
 """Name of the head's weight in a sequence classification model."""
@@ -54,8 +54,7 @@ transformers.utils.logging.disable_progress_bar()
 class ValueModel(nn.Module):
     """A causal language model's backbone with a scalar head; the backbone's parameter names equal those of the folder.
 
-    The backbone has its own Hugging Face prefix (usually `model`), the head is `value_head` (Linear hidden -> 1, no
-    bias).
+    The head is `value_head` (Linear hidden -> 1, no bias).
     """
 
     def __init__(self, backbone: transformers.PreTrainedModel, prefix: str) -> None:
@@ -118,8 +117,7 @@ def load_backbone_with_value_head(
 ) -> ValueModel:
     """Return a value model: the backbone of a causal language model, and `value_head.weight`.
 
-    In a folder without a value head, use the head of a reward model (`score.weight`), or else zeros. A language
-    modelling head is left out.
+    Without a value head in the folder, use the head of a reward model (`score.weight`), or else zeros.
     """
     folder = checked_folder(path, field, head=False)
     backbone = _load(
@@ -143,8 +141,9 @@ def _with_value_head(backbone: transformers.PreTrainedModel, folder: Path, path:
 
 
 def value_model_over(trunk: transformers.PreTrainedModel, settings: Lora, path: str, *, field: str) -> ValueModel:
-    """Return a value model over the backbone of a loaded causal language model: new modules around the same tensors,
-    with adapters that change nothing yet, and a value head as in `load_backbone_with_value_head`."""
+    """Return a value model over the backbone of a loaded causal language model, with adapters that change nothing yet,
+    and a value head as in `load_backbone_with_value_head`.
+    """
     shared = {id(part): part for part in (*trunk.base_model.parameters(), *trunk.base_model.buffers())}
     backbone = copy.deepcopy(trunk.base_model, memo=dict(shared))
     adapt(backbone, settings)
@@ -199,7 +198,7 @@ def generation_config(folder: Path) -> transformers.GenerationConfig:
 def replace_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, subject: str) -> int:
     """Copy a complete set of named weights into `model`; return the bytes copied.
 
-    `matched_weights` checks names and shapes before the first copy. An error of a copy leaves the model torn.
+    Raises WorkError before the first copy if the set does not match. An error of a copy leaves the model torn.
     """
     return copy_weights(matched_weights(model, tensors, subject=subject))
 

@@ -1,7 +1,6 @@
 """A frozen linear map with a low-rank adapter, and the insertion of such maps into a model.
 
-W x becomes W x + s B (A x). Rule: parameters have PEFT's names after its prefix, and a merge is W + s B A, added in
-float32. Must never change a frozen weight.
+W x becomes W x + s B (A x). Rule: parameters have PEFT's names after its prefix. Must never change a frozen weight.
 """
 
 import torch

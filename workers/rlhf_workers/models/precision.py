@@ -15,11 +15,7 @@ DTYPES: Final[dict[ComputeType, torch.dtype]] = {"Float32": torch.float32, "BFlo
 
 
 def shared_casts(device: torch.device, compute: torch.dtype) -> AbstractContextManager[None]:
-    """Return a context in which all `autocast` blocks share one cast of each weight. Weights must not change inside.
-
-    Otherwise each micro-batch that waits for its backward would hold a half-precision copy of all weights. The context
-    itself casts nothing, so a backward in it computes as outside.
-    """
+    """Return a context in which `autocast` blocks share one cast of each weight; weights must not change inside."""
     if compute == torch.float32:
         return nullcontext()
     outer: AbstractContextManager[None] = torch.autocast(device.type, enabled=False)

@@ -1,8 +1,6 @@
 """One endpoint for all ranks of a pod: alive while every rank is, with the metrics of all of them.
 
-Rule: each request queries the ranks' own endpoints; nothing is cached. If a rank does not answer, the pod is unhealthy
-and the scrape fails with the rank's name. Series are never summed: one without its worker's name gets the label
-`worker`.
+Rule: nothing is cached. If a rank does not answer, the pod is unhealthy and the scrape fails with the rank's name.
 """
 
 import http.client
@@ -72,8 +70,9 @@ def ailment_of(ranks: Mapping[str, str], ask: Ask = ask_rank) -> Callable[[], st
 
 
 def metrics_of_ranks(ranks: Mapping[str, str], ask: Ask = ask_rank) -> Application:
-    """Return the application that serves the metrics of all ranks as one page; it answers 404 if the first unhealthy
-    rank does, and 503 for another problem of it."""
+    """Return the application that serves the metrics of all ranks as one page. It answers 404 if the first unhealthy
+    rank does, else 503.
+    """
 
     def serve(_: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         try:

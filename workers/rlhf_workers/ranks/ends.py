@@ -1,7 +1,6 @@
 """The end of a pod with several ranks: the responsible rank, the exit code, and the message. Pure.
 
-Rule: the cause is the first rank that did not succeed, did not restart because of another rank, and was not killed by
-the launcher; without one, the first rank that restarted.
+Rule: the cause is the first rank that failed by itself, or else the first that restarted.
 """
 
 import signal

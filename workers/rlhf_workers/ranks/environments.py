@@ -1,8 +1,7 @@
 """The environment of each rank in a pod with several, derived from the launcher's environment. Pure.
 
-Rule: a variable with one entry per rank is separated by commas; any other is the same for all, except the index and the
-metrics' address; RANKS and RANK_METRICS are left out. A rank reads the result as in a pod of its own (`settings`),
-independent of the launcher.
+Rule: the entries of a variable in OF_RANKS are separated by commas, one per rank. A rank reads the result as in a pod
+of its own (`settings`).
 """
 
 from collections.abc import Mapping

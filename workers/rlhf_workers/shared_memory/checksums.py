@@ -2,7 +2,7 @@
 
 The bytes form a matrix of 64-bit integers. Its rows and its columns are summed modulo 2^64, and the checksum is the
 CRC-32 of these sums and of the bytes after the last row. Damage that cancels out in rows and columns at once is not
-detected. Rule: integer sums only, so every device computes the same value.
+detected.
 """
 
 import zlib
@@ -19,9 +19,8 @@ CACHED_ROWS: Final = 256
 
 
 def checksums(parts: Sequence[torch.Tensor]) -> list[int]:
-    """Return the checksum of each uint8 tensor [bytes], contiguous and aligned to 8 bytes, all on one device.
-
-    The device is read twice, for all tensors together.
+    """Return the checksum of each uint8 tensor [bytes], contiguous and aligned to 8 bytes, all on one device, which is
+    read twice.
     """
     sums: list[torch.Tensor] = []
     for part in parts:

@@ -1,6 +1,6 @@
 """Chooses the kinds of memory that a worker lends and borrows, in order of preference.
 
-Rule: one object per kind and device in a process, so that a worker finds its own regions.
+Rule: a process has one object per kind and device.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """Calls of the CUDA driver: shareable device memory, and pinning of host memory that exists already.
 
-They use the driver and not the runtime: libcuda.so.1 has one name on every GPU machine, and a failed driver call
-leaves no error for the next kernel launch. Rule: calls on a device run in its primary context, which torch also uses.
-A failed call is a CudaDriverError with the driver's name for it, or its number.
+They use the driver and not the runtime, whose failed calls leave an error for the next kernel launch. Rule: calls on a
+device run in its primary context, which torch also uses.
 """
 
 import ctypes

@@ -1,9 +1,8 @@
 """GPU memory that two processes share: a separate allocation, opened by its CUDA IPC handle.
 
 Rule: an allocation contains one region and nothing else (whole blocks of the driver), so its handle exposes nothing
-else. A borrower opens handles of its own GPU only, checks the size of the allocation, and waits for the device before
-it closes it. Processes in different containers may be unable to open each other's handles (they need one IPC
-namespace); that is refused, like a GPU without free memory.
+else. A borrower opens handles of its own GPU, checks the size of the allocation, and waits for the device before it
+closes it.
 """
 
 import os

@@ -1,8 +1,7 @@
 """Host memory that two processes of one machine map: a sealed memory file in its owner's file descriptors.
 
 Rule: a file is sealed against shrinking before its handle is sent. A borrower checks that it is a regular file with
-these seals, the announced size and inode, and maps it for reading. The file has no path and vanishes with its last
-mapping and descriptor. Borrowers need the owner's PID namespace and user.
+these seals, the announced size and inode, and maps it for reading. Borrowers need the owner's PID namespace and user.
 """
 
 import fcntl

@@ -1,7 +1,6 @@
 """Interface of memory that one process lends and another maps, for host memory and GPU memory.
 
-Rule: a handle is protobuf data whose bounds the borrower checks. A refusal is a RegionRefusedError. Must never carry
-pickled objects.
+Rule: a handle is protobuf data, which the borrower checks; no pickled objects.
 """
 
 from typing import Protocol

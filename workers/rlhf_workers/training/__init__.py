@@ -1,6 +1,5 @@
 """Training ranks: stages of Hugging Face models, a schedule table executed as data, optimizer, checkpoints.
 
 Reading order: `training_role` executes commands with a backend (`backends`). `trainer` runs an iteration,
-`schedule.executor` one row of a table. `stages` splits models, `batches` and `parallel` assign work to ranks,
-`communication` connects ranks, and `optimizers` takes steps. Algorithms are in `rlhf_workers.algorithms`.
+`schedule.executor` one row of a table.
 """

@@ -1,9 +1,8 @@
 """Measures the costs of training on this rank, for `rlhf plan`.
 
 A rank times the layers, the embedding, and the head with the loss of each of its models, forward and backward, and an
-optimizer step. `hardware_figures` measures the device and the link. Rule: measurements never change state that training
-reads: gradients are zeroed again, the optimizer steps copies, and no random number is drawn. All ranks take part in
-every communication, even after a failed measurement.
+optimizer step. Rule: measurements never change state that training reads: gradients are zeroed again, and the optimizer
+steps copies.
 """
 
 import logging
@@ -56,9 +55,8 @@ Steps = Generator[None, None, CostDocument]
 
 
 def profile_costs(trainer: Trainer) -> Steps:
-    """Measure a bounded part per step of the iterator, and return the figures of this rank.
-
-    All ranks must call it at the same time. A group whose stages communicate within a layer times none of them.
+    """Measure a bounded part per step of the iterator, and return the figures of this rank. All ranks must call it at
+    the same time.
     """
     figures: Figures = {"device": device_name(trainer.device)}
     trainer.barrier()
@@ -243,7 +241,7 @@ class _TimedPasses:
 
 def sample_counts(trainer: Trainer, batch: TrainingBatch) -> list[int]:
     """Return rising numbers of samples to time: a quarter, half and all of the job's micro-batch, on a CPU also twice
-    that. Each is at least one unit of samples, and at most those of `batch`.
+    that.
     """
     asked, most = trainer.spec.training.micro_batch_size, len(batch.prompts)
     unit = trainer.spec.algorithm.fields.samples_per_unit

@@ -1,8 +1,8 @@
 """The draft model on the training ranks: it learns from the policy's logits on the same batch, in step with the policy.
 
-Each rank with the policy's last stage holds a whole draft model. Its loss is the cross entropy of its logits to the
-policy's, at the positions before every trained response token, as a mean over these tokens of the mini-batch. Rule: it
-never changes the training of the policy or the critic. A mini-batch that the policy skips is also skipped here.
+A rank with the policy's last stage holds a whole draft model. Its loss is the cross entropy of its logits to the
+policy's, at the positions before the trained response tokens, as a mean over these tokens of the mini-batch. Rule: it
+never changes the training of the policy or the critic.
 """
 
 import logging
@@ -199,7 +199,8 @@ class DraftTraining(TrainingHook):
 
     def published(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face parameter name, tensor in the compute type) if this rank publishes the policy's last
-        stage, so that both come from the same ranks."""
+        stage.
+        """
         if self.optimizer is not None and self._publishes:
             for name in self.optimizer.owned:
                 yield name, self.optimizer.parameters[name].detach().to(self._compute)

@@ -1,8 +1,7 @@
 """Balance of tokens over the experts of every layer in an iteration: two numbers per model with experts.
 
-Rule: rows are counted when a layer sends them to experts, in every forward, including padding and recomputation.
-Nothing is stored per token, and training does not read the counts. All ranks call `metrics` together and get the same
-numbers. Skipped unless every rank holds a stage of every model.
+Rule: rows are counted when a layer sends them to experts, including padding and recomputation, and training does not
+read the counts. All ranks call `metrics` together. Skipped unless every rank holds a stage of every model.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -51,7 +50,8 @@ class ExpertLoad(TrainingHook):
 
     def metrics(self, trained: Collection[str], layout: RankLayout) -> dict[str, float]:
         """Return two numbers per trained model whose experts got tokens, each from its worst layer: the most rows of an
-        expert as a multiple of an even share, and the share of experts without a row."""
+        expert as a multiple of an even share, and the share of experts without a row.
+        """
         models = [model for model in self._models if model in trained]
         if not models:
             return {}

@@ -1,6 +1,5 @@
 """Measures the device of a training rank and the link between the ranks, for `rlhf plan`.
 
-Owns the clock of these measurements: the shortest of a few runs counts, because other load on a machine only adds time.
 Rule: every rank of a group must measure the link at the same time; nothing else communicates.
 """
 

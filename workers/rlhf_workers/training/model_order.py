@@ -1,8 +1,8 @@
 """The order of models in an iteration's training: all together, or the policy before its critics.
 
-Rule: both orders take the same optimizer steps of each model on the same mini-batches. An exception is a critic's
-number that is not finite: with the policy first, only the critics skip that step. With the policy first, its weights
-are final once `critics_behind` is set.
+Rule: both orders take the same optimizer steps on the same mini-batches. One exception is a critic's number that is not
+finite: with the policy first, only the critics skip that step. The policy's weights are final once `critics_behind` is
+set.
 """
 
 from collections.abc import Generator

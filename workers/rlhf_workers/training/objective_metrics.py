@@ -1,7 +1,6 @@
 """The metrics of an iteration's objectives: the counts of every rank, summed over the group.
 
-Rule: all ranks call this together, once per iteration, with the same objectives in the same order, and get the same
-numbers. Must never change what is trained.
+Rule: all ranks call this together, with the same objectives in the same order. Must never change what is trained.
 """
 
 import logging

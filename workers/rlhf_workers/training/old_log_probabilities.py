@@ -1,9 +1,8 @@
 """Log-probabilities of an iteration's sampled tokens on the training ranks, before the iteration's first step.
 
-The policy runs once over the mini-batches with a token to train on, with a forward-only table. Exactly one rank
-contributes each token, so the sum over ranks is exact and all ranks get the same bits. A token carried from an earlier
-iteration was sampled with old weights. Its ratio uses the engine's log-probability, unless a mismatch correction
-weights it.
+The policy runs once over the mini-batches with a token to train on. One rank contributes each token, so the sum over
+ranks is exact. Tokens sampled with earlier weights keep the engine's log-probability, unless a mismatch correction
+weights them.
 """
 
 import time
@@ -83,8 +82,9 @@ class OldLogProbabilities:
         return batch.with_fields(**{OLD_FIELD: self._against_who_drew(batch, whole.cpu())})
 
     def _against_who_drew(self, batch: TrainingBatch, old: torch.Tensor) -> torch.Tensor:
-        """Return `old` with the engine's values for tokens sampled with earlier weights, since a ratio to the current
-        weights would misattribute them. With a correction they stay, because it accounts for the whole difference."""
+        """Return `old` with the engine's values for tokens sampled with earlier weights; with a correction, return
+        `old`.
+        """
         if batch.stale is None or self._spec.algorithm.fields.corrects_mismatch:
             return old
         return torch.where(batch.stale, batch.fields[SAMPLED_FIELD], old)

@@ -1,8 +1,7 @@
 """One training iteration on one rank: advantages, epochs, and mini-batches, which run a schedule table.
 
-Rule: results depend only on the arguments of `train`, the manifest, the table and the state in checkpoints. Pipelines,
-replicas and micro-batches change a gradient only by rounding, because every token's weight in the loss comes from the
-whole mini-batch. All ranks base every decision on the same numbers.
+Rule: results depend only on the arguments of `train`, the manifest, the table and the state in checkpoints. All ranks
+base their decisions on the same numbers.
 """
 
 import logging
@@ -66,7 +65,8 @@ class Trainer:
         splitter: MicroBatchSplitter,
     ) -> None:
         """`draft`, which is one of `hooks`, is saved and published with the models. `old_log_probabilities` is None if
-        losses use the engine's. Raises WorkError if the mini-batch does not divide, or if a plug-in cannot be used."""
+        losses use the engine's. Raises WorkError if the mini-batch does not divide, or for an unusable plug-in.
+        """
         self.spec, self.layout, self.stages, self.optimizers = spec, layout, stages, optimizers
         self.communicator, self.device, self.compute, self._span = communicator, device, compute, span
         self.device_timers, self.hooks, self.draft, self._old_logprobs = (
@@ -103,10 +103,10 @@ class Trainer:
     def train(
         self, iteration: int, batch: TrainingBatch, iterations: int = 0, *, policy_first: bool = False
     ) -> Generator[None, None, dict[str, float]]:
-        """Train one iteration, at most one mini-batch per step of the iterator, and return its metrics (`yield from`).
+        """Train one iteration, at most one mini-batch per step of the iterator, and return its metrics.
 
-        `iterations`: current total of the job; 0: the manifest's. `policy_first`: train all mini-batches of the policy
-        before those of other models; `critics_behind` is set at the step in between.
+        `iterations`: current total of the job; 0: the manifest's. `policy_first`: train the policy before the other
+        models; `critics_behind` is set at the step in between.
         """
         state, steps = self.algorithm.state(), self.progress.steps
         try:
@@ -161,7 +161,7 @@ class Trainer:
     ) -> Generator[None, None, int]:
         """Train some models on every mini-batch; return the number of mini-batches without a token to train on.
 
-        `left_out`: mini-batches whose step was skipped, so a later pass skips it too; updated in place.
+        `left_out`: mini-batches whose step was skipped, so a later pass skips it too.
         """
         skipped, steps, number = 0, self.progress.steps, -1
         for epoch in range(self.spec.algorithm.fields.epochs):
@@ -201,8 +201,7 @@ class Trainer:
         """Take one optimizer step with the gradients of a mini-batch; return each model's gradient norm before
         clipping.
 
-        Return an empty result, without a step, if a loss or a gradient is not finite. Raises WorkError after too many
-        in a row.
+        Return an empty result, without a step, if a loss or a gradient is not finite. Raises WorkError after too many.
         """
         hooks = self.hooks if self._policy in objectives else ()
         plan = self.splitter.split(self.layout, rows, batch)
@@ -276,8 +275,9 @@ class Trainer:
     def mini_batch(
         self, batch: TrainingBatch, plan: MicroBatchPlan, objectives: Objectives, notes: Sequence[Note] = ()
     ) -> dict[int, StageWork]:
-        """Return this rank's work on a mini-batch's samples, by pipeline index, for the models with an objective.
-        `notes` receive the outputs of the policy's last stage."""
+        """Return this rank's work on a mini-batch, by pipeline index, for the models with an objective. `notes` receive
+        the outputs of the policy's last stage.
+        """
         weights = self.algorithm.token_weights(batch, plan.samples)
 
         def cell(samples: list[int]) -> MicroBatch:

@@ -1,6 +1,6 @@
 """Builds a trainer: the optimizers of a rank's stages, and the hooks for the features of the job.
 
-Rule: the order of the hooks is the order of their sums over ranks, so it depends only on the manifest.
+Rule: the order of the hooks depends only on the manifest, because some of them sum over ranks.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def new_trainer(
 ) -> Trainer:
     """Return the trainer of `stages`, which are those of `layout.local_stages`; `draft`: None trains no draft model.
 
-    Raises WorkError if the mini-batch does not divide, or if a plug-in cannot be used.
+    Raises WorkError if the mini-batch does not divide, or for an unusable plug-in.
     """
     offload = spec.training.parallelism.offload_optimizer
     shares = {key: moment_shares(layout, *key, spec.training.parallelism) for key in stages}

@@ -1,7 +1,7 @@
 """Additional parts of training besides the trainer: draft models, experts, offload, padding; each is a `TrainingHook`.
 
-Rule: every rank calls the hooks in the same order, because some of them sum over ranks. A hook must never change the
-value of a parameter, a gradient or a statistic of a model with an objective during an iteration.
+Rule: every rank calls the hooks in the same order. A hook must never change the value of a parameter, a gradient or a
+statistic of a model with an objective during an iteration.
 """
 
 from collections.abc import Collection, Sequence

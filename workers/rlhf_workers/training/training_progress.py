@@ -1,8 +1,7 @@
 """Progress of a job's training: its optimizer steps, and those without the policy.
 
-All models have the same schedule of steps, except during the warm-up of critics, in which the policy takes no part: its
-moments and its learning-rate warm-up start with its own first step. Must never depend on state that `checkpoint` does
-not save in trainer.json, or a replay would train other bits.
+All models have the same schedule of steps, except during the warm-up of critics. Must never depend on state that
+`checkpoint` does not save in trainer.json, or a replay would train other bits.
 """
 
 from dataclasses import dataclass, field
@@ -23,8 +22,9 @@ class TrainingProgress:
     """State besides weights, moments and the algorithm's own; saved in trainer.json."""
 
     steps: int
-    """Optimizer steps so far, without skipped ones; the position in the learning-rate schedule. While critics train
-    behind the policy, it counts their steps."""
+    """Optimizer steps so far, without skipped ones: the position in the schedule. While critics train behind the
+    policy, it counts theirs.
+    """
     horizon: Horizon
     non_finite: NonFiniteSteps = field(default_factory=NonFiniteSteps)
     held_steps: int = 0

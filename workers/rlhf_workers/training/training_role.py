@@ -1,9 +1,8 @@
 """The training role: becomes a rank of a training group, trains iterations, writes checkpoints, serves its weights.
 
-Rule: a Train runs at most one mini-batch per `step`, so the worker can answer between them. A Train of the policy only
-leaves the iteration half done: until a Train of the critics continues it, the rank serves no critic of the new version.
-If a peer is lost during a step, this process exits at once with code 75 and sends no message. Must never answer a Train
-with weights that it does not hold.
+Rule: a Train runs at most one mini-batch per `step`, so the worker can answer between them. After a Train of the policy
+only, the rank serves no critic of the new version until a Train of the critics is done. If a peer is lost during a
+step, this process exits at once with code 75. Must never answer a Train with weights that it does not hold.
 """
 
 import logging
@@ -158,8 +157,7 @@ class TrainingRole:
     def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the parameters of a model that this rank publishes; never those of a training in progress.
 
-        Raises WorkError WrongVersion for a version that this rank does not have, also if it publishes none of the
-        model.
+        Raises WorkError WrongVersion for a version that it cannot serve.
         """
         published = self._kept
         if published is not None and published.version == version:

@@ -1,6 +1,6 @@
 """Settings of users' code: environment variables of its processes, or headers of requests to its endpoint.
 
-Rule: `secrets` lists the values that no text may quote. Must never invent the value of a Secret.
+Must never invent the value of a Secret.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ def resolve_settings(
     *,
     invalid: str,
 ) -> CodeSettings:
-    """Resolve `entries` of the manifest field `field`; `variables` names the variable of `environ` for each Secret key.
+    """Resolve `entries` of the manifest field `field`; `variables`: Secret key -> its variable in `environ`.
 
     Raises WorkError with reason `invalid` when the value of a Secret is missing.
     """

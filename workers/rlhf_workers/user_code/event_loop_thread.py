@@ -1,4 +1,4 @@
-"""A thread with an event loop for calls of rewards and environments, which the compute thread does not await.
+"""A thread with an event loop for calls of rewards and environments.
 
 Rule: other threads submit coroutines; only `close` blocks.
 """

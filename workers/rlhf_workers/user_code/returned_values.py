@@ -1,7 +1,7 @@
 """Checks and describes values that users' code returned.
 
-Rule: no libraries beyond the standard one, as child processes import this module. Secrets are hidden before a text is
-cut, so that no part of one remains.
+Rule: it imports no library beyond the standard one, as child processes import this module. Secrets are hidden before a
+text is cut.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Child process that runs a user's code: `python -m <a module that calls serve> --file F --name N`.
 
 It speaks JSON lines. First it writes {"ready": "sync" | "async"} or {"failed": message, "part": file | module | name}.
-For every request {"id", ...} it writes {"id", ...} with the reply of HostedCode, or {"id", "reason", "message"}.
+For a request {"id", ...} it writes {"id", ...} with the reply of HostedCode, or {"id", "reason", "message"}.
 
 Rule: it imports the user's code and the standard library only. Must never report a value for code that raised.
 """
@@ -115,7 +115,7 @@ def describe(error: BaseException, file: str) -> str:
     """Return `reward.py:12 in score: ValueError: text`, with the innermost line of the user's folder, or else of a
     library.
 
-    A SyntaxError has its own place, without a function; an error without a place has only its text.
+    A SyntaxError has its own place; an error without a place has only its text.
     """
     lines = traceback.format_exception_only(error)
     if isinstance(error, SyntaxError) and error.filename:

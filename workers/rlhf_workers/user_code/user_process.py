@@ -1,7 +1,7 @@
 """One child process that runs a user's code: starting, calling and killing it.
 
-Rule: the child gets a minimal environment (no token, no address of ours) plus the variables in the manifest. The caller
-of `ask` sets a time-out and kills the child. A child must never be used after `kill`.
+Rule: the child gets a minimal environment (no token, no address of ours) plus the variables in the manifest. Must never
+be used after `kill`.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
-"""Calls users' code in child processes, which are killed when a call hangs.
+"""Calls users' code in child processes.
 
-A child runs one call of synchronous code, or many calls of asynchronous code, at a time. Rule: a call that exceeds its
-time-out fails and its child is killed; other calls in that child are repeated.
+A child runs one call of synchronous code, or many calls of asynchronous code, at a time.
+
+Rule: a call that exceeds its time-out fails and its child is killed; other calls in that child are repeated.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Merges adapters into whole weights on the worker that uses them, from the folder's weights and A and B.
 
-Rule: `lora_linear.merged` is also the function with which training ranks merge. Every adapted matrix has both factors
-with matching shapes, or WorkError. Each version reads the folder's tensors anew.
+Rule: training ranks merge with the same function. Every adapted matrix has both factors with matching shapes, or
+WorkError.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,7 +103,7 @@ class AdapterWeights:
     ) -> dict[str, torch.Tensor]:
         """Merge the adapters in `came` into `base`; other tensors of `came` replace those of `base`.
 
-        Return the model's tensors; merged ones have the compute type.
+        Return the model's tensors.
         """
         prefixes = (BACKBONE, LM_HEAD) if role.kind is ModelKind.POLICY else (BACKBONE,)
         whole = {

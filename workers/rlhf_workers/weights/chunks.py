@@ -1,7 +1,7 @@
 """Encodes and decodes `WeightChunk`, a part of a tensor, without protobuf's copies of its bytes.
 
-Rule: any protobuf reader understands the encoded messages, and messages with another layout are decoded by protobuf.
-Must never trust a length: a truncated or malformed message is refused.
+Rule: any protobuf reader understands the encoded messages. Must never trust a length: a truncated or malformed message
+is refused.
 """
 
 from dataclasses import dataclass

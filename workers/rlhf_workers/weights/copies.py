@@ -1,4 +1,4 @@
-"""Copies of a training rank's weights in memory that others can map: written once, read by many.
+"""Copies of a training rank's weights in memory that others can map.
 
 Rule: a copy is complete before it is lent, and is not written while it has readers. Host memory without readers is
 reused for another version; device memory is freed after its last reader. A copy is never written again if a reader
@@ -65,7 +65,7 @@ class WeightCopies:
     def take(self, provider: WeightProvider, request: pb.WeightRequest, reader: pb.MemoryPlace) -> WeightCopy:
         """Return a copy that `reader` can map, until `give_back`.
 
-        Raises RegionRefusedError without such memory, and WorkError when the provider lacks the version.
+        Raises RegionRefusedError without such memory, and WorkError from the provider.
         """
         first = next(iter(provider.tensors(request.model, request.version)), None)
         where = first[1].device if first is not None else torch.device("cpu")
@@ -130,8 +130,7 @@ class WeightCopies:
     def _idle_region(
         self, provider: WeightProvider, model: str, sharing: MemorySharing, size: int
     ) -> LentRegion | None:
-        """Return this model's memory of this size that has no readers, or None; free its other idle copies, and
-        those of other providers.
+        """Return this model's memory of this size that has no readers, or None; free its other idle copies.
 
         Raises RegionRefusedError if there is none and MOST_COPIES copies remain.
         """

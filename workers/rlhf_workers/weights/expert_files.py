@@ -1,8 +1,7 @@
 """Converts names and shapes of experts between weight files and transformers' parameters.
 
 A folder stores every expert's matrices separately. A transformers model has two tensors per layer, `gate_up_proj`
-[experts, 2 x inner, hidden] and `down_proj` [experts, hidden, inner]. Folders with these names can be read as well.
-Models without experts pass through unchanged.
+[experts, 2 x inner, hidden] and `down_proj` [experts, hidden, inner].
 """
 
 import re

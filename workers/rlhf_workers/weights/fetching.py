@@ -1,7 +1,7 @@
 """Fetches the weights of one model version: from borrowed memory of peers, streams, or a Hugging Face folder.
 
 Rule: all or nothing. `fetch_weights` yields every tensor, or raises WorkError. Tensors of peers are checked against
-their announced checksums. If memory cannot be borrowed, the weights are streamed.
+their announced checksums.
 """
 
 import logging

@@ -1,6 +1,6 @@
-"""Reads weights from a Hugging Face folder: all files that `weight_files` lists, or none.
+"""Reads weights from a Hugging Face folder: all files that `weight_files` lists.
 
-Rule: reads safetensors only (never a file with code in it), and names the folder in every error.
+Rule: reads safetensors only (never a file with code in it), and names the folder in its errors.
 """
 
 from pathlib import Path

@@ -1,8 +1,7 @@
 """Borrows one peer's weights: maps its memory, checks the tensors there, and returns the memory after the read.
 
-Rule: memory that cannot be used is a LoanRefusedError before the caller gets a tensor. Every tensor is checked by name,
-type, shape, place and checksum. If the peer's process ends, host memory stays readable, but `confirm` rejects reads of
-its device memory.
+Rule: memory that cannot be used is a LoanRefusedError before the caller gets a tensor. If the peer's process ends, host
+memory stays readable, but `confirm` rejects reads of its device memory.
 """
 
 import queue
@@ -70,10 +69,11 @@ def borrow(
     sharings: Sequence[MemorySharing],
     seconds: float,
 ) -> BorrowedWeights:
-    """Borrow the weights in a peer's memory. `seconds`: time for the peer to copy its stage there.
+    """Borrow the weights in a peer's memory.
 
-    Raises LoanRefusedError when the peer gives no loan, or its memory cannot be mapped or does not match its manifest,
-    and WeightsRefusedError when the peer cannot serve the version.
+    `seconds`: time for the peer to copy its weights there.
+
+    Raises LoanRefusedError without a usable loan, and WeightsRefusedError when the peer cannot serve the version.
     """
     place = pb.MemoryPlace()
     for sharing in sharings:

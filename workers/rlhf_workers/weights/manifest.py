@@ -1,7 +1,7 @@
 """Checks a peer's weight manifest before memory is allocated or mapped for it.
 
-Rule: pure. A valid manifest names every tensor once, with a type that can be transferred. In a loan every tensor lies
-within the lent memory, after the previous one.
+Rule: a valid manifest names a tensor once, with a type that can be transferred. In a loan a tensor lies within the lent
+memory, after the previous one.
 """
 
 import math
@@ -38,9 +38,8 @@ def check(manifest: pb.WeightManifest) -> None:
 
 
 def check_places(manifest: pb.WeightManifest, size: int) -> None:
-    """Raise WeightManifestError for a misplaced tensor of a checked manifest.
-
-    A tensor must be aligned, begin after the previous one, and end within `size` bytes of lent memory.
+    """Raise WeightManifestError unless each tensor of a checked manifest is aligned, begins after the previous one, and
+    ends within `size` bytes.
     """
     end = 0
     for entry in manifest.tensors:

@@ -1,8 +1,7 @@
 """Moves a model's weights between host memory and its device.
 
-Rule: offloaded means that no weight is on the device, onloaded that all of them are. A frozen model is copied to host
-memory once, and later only dropped from the device; changing weights are copied back. Onloaded tensors have new
-addresses: owners of old addresses (captured graphs) must forget them before. On a CPU nothing moves.
+A frozen model is copied to host memory once, and later only dropped from the device. Onloaded tensors have new
+addresses, so captured graphs must be dropped before. On a CPU nothing moves.
 """
 
 import logging

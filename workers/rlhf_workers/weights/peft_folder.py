@@ -21,7 +21,7 @@ def peft_name(name: str) -> str:
 def config(settings: Lora, base: str, saved_whole: tuple[str, ...]) -> dict[str, Any]:
     """Return adapter_config.json for a model with the frozen weights of `base`.
 
-    `saved_whole`: modules that are trained and saved in full, such as a value head.
+    `saved_whole`: modules saved in full, such as a value head.
     """
     return {
         "peft_type": "LORA",
@@ -43,7 +43,7 @@ def config(settings: Lora, base: str, saved_whole: tuple[str, ...]) -> dict[str,
 def check(folder: Path, settings: Lora, field: str, base_path: str = "/") -> None:
     """Raise WorkError AdapterMismatch when a PEFT folder has other adapters than `settings`.
 
-    `field` names the folder, a checkpoint unless it is `ADAPTER_FIELD`. `base_path`: folder of the frozen weights.
+    `field` names the folder, a checkpoint unless it is `ADAPTER_FIELD`. `base_path`: folder of frozen weights.
     """
     try:
         check_adapter_config(folder, settings, own=field != ADAPTER_FIELD, base_path=base_path)

@@ -1,7 +1,7 @@
 """WeightSource service: lends or streams the tensors of this worker's stages to peers, with checksums.
 
-Rule: serves exactly the requested version, or refuses it with FAILED_PRECONDITION. A loan lasts from its message to the
-end of the call.
+Rule: serves the requested version, or refuses it with FAILED_PRECONDITION. A loan lasts from its message to the end of
+the call.
 """
 
 import asyncio

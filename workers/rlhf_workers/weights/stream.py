@@ -1,7 +1,6 @@
 """Client of one peer's WeightSource: reads the manifest, then chunks, and checks each tensor's checksum.
 
-Rule: `read` returns everything in the manifest, or raises WorkError with the peer's name. Memory is allocated as the
-manifest says.
+Rule: `read` returns everything in the manifest, or raises WorkError with the peer's name.
 """
 
 import threading

@@ -1,6 +1,6 @@
 """Reads and writes named tensors in safetensors files; an incomplete file never gets its final name.
 
-A read loads the requested tensors only. A write streams to `<name>.tmp`, hashes, syncs, and renames.
+A write streams to `<name>.tmp`, hashes, syncs, and renames.
 """
 
 import errno
@@ -34,7 +34,7 @@ CHUNK_BYTES: Final = 16 * 1024 * 1024
 class TensorFolder:
     """Tensors by name over one or more safetensors files.
 
-    Each file is opened once, as a header may name thousands of experts' matrices; tensors are read on request.
+    Each file is opened once; tensors are read on request.
     """
 
     def __init__(self, files: Sequence[Path], field: str) -> None:
@@ -95,7 +95,7 @@ def write_weights(
 ) -> list[pb.CheckpointFile]:
     """Write the weights of a stage in `dtype`, and also in their own type if `dtype` is not float32.
 
-    `part` names the stage and its share. Raises WorkError as `write_tensors` does.
+    `part` names the stage and its share. Raises WorkError as `write_tensors`.
     """
     files = [write_tensors(folder, f"{model}/model-stage-{part}.safetensors", weights, model, dtype)]
     if dtype != torch.float32:
@@ -106,7 +106,7 @@ def write_weights(
 def write_tensors(
     folder: Path, name: str, tensors: Mapping[str, torch.Tensor], model: str, dtype: torch.dtype | None = None
 ) -> pb.CheckpointFile:
-    """Write `folder/name` completely or not at all, in `dtype` or in the tensors' own types, from any device.
+    """Write `folder/name` completely or not at all, in `dtype` or in the tensors' own types.
 
     Raises WorkError StorageFull, StorageDenied, or StorageFailed for a value beyond float16.
     """
@@ -135,7 +135,7 @@ def write_file(
 ) -> pb.CheckpointFile:
     """Write `folder/name` from parts: temporary name, fsync, rename, fsync of the folder.
 
-    Raises WorkError StorageFull or StorageDenied, and the errors of `parts`. An error discards the temporary file.
+    Raises WorkError StorageFull or StorageDenied, and the errors of `parts`.
     """
     path = folder / name
     temporary = path.with_name(path.name + ".tmp")

@@ -1,9 +1,7 @@
 """Renders chat messages of an environment with the policy's chat template, after a turn that the policy ended.
 
-Rule: the result does not depend on the turn's text, apart from the token that ended it. The template renders an
-artificial conversation, and the answer is its output after the turn: the end of the turn without the policy's own
-token, the messages, and the start of the next turn. Must never guess: a template that does not show a turn unchanged is
-refused.
+Rule: the result does not depend on the turn's text, apart from the token that ended it. Must never guess: a template
+that does not show a turn unchanged is refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +19,7 @@ def answer_of(
 ) -> str:
     """Return the text between a turn that ended with the token `ended_by` and the next turn.
 
-    `arguments` are the template's; None: the job has another template, which this process does not read. Raises
-    ChatTemplateError.
+    `arguments` are the template's; None if it is not read here. Raises ChatTemplateError.
     """
     if arguments is None:
         raise ChatTemplateError("spec.prompts.chatTemplateFile is read by the coordinator alone: answer by message")

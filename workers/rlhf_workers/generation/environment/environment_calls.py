@@ -1,7 +1,6 @@
 """Calls an environment for many samples at once, while the compute thread decodes others.
 
-Rule: the compute thread submits and collects without waiting. `collect` returns each outcome once, without those of
-forgotten or replaced calls. A failure concerns its sample: it is never an answer and never a reward.
+Rule: the compute thread submits and collects without waiting. A failure is never an answer or a reward.
 """
 
 import json

@@ -1,8 +1,7 @@
 """An engine for samples of several turns: it appends the environment's answers and continues decoding after them.
 
-A turn ends where that engine finishes a sample. Rule: the response says who wrote a token (`turns.written`), so a
-returned sample continues from its tokens on any worker. Must never lose a sample that waits for an answer, nor finish
-one whose last turn the environment has not seen.
+Rule: the response says who wrote a token (`turns.written`), so a returned sample continues from its tokens on another
+worker. Must never lose a sample that waits for an answer, nor finish one whose last turn the environment has not seen.
 """
 
 import os
@@ -72,8 +71,8 @@ class EnvironmentEngine:
     ) -> None:
         """`calls` are started, and end with `close`. `ends`: ids that end a turn and are not text.
 
-        `template_arguments` and `evaluation_arguments` are arguments of the tokenizer's chat template for samples of
-        training and of evaluations; None: the job has another template, which this process does not read.
+        `template_arguments` and `evaluation_arguments`: arguments of the chat template in training and evaluations;
+        None if it is not read here.
         """
         self._ends = ends
         self._template_arguments, self._evaluation_arguments = template_arguments, evaluation_arguments

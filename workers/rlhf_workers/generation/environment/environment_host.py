@@ -1,9 +1,7 @@
 """Child process of a user's environment: `python -m ...environment_host --file F --name N` (or `--module M`).
 
 Request: {"id", "episode", "record", "turns": [text]}. Reply: {"id", "steps": [{"message", "messages", "done", "reward",
-"metrics"}]}, a step for each turn, or {"id", "reason", "message"}. An environment is a function of its record and the
-turns: a child that has not seen an episode's earlier turns takes them again. Rule: the child's own modules import no
-third-party package (`user_code.user_host`).
+"metrics"}]}, a step for each turn, or {"id", "reason", "message"}.
 """
 
 import inspect

@@ -1,7 +1,6 @@
-"""Splits a response into turns and answers, and builds its continuation after an answer.
+"""Splits a response into turns and answers, and builds its continuation after an answer. Pure.
 
-Rule: pure. The log-probability of a token (`NOT_SAMPLED`) is the only mark of who wrote it. An answer that a turn
-follows is not empty.
+Rule: the log-probability of a token (`NOT_SAMPLED`) marks who wrote it.
 """
 
 from collections.abc import Sequence
@@ -70,9 +69,7 @@ def following(
 ) -> SampleRequest | ResponsePart:
     """Return the request that continues after an answer, or the whole response.
 
-    `response` ends with the turn, and `answer` has the tokens of the last of `steps`. A response that ended for
-    another reason than the environment (its last turn was cut, or it reached the maximum turns or tokens) has finish
-    reason length.
+    `response` ends with the turn, and `answer` has the tokens of the last of `steps`.
     """
     longest = request.max_response_tokens
     if steps[-1].done and response.finish_reason == "stop":

@@ -1,9 +1,9 @@
 """Takes samples that arrive with their KV caches: the destination's side, on the compute thread.
 
 Rule: an offer is accepted only if the cache can be read here (same layout, same weight version) and the engine reserves
-a slot. A sample is fenced by (iteration, sample, attempt): one that was withdrawn or accepted here with the same or a
-higher attempt is refused at the offer, until `begin_iteration` drops the fence. A withdrawal ends an arrival. The
-report of an admitted sample, with all its tokens, is in the outbox before the source gets its receipt.
+a slot. A sample that was withdrawn or accepted here with the same or a higher attempt is refused, until
+`begin_iteration` drops this fence. The report of an admitted sample is in the outbox before the source gets its
+receipt.
 """
 
 import time

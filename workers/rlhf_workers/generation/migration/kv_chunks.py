@@ -1,7 +1,6 @@
 """Cuts KV caches into chunks with checksums for transfer, and joins them again in host memory.
 
-Rule: bytes travel as in the cache. An arrival takes only chunks that continue it, with the model's shapes and the
-announced checksum, and is returned only when complete. Must never guess a missing byte.
+Rule: an arrival takes only chunks that continue it, with the model's shapes and the announced checksum.
 """
 
 import logging
@@ -66,10 +65,10 @@ class IncomingCache:
         *,
         pinned: bool = False,
     ) -> None:
-        """`expected` positions are expected at first, `longest` at most; `pinned` if a device will copy it.
+        """`expected` positions are allocated at first, `longest` at most; `pinned` if a device will copy it.
 
-        `allow` is asked for the bytes of keys and values before they are allocated; a negative number returns bytes.
-        A larger buffer counts beside the earlier one until that is copied. KvRefusedError if it returns False.
+        `allow` is asked before bytes of keys and values are allocated; a negative number returns bytes. KvRefusedError
+        if it returns False.
         """
         self._pinned = pinned
         self._shapes = shapes

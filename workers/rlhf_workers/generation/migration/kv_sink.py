@@ -1,8 +1,7 @@
 """KvSink service: receives samples with their KV caches from other workers, for the compute thread.
 
-Rule: an offer is answered before cache bytes arrive. The cache is joined here, and given to the compute thread
-complete. The receipt says accepted only when the sample is admitted there; a call that ends before drops its
-reservation. Samples are refused unless the service is open. Must never call a role from the event loop.
+Rule: the cache is joined here, and given to the compute thread complete. The receipt says accepted only when the sample
+is admitted there. Must never call a role from the event loop.
 """
 
 import asyncio
@@ -138,11 +137,7 @@ class KvSinkService(KvSinkServicer):
         return part
 
     async def _on_compute(self, work: Callable[[KvReceiver, Outbox], T], late: Callable[[T], None]) -> T:
-        """Run `work` on the compute thread and return its result.
-
-        Raises TimeoutError if it does not start in time; once started it is waited for. `late` gets the result of work
-        that could not be stopped when this call was cancelled.
-        """
+        """Run `work` on the compute thread and return its result. Raises TimeoutError if it does not start in time."""
         answer: Future[T] = self._receive(work)
         waiting = asyncio.wrap_future(answer)
         try:

@@ -1,7 +1,7 @@
 """Sends one sample to another worker through its Receive call, fed by the compute thread.
 
-Rule: the chunks follow only after the destination accepted the offer. Only a positive receipt means moved. A refusal, a
-broken call, a time-out or `cancel` mean not moved, even if the destination took the sample and its receipt was lost.
+Rule: the chunks follow only after the destination accepted the offer. Only a positive receipt means moved; a time-out
+or a broken call means not moved, even if the destination took the sample.
 """
 
 import queue

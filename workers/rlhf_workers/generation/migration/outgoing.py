@@ -1,8 +1,7 @@
 """Moves samples with their KV caches away from this worker: the source's side of Migrate, between engine steps.
 
-A sample is decoded while its cache is sent in slices. When little is left, or after a few rounds, it pauses between two
-steps, the rest and all its tokens are sent, and the receipt decides. Rule: this worker owns the sample until the
-receipt says moved, and then drops it. In every other case a paused sample is resumed, once its transfer has ended.
+A sample is decoded while its cache is sent in slices. Rule: this worker owns the sample until the receipt says moved,
+and then drops it; otherwise it resumes a paused sample.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """KV cache of a draft model: rows of samples whose tokens arrive in small numbers and are rolled back.
 
 Rule: a transformers `Cache` whose `update` writes and reads where `point` says. Entries beyond a row's tokens are
-stale: masks must hide them until their position is fed. A layer's storage is allocated at its first write. Only `grow`
-enlarges it.
+stale: masks must hide them until their position is fed.
 """
 
 from typing import Any

@@ -1,7 +1,6 @@
 """Compares drafts of several drafters at the same position, once the drawn tokens show which was right for longer.
 
-Rule: a note waits for the sample's next draft, whose request has the tokens drawn since. They judge all drafts of the
-position, also those that were not followed. There is at most one note per sample, dropped with it.
+Rule: a note waits for the sample's next draft.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,7 @@
 """Interface between drafters, which guess a sample's next tokens, and the code that chooses and verifies guesses.
 
-A drafter implements `Drafter` and, for more abilities, the Protocols below; `drafter_registry` finds it. Rule: a guess
-costs time and changes a token at most by rounding, so a drafter may be wrong, empty or stale. The thread that drives
-the engine calls it. A drafter must never store tokens of an ended sample or group beyond its stated bound, nor trust
-that tokens learned from other workers are the policy's.
+A drafter implements `Drafter` and, for more abilities, the Protocols below; `drafter_registry` finds it. A drafter must
+never store tokens of an ended sample or group beyond its stated bound, nor trust tokens that other workers sent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -98,8 +96,7 @@ class LearnsSiblings(Protocol):
     ) -> None:
         """Learn tokens, int32 [n], of `source` from response position `offset` on; ignore known ones.
 
-        `weight`, above 0 and at most 1, is relative to tokens of samples decoded here. Values out of bounds are
-        ignored and counted, because they come from other machines.
+        `weight`, above 0 and at most 1, is relative to tokens of samples decoded here.
         """
 
     def forget(self, group: PromptGroup) -> None:

@@ -1,7 +1,6 @@
 """Table of the modules that build the drafters of `spec.generation.speculation.drafters`.
 
-A module has `build_drafter(spec, tokenizer, device) -> Drafter`. To add one, write a module, and add its name here and
-in the manifest's schema. Rule: importing this module loads no drafter, so a worker loads its job's drafters only.
+A module has `build_drafter(spec, tokenizer, device) -> Drafter`. Rule: importing this module loads no drafter.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,6 @@
 """Collects the outcomes of drafts since the last report, and the drafted tokens of each sample.
 
-Rule: `take` returns the counts as a message and starts again. The drafted tokens of a sample are stored until they are
-read, for at most MAX_SAMPLES samples.
+Rule: `take` returns the counts as a message and starts again.
 """
 
 from collections.abc import Sequence

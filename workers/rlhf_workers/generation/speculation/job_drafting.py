@@ -1,7 +1,6 @@
 """Connects a speculator with the job: passes on sibling hints and reports the outcomes of its steps.
 
-Rule: the role calls this, the engine drives the speculator; without a speculator a JobDrafting does nothing. Reports
-are numbers, sent at most every REPORT_NS during decoding, and when it ends. Must never fail decoding.
+Rule: without a speculator a JobDrafting does nothing. Hints and reports must never fail decoding.
 """
 
 import logging

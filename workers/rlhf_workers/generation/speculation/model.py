@@ -1,9 +1,6 @@
 """Drafts with a small model, token by token: with the uniform of the policy's token, or greedily.
 
-Rule: the draft model draws with `generation.sampling`, the sample's own key, and its request's way of drawing. Where it
-agrees with the policy about the distribution, it draws the same token (a coupling). A model that agrees less may be
-right more often with its most probable token, so the drafter compares both. A sample gets no guess without a row,
-without space for its text, or with a token that the draft model lacks.
+Rule: the draft model draws with `generation.sampling` and the sample's own key.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,6 @@
 """Drafts from the sample's own text: the continuation of the latest earlier occurrence of its last tokens.
 
-Rule: the longest repeated suffix counts, up to LONGEST_MATCH tokens, at its latest occurrence. If the text ends before
-the guess is long enough, the continuation is repeated. The drafter has no state: the text comes with every request.
+Rule: the longest repeated suffix counts, up to LONGEST_MATCH tokens. The drafter has no state.
 """
 
 from collections.abc import Sequence

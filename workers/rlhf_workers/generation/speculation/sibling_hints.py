@@ -1,8 +1,6 @@
 """Checks the coordinator's hints and passes them to the drafters: tokens of siblings and of earlier epochs.
 
-Rule: hints are not trusted, as they come from other machines. A hint of an earlier iteration is ignored; a part of one
-with an impossible group, iteration or sample, or without a valid list of tokens, is ignored and counted. Drafters check
-the tokens. Must never fail decoding.
+Rule: hints are not trusted. A hint of an earlier iteration is ignored; an invalid part of one is ignored and counted.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """Drafts from responses of siblings, here and on other workers, and from earlier responses to the prompt.
 
-There is one suffix index per prompt group. Samples decoded here extend it themselves, all others through `learn`. Rule:
-tokens from other machines are checked, and those out of bounds or without room are counted. At MAX_BYTES, groups
-without a sample that is decoded here are dropped.
+Rule: tokens out of bounds or without room are refused and counted. At MAX_BYTES, groups without a sample that is
+decoded here are dropped.
 """
 
 from array import array
@@ -136,7 +135,8 @@ class SiblingsDrafter:
     ) -> None:
         """Learn tokens of a sample that is not decoded here; after a gap they form a new text.
 
-        Tokens outside the vocabulary or beyond the longest response, and weights outside (0, 1], are ignored.
+        Calls with tokens outside the vocabulary or beyond the longest response, or with a weight outside (0, 1], are
+        refused.
         """
         count = len(tokens)
         if source in self._live or not count:

@@ -1,6 +1,6 @@
 """Totals of a speculator since it was built, for Prometheus.
 
-Rule: the thread that drives the engine writes, a scrape reads; counts rise, in arrays of fixed size.
+Rule: the thread that drives the engine writes, a scrape reads.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,7 @@
 """Lets an engine decode several tokens per step: feeds and asks drafters, and limits drafts with the controller.
 
-Rule: an engine calls `wants` before a step that may draft. If it returns False, the step is plain and drafters are not
-asked. Where drafts are slower, mode Auto rests: for some steps it neither asks nor learns.
-
-This module cannot change a token.
+Rule: an engine calls `wants` before a step that may draft; if it returns False, the step is plain. Where drafts are
+slower, mode Auto rests.
 """
 
 import time
@@ -100,7 +98,7 @@ class Speculator:
     ) -> None:
         """`longest`: maximum tokens per draft. `clock` returns seconds.
 
-        `widths` int64 [rows + 1]: width of a pass over so many rows, up to the maximum rows of a pass.
+        `widths` int64 [rows + 1]: width of a pass over so many rows.
         """
         self.mode: Mode = mode
         self.longest = longest
@@ -176,7 +174,7 @@ class Speculator:
     def propose(self, requests: Sequence[DraftRequest], keys: int) -> list[TokenArray]:
         """Return the draft to verify for each request, int32 [0 .. longest]; `keys` as in `wants`.
 
-        There may be fewer requests than samples in the step: those that can use a draft.
+        Samples that can use no draft need no request.
         """
         plan = self._plan
         result = [NOTHING] * len(requests)
@@ -214,8 +212,8 @@ class Speculator:
     ) -> None:
         """Count a step that decoded `pass_rows` rows, including drafted ones, and learn from it if that is due.
 
-        `keys` as in `wants`; `draft_seconds`: time of `wants` and `propose`; `pass_seconds`: time of the passes
-        without prefill. The caller omits exceptional steps, such as those that capture a graph.
+        `keys` as in `wants`; `draft_seconds`: time of `wants` and `propose`; `pass_seconds`: time of the passes without
+        prefill. The caller omits exceptional steps.
         """
         self._fed += 1
         if self._fed >= FEED_STEPS:

@@ -15,8 +15,7 @@ from rlhf_workers.generation.speculation.speculator import Ints, Speculator
 def build_speculator(spec: RLHFJobSpec, tokenizer: Any, device: torch.device, widths: Ints) -> Speculator | None:
     """Return the speculator for an engine of this job; None if speculation is Disabled.
 
-    `tokenizer` is the policy's, `device` decodes it. `widths` int64 [rows + 1]: width of a pass over so many rows, up
-    to the maximum rows of a pass. Raises WorkError with the field of an unusable drafter.
+    `tokenizer` is the policy's. `widths` as for `Speculator`. Raises WorkError with the field of an unusable drafter.
     """
     speculation = spec.generation.speculation
     if speculation.mode == "Disabled":

@@ -1,8 +1,8 @@
 """Index over a few growing texts: finds earlier occurrences of a suffix and votes on its continuation.
 
-For each of ORDERS a chain links the positions with equal preceding tokens, latest first, as in the match finders of
-LZ77 (Ziv and Lempel, 1977). Rule: the longest order with matches counts. Its positions with the longest match vote
-token by token, each with the weight of its text, while they agree with the guess so far.
+For each of ORDERS a chain links the positions with equal preceding tokens, latest first (LZ77; Ziv and Lempel, 1977).
+Rule: positions of the longest order with matches vote token by token, each with the weight of its text, while they
+agree with the guess so far.
 """
 
 from array import array
@@ -97,9 +97,8 @@ class SuffixIndex:
                 text.aged.append(text.weight * factor)
 
     def guess(self, context: "array[int]", longest: int) -> Guess | None:
-        """Return the continuation of `context`, START and a text's tokens; None if no indexed position matches.
-
-        `longest`, at least 1, is the maximum length of the guess.
+        """Return the continuation of `context`, START and a text's tokens; None if no match is found. `longest`, at
+        least 1, is the maximum length of the guess.
         """
         if self._behind:
             self._catch_up()

@@ -1,9 +1,7 @@
 """Admits samples from the queue: prefills their prefixes, and gives each a slot and a cache row.
 
-Rule: a step begins no further batch after PREFILL_TOKENS tokens; samples of a batch with equal prefixes share a
-prefill. In deterministic mode response tokens are not prefilled, and prompts share a pass only if that was proven
-exact. A sample with a cached turn needs no prefill; one whose prefill failed returns to the queue. Must never take a
-reserved slot.
+Rule: samples of a batch with equal prefixes share a prefill. In deterministic mode response tokens are not prefilled,
+and prompts share a pass only if that was proven exact. Must never take a reserved slot.
 """
 
 from collections.abc import Sequence

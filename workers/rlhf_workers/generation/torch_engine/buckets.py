@@ -1,7 +1,6 @@
-"""Rounds the shapes of passes up to a few sizes.
+"""Rounds the shapes of passes up to a few sizes. Pure.
 
-Rule: pure functions. In deterministic mode the bucket of a sample's keys affects its bits, so `bucket` must never
-change.
+Rule: the bucket of a sample's keys affects its bits in deterministic mode, so `bucket` must never change.
 """
 
 from typing import Final

@@ -58,10 +58,10 @@ def _for_gpus(mode: KernelMode, device: torch.device) -> KernelMode:
 
 
 def _arguments(spec: RLHFJobSpec) -> dict[str, Any]:
-    """Return the checked `engineArgs` with defaults: sdpa attention, or eager attention in deterministic jobs.
+    """Return the checked `engineArgs` with defaults. Raises WorkError for unknown arguments and invalid values.
 
-    Raises WorkError for unknown arguments and invalid values. The dtype is the job's. A coarser one is allowed if the
-    algorithm recomputes log-probabilities, and corrects the mismatch of tokens of older weights if there are any.
+    The dtype is the job's; a coarser one is allowed if the algorithm recomputes log-probabilities, and corrects the
+    mismatch of tokens of older weights if there are any.
     """
     dtype, algorithm = str(compute_dtype(spec)).removeprefix("torch."), spec.algorithm.fields
     # Ratios of tokens that older weights drew use the engine's log-probabilities, unless a correction weighs them.

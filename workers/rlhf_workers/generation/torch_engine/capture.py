@@ -1,8 +1,7 @@
 """Captures a function that launches the same kernels on the same memory every time, for cheap replays.
 
-Rule: a captured function uses fixed memory, has run before (so that libraries and lazy memory are ready), and never
-waits for the device. Without a way to capture, a replay calls the function. Must never leave a stream in a capture: a
-failure ends it and gives the reason.
+Rule: a captured function uses fixed memory, has run before, and never waits for the device. Must never leave a stream
+in a capture.
 """
 
 from collections.abc import Callable
@@ -49,7 +48,8 @@ class DirectCapture:
 class CudaGraphCapture:
     """Records the launches as a CUDA graph.
 
-    Graphs since the last `clear` share the memory of their intermediate results, as they replay one after the other.
+    Graphs since the last `clear` share the memory of their intermediate results, so they must replay one after the
+    other.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,8 +1,6 @@
 """Operations of a fused decode pass on a CPU, beside matrix products: few calls, and few unneeded keys are read.
 
-Rule: neighbouring rows share a call while the surplus keys that shorter rows read are estimated to cost less than
-another call. Query heads that share keys are queries of one call, so keys are not repeated. Results equal those of
-`TorchOps` up to rounding. Must never change an argument but `residual` and the pool.
+Rule: results equal those of `TorchOps` up to rounding. Must never change an argument but `residual` and the pool.
 """
 
 from collections.abc import Sequence
@@ -138,10 +136,7 @@ class CpuOps:
         return silu(gate) * up
 
     def _mask(self, run: RowRun, window: int, group: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return the mask added to the scores [rows, 1, queries, longest] of a run; None if every row sees all keys.
-
-        With several readers, the mask of a pass row is repeated for its `group` queries.
-        """
+        """Return the mask added to the scores [rows, 1, queries, longest] of a run; None if every row sees all keys."""
         positions = self._positions[run.start : run.start + run.rows * run.readers]
         if int(positions.min()) + 1 == run.longest and (not window or window >= run.longest):
             return None

@@ -1,7 +1,6 @@
 """Measures the cost of decoding here: steps over a grid of batch sizes and context lengths, and some prefills.
 
 It runs whole engine steps on artificial samples while the engine's own are put aside, so the cost includes the host.
-Rule: no sample or cache is left behind. Points are visited in the order of `cost_grid` until the budget is spent.
 """
 
 import time
@@ -89,11 +88,7 @@ def measure(engine: MeasurableEngine) -> Generator[None, None, EngineCosts]:
 
 
 def decode_grid(limits: EngineLimits, *, tiled: bool = False) -> list[tuple[int, int]]:
-    """Return the points of `cost_grid.decode_points`.
-
-    `tiled` (deterministic jobs): a pass has whole tiles of rows and the keys of a bucket. So inner batches are
-    multiples of a tile, and a context is near the middle of its bucket.
-    """
+    """Return the points of `cost_grid.decode_points`."""
     longest = limits.max_prompt_tokens + limits.max_response_tokens
     if not tiled:
         return decode_points(limits, STEPS)

@@ -1,7 +1,6 @@
 """Triton kernels of a fused decode pass, and their launches.
 
-Rule: one token per row; sums are float32. Attention reads only the row's own keys up to its position, without padding,
-and splits them among programs. Must never be imported without Triton: `forward_choice` decides.
+Rule: sums are float32. Must never be imported without Triton.
 """
 
 from typing import Any, Final

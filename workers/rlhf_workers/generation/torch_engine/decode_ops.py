@@ -1,7 +1,6 @@
 """Operations of a fused decode pass beside matrix products, in torch: the definition of the kernels.
 
-Rule: `decode_kernels` and `cpu_ops` compute the same, up to rounding. Operations change `residual` and the pool in
-place, and no other argument.
+Rule: `decode_kernels` and `cpu_ops` compute the same, up to rounding.
 """
 
 from typing import NamedTuple, Protocol

@@ -1,7 +1,6 @@
 """Runs one decode pass over an array of inputs.
 
-Rule: a launch need not wait for the pass, so a step can launch all its passes before it waits for a result.
-`PlainDecoder` runs a pass in its own shape. Must never know samples: rows and numbers only.
+Must never know samples: rows and numbers only.
 """
 
 from dataclasses import dataclass
@@ -122,7 +121,7 @@ def drawn(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens int64 [width] and log-probabilities float32 [width] drawn from inputs [INPUTS, width].
 
-    `fixed`: launches depend on width and length only, so that they can be replayed for other rows.
+    `fixed`: launches depend on width and length only, so they can be replayed for other rows.
     """
     fed, pool = (inputs[TOKENS], inputs[POSITIONS], run.length), run.pool
     if run.rows is None:

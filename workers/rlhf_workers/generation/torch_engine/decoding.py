@@ -1,7 +1,6 @@
 """Runs decode steps over an engine's samples: feeds tokens, records drawn ones, and finishes responses.
 
-Rule: a step launches all its passes before it waits for one. A sample may be fed several positions in a step: known
-tokens in a replay, or drafted ones. It keeps what single steps would have drawn, up to rounding. Must never record a
+Rule: a sample may be fed several positions in a step, known tokens in a replay or drafted ones. Must never record a
 token whose log-probability is not finite.
 """
 

@@ -1,8 +1,7 @@
 """Interface between the torch engine and its speculator: requests drafts and reports their outcomes.
 
-Rule: drafts are stored after a sample's sequence only, and cut at the sample's limit, its pool and the vocabulary. A
-sample that replays known tokens or is paused gets no draft. Must never let a draft become a token: `verification`
-decides.
+Rule: drafts are cut at the sample's limit, its pool and the vocabulary. Must never let a draft become a token:
+`verification` decides.
 """
 
 import time

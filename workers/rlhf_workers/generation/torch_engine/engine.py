@@ -1,8 +1,6 @@
 """The torch engine: continuous batching for causal language models of transformers that take explicit masks.
 
-Rule: a prefill omits the last known token, which goes through a decode pass like drawn tokens, so `Decoding` does all
-sampling. Fast mode prefills a resumed sample's response, too. Deterministic mode replays it through decode passes, and
-runs shapes proven alike (`Tiles`). Known tokens are forced, not sampled again.
+Rule: a prefill omits the last known token, which goes through a decode pass, so `Decoding` does all sampling.
 """
 
 from collections import deque
@@ -62,12 +60,11 @@ class TorchEngine:
         version: int = 0,
         field: str = "spec.models.actor.path",
     ) -> None:
-        """`model` is in eval mode on its device; WorkError if it cannot be decoded or, on a CPU, reproduced if
+        """`model` is in eval mode on its device. Raises WorkError if it cannot be decoded or, on a CPU, reproduced if
         `deterministic`.
 
         `static_shapes`: decode passes have few shapes, captured where possible. `fused_kernels`: kernels run several
-        steps of the model each. Both are ignored with `deterministic`, which needs the proven shapes and sums.
-        `speculator` drafts tokens.
+        steps of the model each. `speculator` drafts tokens.
         """
         self.version = version
         self.parameters = parameters

@@ -1,7 +1,7 @@
 """A torch engine's samples: in the queue, in slots and rows, and complete but not yet reported.
 
-Rule: it is one object, so that all of it can be put aside at once. Between steps, every sample in `in_flight` is in
-exactly one of queue, waiting, table and complete. Must never be shared between engines.
+Rule: between steps, a sample in `in_flight` is in exactly one of queue, waiting, table and complete. Must never be
+shared between engines.
 """
 
 from collections import deque

@@ -1,8 +1,7 @@
 """Runs a transformers causal language model for the engine: prefills prompts and decodes rows of a pool.
 
-Rule: the engine decides the position of every token and what it may see. The model gets explicit position ids and
-prepared 4D masks (the dict form if layers differ). `verify` refuses a model whose logits show that it ignores them.
-Must never depend on the cache's own idea of length.
+Rule: the model gets explicit position ids and prepared 4D masks. `verify` refuses a model whose logits show that it
+ignores them. Must never depend on the cache's own idea of length.
 """
 
 import logging
@@ -81,9 +80,8 @@ class CausalForward:
     def decode(
         self, pool: KvPool, first: int, tokens: torch.Tensor, positions: torch.Tensor, length: int
     ) -> torch.Tensor:
-        """Return logits [n, vocabulary] after feeding tokens [n] at positions [n] to pool rows first .. first+n-1.
-
-        Keys 0 .. length-1 are read, so every position must be below `length`.
+        """Return logits [n, vocabulary] after feeding tokens [n] at positions [n] to pool rows first .. first+n-1. Keys
+        0 .. length-1 are read; positions must be below `length`.
         """
         pool.point(first, positions, length)
         return self._decode(pool, tokens, positions, length)
@@ -100,9 +98,8 @@ class CausalForward:
     ) -> torch.Tensor:
         """Return logits [n, vocabulary] as `decode` does, where several of `rows` [n] may be the same row of `pool`.
 
-        Every layer writes the keys and values of all rows before one is read. Two rows with the same pool row and
-        position must be fed the same token. With a `shape`, which describes the same rows, keys may be read once per
-        sample; without one each row reads a copy.
+        A layer writes the keys and values of all rows before it reads one. Two rows with the same pool row and position
+        must be fed the same token. With a `shape` of these rows, keys may be read once per sample.
         """
         if shape is not None and self._shares_keys:
             found = rectangle(shape)
@@ -153,11 +150,10 @@ class CausalForward:
 
     @torch.inference_mode()
     def verify(self, *, sharing: bool = False) -> None:
-        """Raise WorkError ModelUnsupported if prefill and decode fail, or give other logits than a full forward pass.
+        """Raise WorkError ModelUnsupported if prefill and decode fail, or give other logits than a full forward pass,
+        beyond `tolerance`.
 
-        A difference within `tolerance` is allowed. A logit may be minus infinity in both, for a token that is never
-        drawn. `sharing`: also find out whether rows of one sample may read its keys together, with another order of
-        summation.
+        `sharing`: also find out whether rows of one sample may read its keys together.
         """
         try:
             expected, cached = self._both_ways()

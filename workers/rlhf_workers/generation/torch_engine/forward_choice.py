@@ -1,7 +1,6 @@
 """Chooses how an engine computes decode passes: with the model's own kernels, or with fused kernels.
 
-Rule: `Auto` takes the faster one, measured here with captured passes where possible. If the kernels do not support a
-model or machine, the log says so and the model's own are used. `Enabled` is refused then.
+If fused kernels cannot run a model here, `Auto` uses the model's own and logs why, and `Enabled` is refused.
 """
 
 import logging
@@ -70,10 +69,7 @@ def ops_for(device: torch.device) -> DecodeOps:
 
 @torch.inference_mode()
 def pass_seconds(forward: StaticForward, parameters: SamplingParameters, capture: Capture) -> float:
-    """Return the seconds of the fastest of TIMED passes over a temporary pool, including sampling and both copies.
-
-    On a CPU a pass has one tile of rows, elsewhere one row.
-    """
+    """Return the seconds of the fastest of TIMED passes over a temporary pool, including sampling and both copies."""
     rows = TILE_ROWS if forward.device.type == "cpu" else 1
     decoder = StaticDecoder(forward, parameters, TILE_ROWS, capture)
     run = DecodePass(KvPool(TILE_ROWS, FIRST_CAPACITY), 0, rows, FIRST_CAPACITY, np.zeros(rows, np.int64))

@@ -1,9 +1,7 @@
 """Runs a decode pass of a Llama-like model in few kernels per layer, over the model's own weights.
 
-Rule: only for known families whose projections are plain matrices, and whose logits agree with the model's own in a
-trial (`fused_forward_for`). The model's parameters become views of joined matrices, so replacing weights in place
-changes both, and there is no second copy. Must never be used in a deterministic job: its sums have another order than
-those of proven passes.
+Rule: only for families whose logits agree with the model's own in a trial (`fused_forward_for`). Must never be used in
+a deterministic job.
 """
 
 import logging
@@ -177,7 +175,7 @@ def fused_forward_for(forward: CausalForward, ops: DecodeOps) -> FusedForward:
 def _joined(parts: Sequence[torch.Tensor], *, by_column: bool = False) -> torch.Tensor:
     """Join tensors by rows; the parts become views, so that writes to them change the joined tensor.
 
-    `by_column`: columns are contiguous in memory, so a CPU's matrix products need not pack them.
+    `by_column`: columns are contiguous in memory.
     """
     with torch.inference_mode(False), torch.no_grad():  # inference tensors could not be written to later
         whole = torch.cat([part.data for part in parts])

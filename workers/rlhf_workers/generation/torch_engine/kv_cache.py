@@ -1,8 +1,7 @@
 """KV memory of the torch engine: pools of rows with one position each, and the results of prefills.
 
 Rule: both are transformers `Cache`s whose `update` does what the engine has set up for this forward pass. A pool row
-belongs to one sample; keys beyond the sample's position are stale, and attention must not read them. Storage is
-allocated zeroed at the first use of a layer (the model decides head counts and sizes), and `resize` enlarges it.
+belongs to one sample; keys beyond the sample's position are stale, and attention must not read them.
 """
 
 from itertools import count
@@ -62,10 +61,8 @@ class KvPool(Cache):  # type: ignore[misc]
     def point_rows(
         self, rows: torch.Tensor, positions: torch.Tensor, length: int, shared: tuple[int, int] | None = None
     ) -> None:
-        """Set up a pass in which several rows may belong to one sample.
-
-        Each writes at its position to pool row `rows` [n] and reads a copy of that row's keys 0 .. length-1. With
-        `shared`, the first pool row and the number of rows, the pool rows are read in place.
+        """Set up a pass in which several rows may belong to one sample: each writes at its position to pool row `rows`
+        [n] and reads a copy of that row's keys 0 .. length-1.
         """
         self.point(0, positions, length)
         self._rows, self._copied = rows, shared is None
@@ -77,7 +74,7 @@ class KvPool(Cache):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write [n, heads, 1, size] states; return [n, heads, length, size] views, or copies of rows.
 
-        With shared rows, write [1, heads, n, size] states and return views of those rows.
+        With shared rows, write [1, heads, n, size] states; return views of those rows.
         """
         if self._rows is not None and not self._copied:
             key_states, value_states = (states.transpose(0, 2) for states in (key_states, value_states))
@@ -104,9 +101,8 @@ class KvPool(Cache):  # type: ignore[misc]
                 target[targets, :, :length] = states[sources, :, :length]
 
     def copy_rows(self, other: "KvPool", sources: torch.Tensor, targets: torch.Tensor, keys: int | None = None) -> None:
-        """Copy the first `keys` positions (None: all) of rows `sources` [k] of `other` into rows `targets` [k].
-
-        `other` may be this pool; capacities limit the copy.
+        """Copy the first `keys` positions (None: all) of rows `sources` [k] of `other`, which may be this pool, into
+        rows `targets` [k].
         """
         for layer, states in other.storage.items():
             own = self._layer(layer, *states)

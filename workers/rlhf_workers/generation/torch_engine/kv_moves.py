@@ -1,8 +1,7 @@
 """Moves samples of the torch engine with their caches, out and in.
 
-Rule: a copy has the bits of the cache, for all layers and all positions (also those that a sliding window hides). An
-arriving sample is placed by its own position, like an undisturbed one. It takes a reserved slot and never displaces
-another. Must never change a sample that it copies.
+Rule: a copy has the bits of the cache, for all layers and positions. An arriving sample takes a reserved slot and never
+displaces another. Must never change a sample that it copies.
 """
 
 import hashlib

@@ -1,9 +1,8 @@
 """Assigns samples to rows of KV pools, and divides the rows into passes of the model.
 
-Rule: decode passes run over adjacent rows of a pool, so samples are gathered in its first rows. `SinglePool` is the
-fast plan: all samples are in one pool that grows with the longest. `BucketedPools` is the deterministic plan: a
-sample's pool, and with it the key length of its pass, depends on its own position. The rows of a pass depend on the
-number of samples in the pool, so `Tiles` proves each width beyond a tile.
+Rule: decode passes run over adjacent rows, so samples are gathered in a pool's first rows. `SinglePool` is the fast
+plan: one pool grows with the longest sample. `BucketedPools` is the deterministic plan: a sample's pool, and with it
+the key length of its pass, depends on its own position.
 """
 
 from collections.abc import Iterator
@@ -204,9 +203,9 @@ class BucketedPools:
             slotted.drop(slots)
 
     def passes(self, position: Slots, counts: Slots | None = None) -> Iterator[DecodePass]:
-        """Yield passes of proven widths over every pool, after moving samples that outgrew theirs.
+        """Yield passes of proven widths over the pools, after moving samples that outgrew theirs.
 
-        Passes over rows of one sample follow each other, so that one reads what the previous one wrote.
+        Passes over rows of one sample follow each other.
         """
         for capacity in sorted(self._pools):
             self._promote(self._pools[capacity], position)

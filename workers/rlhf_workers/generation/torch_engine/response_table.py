@@ -1,8 +1,6 @@
 """Table of the samples that an engine decodes: one slot per sample, with the data of a step as arrays.
 
-Rule: a sample keeps its slot from admission to finish. A sample's sequence is its prompt, its response, and then its
-drafted tokens, which do not count until `advance_by` accepts them. Must never store a response token without its
-log-probability and weight version.
+Must never store a response token without its log-probability and weight version.
 """
 
 from typing import Final
@@ -101,9 +99,7 @@ class ResponseTable:
 
     def uniform(self, slots: Slots, ahead: Slots | int = 0) -> npt.NDArray[np.float64]:
         """Return uniforms float64 [n] for the response position that each slot decides next, or the one `ahead`
-        positions later.
-
-        All uniforms requested for one slot at once lie within a block.
+        positions later. Those requested for one slot at once must lie within a block.
         """
         index = self.position[slots] + 1 - self.prompt_length[slots] + ahead
         outside = (index < self._block[slots]) | (index >= self._block[slots] + UNIFORM_BLOCK)

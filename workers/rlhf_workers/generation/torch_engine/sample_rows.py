@@ -1,7 +1,7 @@
-"""Maps rows of a decode pass to samples, for passes with several rows per sample.
+"""Maps rows of a decode pass to samples, for passes with several rows per sample. Pure array arithmetic.
 
-Rule: rows of one sample are adjacent, at consecutive positions, and every pool row between the first and the last has
-at least one. Pure array arithmetic. Must never interpret the positions.
+Rule: rows of one sample are adjacent, at consecutive positions, and a pool row between the first and the last has at
+least one.
 """
 
 from typing import NamedTuple

@@ -1,8 +1,7 @@
 """Attention that reads a sample's keys once, for passes with several rows of one sample, as a transformers function.
 
-The model gets one sequence of all rows, and this function replaces its attention: rows become samples by positions, and
-query heads that share keys are queries of one call. Rule: it is a pure function, for models whose attention is torch's
-kernel and nothing else (`CausalForward.verify` tries it). Must never run in a deterministic job.
+Rule: it is for models whose attention is torch's kernel and nothing else (`CausalForward.verify` tries it). Must never
+run in a deterministic job.
 """
 
 from collections.abc import Iterator
@@ -54,7 +53,7 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Return [1, n, heads, size]; ValueError for capped scores.
 
-    Queries are [1, heads, n, size], keys and values [samples, kv heads, keys, size], and the mask [samples, 1, most *
+    Queries are [1, heads, n, size], keys and values [samples, kv heads, keys, size], the mask [samples, 1, most *
     group, keys].
     """
     if softcap is not None:

@@ -1,8 +1,7 @@
-"""Runs decode passes in a few shapes over fixed memory, so that each shape can be captured once and replayed.
+"""Runs decode passes in a few shapes over fixed memory, so that a shape can be captured once and replayed.
 
-Rule: rows and keys are padded to buckets; padding rows use pool rows without a sample, or repeat the last row. Graphs
-contain addresses: of weights, which are replaced in place, of the pool, whose serial number changes with its storage,
-and of the buffers here. Call `drop_graphs` before moving weights. Must never replay a graph over freed memory.
+Rule: graphs contain the addresses of weights, pool and buffers. Call `drop_graphs` before moving weights. Must never
+replay a graph over freed memory.
 """
 
 import logging
@@ -189,9 +188,8 @@ class _Buffers:
         return self._out[: OUTPUTS * width].view(OUTPUTS, width)
 
     def write(self, inputs: Inputs, width: int, *, repeated: bool) -> None:
-        """Queue the copy of a pass's inputs to the device, with padding.
-
-        Padding is token 0 at position 0 of unused pool rows or, if `repeated`, the last row again.
+        """Queue the copy of a pass's inputs to the device, padded with token 0 at position 0 or, if `repeated`, with
+        the last row.
         """
         host = self._host_in[: INPUTS * width].view(INPUTS, width)
         count = inputs.shape[1]

@@ -1,8 +1,8 @@
-"""Proves batch shapes for deterministic mode, in which every row gets the bits it has in a tile of 16.
+"""Proves batch shapes for deterministic mode, in which a row gets the bits it has in a tile of 16.
 
 Rule: the reference is a pass over 16 rows with any neighbours, whose key length depends on the row's own position (for
-prompts: one prompt, padded by its own length). A wider pass is used after one run on random numbers, with this model,
-shape, device and thread count, gave the same bits. Must never trust an untried width beyond the reference.
+prompts: one prompt, padded by its own length). A wider pass is used after one run on random numbers gave the same bits.
+Must never trust an untried width beyond the reference.
 """
 
 import logging
@@ -48,8 +48,8 @@ class Tiles:
     def require(self) -> None:
         """Raise WorkError NotReproducible if a row's bits may depend on its place or neighbours.
 
-        That is so for some experts, for types other than float32, and after a trial of a tile in which bits differ. On
-        devices other than a CPU, a warning is logged instead.
+        That is so for some experts, for types other than float32, and if bits differ in a trial of a tile. On devices
+        other than a CPU, this logs a warning instead.
         """
         if self._forward.experts_see_others:
             why = (
@@ -80,7 +80,7 @@ class Tiles:
     def widths(self, rows: int, capacity: int, *, several: bool = False) -> Iterator[tuple[int, int]]:
         """Yield (first row, rows) of proven passes that together cover `rows` rows.
 
-        `several`: a pass may have several rows of one sample; `proven_several` must have allowed it.
+        `several`: a pass may have several rows of one sample, which `proven_several` must have allowed.
         """
         proven = self._proven_several if several else self._proven_decode
         first = 0
@@ -159,11 +159,7 @@ class Tiles:
 
     @torch.inference_mode()
     def _try_several(self, width: int, capacity: int) -> bool:
-        """Compare a pass with several rows of a sample with single steps: logits, and written keys and values.
-
-        The pass has `width` rows of a tile's samples, one with at least LONG_RUN rows. The last row is repeated, as in
-        padding.
-        """
+        """Compare a pass with several rows of a sample with single steps: logits, and written keys and values."""
         pool, single = self._random_pool(TILE_ROWS, capacity), KvPool(TILE_ROWS, capacity)
         every = np.arange(TILE_ROWS)
         single.copy_rows(pool, self._placed(every), self._placed(every))

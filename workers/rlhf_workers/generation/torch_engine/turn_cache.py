@@ -1,8 +1,7 @@
 """Caches of samples that wait for their environment after a turn, so that they continue without recomputation.
 
-Rule: a cache is stored apart from the pools, so a waiting sample uses no slot and no row of a pass. A cache is used
-once, and only for the tokens it was computed from. New weights drop all caches. There is at most one cache per slot:
-the oldest is dropped.
+Rule: a cache is stored apart from the pools, so a waiting sample uses no slot. A cache is used once, and only for the
+tokens it was computed from.
 """
 
 from typing import NamedTuple
@@ -51,10 +50,9 @@ class TurnCache:
             self.drop(next(iter(self._kept)))
 
     def fits(self, request: SampleRequest) -> bool:
-        """Return whether a sample can continue with its cache.
+        """Return whether a sample can continue with its cache: it must have these tokens and an answer after them.
 
-        It must have these tokens and an answer after them. The answer is decoded, so if prefill is the alternative, it
-        must not be longer than they are.
+        The answer is decoded, so it must not be longer than they are if prefill is the alternative.
         """
         cached = self._kept.get(request.key)
         if cached is None:

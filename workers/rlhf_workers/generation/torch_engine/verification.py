@@ -1,9 +1,7 @@
-"""Decides which tokens of a pass over several positions of a sample count.
+"""Decides which tokens of a pass over several positions of a sample count. Pure array arithmetic.
 
-Rule: pure array arithmetic, samples by positions. A position counts if all tokens before it belong to the sample: each
-was known, or is a draft that equals the token drawn in its place. So the result equals that of single steps for any
-draft, up to rounding of the logits. The first token that differs from its draft counts too, as it was drawn from the
-right logits.
+Rule: a position counts if all tokens before it belong to the sample: each was known, or is a draft that equals the
+token drawn in its place.
 """
 
 from typing import NamedTuple

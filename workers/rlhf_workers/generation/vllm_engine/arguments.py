@@ -1,7 +1,6 @@
-"""Converts `engineArgs` of a manifest to vLLM's EngineArgs, and refuses arguments that the project owns.
+"""Converts `engineArgs` of a manifest to vLLM's EngineArgs, and refuses arguments that the project owns. Pure.
 
-Rule: users may set any other field of EngineArgs by vLLM's name. A field that follows from the manifest, or would
-break a promise of the project, is refused with field, value and reason. Pure: tables and arguments in, a dict out.
+A refusal names field, value and reason.
 """
 
 from collections.abc import Mapping
@@ -63,7 +62,7 @@ def engine_arguments(
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's EngineArgs that do not depend on the device; WorkError for a refused one.
 
-    `field_types` are its fields with their types; None means that only vLLM can check the value.
+    `field_types`: its fields with their types; None means that vLLM checks the value.
     """
     for name, value in user_arguments.items():
         if name in OWNED:
@@ -95,11 +94,10 @@ def engine_arguments(
 def cpu_defaults(
     user_arguments: Mapping[str, Any], token_bytes: int, limits: EngineLimits, available_bytes: int
 ) -> dict[str, Any]:
-    """Return a CPU's additional arguments; `token_bytes` are the keys and values of one token in all layers.
+    """Return a CPU's additional arguments. `token_bytes`: keys and values of one token in all layers.
 
-    Caches are about CPU_SPARE times as large as a full batch needs. They take at most CPU_MEMORY_SHARE of
-    `available_bytes` or, if that is more, two longest sequences. Users who set gpu_memory_utilization leave the size to
-    vLLM.
+    Caches are about CPU_SPARE times as large as a full batch needs, but at most CPU_MEMORY_SHARE of `available_bytes`
+    or, if that is more, two longest sequences.
     """
     defaults: dict[str, Any] = {"block_size": CPU_BLOCK, "enforce_eager": True}
     if "gpu_memory_utilization" in user_arguments:

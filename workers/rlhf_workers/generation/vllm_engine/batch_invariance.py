@@ -1,8 +1,6 @@
 """Selects vLLM's batch-invariant kernels for `deterministic: true`, if the device has them.
 
-An environment variable selects them while vLLM's modules are imported. They need a GPU: on a CPU the summation order
-depends on the batch shape. Rule: a job that cannot be deterministic is refused before vLLM is imported, with field,
-value and reason. Must never import vLLM itself.
+Rule: a job that cannot be deterministic is refused with field, value and reason. Must never import vLLM itself.
 """
 
 import os

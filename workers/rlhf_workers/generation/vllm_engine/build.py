@@ -1,7 +1,6 @@
 """Builds the vLLM engine of a job: arguments, the policy's folder, sampling and sizes.
 
-Rule: errors in the manifest are reported with the field. Importing this module does not import vLLM: `build_engine`
-imports the modules that do.
+Importing this module does not import vLLM: `build_engine` imports the modules that do.
 """
 
 import logging
@@ -34,9 +33,8 @@ ACTOR_FIELD: Final = f"{GENERATE.model.manifest_path}.path"
 
 
 def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> "VllmEngine":
-    """Return the engine with the manifest's weights.
-
-    Raises WorkError when folder, arguments, sizes or drafters do not fit, or when a deterministic job is impossible.
+    """Return the engine with the manifest's weights. Raises WorkError when folder, arguments, sizes or drafters do not
+    fit, or when vLLM cannot be built.
     """
     if spec.deterministic:
         require_batch_invariance(device)

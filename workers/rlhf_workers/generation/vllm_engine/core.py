@@ -1,8 +1,7 @@
 """Drives vLLM's engine core in this process, one step at a time.
 
-Rule: it takes and returns plain data. The core owns its samples until it reports their end or they are aborted; drawn
-tokens are returned once. vLLM's processes for input, output and text are not used, as samples are tokens. Must be
-driven by one thread.
+Rule: the core owns its samples until it reports their end or they are aborted; drawn tokens are returned once. vLLM's
+processes for input, output and text are not used. Must be driven by one thread.
 """
 
 import logging
@@ -241,8 +240,8 @@ class VllmCore:
     def replace_weights(self, named: Iterable[Named]) -> None:
         """Load a complete set of weights, named as in a checkpoint; nothing may be computed ahead.
 
-        Samples keep their keys and values. Later samples find no prefix of the old weights: a stored prefix is visible
-        to samples that were added between the same two updates. After an error the model has no version.
+        Samples keep their keys and values. Later samples find no prefix of the old weights. After an error the model
+        has no version.
         """
         self._replace(named, draft=False)
         self._updates += 1
@@ -268,11 +267,10 @@ class VllmCore:
     # ------------------------------------------------------------ sleep
 
     def sleep(self) -> None:
-        """Free caches and weights on the device if vLLM's sleep mode is on, or caches on a CPU.
+        """Free caches and weights on the device if vLLM's sleep mode is on, or caches on a CPU; the core must have no
+        request.
 
-        The core must have no request.
-
-        Uses vLLM's level 1, which stores the weights in host memory.
+        vLLM's level 1 stores the weights in host memory.
         """
         if self._sleeps:
             self._core.sleep(level=1, mode="abort")

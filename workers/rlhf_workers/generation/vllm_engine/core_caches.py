@@ -1,7 +1,6 @@
 """Reads the KV caches of an engine core: cached positions, copies of slices, and paused samples.
 
-Rule: it is used between two steps. A paused sample is not scheduled: the scheduler skips a running one, and the
-connector holds back a waiting one. Must never take blocks from a sample, or run a step.
+Rule: it is used between two steps. Must never take blocks from a sample, or run a step.
 """
 
 import sys

@@ -1,7 +1,6 @@
 """Gives drafts to vLLM's scheduler for its next step.
 
-Drafts are set just before the step, in the scheduler's requests, so executor processes need no drafter. Rule: a draft
-is valid for one step. `room` limits it.
+Rule: a draft is valid for one step. `room` limits it.
 """
 
 from collections.abc import Mapping

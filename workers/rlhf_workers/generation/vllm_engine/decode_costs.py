@@ -1,9 +1,7 @@
 """Measures the cost of decoding on vLLM: real steps over a grid of batch sizes and context lengths, and prefills.
 
 Artificial requests go through scheduler, model and sampler while the engine's own are put aside with their caches. A
-decode point takes blocks for its contexts and reads their old content, without a prefill. Rule: no request or used
-block is left behind, and no other request finds a prefix of these. A batch that does not fit beside the current caches
-is made smaller.
+batch that does not fit beside the current caches is made smaller.
 """
 
 import time

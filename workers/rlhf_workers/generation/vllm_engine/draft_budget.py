@@ -1,7 +1,6 @@
-"""Limits the draft of each sample by the free capacity of the step and the caches.
+"""Limits the draft of each sample by the free capacity of the step and the caches. Pure.
 
-Rule: pure. A draft uses spare capacity: tokens that a step has left after decoding and prefilling, and free cache
-blocks. So in that step no sample is left out, or evicted from the caches, for a draft.
+Rule: a draft uses spare capacity: tokens that a step has left after decoding and prefilling, and free cache blocks.
 """
 
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ def draft_budget(
     """Return the maximum drafted tokens for each sample, 0 or more.
 
     `step_tokens`: tokens that a step may run beside one of each sample. `free_blocks`: free cache blocks of
-    `block_tokens` positions, before the step allocates any.
+    `block_tokens` positions.
     """
     free = free_blocks - sum((sample.tokens - 1) % block_tokens == 0 for sample in samples)
     room: dict[str, int] = {}

@@ -1,8 +1,7 @@
 """Verifies drafts in vLLM's model runner: a drafted token is accepted if it equals the token drawn at its position.
 
-Rule: every position of a draft is drawn by the sample's key, as without a draft. Tokens up to the first different one
-count, and that one counts as drawn. So drafts change how many tokens a pass yields, and a token at most by rounding. A
-pass without drafts runs as without verification, unless vLLM drafts by itself.
+Rule: a position of a draft is drawn by the sample's key, as without a draft. Tokens up to the first different one
+count, and that one counts as drawn.
 """
 
 from typing import Any, Final
@@ -33,7 +32,7 @@ class KeyedVerifier:
         """Return tokens [requests, longest draft + 1], filled up with NOTHING, with their log-probabilities.
 
         `metadata` is vLLM's SpecDecodeMetadata; logits [drafted + requests, vocabulary] are those of the next position
-        of each request and of its drafted ones, in order. The drafter's probabilities are not used.
+        of each request and of its drafted ones, in order.
         """
         drafted = np.array(metadata.num_draft_tokens)
         tokens, figures = self._sampler.draw(logits, (drafted + 1).tolist())

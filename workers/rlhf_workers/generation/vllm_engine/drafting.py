@@ -1,7 +1,6 @@
 """Requests drafts for samples of the vLLM engine before a step, and reports their outcomes after it.
 
-Rule: drafts affect how many tokens a step yields, and a token at most by rounding. A sample gets no draft if its
-response can use no token after the next one, or if the next step does not decode it. Must never change a sample.
+Rule: a sample gets no draft if its response can use no token after the next one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -109,8 +108,7 @@ class EngineDrafts:
 def judged(drafted: Sequence[int], drawn: Sequence[int]) -> tuple[int, int]:
     """Return how many drafted tokens were judged, and how many were accepted.
 
-    `drawn` are the response tokens at their positions: the accepted ones and the next one, unless the response ended
-    before. Tokens beyond its end are not judged.
+    `drawn` are the response tokens at their positions.
     """
     accepted = tokens_right(drafted, drawn)
     return (len(drafted) if accepted < len(drawn) else accepted), accepted

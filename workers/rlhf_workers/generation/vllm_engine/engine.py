@@ -1,7 +1,6 @@
 """The vLLM engine: gives samples to vLLM's core, and records tokens with log-probabilities and weight versions.
 
-Rule: this engine has the record of a sample's tokens. Those that it came with go to the core as part of its prompt, and
-are not drawn again. Must never finish a sample twice or lose one.
+Must never finish a sample twice or lose one.
 """
 
 import math
@@ -58,7 +57,7 @@ class VllmEngine:
     ) -> None:
         """`core` has the weights `version`. There is no speculator until `draft_by`.
 
-        `facts`: what two engines must share, beside shapes, for one to read the other's caches.
+        `facts`: what two engines must share, beside shapes and sizes, for one to read the other's caches.
         """
         self.version = version
         self.limits = limits
@@ -235,7 +234,8 @@ class VllmEngine:
     def take(self, request: SampleRequest, *, arrives: bool = False) -> str:
         """Add a sample, checked and not complete, to the core; return its name there.
 
-        `arrives`: it comes with a cache that no other sample may read, as older weights may have computed parts of it.
+        `arrives`: it comes with a cache that no other sample may read, because older weights may have computed parts of
+        it.
         """
         self._sleeper.wake()
         name = next(self._names)

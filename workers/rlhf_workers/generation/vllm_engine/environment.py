@@ -1,7 +1,6 @@
 """Environment variables that vLLM reads while it is imported.
 
-Rule: they are set before the first import of vllm in this process, and executor processes inherit them. Variables that
-the project's promises depend on override the pod template; the others are defaults. Must never import vLLM itself.
+Rule: they are set before the first import of vllm in this process. Must never import vLLM itself.
 """
 
 from collections.abc import Iterator, MutableMapping

@@ -1,8 +1,8 @@
 """vLLM's executor processes on a worker that has several: detects ended ones, and ends them with the worker.
 
-Each process is set to die with the thread that started it, even while it waits in a collective. Each also removes the
-names of its group's shared memory, which must be open in all of them. Rule: with one process, the worker itself, there
-is nothing to do. Must never touch shared memory of other engines: names contain the group's identity.
+A process is set to die with the thread that started it, even while it waits in a collective. The module also removes
+the names of the group's shared memory, which must be open in all processes. Must never touch shared memory of other
+engines: names contain the group's identity.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """Names, shapes and ties of a complete set of a model's weights, without the weights.
 
-Rule: transformers' model of the folder is the reference, not vLLM's own names and packed tensors.
+Rule: transformers' model of the folder is the reference, not vLLM's own names.
 """
 
 from collections.abc import Iterable, Mapping

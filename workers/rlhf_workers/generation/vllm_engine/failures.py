@@ -1,8 +1,4 @@
-"""Translates vLLM's errors for users: which field to change, and whether a restart may help.
-
-Rule: a message quotes a line of vLLM's error; the field and, if known, the remedy are added. Pure: an error in, a
-WorkError out.
-"""
+"""Translates vLLM's errors for users: which field to change, and whether a restart may help. Pure."""
 
 from typing import Final
 

@@ -1,7 +1,6 @@
 """KV caches of an engine on a CPU, freed while it sleeps and allocated again when it wakes.
 
-vLLM's own sleep does nothing on a CPU. Rule: the tensor objects stay the same; their storage is freed and comes back
-zeroed, so owners of views need no notice. Runs in each executor process, between steps.
+vLLM's own sleep does nothing on a CPU.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,7 @@
 """Makes vLLM's scan for replaceable kernels safe: it reads the objects of all imported modules.
 
 An object of llvmlite, which numba imports, has a `__dict__` that is a function; vLLM 0.32 then fails before it loads
-anything. Rule: a `__dict__` that is no dictionary counts as empty. Must never hide an object's own attributes from
-vLLM.
+anything.
 """
 
 from typing import Any

@@ -1,9 +1,7 @@
 """Draws the tokens of vLLM's model runner with the project's rule, `generation/sampling.py`.
 
-Rule: rows of the logits belong to the requests of the runner's input batch in its order, one row each, or one per
-position decided. The request carries its sample's key and the start of its response (`SAMPLE_KEY`, `PROMPT_TOKENS`,
-`DRAWING` of its extra arguments), so a preemption, a withdrawal or a move loses no state. Must never read vLLM's own
-random generators.
+Rule: rows of the logits belong to the requests of the runner's input batch in its order, one row for each position
+decided. Must never read vLLM's own random generators.
 """
 
 from collections.abc import Sequence
@@ -52,9 +50,9 @@ class KeyedSampler:
         return SamplerOutput(sampled_token_ids=drawn, logprobs_tensors=figures)
 
     def draw(self, logits: torch.Tensor, counts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens [n] int64 and log-probabilities [n] float32 for logits [n, vocabulary], n the sum of `counts`.
+        """Return tokens [n] int64 and log-probabilities [n] float32 for logits [n, vocabulary].
 
-        `counts`: positions of each request that are decided here, from its next one on.
+        `counts`, with sum n: positions of each request that are decided here, from its next one on.
         """
         uniform = torch.from_numpy(self._uniforms(counts)).to(logits.device, non_blocking=True)
         drawn = [

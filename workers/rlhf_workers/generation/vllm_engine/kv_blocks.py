@@ -1,9 +1,7 @@
 """Copies a sample's keys and values out of the blocks of a paged cache, and into them.
 
-An attention backend may pack a block in its own order. Rule: the layout is learned, never assumed. The backend's own
-writer stores a different number in every element of one block, and reading it back shows where each went; a backend
-whose elements cannot all be found has no slices. Must never write to a block that was not named, except the spare block
-used for learning.
+Rule: the layout of a block is learned, never assumed. Must never write to a block that was not named, except the spare
+block used for learning.
 """
 
 from collections.abc import Callable, Sequence
@@ -100,7 +98,7 @@ def read_slice(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a copy of keys and values [heads, stop - start, size] of these positions, on the cache's device.
 
-    `blocks` are all of the sample's blocks of `block_tokens` tokens, as the scheduler counts them.
+    `blocks` are the sample's blocks of `block_tokens` tokens, as the scheduler counts them.
     """
     tokens = layer.block_tokens
     first = start - start % tokens

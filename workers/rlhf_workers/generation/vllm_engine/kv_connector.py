@@ -1,8 +1,7 @@
 """vLLM's connector for samples that arrive with caches: reports computed tokens, and writes their bytes into blocks.
 
-The scheduler's connector stores an arrived cache in host memory until the sample gets blocks. The executors' connectors
-write it before the pass reads it. Rule: a cache is loaded once and completely, or the sample's tokens are computed.
-Must never store a cache whose sample is gone.
+The scheduler's connector stores an arrived cache in host memory until the sample gets blocks. Must never store a cache
+whose sample is gone.
 """
 
 from collections.abc import Sequence

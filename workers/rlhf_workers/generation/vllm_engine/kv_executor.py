@@ -1,8 +1,7 @@
 """Methods of vLLM's executor processes for moving samples: describe the layers, and copy slices.
 
-Rule: each process handles its own heads; `own_heads` computes which, even if several processes have the same ones.
-Copies only read. A model with a cache whose layout cannot be learned is refused with the reason. Must never wait for
-another process.
+Rule: a process handles its own heads. A model with a cache whose layout cannot be learned is refused with the reason.
+Must never wait for another process.
 """
 
 from collections.abc import Mapping, Sequence

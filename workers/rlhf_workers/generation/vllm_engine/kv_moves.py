@@ -1,9 +1,8 @@
 """Moves samples of the vLLM engine with their caches, out and in.
 
-Rule: the transferred format is neutral, [heads, tokens, size] per layer, joined over the executor processes, so workers
-with another number of GPUs can read it, unless the job is deterministic. An arriving sample waits in vLLM's queue with
-its cache, which is loaded when it gets blocks, instead of computing its tokens again. It is accepted only while blocks
-for the longest sample are free. Must never change a sample that it copies.
+Rule: the transferred format is neutral, [heads, tokens, size] per layer, joined over the executor processes. An
+arriving sample waits in vLLM's queue with its cache, which is loaded when it gets blocks. Must never change a sample
+that it copies.
 """
 
 import hashlib
@@ -67,8 +66,8 @@ def moves_of(
 ) -> "VllmKvMoves | None":
     """Return the mover of an engine's samples; None without `caches` or, with a log line, if they cannot move.
 
-    `facts`: what else two engines must share for one to read the other's caches. `check` and `complete_reason`: the
-    engine's rules for a request.
+    `facts`: what two engines must share, beside shapes and sizes, for one to read the other's caches. `check` and
+    `complete_reason`: the engine's rules for a request.
     """
     if caches is None:
         return None

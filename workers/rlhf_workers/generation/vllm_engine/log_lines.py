@@ -1,7 +1,6 @@
 """Writes vLLM's log lines to the worker's log, bounded, and shows them as the worker's stage while the engine builds.
 
-Rule: vLLM's loggers pass lines to the worker's handler. Warnings are written at any time, other lines while the engine
-is built. In a burst, surplus lines are dropped and counted.
+Rule: vLLM's warnings are written at any time, other lines while the engine is built.
 """
 
 import logging

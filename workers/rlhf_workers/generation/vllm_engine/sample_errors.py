@@ -1,7 +1,6 @@
 """Errors of samples that cannot continue.
 
-Rule: an error with the sample's key concerns that sample, and the engine continues without it; one without a key
-concerns the weights.
+Rule: an error with a sample's key concerns that sample; one without a key concerns the weights.
 """
 
 from rlhf_common.samples import SampleKey

@@ -1,7 +1,6 @@
 """Tracks whether an engine's weights and caches are on its device, and brings them back in order.
 
-Rule: weights come before caches and leave with them, so new weights can be loaded while the caches are away. The state
-changes after a call of the core succeeded, so a later call repeats what failed.
+Rule: weights come before caches, so new weights can be loaded while the caches are away.
 """
 
 from typing import Protocol

@@ -1,7 +1,6 @@
 """Collects vLLM's own statistics, for its dashboards (`vllm:*`) and as the load in our metrics.
 
-vLLM's output processor is not used here, so this module passes its counts to vLLM's logger, with vLLM's classes. Rule:
-the thread that steps the core writes, a scrape reads. Must never store a request that the core has dropped.
+Rule: the thread that steps the core writes, a scrape reads. Must never store a request that the core has dropped.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

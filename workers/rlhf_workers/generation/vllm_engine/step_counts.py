@@ -1,7 +1,6 @@
 """Counts the tokens of a step of vLLM's core for the engine's report.
 
-Rule: a sample with one token, apart from its draft, is decoding; several are prefill, of its prompt or of other known
-tokens.
+Rule: a sample with one token, apart from its draft, is decoding; several are prefill.
 """
 
 from collections.abc import Mapping

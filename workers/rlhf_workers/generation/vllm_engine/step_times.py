@@ -1,7 +1,7 @@
-"""Estimates the prefill share of a step's time, as one pass of vLLM may prefill some samples and decode others.
+"""Estimates the prefill share of a step's time, because one pass of vLLM may prefill some samples and decode others.
 
 Rule: a step without prefill gives the cost of decoding; additional time of a mixed step is prefill. Before the first
-such step, all tokens share the time equally. Prefill in a mixed step takes at least one nanosecond.
+such step, tokens share the time equally.
 """
 
 

@@ -1,8 +1,7 @@
 """Table of the uniforms of a batch's samples, drawn in blocks and looked up for all rows at once.
 
-Rule: a lookup returns `sampling.uniforms` of (random key, response position), `marked` by the request's drawing. A
-request keeps its entry while it lives; a step with the same batch as the last one looks up no names. Must never give a
-request the entry of another live one.
+Rule: a lookup returns `sampling.uniforms` of (random key, response position), `marked` by the request's drawing. Must
+never give a request the entry of another live one.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -59,7 +58,6 @@ class UniformTable:
         """Return float64 [sum of counts]: uniforms of `counts` positions of each request, from its next one on.
 
         `lengths` int [n]: tokens of each request, prompt and response. `counts` int64 [n]: at most BLOCK.
-        `keyed_request` is called for each request without an entry.
         """
         if self._names != names:
             self._rows = np.fromiter((self._place(name, keyed_request) for name in names), np.int64, len(names))

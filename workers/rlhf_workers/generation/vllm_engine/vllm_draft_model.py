@@ -1,6 +1,6 @@
 """Updates the weights of vLLM's draft model together with the policy.
 
-Rule: the complete set is checked against transformers' model of its folder before any weight is replaced.
+Rule: the complete set is checked before any weight is replaced.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,6 @@
 """Checks `engineArgs.speculative_config`: vLLM drafts by itself, with heads of the policy or a model on its device.
 
-Rule: drafters with a model are allowed, on GPUs; drafters that use tokens are the project's. The project verifies all
-drafts.
+Rule: vLLM's drafters with a model are allowed, on GPUs.
 """
 
 from typing import Any, Final

@@ -1,8 +1,7 @@
 """Sends a version's weights from the worker to vLLM's executor processes, in chunks of mapped memory.
 
 Rule: no tensor is pickled. A chunk is memory that the worker lends; its message has names, types, shapes and places of
-the tensors, which the mapping process checks. It is written before its message is sent, and released when the next one
-is requested.
+the tensors.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,7 +40,7 @@ def pieces(tensors: Iterable[Named], sharing: MemorySharing, size: int = PIECE_B
 def opened_piece(message: bytes, sharing: MemorySharing) -> dict[str, torch.Tensor]:
     """Return parameter name -> tensor in the chunk's memory, read-only and mapped while one of them is used.
 
-    Raises RegionRefusedError or WeightManifestError when it cannot be mapped or does not match its manifest.
+    Raises RegionRefusedError or WeightManifestError for an unusable chunk.
     """
     loan = pb.WeightLoan.FromString(message)
     check(loan.manifest)

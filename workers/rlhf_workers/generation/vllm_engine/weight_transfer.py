@@ -1,10 +1,7 @@
 """Replaces the weights in each of vLLM's executor processes by vLLM's layerwise reload.
 
 Rule: from `begin` to `finish` the model mixes two versions and must not run. The next complete update repairs what a
-failure in between leaves.
-
-This module renews two things that vLLM 0.32 does not renew on a CPU: the packed copy of a language modelling head tied
-to the embeddings, and packed experts (vLLM would copy unpacked weights into packed memory).
+failure leaves.
 """
 
 import logging

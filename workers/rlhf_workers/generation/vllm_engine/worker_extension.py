@@ -1,7 +1,6 @@
 """Methods of vLLM's executor processes: mixed into vLLM's worker class, called by `collective_rpc`.
 
-Rule: each ability is a separate module, and a method here passes the worker's parts to it. Method names must not exist
-in vLLM's worker, which would refuse to start.
+Rule: method names must not exist in vLLM's worker, which would refuse to start.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,6 @@
 """Judges many samples per call: samples that wait when a call ends go into the next call together.
 
-Rule: there is no timer; a sample waits only while the maximum number of batches is running. A batch that fails with
-RewardError is repeated for each of its samples alone, so that one bad sample fails no other.
+Rule: there is no timer. A batch that fails with RewardError is repeated for each of its samples alone.
 """
 
 import asyncio

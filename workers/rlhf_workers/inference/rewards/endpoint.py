@@ -1,8 +1,7 @@
 """Rewards from an HTTP endpoint, by POST requests.
 
-Request: {"samples": [{prompt, response, record, finish_reason, response_tokens}]}. Answer: {"rewards": [number |
-null], "metrics": [{name: number}]}; metrics are optional. A request has one sample unless the manifest says otherwise.
-Rule: a list of another length is a failure; see `json_requests` for other failures.
+Request: {"samples": [{prompt, response, record, finish_reason, response_tokens}]}. Answer: {"rewards": [number | null],
+"metrics": [{name: number}]}; metrics are optional. Rule: a list of another length is a failure.
 """
 
 from collections.abc import Sequence

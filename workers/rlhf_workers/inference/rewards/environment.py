@@ -1,7 +1,6 @@
 """Rewards that an environment returned during decoding; they arrive with the sample.
 
-Rule: nothing runs here. A response without an episode is a failure, never a zero; an episode without rewards abstains.
-The number of turns becomes a metric.
+Rule: a response without an episode is a failure, never a zero; an episode without rewards abstains.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Rewards from a user's Python function, run in child processes (`user_code.user_processes`).
 
-Rule: a call that exceeds its time-out is a failure of its samples, never a zero reward.
+Rule: a call that exceeds its time-out fails, and gives no zero reward.
 """
 
 from collections.abc import Sequence

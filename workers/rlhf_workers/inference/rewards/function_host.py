@@ -2,8 +2,7 @@
 
 Request: {"id", "many", "samples": [{"prompt", "response", "record", "finish_reason", "response_tokens"}]}. Reply:
 {"id", "rewards": [{"reward": number | null, "metrics": {name: number}}]} or {"id", "reason", "message"}. With `many`
-the function gets a list for each argument and returns a list. Rule: the child's own modules import no third-party
-package (`user_code.user_host`).
+the function gets a list for each argument and returns a list.
 """
 
 import inspect

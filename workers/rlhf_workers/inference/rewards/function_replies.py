@@ -1,7 +1,7 @@
 """Replies of a reward function's child process to the values that the function returned.
 
-Rule: no third-party package, as the child imports this module. A reward is a finite number or None, alone or in a
-mapping with metrics; other values are a failure that shows them. No text quotes a secret.
+Rule: a reward is a finite number or None, alone or in a mapping with metrics. No third-party package is imported,
+because the child imports this module.
 """
 
 import numbers

@@ -1,8 +1,7 @@
 """Sends JSON POST requests to one address, for reward endpoints and judges.
 
-Many requests run at once over persistent connections. Rule: a request that has begun ends within its time-out; a bad
-status, a body that is no JSON, or one that is too long is a failure. Redirects and proxies of the environment are not
-used. Headers from Secrets are removed from answers that a message quotes.
+Rule: a request that has begun ends within its time-out; a bad status, a body that is no JSON, or one that is too long
+is a failure. Values of Secrets are removed from quoted answers.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ class JsonRequests:
     def __init__(self, url: str, timeout_seconds: float, settings: CodeSettings, field: str, timeout: str) -> None:
         """Take headers from `settings`; WorkError when a header cannot be sent.
 
-        `field`: manifest path of `url` and `headers`. `timeout`: manifest path of the time-out.
+        `field`: manifest path of `url` and `headers`. `timeout`: that of the time-out.
         """
         self.field = f"{field}.url"
         self._url, self._timeout_field = url, timeout

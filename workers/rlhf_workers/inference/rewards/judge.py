@@ -1,7 +1,7 @@
 """Rewards from a language model that judges, at an endpoint or on inference workers.
 
-At an endpoint it uses OpenAI's format of chats or completions. Each response is rated, or every two responses to a
-prompt are compared in both orders.
+An endpoint has OpenAI's format of chats or completions. Responses are rated, or those to a prompt are compared in
+pairs.
 """
 
 import asyncio
@@ -35,10 +35,7 @@ from rlhf_workers.inference.rewards.reward_source import Judgment, RewardError
 from rlhf_workers.user_code.code_settings import NO_SETTINGS, CodeSettings
 
 TOP: Final = 20
-"""Number of likeliest tokens requested: each of up to ten ratings has two forms, with and without a blank before it.
-
-It is the maximum of OpenAI for chats and the default maximum of vLLM. OpenAI's old completions allow only 5.
-"""
+"""Number of likeliest tokens requested: each of up to ten ratings has two forms, with and without a blank before it."""
 _LOGPROBS: Final = "logprobs"
 
 

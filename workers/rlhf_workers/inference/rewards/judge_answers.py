@@ -1,7 +1,7 @@
-"""Fills templates with questions to a judge, and converts its answers to rewards.
+"""Fills templates with questions to a judge, and converts its answers to rewards. Pure.
 
-Rule: pure. Prompts, responses and records are inserted once and not parsed again, so no response can write into
-another's place. An answer that gives the ratings almost no probability is a failure.
+Rule: prompts, responses and records are inserted once and not parsed again, so no response can write into another's
+place.
 """
 
 import json
@@ -33,7 +33,7 @@ def question(judge: Judge, sample: ScoringSample, **responses: str) -> str:
     """Return the question about a sample: the template filled with `response`, or `first` and `second`.
 
     {record.answer} becomes the value of that key in the prompt's record: text unchanged, anything else as JSON. Raises
-    UnaskableError if the record has no such key.
+    UnaskableError without that key.
     """
     values = {"prompt": sample.prompt_text, "minimum": str(judge.minimum), "maximum": str(judge.maximum), **responses}
     record: dict[str, Any] = {}
@@ -74,17 +74,14 @@ def worth(judge: Judge, probabilities: Mapping[str, float]) -> float:
 
 
 def of_both_orders(as_first: float, as_second: float) -> float:
-    """Return the probability that a response is better, from the answers with it in first and in second place.
-
-    A preference for one place that is equal in both orders cancels out.
-    """
+    """Return the probability that a response is better, from the answers with it in first and in second place."""
     return (as_first + 1 - as_second) / 2
 
 
 def mean_wins(count: int, better: Mapping[tuple[int, int], float]) -> list[float | None]:
     """Return each response's mean probability of being better than another; None if there is no other.
 
-    `better`: (first, other) -> probability that `first` is better, for every two of `count` responses.
+    `better`: (first, other) -> probability that `first` is better, for pairs of `count` responses.
     """
     wins: list[list[float]] = [[] for _ in range(count)]
     for (first, other), probability in better.items():

@@ -1,8 +1,7 @@
 """Judges responses with a causal language model on inference workers, from its next-token probabilities.
 
-It rates each response from -1 to 1, or compares every two responses to a prompt in both orders. The judge has its own
-tokenizer and, if it has one, its own chat template. Rule: each question is a separate pass, so answers do not depend on
-each other. Must never return a number when the judge gives the answers almost no probability.
+Rule: each question is a separate pass, so answers do not depend on each other. Must never return a number when the
+judge gives the answers almost no probability.
 """
 
 import logging
@@ -47,7 +46,7 @@ def load(
 ) -> "JudgeModelScorer | JudgeModelComparer":
     """Return the scorer of a judge's model, loaded on `home`; `field` is the judge's manifest field.
 
-    Raises WorkError when it cannot be loaded, its tokenizer has no token for an answer, or its template is unusable.
+    Raises WorkError when it cannot be loaded, has no token for an answer, or its template is unusable.
     """
     assert judge.model is not None
     path = f"{field}.model.path"

@@ -1,8 +1,7 @@
 """Rewards from a sequence classification model with one output, read after the response.
 
 A reward model whose tokenizer, end-of-sequence token or chat template differs from the policy's reads the conversation
-as `model_text` renders it. Otherwise it gets the sampled tokens. The log says which. A model without a head called
-`score` scores one sample at a time, through its own pooling.
+as `model_text` renders it; otherwise it gets the sampled tokens.
 """
 
 import logging

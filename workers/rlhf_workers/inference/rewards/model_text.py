@@ -1,8 +1,6 @@
 """Renders conversations for a reward model with its own tokenizer and chat template.
 
-The reward model's chat template renders the prompt's messages with the response as the assistant's message; the
-policy's template is not used. A plain-text prompt stays plain text: prompt, response, and the reward model's
-end-of-sequence token.
+Its chat template renders the prompt's messages with the response as the assistant's message.
 """
 
 import json
@@ -31,9 +29,8 @@ class OwnTokenizer:
     """A reward model's tokenizer and template."""
 
     def __init__(self, tokenizer: Any, spec: RLHFJobSpec, field: str) -> None:
-        """`field` is the reward model's manifest field.
-
-        Raises WorkError if prompts need a template and it has none, or its template depends on the date or on chance.
+        """`field` is the reward model's manifest field. Raises WorkError if prompts need a template and it has none, or
+        its template depends on the date or on chance.
         """
         self._tokenizer, self._field = tokenizer, field
         self._trained, self._evaluated = _prompts(spec)
@@ -109,10 +106,7 @@ def _prompts(spec: RLHFJobSpec) -> tuple[Prompts, Prompts]:
 
 
 def difference(reward: Any, policy: Any, spec: RLHFJobSpec) -> str:
-    """Return which part of the reward model's tokenizer differs from the policy's; empty if none does.
-
-    A chat template counts only if the reward model has one and the job renders prompts with another.
-    """
+    """Return which part of the reward model's tokenizer differs from the policy's; empty if none does."""
     if reward.get_vocab() != policy.get_vocab() or _encoding(reward) != _encoding(policy):
         return "tokenizer"
     if reward.eos_token_id != policy.eos_token_id:
@@ -129,10 +123,7 @@ def _encoding(tokenizer: Any) -> Any:
 
 
 def _policy_template(policy: Any, prompts: Prompts) -> Any:
-    """Return the template with which the job renders prompts; None without one.
-
-    A file that is missing on this machine differs from any template of a reward model.
-    """
+    """Return the template with which the job renders prompts; None without one."""
     if not prompts.chat_template:
         return None
     if prompts.chat_template_file is None:

@@ -1,8 +1,6 @@
 """Table of the modules that provide rewards, by the member that a reward of `spec.models` sets.
 
-A module has `load_reward(entry, spec, device, home)`. On the compute thread, a ModelScorer scores samples and a
-GroupScorer compares the responses to a prompt; a RewardSource is awaited through RewardCalls. Rule: importing this
-module loads no source. Problems with a function, a header or a folder are found before the first sample.
+A module has `load_reward(entry, spec, device, home)`. Rule: importing this module loads no source.
 """
 
 from collections.abc import Mapping
@@ -34,7 +32,7 @@ def load_reward(
 ) -> ModelScorer | GroupScorer | RewardCalls:
     """Return the reward of a task, ready to use: a model on `home` that scores on `device`, or a running source.
 
-    Raises WorkError with the manifest field of a problem.
+    Raises WorkError for an unusable one.
     """
     entry = spec.models.reward_of(task)
     module = import_module(REWARDS[entry.reward.kind])

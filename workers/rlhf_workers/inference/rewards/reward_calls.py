@@ -1,7 +1,6 @@
 """Runs reward calls beside the compute thread: a thread with an event loop awaits a source for many samples.
 
-Rule: the compute thread submits and collects without waiting. Every submitted sample returns exactly once as an
-outcome, unless it was forgotten. Must never turn an exception into a number.
+Rule: the compute thread submits and collects without waiting. Must never turn an exception into a number.
 """
 
 import queue

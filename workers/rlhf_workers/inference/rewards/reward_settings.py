@@ -21,9 +21,8 @@ def reward_settings(entries: Sequence[CodeVariable | RewardHeader], field: str, 
 
 
 def header_values(settings: CodeSettings, field: str) -> dict[str, str]:
-    """Return the headers as a request takes them; WorkError for a value that no header can have.
-
-    White space around a value, such as a file's last newline, is removed.
+    """Return the headers as a request takes them, without white space around values; WorkError for a value that no
+    header can have.
     """
     result = {name: value.strip() for name, value in settings.values.items()}
     for name, value in result.items():

@@ -1,7 +1,6 @@
 """Interface of awaited reward sources, such as functions and endpoints, and their failures.
 
-Rule: a reward is a finite number of float32, None (abstained), or a RewardError; never a zero for a failure. Rewards
-and metrics of user code and endpoints are checked here.
+Rule: a reward is a finite number of float32, None (abstained), or a RewardError; never a zero for a failure.
 """
 
 import json
@@ -70,7 +69,7 @@ def described(sample: ScoringSample) -> dict[str, Any]:
 def judgment(reward: Any, metrics: Any, path: str) -> Judgment:
     """Check a reward and its metrics from a function, an endpoint or an environment.
 
-    Raises RewardError RewardInvalid with the problem and the manifest's field `path`.
+    Raises RewardError RewardInvalid, with the manifest's field `path`.
     """
     if not isinstance(metrics, Mapping):
         raise RewardError("RewardInvalid", f"metrics are {type(metrics).__name__}; they must be an object", path)

@@ -1,9 +1,7 @@
 """The backend `megatron`: stages whose layers are chunks of Megatron-core's GPTModel, run by this project's schedule
 tables.
 
-Shared with the backend `torch` are schedule tables, transfers, sums over replicas, optimizer and checkpoints.
-Megatron's own pipeline schedules, data parallelism and optimizer are not used, and this code sets none of its global
-state.
+Megatron's own pipeline schedules, data parallelism and optimizer are not used.
 """
 
 from importlib.util import find_spec
@@ -56,8 +54,10 @@ def load_stage(
     device: torch.device,
     trunk: adapters.Trunk,
 ) -> PipelineStage:
-    """Return one stage from the checkpoint, or from the manifest's folder without a checkpoint. Raises WorkError
-    BackendUnavailable if its model trains adapters."""
+    """Return one stage from the checkpoint, or from the manifest's folder without a checkpoint.
+
+    Raises WorkError, such as BackendUnavailable if its model trains adapters.
+    """
     from rlhf_workers.training.megatron.megatron_stage import build_megatron_stage  # not in every image
 
     role = ModelRole(model)

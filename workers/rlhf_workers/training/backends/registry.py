@@ -1,8 +1,6 @@
 """The interface of a training backend, and the module of each name in `spec.training.backend`.
 
-A backend is one rank's part of a training group: stages, optimizers, the group's communication, its files of a
-checkpoint. Rule: importing this module loads no backend. To add one, write a module with `build_backend` and add a line
-to `BACKENDS`.
+Rule: importing this module loads no backend.
 """
 
 from collections.abc import Generator, Iterator, Mapping
@@ -104,7 +102,7 @@ class TrainingBackend(Protocol):
         """Yield (Hugging Face parameter name, tensor) for the weights that this rank publishes, in the compute type;
         adapters that are published alone are float32.
 
-        Other threads may call this; a tensor is read when the iterator reaches it.
+        Other threads may call this.
         """
 
     def offload(self) -> None:

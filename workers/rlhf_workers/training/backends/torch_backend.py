@@ -1,6 +1,6 @@
 """The backend `torch`: stages of Hugging Face models in PyTorch, run by the executor of schedule tables.
 
-Owns the construction of a rank: the layout of its table, its stages, the process groups, the restored state.
+Owns the construction of a rank: its layout, its stages, the process groups, the restored state.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping

@@ -1,7 +1,6 @@
 """Fetches an iteration's scored batch from the coordinator.
 
-Rule: while the coordinator is unreachable, retry after a pause up to a time-out whose error names it. Other failures
-are raised at once. A retry fetches the whole batch again.
+Rule: while the coordinator is unreachable, retry after a pause up to a time-out.
 """
 
 import time

@@ -1,7 +1,6 @@
-"""Removes greedy responses from the batch before training: their rewards become the baselines of the others.
+"""Removes greedy responses from the batch before training: their rewards become the baselines of the others. Pure.
 
-Rule: pure; runs after reward shaping, which treats both kinds alike. A greedy response without a reward is not a
-baseline of zero: the other responses to its prompt are masked out, as if they had abstained.
+Rule: if a greedy response has no reward, the other responses to its prompt are masked out, as if they had abstained.
 """
 
 import torch
@@ -10,8 +9,10 @@ from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 
 def without_greedy(batch: TrainingBatch, per_prompt: int) -> TrainingBatch:
-    """Return the B samples to train on, out of B + B / (per_prompt - 1). The last of every `per_prompt` consecutive
-    samples is greedy; its reward becomes the `baselines` [B] of the others."""
+    """Return the B samples to train on, out of B + B / (per_prompt - 1).
+
+    The last of `per_prompt` consecutive samples is greedy; its reward becomes the `baselines` [B] of the others.
+    """
     places = torch.arange(len(batch.valid))
     rows = places[places % per_prompt != per_prompt - 1]
     greedy = rows - rows % per_prompt + (per_prompt - 1)

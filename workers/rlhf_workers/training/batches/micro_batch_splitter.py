@@ -1,8 +1,6 @@
 """Splits the mini-batches of a job as its manifest says, and decides whether samples share prompts.
 
-Rule: a split depends on the manifest, the layout, the shapes of all trained models and the batch, so every rank
-computes the same, and a replay too. `sharedPrompts: Auto` compares the predicted operations of both splits of a
-mini-batch; the mini-batches themselves are those of `Disabled`.
+Rule: a split depends on the manifest, the layout, the shapes of all trained models and the batch.
 """
 
 from collections.abc import Mapping, Sequence

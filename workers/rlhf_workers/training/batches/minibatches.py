@@ -1,9 +1,9 @@
 """The order of samples in an epoch, its mini-batches, and their split over replicas and micro-batches.
 
-Rule: the result depends on the manifest, the layout, the iteration, the epoch and the lengths, so every rank computes
-it independently, and a replay after a fault gives the same micro-batches. Samples of similar length share a
-micro-batch. Replicas get equal numbers of micro-batches, the largest first, each to the replica with the fewest padded
-tokens so far. Source: RLHFuse (arXiv 2409.13221), balancing by length.
+Rule: the result depends on the manifest, the layout, the iteration, the epoch and the lengths, so ranks and replays
+compute the same. Samples are split in order of length.
+
+Source: RLHFuse (arXiv 2409.13221), balancing by length.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ ORDER_STREAM: Final = 0x6F72646572
 
 
 def epoch_order(seed: int, iteration: int, epoch: int, samples: int, together: int = 1) -> list[int]:
-    """Return a random order of samples 0 .. samples-1, the same for the same arguments on every machine. Runs of
+    """Return a random order of samples 0 .. samples-1, the same for the same arguments on every machine; runs of
     `together` samples keep their order.
 
-    Sorts raw Philox numbers, whose stream numpy keeps stable between versions, unlike `permutation`.
+    Sorts raw Philox numbers, whose stream is stable between numpy's versions.
     """
     units = samples // together
     keys = np.random.Philox(np.random.SeedSequence([seed, ORDER_STREAM, iteration, epoch])).random_raw(units)
@@ -41,11 +41,10 @@ def mini_batches(order: Sequence[int], size: int) -> list[list[int]]:
 def split(
     samples: Sequence[int], lengths: Sequence[int], replicas: int, microbatches: int, together: int = 1
 ) -> list[list[list[int]]]:
-    """Return [replica][micro-batch] -> samples of one mini-batch. Runs of `together` consecutive samples stay
-    neighbours in one micro-batch.
+    """Return [replica][micro-batch] -> samples of one mini-batch.
 
-    `lengths[sample]` counts prompt and response tokens. The longest micro-batches are assigned first, each to the
-    replica with the fewest padded tokens that still needs one.
+    Runs of `together` consecutive samples stay neighbours in one micro-batch. `lengths[sample]` counts prompt and
+    response tokens. Raises ValueError if the micro-batches cannot have equal numbers of runs.
     """
     units = units_of(samples, replicas, microbatches, together)
     size = len(samples) // (replicas * microbatches)
@@ -72,8 +71,9 @@ def units_of(samples: Sequence[int], replicas: int, microbatches: int, together:
 
 
 def shared_out(microbatches: Sequence[list[int]], tokens: Sequence[int], replicas: int) -> list[list[list[int]]]:
-    """Return the micro-batches of each replica. The micro-batches come largest first; each goes to the replica with the
-    fewest tokens that still needs one, and all get the same number."""
+    """Return the micro-batches of each replica, which come largest first: each goes to the replica with the fewest
+    tokens that still needs one, and all get the same number.
+    """
     shares: list[list[list[int]]] = [[] for _ in range(replicas)]
     load = [0] * replicas
     for microbatch, count in zip(microbatches, tokens, strict=True):

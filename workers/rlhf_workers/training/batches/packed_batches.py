@@ -1,8 +1,7 @@
-"""Assigns samples to packed micro-batches, each to the one with the fewest tokens so far, without splitting a sample.
+"""Assigns samples to packed micro-batches, without splitting a sample.
 
-Owns the split of a mini-batch with `spec.training.packing`. Rule: it depends only on the arguments, so every rank
-computes it independently, and a replay gives the same micro-batches. Samples are not padded to the longest one, so long
-and short samples share a micro-batch. Samples that belong together stay together, and no micro-batch is empty.
+Owns the split of a mini-batch with `spec.training.packing`. Rule: it depends only on the arguments, so ranks and
+replays compute the same.
 """
 
 import heapq
@@ -20,9 +19,12 @@ def packed_split(
     most_tokens: int | None,
 ) -> list[list[list[int]]]:
     """Return [replica][micro-batch] -> samples of one mini-batch, with at most `most_tokens` tokens each (None: no
-    limit). All replicas have the same number of micro-batches: `microbatches`, or more until each is within the limit.
-    No micro-batch has more samples than with `microbatches`. A longer run of `together` samples raises the limit to its
-    tokens. Raises ValueError like `minibatches.split`."""
+    limit).
+
+    All replicas have the same number of micro-batches: at least `microbatches`. No micro-batch has more samples than
+    with `microbatches`. A longer run of `together` samples raises the limit to its tokens. Raises ValueError like
+    `minibatches.split`.
+    """
     units = units_of(samples, replicas, microbatches, together)
     most_units = len(units) // (replicas * microbatches)
     tokens = {unit[0]: sum(lengths[sample] for sample in unit) for unit in units}
@@ -42,8 +44,7 @@ def packed_split(
 
 
 def _balanced(sizes: Sequence[int], count: int, most: int) -> list[list[int]]:
-    """Return the indices of descending `sizes` in `count` cells of at most `most` entries. Each goes to the cell with
-    the smallest sum so far that is not full."""
+    """Return the indices of descending `sizes` in `count` cells of at most `most` entries."""
     cells: list[list[int]] = [[] for _ in range(count)]
     open_cells = [(0, cell) for cell in range(count)]
     for place, size in enumerate(sizes):

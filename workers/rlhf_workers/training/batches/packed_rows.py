@@ -1,8 +1,9 @@
 """The parts of a packed row: samples alone, or a prompt that several samples share and their responses.
 
-Owns which samples of a row share a prompt, and where their tokens are. Rule: neighbours with equal prompts share; the
-prompt's tokens come once, then all responses. It depends only on prompts and lengths, so every rank finds the same.
-Source: Prefix Grouper (arXiv 2506.05433). Must never let samples share that differ in a prompt token.
+Rule: neighbours with equal prompts share; the prompt's tokens come once, then all responses. Must never let samples
+share that differ in a prompt token.
+
+Source: Prefix Grouper (arXiv 2506.05433).
 """
 
 from collections.abc import Iterator, Sequence

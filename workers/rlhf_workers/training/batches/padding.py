@@ -1,7 +1,4 @@
-"""Statistics of an iteration's micro-batches: number, size, shares of padding and of shared prompts.
-
-Rule: all ranks compute the same values, because each knows the lengths of all samples; no sum over ranks is needed.
-"""
+"""Statistics of an iteration's micro-batches: number, size, shares of padding and of shared prompts."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field

@@ -1,9 +1,7 @@
-"""Shapes rewards before advantages are computed: combination, scale, bounds, normalisation, penalties for truncation.
+"""Shapes rewards before advantages are computed, in this order: combine, scale, bounds, normalize, penalties, truncated
+responses.
 
-Every function takes values of the whole batch, which every rank has, so all ranks get the same bits. The order is that
-of `spec.rewardShaping`: combine, scale, bounds, normalize, penalties, handling of truncated responses. Rule: samples
-that abstained, and truncated samples that are filtered, are in no mean, deviation or share. With the defaults the batch
-is returned unchanged.
+Rule: samples that abstained, and truncated samples that are filtered, are in no mean, deviation or share.
 """
 
 from collections.abc import Mapping
@@ -54,8 +52,10 @@ def shaped(
 
 
 def normalized_sum(parts: Mapping[str, torch.Tensor], combination: Combination, valid: torch.Tensor) -> torch.Tensor:
-    """Return the weighted sum, float64 [B], of rewards by name, float32 [B] with NaN for abstentions. Each reward is
-    normalised over the `valid` samples that have it."""
+    """Return the weighted sum, float64 [B], of rewards by name, float32 [B] with NaN for abstentions.
+
+    A reward is normalised over the `valid` samples that have it.
+    """
     total = torch.zeros(len(valid), dtype=torch.float64)
     for name, weight in combination.weights:
         values = parts[name].double()
@@ -65,8 +65,9 @@ def normalized_sum(parts: Mapping[str, torch.Tensor], combination: Combination, 
 
 
 def normalized(values: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-    """Return values [B] with mean 0 and standard deviation 1 over the samples in `there`, bool [B]; about 0 there if
-    they are equal. Without samples in `there`, return them unchanged."""
+    """Return values [B] with mean 0 and standard deviation about 1 over the samples in `there`, bool [B]; about 0 there
+    if they are equal. Without such samples, return them unchanged.
+    """
     own = values[there]
     if not len(own):
         return values

@@ -1,9 +1,7 @@
 """Assigns samples to packed micro-batches whose rows compute a shared prompt once.
 
-Owns the split of a mini-batch with `spec.training.sharedPrompts`. Rule: it depends only on the arguments, so every rank
-computes it independently, and a replay gives the same micro-batches. Samples with one prompt share a micro-batch; if
-they exceed its limits, they are parted, and every part has the prompt. Without equal prompts the split is that of
-`packed_batches`. Samples that belong together stay together, and no micro-batch is empty.
+Owns the split of a mini-batch with `spec.training.sharedPrompts`. Rule: it depends only on the arguments, so ranks and
+replays compute the same. Samples with one prompt share a micro-batch as far as limits and balance allow.
 """
 
 import heapq
@@ -53,8 +51,10 @@ def shared_split(
     most_tokens: int | None,
 ) -> list[list[list[int]]]:
     """Return [replica][micro-batch] -> samples of one mini-batch, with the limits of `packed_split`, where the tokens
-    of a micro-batch count a shared prompt once. Samples with one prompt are neighbours. Raises ValueError like
-    `minibatches.split`."""
+    of a micro-batch count a shared prompt once.
+
+    Samples of a micro-batch with one prompt are neighbours. Raises ValueError like `minibatches.split`.
+    """
     runs = units_of(samples, replicas, microbatches, together)
     units = [_unit(run, lengths, prompts) for run in runs]
     most_units = len(units) // (replicas * microbatches)
@@ -109,8 +109,11 @@ def _at_least(parts: Sequence[_SharedPart], count: int) -> list[_SharedPart]:
 
 
 def _balanced(parts: Sequence[_SharedPart], count: int, most: int) -> list[list[_SharedPart]]:
-    """Return the parts in `count` cells of at most `most` units. The part with the most tokens goes first, to the cell
-    with the fewest that has room for it. If none has, the roomiest cell takes as much as it can."""
+    """Return the parts in `count` cells of at most `most` units.
+
+    The part with the most tokens goes first, to the cell with the fewest that has room for it. If none has, the
+    roomiest cell takes as much as it can.
+    """
     cells: list[list[_SharedPart]] = [[] for _ in range(count)]
     room = [most] * count
     open_cells = [(0, cell) for cell in range(count)]

@@ -1,9 +1,8 @@
 """Micro-batches with a limit of padded tokens: their number in a mini-batch, and the samples of each.
 
-Owns the split for `spec.training.microBatchTokens`; packed micro-batches are those of `packed_batches`. Rule: it
-depends only on the arguments, so every rank computes it independently, and a replay gives the same micro-batches. If
-the split of `minibatches` is within the limit, it is used unchanged. Otherwise samples are sorted by length and cut
-into consecutive runs. Must never separate samples that stay together, nor leave a micro-batch empty.
+Owns the split for `spec.training.microBatchTokens`, except that of packed micro-batches. Rule: it depends only on the
+arguments, so ranks and replays compute the same. If the split of `minibatches` is within the limit, it is used
+unchanged. Must never separate samples that stay together, nor leave a micro-batch empty.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,9 +60,11 @@ def split_minibatch(
     prompts: PromptTable | None = None,
 ) -> MicroBatchPlan:
     """Return the micro-batches of one mini-batch with at most `most_tokens` tokens each (None: no limit), and a layout
-    whose table runs that number. Padding to the longest sample counts, that for a context group does not. A longer unit
-    of `together` samples raises the limit to its tokens. `prompts`: packed micro-batches share equal ones; None: every
-    sample has its own."""
+    whose table runs that number. Padding to the longest sample counts, that for a context group does not.
+
+    A longer unit of `together` samples raises the limit to its tokens. `prompts`: packed micro-batches share equal
+    ones; None: every sample has its own.
+    """
     splits: dict[str, Split] = {}
     by_shape: dict[tuple[int, int], Split] = {}  # models of the same shape share one
     for model in layout.models:
@@ -82,8 +83,10 @@ def split_minibatch(
 
 
 def bounded(unbounded: Split, lengths: Sequence[int], together: int, most_tokens: int) -> Split:
-    """Return a split unchanged if it is within the limit, otherwise another one. All its replicas have the same number
-    of micro-batches, none with more samples than those of `unbounded`."""
+    """Return a split unchanged if it is within the limit, otherwise another one.
+
+    Its replicas have the same number of micro-batches, none with more samples than those of `unbounded`.
+    """
     if all(padded_tokens(cell, lengths) <= most_tokens for replica in unbounded for cell in replica):
         return unbounded
     replicas, most_units = len(unbounded), len(unbounded[0][0]) // together
@@ -106,8 +109,9 @@ def padded_tokens(cell: Sequence[int], lengths: Sequence[int]) -> int:
 
 def _runs(tokens: Sequence[int], bound: int, most_units: int, replicas: int) -> list[range]:
     """Return consecutive runs of units within the limits, at the lowest cost: padded tokens, and RUN_SHARE of the limit
-    for each run. The largest are then halved until their number is a multiple of `replicas`. `tokens` of the units
-    descend: the first of a run sets the width of all.
+    for each run. The largest are then halved until their number is a multiple of `replicas`.
+
+    `tokens` of the units descend: the first of a run sets the width of all.
     """
     units, price = len(tokens), RUN_SHARE * bound
     least, origin = np.full(units + 1, np.inf), np.zeros(units + 1, np.int64)

@@ -1,9 +1,8 @@
 """The complete batch of an iteration as padded arrays, and its micro-batches: padded or packed, with all positions of
 their samples or only a rank's.
 
-Rule: a batch is checked on arrival. If a sample that did not abstain lacks a field that its algorithm needs, the error
-names both; the field never becomes zero. An abstained sample keeps its place (sizes are fixed), but its tokens are
-outside `mask`.
+Rule: if a sample that did not abstain lacks a field that its algorithm needs, the error names both. An abstained sample
+keeps its place, but its tokens are outside `mask`.
 """
 
 import math
@@ -27,7 +26,8 @@ from rlhf_workers.training.parallel.context_group import ContextCut, ContextGrou
 
 OLD_FIELD: Final = "old_log_probabilities"
 """Field of the training ranks' log-probabilities of the sampled tokens before the first step of the iteration, if the
-job uses them. Stale tokens may have the engine's (`old_log_probabilities`)."""
+job uses them; stale tokens may have the engine's.
+"""
 STALE_FIELD: Final = "stale"
 """Field that is 1 for tokens sampled with weights of an earlier version, else 0; absent if there are none."""
 NO_PARTS: Final[Mapping[str, str]] = {}
@@ -109,9 +109,11 @@ class TrainingBatch:
 @dataclass(frozen=True)
 class MicroBatch:
     """b samples, right-padded to L tokens, or packed into one row of L tokens in total, and their n trained response
-    tokens, concatenated. In a packed row several samples may share the tokens of one prompt. On a rank of a context
-    group `tokens` has its own positions of the rows, [b, l], which `cut` and `own` describe; the other fields cover
-    whole rows."""
+    tokens, concatenated.
+
+    In a packed row several samples may share the tokens of one prompt. On a rank of a context group `tokens` has its
+    own positions of the rows, [b, l], which `cut` and `own` describe; the other fields cover whole rows.
+    """
 
     tokens: torch.Tensor
     """int64 [b, L]; packed [1, L]."""
@@ -119,7 +121,8 @@ class MicroBatch:
     """int64 [b]: index in the flattened rows of the last trained token of each sample; its first token without any."""
     positions: torch.Tensor
     """int64 [n]: index in the flattened rows of the state *before* each trained token. First tokens of responses to a
-    shared prompt have the same one, whose gradient is the sum of theirs."""
+    shared prompt have the same one.
+    """
     targets: torch.Tensor
     """int64 [n]: the token sampled there."""
     samples: torch.Tensor
@@ -192,11 +195,9 @@ def batch_from(
     """Return a batch of `size` samples in sample order. A sample that did not abstain needs a response and the fields
     in `needed`.
 
-    `parts`: name of one of several rewards -> its field, which a sample has unless it abstained. `holes`: responses
-    contain tokens of an environment, identified by their log-probability; they are outside `mask`. `version`: version
-    of the trained weights, if samples are carried between iterations and tokens may be older.
-
-    Raises WorkError BatchIncomplete, and ValueError for an array whose bytes do not match its shape.
+    `parts`: name of one of several rewards -> its field. `holes`: responses contain tokens of an environment,
+    identified by their log-probability; they are outside `mask`. `version`: version of the trained weights, if tokens
+    may be older. Raises WorkError BatchIncomplete, and ValueError for an array whose bytes do not match its shape.
     """
     ordered = sorted(samples, key=lambda sample: sample.sample)
     if [sample.sample for sample in ordered] != list(range(size)):
@@ -279,9 +280,11 @@ def micro_batch(
     group: ContextGroup | None = None,
     prompts: PromptTable | None = None,
 ) -> MicroBatch:
-    """Return the samples `rows` of a batch, in one row if `packed`; `weights` are [B, T] per model role. `group`: keep
-    only this rank's positions; None: all. `prompts`: neighbours in a packed row with equal ones share them; None:
-    every sample has its own."""
+    """Return the samples `rows` of a batch, in one row if `packed`; `weights` are [B, T] per model role.
+
+    `group`: keep only this rank's positions; None: all. `prompts`: neighbours in a packed row with equal ones share
+    them; None: every sample has its own.
+    """
     lengths = [padded(length, 1 if group is None else group.chunks) for length in batch.lengths]
     row = packed_row(rows, lengths, prompts) if packed else None
     width = max(lengths[sample] for sample in rows)

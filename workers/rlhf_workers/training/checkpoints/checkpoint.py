@@ -4,8 +4,7 @@ Files, relative to the folder: `<model>/model-stage-NNNNN.safetensors` (weights 
 `saved_type`; with adapters `adapter-stage-NNNNN.safetensors` and `adapter_config.json`, with PEFT's names),
 `masters/<model>-stage-NNNNN.safetensors` (float32 weights, if the former are not),
 `optimizer/<model>-stage-NNNNN.safetensors` (`<parameter>.exp_avg`, `.exp_avg_sq`), and from rank 0 `trainer.json`.
-`draft_files` lists those of a draft model. Tensors are found by parameter name, so another number of stages or replicas
-can read them.
+`draft_files` lists those of a draft model.
 
 Rule: the folder is private until the coordinator renames it; a partial file never has its final name.
 """
@@ -35,7 +34,8 @@ STATE_FILE: Final = "trainer.json"
 
 def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile]:
     """Write this rank's part and return its files. Replicas that hold the same as the first write nothing except their
-    share of the moments. Raises WorkError StorageFull, StorageDenied, StorageFailed."""
+    share of the moments. Raises WorkError StorageFull, StorageDenied, StorageFailed.
+    """
     files = []
     for model, stage in trainer.layout.local_stages:
         optimizer, whole = trainer.optimizers[model, stage], trainer.writes(model, stage)

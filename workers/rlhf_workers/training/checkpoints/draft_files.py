@@ -2,9 +2,6 @@
 
 In a checkpoint it has the files `draft/model-stage-00000.safetensors`, `masters/draft-stage-00000.safetensors` if the
 former is not float32, and `optimizer/draft-stage-00000.safetensors` with its moments and its own step count.
-
-Rule: a model that cannot draft for the policy is rejected before training with an explanation. With a checkpoint
-without a draft model, from before its training, it starts from the manifest's folder; otherwise it resumes bit by bit.
 """
 
 from pathlib import Path
@@ -39,10 +36,7 @@ from rlhf_workers.weights.tensor_file import (
 LARGEST_SHARE: Final = 0.5
 """Maximum parameters of the draft model as a share of the policy's."""
 PADDING: Final = 512
-"""Least difference of the draft model's vocab_size from the policy's for which it is refused.
-
-Models of one family may pad the same vocabulary to different sizes (Qwen2.5: 151,936 and 152,064).
-"""
+"""Least difference of the draft model's vocab_size from the policy's for which it is refused."""
 DRAFT_STAGE: Final = "00000"
 """Number of its only stage in file names."""
 MOMENTS: Final = f"optimizer/{DRAFT_MODEL}-stage-{DRAFT_STAGE}.safetensors"
@@ -80,7 +74,7 @@ def build_draft_training(
 def load_draft_stage(job: RLHFJob, policy: Any, checkpoint: str, device: torch.device) -> ModelStage:
     """Return the whole draft model, from the checkpoint if it contains one; `policy` is the policy's configuration.
 
-    Raises WorkError ModelUnsupported if it cannot draft for this policy.
+    Raises WorkError, such as ModelUnsupported if it cannot draft for this policy.
     """
     draft = job.spec.generation.speculation.draft_model
     assert draft is not None, "only a job with a draft model trains one"

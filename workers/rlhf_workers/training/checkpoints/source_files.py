@@ -1,8 +1,7 @@
 """The files beside a model's weights: the rank that writes its first stage writes them into every checkpoint.
 
-Rule: files are read once, when the rank is built, and stay in memory. For a model in a folder of this machine only
-config.json is stored. The written configuration matches the files beside it: their type if all weights are trained, and
-the head of a critic or a reward model.
+Rule: files are read once, when the rank is built, and stay in memory. The written configuration matches the files
+beside it.
 """
 
 import json
@@ -36,8 +35,7 @@ SourceFiles = Mapping[str, Mapping[str, bytes]]
 def read_source_files(job: RLHFJob, layout: RankLayout, checkpoint_folder: str) -> SourceFiles:
     """Return the files of the models whose first stage this rank writes, and of a trained draft model that it writes.
 
-    For a model that is no folder here they include all companion files. config.json is left out for a policy with
-    adapters in a folder. They come from the checkpoint if the rank starts from one.
+    They come from the checkpoint if the rank starts from one.
     """
     files: dict[str, dict[str, bytes]] = {}
     for model, stage in layout.local_stages:
@@ -65,7 +63,8 @@ def saved_type(spec: RLHFJobSpec, path: str, folder: Path) -> torch.dtype:
 
 def _type_name(spec: RLHFJobSpec, path: str, folder: Path) -> str:
     """Return float32 if spec.checkpoints.dtype says so, else the type in config.json, or else that of the first tensor;
-    float32 for other types. The manifest's folder decides if it exists here."""
+    float32 for types not in TYPES.
+    """
     if spec.checkpoints is not None and spec.checkpoints.dtype == "Float32":
         return "float32"
     folder = Path(path) if Path(path).is_dir() else folder

@@ -1,7 +1,4 @@
-"""Text about the current wait of this process for other ranks of its training group.
-
-Heartbeats carry the text. Rule: threads that run collectives write it and any thread may read it.
-"""
+"""Text about the current wait of this process for other ranks of its training group, for heartbeats."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

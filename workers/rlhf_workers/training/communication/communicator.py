@@ -1,9 +1,8 @@
 """Transfers and collective operations between training ranks over torch.distributed.
 
-`Communicator` is the interface; `TorchCommunicator` is gloo on CPU and NCCL on CUDA, and `host_transport` is for groups
-with GPUs that NCCL cannot connect. Sends and receives do not block; both sides know the shapes, so none are sent. The
-other operations block (on CUDA: the stream), and every rank must call them in the same order. An error of
-torch.distributed, such as that of a lost peer, becomes a PeerLostError.
+Sends and receives do not block; both sides know the shapes. The other operations block (on CUDA: the stream), and their
+ranks must call them in the same order. A RuntimeError of torch.distributed, such as that of a lost peer, becomes a
+PeerLostError.
 """
 
 from collections.abc import Iterator, Sequence
@@ -167,8 +166,10 @@ class _TorchHandle:
 
 @contextmanager
 def waiting_for(waited_for: str) -> Iterator[None]:
-    """Raise PeerLostError for a RuntimeError, with which torch.distributed reports a lost or silent peer. While the
-    context is open, heartbeats report the wait."""
+    """Raise PeerLostError for a RuntimeError, with which torch.distributed reports a lost or silent peer.
+
+    While the context is open, heartbeats report the wait.
+    """
     try:
         with told_to_wait_for(waited_for):
             yield

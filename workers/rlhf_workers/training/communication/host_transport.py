@@ -1,10 +1,9 @@
-"""The communicator of a group that NCCL cannot connect, such as ranks that share a GPU: all tensors cross through host
+"""The communicator of a group that NCCL cannot connect, such as ranks that share a GPU: tensors cross through host
 memory, over gloo.
 
-A send is copied to pinned memory on its own stream, and a receive to the device on another. The other operations block.
-Rule: a pair of ranks has one thread per direction, so the k-th send matches the k-th receive. A receive buffer is
-written only after the work that was launched before the receive was posted, because the allocator may have reused
-memory of that work.
+Sends and receives do not block; other operations do. Rule: a pair of ranks has one thread per direction, so the k-th
+send matches the k-th receive. A receive buffer is written only after the work that was launched before the receive was
+posted.
 """
 
 import queue
@@ -64,8 +63,10 @@ class CpuCopies:
 
 
 class CudaCopies:
-    """Copies through pinned memory, on one stream per direction. Pinned memory comes from PyTorch's caching allocator,
-    which reuses a block only after the copies that use it."""
+    """Copies through pinned memory, on one stream per direction.
+
+    PyTorch's caching allocator reuses a pinned block only after the copies that use it.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,7 +1,6 @@
 """Forms a group of ranks: they meet at rank 0's TCPStore, each describes its device, and torch.distributed starts.
 
-Rule: a wait for arrivals ends with a message that names the missing ranks. Keys contain the group epoch, so ranks of
-groups with different epochs do not meet.
+Rule: keys contain the group epoch, so ranks of groups with different epochs do not meet.
 """
 
 import ipaddress
@@ -34,9 +33,7 @@ def join_group(
 ) -> GroupTransport:
     """Initialise the default process group and return its transport (`choose_transport`).
 
-    Raises WorkError RendezvousTimeout, AddressInUse, BadCommand.
-
-    `timeout` in seconds covers the arrival of all ranks.
+    Raises WorkError RendezvousTimeout, AddressInUse, BadCommand. `timeout` in seconds covers the arrival of all ranks.
     """
     host, port = split_address(command.rendezvous)
     if _is_loopback(host):

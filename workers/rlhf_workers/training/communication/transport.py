@@ -1,10 +1,8 @@
 """Chooses the transport of tensors between the ranks of a group, from the devices that the ranks report when they meet.
 
 NCCL rejects two ranks on one GPU, so a group with such a pair sends everything through host memory, over gloo. Physical
-devices are compared by UUID and by PCI address on one host, never by index. CUDA_VISIBLE_DEVICES renumbers devices;
-slices of one GPU have different UUIDs but the same PCI address, which NCCL compares.
-
-Rule: all ranks use the same statements in the same order, so they reach the same decision without more messages.
+devices are compared by UUID and by PCI address on one host, never by index. Rule: ranks use the same statements in the
+same order, so they reach the same decision.
 """
 
 import json

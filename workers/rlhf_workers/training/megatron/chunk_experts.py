@@ -1,9 +1,9 @@
-"""Megatron's layers of experts in a chunk: its router, dispatch and experts, on packed weights.
+"""Megatron's layers of experts in a chunk: router, dispatch and experts.
 
-Owns the Megatron options that make a layer of experts equal to the family's own. No token is dropped. Scores are
-softmaxed over all experts before the best are taken, divided by their sum if the family does so, and nothing is added
-to the loss. Rule: the experts of a layer are two tensors, as in transformers, so that weights and moments have the same
-names and layout in both backends.
+Owns the Megatron options that make such a layer equal to the family's own: no token is dropped, and no term is added to
+the loss.
+
+Rule: the experts of a layer are two tensors, as in transformers.
 """
 
 import warnings
@@ -33,8 +33,9 @@ class PlainRouter(TopKRouter):  # type: ignore[misc]
         self._normalised = normalised
 
     def forward(self, hidden: torch.Tensor, padding_mask: None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the weight [n, experts] of every expert for every row of [s, b, hidden], 0 if it was not chosen, and
-        the mask of chosen experts. Both are computed in float32 for any type of logits, as in transformers."""
+        """Return for [s, b, hidden], in rows, the weight [n, experts] of every expert, 0 if it was not chosen, and the
+        mask of chosen experts. Weights are float32.
+        """
         logits = functional.linear(hidden, self.weight).flatten(0, -2).float()
         weights, chosen = topk_routing_with_score_function(logits, self.topk, use_pre_softmax=True)
         return weights / weights.sum(dim=-1, keepdim=True) if self._normalised else weights, chosen

@@ -1,8 +1,6 @@
 """A chunk of Megatron's GPTModel, built without memory, and the modules that replace Megatron's in it.
 
-Owns the choices about Megatron: its configuration, its layer specification, explicit process groups and no global
-state. To Megatron each chunk is a whole GPTModel of its layers, with or without embedding and head; its place in a
-pipeline is in the schedule tables. Plain PyTorch functions replace Megatron's own linear layers and attention.
+Owns the choices about Megatron: its configuration, layer specification and process groups.
 """
 
 import logging
@@ -93,8 +91,8 @@ class CausalAttention(nn.Module):
     ) -> torch.Tensor:
         """Return [s, b, heads x width] for query [s, b, heads, width], key and value [s, b, groups, width].
 
-        `mask` is added to the scores in explicit attention. For fused kernels it marks visible keys; None: all up to
-        the query. On a rank with some positions it contains the masks of its chunks.
+        `mask` is added to the scores in explicit attention. Fused kernels take it as their mask; None: causal. A rank
+        with some positions gets the masks of its chunks.
         """
         query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))
         if isinstance(mask, ChunkMasks):
@@ -128,11 +126,10 @@ def build_chunk(
     attention: Attention,
     tensor: TensorGroup,
 ) -> Any:
-    """Return a GPTModel on the meta device for a Hugging Face configuration, with one layer per entry of `routed`,
-    which states whether the layer has experts.
+    """Return a GPTModel on the meta device for a Hugging Face configuration.
 
-    `first` adds the embedding, `last` norm and output layer; `shared`: the output layer uses the embedding's weight.
-    With several `tensor` ranks torch.distributed must be initialised.
+    `routed`: whether each layer has experts. `first` adds the embedding, `last` norm and output layer; `shared`: the
+    output layer uses the embedding's weight.
     """
     alone = ProcessGroup(HashStore(), 0, 1)  # a group of one rank, which never communicates
     names = ("cp", "pp", "embd", "pos_embd", "dp", "dp_cp", "ep", "expt_tp", "expt_dp", "tp_ep", "tp_dp_cp")

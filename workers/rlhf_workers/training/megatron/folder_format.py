@@ -1,11 +1,8 @@
 """Conversion between a Hugging Face folder and a chunk of Megatron's GPTModel.
 
-For every parameter of a chunk: the tensors of a folder that form it, and how; in a tensor group, the rows or columns of
-each on a rank. Loading, publishing, checkpoints, and the optimizer's moments, which have the layout of their weights,
-use this conversion.
+For each parameter of a chunk: the tensors of a folder that form it, and how.
 
-Rule: a conversion only moves values, and pads the vocabulary, so a round trip restores every bit in any number type.
-`unconverted` lists the tensors of a stage that `chunk_format` does not cover.
+Rule: a conversion only moves values, and pads the vocabulary, so a round trip restores every bit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,9 +35,9 @@ class Conversion:
 def chunk_format(config: Any, layers: range, shapes: Shapes, tied_head: bool, ranks: int = 1) -> dict[str, Conversion]:
     """Return parameter name of a GPTModel chunk -> its conversion, for the tensors in `shapes`.
 
-    `config` is the model's Hugging Face configuration; `layers` are those of the chunk, which numbers its own from 0.
-    `tied_head`: the chunk holds the embedding as its head and not as its embedding. Value and score heads are not
-    included. In a tensor group of `ranks` ranks the conversions apply to the parts of `tensor_part`.
+    `layers` are those of the chunk, which numbers its own from 0. `tied_head`: the chunk holds the embedding as its
+    head. Value and score heads are not included. With several `ranks` the conversions apply to the parts of
+    `tensor_part`.
     """
     plain = {
         "embedding.word_embeddings.weight": EMBEDDING,
@@ -79,10 +76,9 @@ def chunk_format(config: Any, layers: range, shapes: Shapes, tied_head: bool, ra
 
 
 def tensor_part(name: str, shape: torch.Size, rank: int, ranks: int) -> TensorPart | None:
-    """Return a tensor group rank's part of a folder's tensor; None: every rank has all of it.
+    """Return a tensor group rank's part of a folder's tensor; None: it has all of it.
 
-    Weights that produce heads, columns of the feed-forward layers, or logits are split by rows; weights that consume
-    them, by columns.
+    Embedding, head, and the q, k, v, gate and up projections are split by rows; the o and down projections by columns.
     """
     owner = name.rsplit(".", 2)[-2] if "." in name else ""
     if ranks == 1 or owner not in _ROWS | _COLUMNS:

@@ -1,8 +1,7 @@
 """A pipeline stage whose layers are a chunk of Megatron's GPTModel.
 
-Rule: a stage computes the same as the Hugging Face model, except for rounding from another order of the same
-operations. Models that Megatron would compute otherwise are rejected with the reason. States are [b, L, hidden] between
-stages, as in all backends, and [L, b, hidden] inside a chunk, as in Megatron.
+Rule: a stage computes the same as the Hugging Face model, except for rounding. Models that Megatron would compute
+otherwise are rejected with the reason. States are [b, L, hidden] between stages and [L, b, hidden] inside a chunk.
 """
 
 import math
@@ -242,8 +241,9 @@ def build_megatron_stage(
     experts: ExpertGroup | None = None,
 ) -> MegatronStage:
     """Return one stage on `device` with float32 master weights, read from `tensors`; in a tensor group this rank's
-    parts, and its share of whole tensors if it `keeps` them for readers. `split_by`: the field with the number of
-    parts. `experts`: the ranks that divide the experts of its layers.
+    parts.
+
+    `keeps`: also its share of whole tensors. `experts`: the ranks that divide the experts.
 
     Raises WorkError ModelUnsupported if Megatron's layers would compute another model, and errors of
     `PipelineStage.fill`.

@@ -1,8 +1,7 @@
 """Holds AdamW's two moments for a set of parameters and steps them: on the device, or from host memory.
 
-Offloaded moments come to the device in pieces, are stepped there by the same kernel, and go back. On a CPU the kernel
-takes UNIT elements at a time from a tensor's start. So a piece ends within a parameter only at a multiple of UNIT. A
-step with offloaded moments that fails half-way leaves moments of two steps.
+Offloaded moments come to the device in pieces, are stepped there, and go back. A piece ends within a parameter only at
+a multiple of UNIT. A step with offloaded moments that fails half-way leaves moments of two steps.
 """
 
 from collections.abc import Callable, Iterator, Mapping

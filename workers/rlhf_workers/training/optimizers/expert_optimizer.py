@@ -1,10 +1,8 @@
 """AdamW over a stage whose experts are divided over an expert group: which ranks sum what, and which rank counts it.
 
 Experts come first in the flat array of gradients. Their gradients are summed over the copies of this rank's part, all
-others over every data parallel rank, so each group needs one sum. Common parameters get the same bits on all ranks. A
-norm counts experts on their own rank, and the other parameters on the group's first rank. Rule: like
-`tensor_optimizer`; files have this rank's experts of each tensor's moments, and whole weights of the tensors that it
-keeps.
+others over all copies of the stage. A norm counts experts on their own rank, and the other parameters on the group's
+first rank.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,9 +1,7 @@
 """Steps with an infinite or NaN loss or gradient: skipped and counted; too many in a row end the job.
 
-Rule: the decision depends on sums over all ranks, so every pipeline stage and replica makes the same one, and a replay
-repeats it; the counts are part of a checkpoint. A skipped step does not change weights, moments or the position in the
-learning-rate schedule of any model that trains in it. The loss is checked, too: a NaN log-probability may give a NaN
-loss with a finite gradient.
+Rule: the decision depends on sums over all ranks, so every pipeline stage and replica makes the same one. A skipped
+step does not change weights or moments.
 """
 
 import math
@@ -33,8 +31,8 @@ class NonFiniteSteps:
     ) -> str:
         """Return why optimizer step `step` must be skipped; empty if it may be taken.
 
-        `losses`: model -> loss, `squares`: (model, stage) -> squared gradient norm. Raises WorkError if more than
-        `limit` consecutive steps are skipped.
+        `losses`: model -> loss, `squares`: (model, stage) -> squared gradient norm. Raises WorkError after more than
+        `limit` skipped steps in a row.
         """
         result = _named(losses, squares)
         if not result:

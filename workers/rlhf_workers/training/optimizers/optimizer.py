@@ -1,9 +1,6 @@
 """AdamW over the parameters of one stage, its learning rate as a function of the step, and its gradients in one array.
 
-All gradients of a stage are in one flat float32 array; the parameters' `.grad` are views of it. Parameters that another
-stage owns (a tied embedding's copy), or that another rank of a tensor group counts, come last. So the norm over the
-first `counted` elements counts every parameter of the model once. Moments exist for the parameters that this copy
-steps: all, or its share (`shared_moments`).
+The parameters' `.grad` are views of the array. Parameters that another stage or rank counts come last.
 """
 
 import math
@@ -30,8 +27,8 @@ NORM_CHUNK: Final = 16 * 1024 * 1024
 class Horizon:
     """End of Linear and Cosine schedules, and the progress so far; saved in trainer.json.
 
-    When the job's number of iterations changes, the rest of the decay is stretched or compressed over the remaining
-    steps, so the rate has no jump.
+    When the job's number of iterations changes, the rest of the decay is spread over the remaining steps, so the rate
+    does not jump.
     """
 
     total: int
@@ -54,8 +51,7 @@ class Horizon:
 def learning_rate(fields: Optimizer, peak: float, step: int, horizon: Horizon, skipped: int = 0) -> float:
     """Return the learning rate of optimizer step `step` (from 0): linear warm-up, then the schedule.
 
-    Linear and Cosine decay to minLearningRateRatio of the peak at the end of the job. A model that skipped the first
-    `skipped` steps warms up from its own first step, until it meets the schedule.
+    A model that skipped the first `skipped` steps warms up from its own first step, until it meets the schedule.
     """
     own = step - skipped
     if own < fields.warmup_steps:

@@ -1,8 +1,9 @@
 """AdamW over this rank's part of a sharded stage, and the gathering of whole parameters after a training.
 
-The backward itself sums gradients over ranks, into the same flat array as elsewhere. A file of moments has those of
-this rank's rows, `<parameter>.<moment>.rows-<first>-<after the last>`; the rank that keeps a whole weight writes it.
-Rule: `gather` communicates with other ranks, and all ranks call it together.
+The backward itself sums gradients over ranks. A file of moments has those of this rank's rows,
+`<parameter>.<moment>.rows-<first>-<after the last>`.
+
+Rule: all ranks call `gather` together.
 """
 
 from collections.abc import Iterator
@@ -93,8 +94,9 @@ class ShardedOptimizer(StageOptimizer):
 
 
 def optimizer_of(stage: PipelineStage, fields: Optimizer, shares: MomentShares, offload: bool) -> StageOptimizer:
-    """Return the optimizer of a stage, split like the stage. A sharded stage also splits the moments and needs no
-    `shares`. `offload`: keep moments in host memory."""
+    """Return the optimizer of a stage, split like the stage. A sharded stage needs no `shares`. `offload`: keep moments
+    in host memory.
+    """
     if isinstance(stage, ShardedStage):
         return ShardedOptimizer(stage, fields, offload)
     if isinstance(stage, SharedExperts):

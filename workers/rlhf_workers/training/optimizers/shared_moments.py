@@ -1,10 +1,9 @@
 """AdamW moments divided over the copies of a stage: which copy steps which parameter.
 
-A copy keeps moments for, and steps, only its share of the parameters, and then sends each to the other copies, which
-hold whole weights and whole sums of gradients as usual (ZeRO stage 1, Rajbhandari et al. 2020, section 5.1). Shares are
-whole parameters, as in PyTorch's ZeroRedundancyOptimizer, so the same kernel steps every parameter in the same shape
-and gives the same bits as without sharing. Rule: shares depend on names and sizes, so every copy computes them
-independently.
+A copy steps only its share of the parameters, and sends it to the others, which hold whole weights and sums of
+gradients (ZeRO stage 1, Rajbhandari et al. 2020, section 5.1).
+
+Rule: shares depend on names and sizes, so every copy computes them independently.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Updates between ranks after their steps: copies of a stage with shared moments, and parameters in parts.
 
-Rule: all ranks call these at the same point of training. A single rank may be asked to publish or save, even
-repeatedly, so publishing and saving must never gather; `gather_weights` runs within a training.
+Rule: all ranks call these at the same point of training. A single rank may publish or save, so publishing and saving
+must never gather.
 """
 
 from collections.abc import Collection, Mapping

@@ -1,8 +1,8 @@
 """AdamW over a rank's part of a stage in a tensor group, and the whole parameters that it publishes.
 
-Every rank of the group steps common parameters to the same bits; the first one counts them. A file of moments has this
-rank's rows or columns of each tensor; the one rank of the group that keeps a whole weight writes it. Rule: `gather` and
-`sum_parts` communicate within the group, which calls them together.
+A file of moments has this rank's rows or columns.
+
+Rule: the group calls `gather` and `sum_parts` together.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,1 @@
-"""Division of training over ranks: their layout, and groups that share tensors, contexts, experts or parts of a stage.
-
-Rule: the schedule table and the manifest determine each rank's work.
-"""
+"""Division of training over ranks: their layout, and groups that share tensors, samples, experts or stages."""

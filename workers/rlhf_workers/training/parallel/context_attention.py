@@ -1,8 +1,7 @@
 """Attention on a rank that has some positions of every sample, chunk by chunk.
 
-Owns the rule that a query sees the keys of its own sample up to itself, on whichever rank they were computed. Keys and
-values of all positions are gathered once per layer, in one exchange. Each chunk of a rank's queries then attends to the
-keys before its end, with the same functions as whole samples. Must never make a mask of whole rows.
+Owns the rule that a query sees the keys of its own sample up to itself, on whichever rank they were computed. A layer
+gathers keys and values of all positions in one exchange. Must never make a mask of whole rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -55,8 +54,9 @@ class ChunkMasks:
 
     @classmethod
     def for_cut(cls, cut: ContextCut, window: int | None, eager: bool, hidden: torch.Tensor) -> "ChunkMasks":
-        """Return the masks for one window. `window`: most keys that a query sees, including its own; None: all up to
-        its own. A mask that is added to scores has the type of `hidden`."""
+        """Return the masks for one window. `window`: most keys that a query sees, including its own; None: no limit. A
+        mask that is added to scores has the type of `hidden`.
+        """
         chunks = cut.own_chunks
         by_chunk: dict[SampleChunk, ChunkKeys] = {}
         for chunk in chunks:
@@ -67,8 +67,9 @@ class ChunkMasks:
         return cls(cut, chunks, [by_chunk[chunk] for chunk in chunks])
 
     def parts(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Iterator[Part]:
-        """Yield (queries, keys, values, mask) of each chunk, in the order of this rank's positions, from query [b,
-        heads, l, width], key and value [b, groups, l, width]. All ranks of the group must call this together."""
+        """Yield (queries, keys, values, mask) per chunk of this rank, from query [b, heads, l, width], key and value
+        [b, groups, l, width]. All ranks of the group must call this together.
+        """
         packed = as_multiplied(torch.cat((key, value), dim=1))
         keys, values = self.cut.whole(packed).chunk(2, dim=1)
         queries = as_multiplied(query).split([chunk.length for chunk in self.chunks], dim=2)

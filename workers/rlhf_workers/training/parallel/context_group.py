@@ -1,8 +1,7 @@
 """The ranks that share each sample by position, the positions of each, and the communication between them.
 
 Owns context parallelism's cut of a micro-batch. Each sample is padded to a multiple of twice the number of ranks and
-cut into that many equal chunks. A rank has one from the front and its mirror image from the back, so that without a
-window all attend to the same number of keys.
+cut into that many equal chunks. A rank has one from the front and its mirror image from the back.
 
 Rule: every rank of the group makes the same calls in the same order.
 """
@@ -102,8 +101,9 @@ class ContextCut:
         return gathered.movedim(0, 2)
 
     def joined(self, own: torch.Tensor, places: "OwnPlaces", count: int) -> torch.Tensor:
-        """Return [m, ...] for m places, each computed by one rank, from this rank's [k, ...]. Every rank computes the
-        rest alike, so the gradient of each is its own part."""
+        """Return [m, ...] for m places, each computed by one rank, from this rank's [k, ...]. The gradient of each is
+        its own part.
+        """
         return _apply(_TokensJoined, own, places.mine, count, self.group)
 
 

@@ -1,8 +1,6 @@
 """The data parallel ranks that divide the experts of every layer, and the exchange of rows between them.
 
-In a forward, ranks exchange row counts, then the rows to the ranks that hold their experts, and the results back. A
-backward exchanges the gradients in the opposite direction. Rule: every rank of the group makes the same exchanges in
-the same order. A rank also takes part if it receives no row.
+Rule: every rank of the group makes the same exchanges in the same order. A rank also takes part if it receives no row.
 """
 
 from collections.abc import Sequence
@@ -29,7 +27,8 @@ class ExpertGroup:
 
     def spread(self, rows: torch.Tensor, counts: Sequence[int], compute: Compute) -> torch.Tensor:
         """Return [n, hidden] for rows [n, hidden], with `counts` rows per expert of the layer. The rank of an expert
-        computes its rows, in the order of the ranks that they come from."""
+        computes its rows.
+        """
         rows = as_multiplied(rows)
         size = len(self.ranks)
         local_experts = len(counts) // size

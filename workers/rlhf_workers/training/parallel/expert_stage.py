@@ -1,10 +1,9 @@
-"""A stage whose layers hold some of their experts: equal consecutive parts on the ranks of an expert group.
+"""A stage whose layers hold some of their experts: consecutive parts on the ranks of an expert group.
 
-Owns the assignment of experts to this rank, and of the whole tensors that it keeps for readers. The group holds the
-whole experts of each layer once, divided over its ranks, as of the last gathering. Every rank holds the other tensors,
-and one provides them.
+Owns the assignment of experts to this rank, and of the whole tensors that it keeps for readers, as of the last
+gathering.
 
-Rule: only experts are in parts; router, attention, norms, embedding and head are those of any data parallel rank.
+Rule: only experts are in parts; every rank of the group holds the other tensors of its stage.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,8 +1,7 @@
 """Sums over ranks of a mini-batch's gradients, norms and losses, between its backward passes and its optimizer step.
 
-Rule: sum over data replicas first (experts over the replicas of a rank's part), then over a tensor group in which each
-rank has a part of a sum, then over the two copies of a tied embedding; in the same order on every rank. The backward
-itself sums gradients of stages that are sharded over the data parallel ranks.
+Rule: sum over data replicas first, then over a tensor group in which each rank has a part of a sum, then over the two
+copies of a tied embedding. The backward itself sums gradients of sharded stages.
 """
 
 from collections.abc import Collection, Mapping
@@ -61,8 +60,7 @@ def all_reduce_norms(
     """Return each model's loss since its statistics were `before`, and the squared gradient norm of each stage, the
     same on all ranks.
 
-    Each stage fills its own slot, so the sum over ranks adds only zeros, or other parts of a stage. Losses are summed
-    over replicas; one rank of each replica contributes.
+    Losses are summed over replicas; one rank of each replica contributes.
     """
     slots = [(model, stage) for model in layout.models for stage in range(layout.stages(model))]
     device = next(iter(optimizers.values())).gradients.device

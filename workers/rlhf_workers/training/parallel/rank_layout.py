@@ -2,8 +2,8 @@
 gradients.
 
 Owns the arithmetic of global ranks. A table of R rows describes one data parallel block. T ranks run each row, so rank
-(d*R + r)*T + t is number t of row r in block d. The ranks of one row in C consecutive blocks form a context group, so C
-blocks are one replica. Those in E consecutive blocks form an expert group.
+(d*R + r)*T + t is number t of row r in block d. C consecutive blocks are one replica, and E consecutive blocks share
+the experts.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -137,8 +137,9 @@ class RankLayout:
         return replace(self, table=table)
 
     def with_microbatches(self, counts: Mapping[str, int]) -> "RankLayout":
-        """Return the same place with these numbers of micro-batches per replica for each named model; itself if they
-        are equal. Raises ValueError if they differ and the table is not serial."""
+        """Return the same place with these numbers of micro-batches per replica for each named model. Raises ValueError
+        if they differ and the table is not serial.
+        """
         if all(self.microbatches(model) == count for model, count in counts.items()):
             return self
         if self.table.method != SERIAL:
@@ -226,7 +227,7 @@ class RankLayout:
 
     def holders(self, model: str, stage: int) -> tuple[int, ...]:
         """Return the global ranks that hold the same part of a stage, block by block; they sum its gradients. The part
-        is that of ranks with this rank's number in their tensor group.
+        is that of this rank in its tensor group.
         """
         place = self.local % self._width(model)
         rows = [self.table.pipelines[index].stage_ranks[stage] + place for index in self.pipelines(model)]

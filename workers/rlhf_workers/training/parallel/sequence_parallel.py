@@ -1,11 +1,11 @@
 """Sequence parallelism: the operations of a tensor group in which each rank has some positions of every row.
 
-Owns the conversions between states divided by position, [s / ranks, b, hidden], and computations of whole rows. Rule:
-as in `tensor_group`, every rank makes the same calls in the same order, forward and backward.
+Owns the conversions between states divided by position, [s / ranks, b, hidden], and computations of whole rows.
 
-Must never keep a whole row for a backward: a linear layer keeps the positions of its rank, and gathers the others again
-for the gradient of its weight. That gradient and its input's are two nodes of the graph, because a split backward
-requests them one at a time.
+Rule: every rank makes the same calls in the same order.
+
+Must never keep a whole row for a backward: a linear layer gathers the others' positions again for the gradient of its
+weight.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """The ranks that hold one stage in parts and compute its layers together, and the sums between them.
 
-Owns the communication between them in a forward and a backward: three autograd functions, which mirror each other. They
-sum with the group's communicator, so errors name a lost peer as in any other sum, and the same code runs over gloo,
-NCCL and host memory. Rule: every rank of the group makes the same sums in the same order, since all of them run one row
-of the schedule table on the same samples. With one rank there is no sum, no copy and no node in the graph.
+Owns the communication between them in a forward and a backward.
+
+Rule: every rank of the group makes the same sums in the same order. With one rank there is no sum, copy or node in the
+graph.
 """
 
 from dataclasses import dataclass

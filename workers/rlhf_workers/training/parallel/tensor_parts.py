@@ -1,7 +1,7 @@
-"""The part of a folder's tensor on a rank of a tensor group: whole rows or columns of it, or all of it.
+"""The part of a folder's tensor on a rank of a tensor group: rows or columns of it, or all of it.
 
 Also owns the name of such a part of a moment in a checkpoint, `<name>.<moment>.rows-<first>-<after the last>` or
-`.columns-`, and the assignment of whole tensors to the ranks that keep them.
+`.columns-`.
 """
 
 from collections.abc import Mapping

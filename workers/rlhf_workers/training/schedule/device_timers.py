@@ -1,7 +1,6 @@
 """Start and end of a mini-batch's steps on devices that run behind the host.
 
-The host gives a GPU work far ahead of its execution. So a mark is an event in the order of the GPU's own work, and all
-marks are read at once at the end of a mini-batch. Rule: marking never waits; reading waits once.
+Rule: marking never waits; reading waits once.
 """
 
 import time

@@ -1,10 +1,9 @@
 """Runs one rank's row of a schedule table for one mini-batch, independent of schedule, model and algorithm.
 
-Rule: actions run in row order. Transfers are posted when the row reaches them; the computation that needs a RECV waits
-for it. Gradients accumulate in the parameters' `.grad`; the executor never zeroes them, sums them over ranks, or steps.
+Rule: actions run in row order; the computation that needs a RECV waits for it. Gradients accumulate in the parameters'
+`.grad`; the executor never zeroes them, sums them over ranks, or steps.
 
-The backward of a micro-batch is B, or I (gradient of the input) and later W (gradients of the weights). I and W use
-PyTorch's own pipelining helpers, which are private.
+The backward of a micro-batch is B, or I (gradient of the input) and later W (gradients of the weights).
 """
 
 from collections import deque
@@ -38,7 +37,8 @@ class PipelineWork(Protocol):
 
     def forward(self, stage: int, microbatch: int, hidden: torch.Tensor) -> torch.Tensor:
         """Return hidden states for the next stage. In the last stage, return the result of its ending: in training the
-        loss, with weights for the whole mini-batch."""
+        loss.
+        """
 
     def parameters(self, stage: int) -> list[torch.nn.Parameter]:
         """Return the trained parameters of a stage on this rank."""
@@ -77,11 +77,11 @@ def execute(
     apart: int = 1,
     forward_only: bool = False,
 ) -> list[TimedAction]:
-    """Run `row` and return its computations and receives with their times, when the device has done them all.
+    """Run `row` and return its computations and receives with their times.
 
-    `work` is by pipeline index; the peer in row n of the table is global rank `first_rank` + n * `apart`; without
-    `device_timers` the device must be a CPU. `forward_only`: no backward follows, so no data is kept for one. Raises
-    PeerLostError, and ValueError for a row that lacks an input or leaves one unused.
+    `work` is by pipeline index; the peer in row n of the table is global rank `first_rank` + n * `apart`.
+    `forward_only`: no backward follows, so no data is kept for one. Raises PeerLostError, and ValueError for a row that
+    lacks an input or leaves one unused.
     """
     run = _Run(work, communicator, (first_rank, apart), device_timers or HostTimers(), keep=not forward_only)
     with torch.no_grad() if forward_only else nullcontext():

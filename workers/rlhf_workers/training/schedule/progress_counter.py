@@ -1,7 +1,8 @@
-"""Counts the finished units of training work in this process: actions of schedule rows, and other parts of training.
+"""Counts the finished units of training work in this process.
 
-Heartbeats carry the count, which lets the coordinator distinguish a long training step from a hang. Rule: the count
-only grows.
+Heartbeats carry the count, which lets the coordinator distinguish a long training step from a hang.
+
+Rule: the count only grows.
 """
 
 _finished = 1

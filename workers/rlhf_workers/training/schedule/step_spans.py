@@ -1,7 +1,6 @@
 """Spans of training: names for the actions of a rank's schedule row, and times of the work around it.
 
-Rule: the span of an action is named for its pipeline and its kind; receives are waits. A measured part counts as
-progress.
+Rule: an action's span is named for its pipeline and its kind; receives are waits.
 """
 
 import time

@@ -1,8 +1,8 @@
 """Measures pipeline steps on this rank: single stages, transfers, and whole mini-batches under given schedules.
 
-Measurements use synthetic micro-batches (half of the longest prompt and response), through the same executor as
-training. Rule: they change no weights and no moments, and zero the gradients again. All ranks must measure at the same
-time.
+Measurements use synthetic micro-batches, through the same executor as training.
+
+Rule: they change no weights and no moments, and zero the gradients again. All ranks must measure at the same time.
 """
 
 import math
@@ -55,8 +55,7 @@ def measure(trainer: Trainer, command: pb.Measure) -> Generator[None, None, pb.M
 
 
 def made_up_batch(trainer: Trainer) -> TrainingBatch:
-    """Return one mini-batch of the job's shapes: every sample is half as long as the longest allowed one, and as many
-    have the same prompt as in a mean mini-batch."""
+    """Return one mini-batch of the job's shapes: every sample is half as long as the longest allowed one."""
     spec, size = trainer.spec, trainer.spec.algorithm.fields.mini_batch_size
     prompt, response = max(1, spec.rollout.max_prompt_tokens // 2), max(1, spec.rollout.max_response_tokens // 2)
     vocabulary = min(int(stage.config.vocab_size) for stage in trainer.stages.values())
@@ -132,8 +131,9 @@ def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
 
 
 def slowest_seconds(seconds: float, trainer: Trainer, model: str) -> float:
-    """Return the maximum of `seconds` over all ranks that compute a stage of a model in step with this one, also
-    through other ranks: either all continue, or none."""
+    """Return the maximum of `seconds` over the ranks that compute a stage of a model in step with this one: either all
+    continue, or none.
+    """
     layout = trainer.layout
     most = torch.tensor([seconds], dtype=torch.float64, device=trainer.device)
     # Groups of different sizes overlap up to a common multiple of ranks, so each pass carries the maximum one group
@@ -146,8 +146,9 @@ def slowest_seconds(seconds: float, trainer: Trainer, model: str) -> float:
 
 
 def activation_bytes(trainer: Trainer, work: Mapping[int, StageWork], index: int, stage: int) -> int:
-    """Return the bytes that a forward of one micro-batch keeps for its backward. Half-precision weights, which all
-    micro-batches share, are excluded: a second forward saves the same storages again."""
+    """Return the bytes that a forward of one micro-batch keeps for its backward, without half-precision weights. A
+    second forward saves the same storages of those again.
+    """
     row = stage_row(index, stage, work[index].stages, "B")
     counter = _SavedBytes({p.untyped_storage().data_ptr() for p in work[index].parameters(stage)})
     with (

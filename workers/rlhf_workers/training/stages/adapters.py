@@ -1,8 +1,7 @@
 """Low-rank adapters of a pipeline stage: their insertion, initial values, and publication.
 
-Rule: the initial A depends only on the job's seed, the model's role and the parameter's name and shape. Merging rounds
-once, to the type in which weights are published. With a shared trunk, frozen weights of models from one folder are one
-tensor on a rank.
+Rule: the initial A depends only on the job's seed, the model's role and the parameter's name and shape. With a shared
+trunk, frozen weights of models from one folder are one tensor on a rank.
 """
 
 import hashlib
@@ -39,9 +38,9 @@ def require_no_experts(config: Any, field: str) -> None:
 
 
 def freeze(stage: ModelStage, compute: torch.dtype) -> None:
-    """Freeze a stage without memory: its matrices get only their compute type.
+    """Freeze a stage without memory: its matrices get their compute type.
 
-    Norms and biases, whose sums are float32, and a trained value or score head keep their type.
+    Norms, biases and a value or score head, which is trained, keep theirs.
     """
     for name, parameter in stage.named_parameters():
         trained = name in (VALUE_HEAD, SCORE_HEAD)

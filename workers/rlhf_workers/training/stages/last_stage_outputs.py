@@ -1,7 +1,7 @@
 """Outputs of the last stage for the trained tokens of a micro-batch: log-probabilities, values, scores.
 
-Rule: the caller gets the numbers of all trained tokens. A rank with some positions of the rows computes its own; the
-others come from its group, and a gradient flows back only through its own. So the division changes no formula.
+Rule: the caller gets the numbers of all trained tokens. A rank with some positions of the rows computes its own and
+gets the others from its group; a gradient flows back only through its own.
 """
 
 import torch
@@ -15,7 +15,8 @@ def token_log_probabilities(
     stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (log-probability, entropy) of each trained token, float32 [n], from normed states [b, L, hidden], or [b,
-    l, hidden] for a rank's own positions; see `selected_log_probabilities`."""
+    l, hidden] for a rank's own positions.
+    """
     cut, own, states = microbatch.cut, microbatch.own, hidden.flatten(0, 1)
     if cut is None or own is None:
         logits = stage.logits(states.index_select(0, microbatch.positions))

@@ -1,8 +1,8 @@
 """Cuts a Hugging Face causal language model into pipeline stages with its parameter names.
 
-A stage holds its own layers; the first also the embedding, the last the final norm and its head. Rule: batches are
-padded on the right, so a causal mask is enough to separate padding from real positions. Modules stay in eval mode: with
-dropout the trained policy would differ from the sampling one.
+A stage holds its own layers; the first also the embedding, the last the final norm and its head.
+
+Rule: batches are padded on the right, so a causal mask is enough. Modules stay in eval mode.
 """
 
 from collections.abc import Callable
@@ -148,11 +148,10 @@ def build_stage(
     freeze: Callable[[ModelStage], None] | None = None,
     make: "Callable[[Any, range, int, Head], ModelStage] | None" = None,
 ) -> ModelStage:
-    """Return one stage on `device`, read from `tensors` of any type; trained parameters are float32.
+    """Return one stage on `device`, read from `tensors`; trained parameters are float32.
 
-    `freeze` marks untrained parameters of a stage without memory and sets their type; None: all are trained. `make`
-    creates the stage without memory from the arguments of ModelStage; None: ModelStage itself. Raises WorkError like
-    `PipelineStage.fill`.
+    `freeze` marks untrained parameters of a stage without memory and sets their type; None: all are trained. Raises
+    WorkError like `PipelineStage.fill`.
     """
     if getattr(config, "attn_logit_softcapping", None) is not None:
         attention = WRITTEN_OUT[attention]  # the fused kernel has no soft cap

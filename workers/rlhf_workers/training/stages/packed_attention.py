@@ -1,8 +1,7 @@
 """Attention in packed rows, registered with transformers: a row is a concatenation of samples that do not see each
 other, or of a prompt and the responses that share it.
 
-Rule: a sample is computed as if it were alone, with the same functions on its part of the row. So no score between two
-samples is computed. A response to a shared prompt attends to copies of the prompt's keys, before its own.
+Rule: a sample is computed as if it were alone, so no score between two samples is computed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,15 +46,17 @@ class RowAttention:
     seen: tuple[slice, ...]
     """For each segment, the prompt tokens that any response sees."""
     masks: tuple[torch.Tensor | None, ...]
-    """For each segment, the mask [..., longest response, seen tokens and longest response], of which a shorter response
-    has a corner; None: the fused kernel's own mask, or no response."""
+    """For each segment, the mask [..., longest response, seen tokens and longest response]; None: the fused kernel's
+    own mask, or no response.
+    """
 
     @classmethod
     def for_row(
         cls, row: PackedRow, window: int | None, mask: torch.Tensor | None, hidden: torch.Tensor
     ) -> "RowAttention":
-        """Return those of layers with one window: keys that a query sees, including its own; None: all before it.
-        `mask`: that of the longest sample; None: causal. `hidden` has the type of an added mask."""
+        """Return those of layers with one window: keys that a query sees, including its own; None: no limit. `mask`:
+        that of the longest sample; None: causal. An added mask has the type of `hidden`.
+        """
         seen = tuple(slice(0 if window is None else max(0, part.prompt - window + 1), part.prompt) for part in row)
         causal = dict[tuple[int, int], torch.Tensor | None]()  # segments of one shape share it
         masks = list[torch.Tensor | None]()
@@ -89,8 +90,9 @@ class RowAttention:
 
 
 def _causal(queries: int, keys: int, hidden: torch.Tensor) -> torch.Tensor | None:
-    """Return the mask [1, 1, queries, keys] of the last queries before the end of the keys. Only the kernel of a GPU
-    needs none; another one would make and store its own copy for each response and layer."""
+    """Return the mask [1, 1, queries, keys] of the last queries before the end of the keys; None on a GPU, whose kernel
+    has its own.
+    """
     if hidden.device.type == "cuda":
         return None
     mask = torch.full((queries, keys), float("-inf"), device=hidden.device, dtype=hidden.dtype)
@@ -106,8 +108,7 @@ def _corner(mask: torch.Tensor | None, queries: int, keys: int) -> torch.Tensor:
 
 
 def repeated(rotation: torch.Tensor, row: PackedRow) -> torch.Tensor:
-    """Return rotations [1, L, width] of a row, from those of the first positions, [1, at least the longest sample,
-    width]. Every response to a shared prompt begins at the position after the prompt."""
+    """Return rotations [1, L, width] of a row, from those of the first positions."""
     parts = list[torch.Tensor]()
     for segment in row:
         parts.append(rotation[:, : segment.prompt])

@@ -1,10 +1,10 @@
 """One pipeline stage of a model as the rest of training uses it, for modules of any backend.
 
-A stage's parameters have its own names and layouts; a folder and published weights have Hugging Face's. `in_folder` and
-`of_folder` convert between the two, for weights and moments. Rule: a round trip restores every bit.
+A stage's parameters have its own names and layouts; a folder has Hugging Face's. `in_folder` and `of_folder` convert
+between the two, for weights and moments.
 
-Tied embeddings: the last stage holds the embedding a second time, as the head. Only the first stage publishes and saves
-the embedding.
+Rule: a round trip restores every bit. With tied embeddings the last stage holds the embedding a second time, as the
+head. Only the first stage publishes and saves it.
 """
 
 from abc import ABC, abstractmethod
@@ -91,8 +91,8 @@ class PipelineStage(nn.Module, ABC):
     ) -> torch.Tensor:
         """Return [b, L, hidden] for [b, L, hidden], where L is `own_positions`. The last stage's result is normed and
         covers all positions, or with `cut` this rank's; padding may follow. `packed`: b is 1, and the row consists of
-        these segments, which do not see each other. `cut`: the states are those of a rank's positions
-        in rows with this cut."""
+        these segments. `cut`: the states are those of a rank's positions.
+        """
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -140,8 +140,9 @@ class PipelineStage(nn.Module, ABC):
         return read(name, self.get_parameter(name).shape)
 
     def fill(self, tensors: Tensors) -> None:
-        """Read all parameters from files of any type. In a folder without a value head, use that of a reward model, or
-        zeros. Raises WorkError ModelCorrupt if a tensor is missing or has the wrong shape."""
+        """Read all parameters from files of any type. Without a value head, use that of a reward model, or zeros.
+        Raises WorkError ModelCorrupt if a tensor is missing or has the wrong shape.
+        """
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 if name not in (VALUE_HEAD, SCORE_HEAD) or name in tensors:
@@ -210,7 +211,8 @@ class PipelineStage(nn.Module, ABC):
         return {kind: self._window(kind) for kind in set(self._sliding())}
 
     def _needs_mask(self, device: torch.device) -> bool:
-        """Return whether the fused kernel gets a mask even if its own causal mask is enough: on a GPU without autocast,
-        for a model with fewer key heads than query heads."""
+        """Return whether the fused kernel needs a mask in place of its own causal one: on a GPU without autocast, for a
+        model with fewer key heads than query heads.
+        """
         heads, keys = self.config.num_attention_heads, self.config.num_key_value_heads
         return device.type == "cuda" and heads != keys and not torch.is_autocast_enabled(device.type)

@@ -1,7 +1,6 @@
 """Moves a stage's state between two trainings to host memory and back: weights, buffers, moments.
 
-Frozen weights, such as a trunk below adapters, are copied to host memory once. The state excludes gradients, masks and
-rotations, and AdamW's step count.
+Frozen weights are copied to host memory once.
 """
 
 from collections.abc import Collection, Iterator, Mapping

@@ -20,7 +20,7 @@ Note = Callable[[PipelineStage, torch.Tensor, MicroBatch], None]
 class StageWork:
     """The stages of one pipeline on this rank, over the micro-batches of one replica.
 
-    Hidden states cross stages in float32 for any compute type, so a split changes no rounding.
+    Hidden states cross stages in float32 for any compute type.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ def mini_batch_work(
 ) -> dict[int, StageWork]:
     """Return a rank's work on a mini-batch, by pipeline index, for the models with an ending.
 
-    `cell` makes the micro-batch of some samples; models with the same samples in one share it.
+    `cell` makes the micro-batch of some samples.
     """
     by_samples: dict[tuple[int, ...], MicroBatch] = {}
     work = {}
