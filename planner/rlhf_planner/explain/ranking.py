@@ -1,7 +1,7 @@
 """Ranks the findings of a job's last iterations, the largest loss first.
 
-Rule: pure. Iterations with other settings than the last one are left out. The first iteration of a job is left out if
-there are others.
+Rule: pure. Iterations with other settings than the last one are left out. So is the first of a job, if there are
+others.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,7 @@ SHOWN: Final = 3
 
 
 def explain(facts: Sequence[IterationProfile]) -> list[Finding]:
-    """Return the findings of iterations, the largest loss first. `facts` are the iterations, oldest first.
-
-    The list is empty if no loss is large enough, or nothing was recorded.
-    """
+    """Return the findings, the largest loss first. `facts` are iterations, oldest first."""
     alike = comparable(facts)
     if not alike:
         return []

@@ -1,8 +1,7 @@
 """Replays a recorded iteration, unchanged or with one change.
 
-Generation is replayed as continuous batching, one event per finished sample, with each worker's pace. Scoring is one
-queue with the rate observed while samples waited. Rule: pure. `meets` says whether an unchanged replay matches the
-measurement within TOLERANCE.
+Generation is continuous batching at each worker's pace. Scoring is one queue at the rate observed while samples waited.
+Rule: pure.
 """
 
 import heapq

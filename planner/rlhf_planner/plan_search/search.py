@@ -1,9 +1,7 @@
 """Searches the best plans of up to N devices.
 
-The search computes the best training once per number of ranks, each rollout at most once, and combines them. Beyond
-WORKERS and SCORERS only some counts of workers are considered. Plans may leave devices idle.
-
-Pure; the same inputs give the same plans. `forecasts` must never return a plan that validation refuses.
+The search combines the best training per number of ranks with rollouts. Beyond WORKERS and SCORERS only some counts of
+workers are considered. Rule: pure. `forecasts` must never return a plan that validation refuses.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Measured results of steps by batch size and budget, as a check on predictions from the learned costs.
 
-Rule: damped sums of tokens and seconds, so that every rate is a measured one. They give the regret of a step: its time
-beyond that of the best recorded alternative. They also give the error of predictions for steps with and without
-drafts, which corrects the choice between the two. Pure and immutable.
+Damped sums of tokens and seconds give the regret of a step, its time beyond that of the best recorded alternative. They
+also correct predictions of steps with and without drafts. Rule: immutable.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The long tail: most of the batch is finished, and generation waits for a few long responses.
 
-The gain is that of inter-stage fusion, which lets idle workers score meanwhile. The planner of mode Auto simulates it
-with the recorded lengths. Rule: the same simulation without fusion must match the measurement, or the gain is unknown.
+The gain is that of inter-stage fusion, simulated with the recorded lengths. It is unknown if the simulation without
+fusion does not match the measurement.
 """
 
 from collections.abc import Sequence
