@@ -1,6 +1,6 @@
 """The plan of a job with `spec.devices`: the recorded one of its journal, or a new one, which is recorded.
 
-Rule: while the request (`plan_request`) stays the same, a readable recorded plan is taken.
+A readable recorded plan is taken while the request (`plan_request`) stays the same.
 """
 
 from collections.abc import Callable
@@ -26,9 +26,9 @@ REPLANNING_KEY: Final = "replanning"
 def take_plan(
     job: RLHFJob, journal: Journal, choose_plan: Callable[[RLHFJob], DevicePlanRecord]
 ) -> tuple[RLHFJob, DevicePlanRecord | None]:
-    """Return a resolved job with all its sizes, and its plan; None where it has none. Raises JobError.
+    """Return a resolved job with all its sizes, and its plan or None. Raises JobError.
 
-    `choose_plan` is called only if sizes are missing and no plan for the same request is recorded. It may raise
+    `choose_plan` is called if sizes are missing and no plan for the same request is recorded. It may raise
     UnplannableError.
     """
     if job.spec.devices is None:

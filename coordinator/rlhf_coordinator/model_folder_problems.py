@@ -20,8 +20,7 @@ from rlhf_coordinator.tokenizer_problems import tokenizer_problems
 def model_folder_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderError]]:
     """Yield (field, path, error) for the models, the initial adapters and the tokenizers of a resolved job.
 
-    Only absolute paths of folders on this disk are checked, except for tokenizers. Each model folder is checked at most
-    once with a head, and once without.
+    A model is checked if its path is absolute and a folder on this disk.
     """
     checked: set[tuple[str, bool]] = set()
     for field, path, head in _models(spec):

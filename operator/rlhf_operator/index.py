@@ -153,10 +153,7 @@ class Index:
             self._ended.pop(key, None)
 
     def pods(self, key: str, uid: str) -> tuple[dict[str, ObservedPod], frozenset[str]]:
-        """Return the pods of the job of that uid by name, and the names that other pods occupy.
-
-        Other pods belong to an earlier job of the same name or to somebody else, or cannot be read.
-        """
+        """Return the pods of the job of that uid by name, and the names that other or unreadable pods occupy."""
         result = self._pods.get(key, {})
         ours = {name: pod for name, pod in result.items() if isinstance(pod, ObservedPod) and pod.owner == uid}
         return ours, frozenset(result.keys() - ours.keys())
@@ -280,7 +277,7 @@ class Index:
     def put_queue_object(self, key: str, kind: str, api: QueueApi, body: Mapping[str, Any]) -> bool:
         """Store a version of a queue's object with its status; return whether decisions may change.
 
-        If the new version cannot be read, the last readable one stays, so that an admitted job continues.
+        If the new version cannot be read, the last readable one stays.
         """
         try:
             queued = api.parse(body)

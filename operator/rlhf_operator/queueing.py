@@ -1,7 +1,6 @@
 """Exchanges state with queues: reads it for a job, writes reports, and deletes gang objects.
 
-Rule: decides nothing. A report is written to the version of the object that was read, so that no change of the queue is
-lost.
+A report is written to the version of the object that was read, so that no change of the queue is lost.
 """
 
 import logging
@@ -40,7 +39,7 @@ class Queueing:
     async def state(self, index: Index, key: str, job: Json) -> QueueState | None:
         """Return the state of the first queue that has an object of a stored job.
 
-        Without an object: of the first queue that the cluster serves, or else of the first one; None if no backend has
+        Without an object, it is the first queue that the cluster serves, or else the first one. None if no backend has
         a queue.
         """
         uid = str(job["metadata"]["uid"])

@@ -1,7 +1,7 @@
 """The slow backstop of the watches: lists all objects, compares them with the index, and corrects the index.
 
-Rule: sends only reads. If a version is lower than one known before, etcd was restored from a backup. The process then
-ends, and the next one starts with an empty index; jobs keep running.
+Rule: sends only reads. A version lower than one known before means that etcd was restored from a backup. The process
+then ends, and the next one starts with an empty index; jobs keep running.
 """
 
 import asyncio

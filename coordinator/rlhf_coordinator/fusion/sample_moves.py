@@ -1,6 +1,6 @@
 """Moves of samples from worker to worker: the commands, and the ledger's changes when they are answered.
 
-Rule: the pending command contains the request, so an answer is judged from that and the ledger.
+An answer is judged from the pending command, which contains the request, and the ledger.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """Histograms of samples, steps and iterations of a job, for percentiles.
 
-Rule: the exemplar of a value names the worker, the iteration and the sample on which it was measured, as far as given.
+The exemplar of a value names the worker, iteration and sample on which it was measured, if given.
 """
 
 from typing import Final

@@ -1,7 +1,6 @@
 """Completion of spans for the timeline, with values that a worker cannot know, before they are written.
 
-The added values are the name of a migration's destination, and the predictions of the schedule in use. The measured
-gain of a balancing move is drawn beside the predicted one. Must never change the state of the job.
+These are the destination of a migration, and predictions. Must never change the decisions of the job.
 """
 
 from typing import Final

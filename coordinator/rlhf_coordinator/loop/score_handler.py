@@ -1,7 +1,7 @@
 """The effects of a worker's score on the ledger, the journal and the counters.
 
-Rule: a result is journaled when the ledger takes it, those of a group with the last one. A failed task is tried again
-until its retries are used up. Then it ends the job, or its reward abstains where the manifest allows it.
+A result is journaled when the ledger takes it, those of a group with the last one. A failed task is tried again until
+its retries are used up. Then the job fails, or the reward abstains where the manifest allows it.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """Dispatch: leases queued samples to generation workers, and scoring tasks to scorers.
 
 A worker gets the samples that it can decode at once and a few more. An isolated sample is decoded alone, once nothing
-else is queued (`decode_failures`).
-Rule: pure.
+else is queued (`decode_failures`). Rule: pure.
 """
 
 import heapq
@@ -161,8 +160,8 @@ def _score_groups(context: JobContext, state: JobState, now: float, facts: Deriv
 def _kinds(context: JobContext, state: JobState, facts: DerivedState) -> list[_Kind]:
     """Return which tasks are leased together, the most samples of them per worker, and the workers that may get them.
 
-    Where generation workers can score, tasks of rewards without a model are separate from those of models. Where there
-    are early scorers, tasks of trained models are separate from the others.
+    Where generation workers can score, calls are separate from models. Where there are early scorers, tasks of trained
+    models are separate from the others.
     """
     names, everybody = tuple(task.name for task in context.tasks), (*facts.scorers, *facts.early_scorers)
     if not facts.can_score:

@@ -1,8 +1,7 @@
 """Which samples an iteration takes up from earlier ones, and which of them wait on.
 
 Partial rollouts (`spec.rollout.maxStaleness`) take up all samples that were cut off. A long round
-(`spec.rollout.longRounds`) takes the prompts that waited longest, without their tokens; a short round takes none.
-Rule: pure.
+(`spec.rollout.longRounds`) takes the prompts that waited longest, without their tokens. Rule: pure.
 """
 
 from collections.abc import Iterable

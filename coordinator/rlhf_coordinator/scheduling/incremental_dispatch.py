@@ -86,7 +86,7 @@ def _waits(state: JobState, index: int, models: frozenset[str], now: float) -> b
 def _by_work(state: JobState) -> list[int]:
     """Return the unfinished samples with a whole new block to score, most new tokens first.
 
-    Samples without a response token, and those that a worker was asked for, are left out.
+    Samples for which a worker was asked are left out.
     """
     incremental_state, samples = state.incremental, state.ledger.samples
     work = []

@@ -1,8 +1,7 @@
 """Roles and weights: which worker gets which role, and which version it loads from where.
 
 Version 0 is in the manifest's folders. A later one is served by the first training ranks that together have every
-parameter (`keepers`).
-Rule: pure.
+parameter (`keepers`). Rule: pure.
 """
 
 from rlhf_common import control_pb2 as pb

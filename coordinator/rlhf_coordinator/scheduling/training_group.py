@@ -1,8 +1,8 @@
 """The training group: when ranks form one, when it is broken, what each trains on next, and the version that it has.
 
 A group starts from the newest checkpoint (or the manifest's models) and *replays* journaled batches up to the job's
-version. A lost rank breaks the group, and the others restart as new processes.
-Rule: pure. No Train is decided here while a worker may read weights from ranks.
+version. A lost rank breaks the group, and the others restart as new processes. Rule: pure. No Train is decided here
+while a worker may read weights from ranks.
 """
 
 from collections.abc import Collection

@@ -1,8 +1,7 @@
 """Which part of a batch is trained while the next iteration decodes.
 
-With `spec.rollout.overlapTraining` an iteration may be closed before its batch is trained. With
-`spec.training.criticOverlap` it may be closed before its critics are trained. A replay trains all models.
-Rule: pure.
+With `spec.rollout.overlapTraining` an iteration may be closed before its batch is trained, with
+`spec.training.criticOverlap` before its critics are. A replay trains all models. Rule: pure.
 """
 
 from rlhf_common import control_pb2 as pb

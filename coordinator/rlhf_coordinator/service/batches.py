@@ -1,6 +1,6 @@
 """Batches that training ranks fetch: the current iteration's from the ledger, an earlier one's from the journal.
 
-Rule: the last KEPT batches that were built stay in memory.
+The last KEPT batches that were built stay in memory.
 """
 
 from rlhf_api.algorithms import has_greedy_baseline, samples_begun, samples_of_batch, samples_per_prompt

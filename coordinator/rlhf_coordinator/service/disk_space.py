@@ -1,7 +1,7 @@
 """The free space on the file systems of a job, for Prometheus.
 
-Rule: a thread queries each folder, one query of a folder at a time, and a scrape waits at most WAIT_SECONDS for all
-answers together. An answer is cached for KEPT_SECONDS. Without a newer one there is no number.
+A thread queries each folder, and a scrape waits at most WAIT_SECONDS for all answers together. An answer is cached for
+KEPT_SECONDS; without a newer one there is no number.
 """
 
 import os

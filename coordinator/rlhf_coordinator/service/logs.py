@@ -1,6 +1,6 @@
 """Log lines of the coordinator on stderr: `time level coordinator message`, or one JSON object per line.
 
-A JSON line has the job, the iteration, and the trace of a run with traces, as soon as they are known.
+A JSON line has the job, the iteration and the trace once they are known.
 """
 
 import logging

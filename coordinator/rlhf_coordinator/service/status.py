@@ -1,6 +1,6 @@
 """The JobStatus message, the public state of the job for the operator, the live view and other callers.
 
-Rule: built on request, never stored; it describes in words what the job waits for.
+Built on request, never stored.
 """
 
 import time

@@ -1,7 +1,6 @@
 """The refill of an iteration: the dropped prompt groups, the number of groups, and the groups of the batch.
 
-Rule: pure, and a part of the ledger; `rlhf_api.algorithms.refill` defines the rule. A group with only failed samples is
-not dropped.
+Rule: pure, and a part of the ledger; `rlhf_api.algorithms.refill` defines the rule.
 """
 
 from bisect import insort

@@ -2,8 +2,7 @@
 
 A group is the samples of one prompt that did not fail. Its task opens once each of them is generated and the tasks that
 it needs are done. One worker leases the task for the whole group; results of an incomplete group are dropped with the
-lease.
-Rule: pure, and a part of the ledger.
+lease. Rule: pure, and a part of the ledger.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,9 +1,8 @@
 """Checkpoint folders: written completely or not at all, discovered, pruned. Ranks write the large files.
 
-`<path>/iteration-000010/` contains version 10, the result of 10 iterations. It is written as `.tmp-iteration-000010`
-and compared with the sizes and SHA-256 sums that the ranks reported. It is completed (weight index, other files of the
-model's folder, `checkpoint.json`), made durable, and renamed. Discovery checks the files of a folder, newest first; a
-damaged one is reported and skipped.
+`<path>/iteration-000010/` contains version 10, the result of 10 iterations. It is written as `.tmp-iteration-000010`,
+compared with the sizes and SHA-256 sums that the ranks reported, completed, made durable, and renamed. Discovery checks
+the files of a folder, newest first; a damaged one is reported and skipped.
 """
 
 import contextlib
@@ -89,8 +88,8 @@ def finish(
 ) -> Checkpoint:
     """Complete, check and publish a folder that the ranks have written, and return it.
 
-    `sources`: model role -> its initial folder. Raises JobError when a file differs from its rank's report, adapters
-    cannot be joined, or a source folder here is unusable; OSError when a write fails.
+    `sources`: model role -> its initial folder. Raises JobError when a file differs from its rank's report, or the
+    folder cannot be completed; OSError when a write fails.
     """
     files = [file for result in results for file in result.files]
     sums = {file.path: (file.bytes, file.sha256) for file in files}
@@ -151,9 +150,9 @@ def name_best(path: Path, version: int, reward: float) -> None:
 
 
 def prune(path: Path, newest: int, keep: int, spared: Collection[int] = ()) -> list[int]:
-    """Remove all up to version `newest` but the `keep` newest of them and those `spared`; return the `keep` newest.
+    """Remove all up to version `newest` but the `keep` newest of them and those `spared`.
 
-    They are returned newest first. Folders of later versions stay, and do not count.
+    Return the `keep` newest, newest first. Folders of later versions stay, and do not count.
     """
     candidates = [version for version in versions(path) if version <= newest]
     for version in (old for old in candidates[keep:] if old not in spared):

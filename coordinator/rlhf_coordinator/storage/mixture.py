@@ -1,8 +1,8 @@
 """The order of prompts from several sources: the source of the n-th prompt, and its index in the source.
 
 A cycle has as many turns as the weights sum to, after division by their common divisor. Each turn goes to the source
-whose next turn is due first (earliest deadline first), among those whose share has begun.
-Rule: a pure function of weights.
+whose next turn is due first (earliest deadline first), among those whose share has begun. Rule: a pure function of
+weights.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """A cache of tokenized prompts in the journal's folder, so that a restarted coordinator need not tokenize them again.
 
-Rule: the file is replaced as a whole, and its name contains the first 16 digits of the digest of its prompts.
+The file is replaced as a whole; its name has the first 16 digits of the digest of its prompts.
 """
 
 from collections.abc import Sequence

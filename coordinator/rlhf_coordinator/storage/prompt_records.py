@@ -1,7 +1,7 @@
 """The records of a prompt file in any format: JSON objects, each with its place and its text.
 
-Lines of a JSONL file are records; so are rows of tables (`prompt_tables`), with their columns as keys.
-Rule: a bad record is an error that names its place; only blank lines are skipped.
+Records are lines of a JSONL file, or rows of tables (`prompt_tables`). A bad record is an error that names its place;
+blank lines are skipped.
 """
 
 import hashlib

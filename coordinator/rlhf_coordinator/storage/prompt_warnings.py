@@ -1,6 +1,6 @@
 """Warnings about probable mistakes in the prompt files, with the place and the remedy.
 
-Rule: each kind of warning gives one sentence, which names the first line and the number of other ones.
+Each kind of warning gives one sentence, with the first line and the number of other ones.
 """
 
 from dataclasses import dataclass

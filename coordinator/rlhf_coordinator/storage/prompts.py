@@ -2,8 +2,8 @@
 
 Groups of samples are numbered across iterations (`rlhf_api.algorithms.iteration_prompts`). With N prompts, group g
 visits entry g mod N of epoch g // N; `mixture` assigns the groups to several sources. With shuffle, the order of an
-epoch is by a hash of (seed, epoch, entry), and for a source after the first also its number.
-A group beyond the most of an iteration replaces a dropped one; a hash draws its prompt.
+epoch is by a hash of (seed, epoch, entry), and for a source after the first also its number. For a group that replaces
+a dropped one, a hash draws its prompt.
 """
 
 import hashlib

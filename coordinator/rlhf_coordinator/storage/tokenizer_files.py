@@ -1,6 +1,6 @@
-"""The files of a tokenizer; their digest reveals an edited tokenizer or chat template.
+"""The files of a tokenizer; their digest reveals an edited tokenizer or chat template. Downloads nothing.
 
-Rule: files of a folder count by their names; for a hub id only the files in `_ALWAYS_LOADED` count. Downloads nothing.
+Files of a folder count by their names; for a hub id the files in `_ALWAYS_LOADED` count.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Saves one checkpoint at a time: ranks write into a folder, and a thread completes it.
 
-Only the first ranks that together have everything (`writers`) write. After MAX_TRIES failed attempts in a row the job
-fails. An attempt that a lost rank ends does not count as failed.
+The first ranks that together have everything (`writers`) write. After MAX_TRIES failed attempts in a row the job fails.
+An attempt that a lost rank ends does not count as failed.
 """
 
 import asyncio

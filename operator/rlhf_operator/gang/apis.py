@@ -1,7 +1,7 @@
 """The APIs of schedulers and queues that the operator supports, as data.
 
-Rule: several groups serve a kind such as PodGroup, so kinds have their apiVersion as prefix here. The version that a
-cluster serves is discovered (`discovery`).
+Kinds have their apiVersion as prefix, because several groups serve a kind such as PodGroup. `discovery` finds the
+version that a cluster serves.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """The interface of a gang backend: the objects of a gang, and the fields that make a pod a member.
 
-A `QueueingBackend` also decides, from the state of its queue, whether the job's pods may exist. A `QueueApi` reads that
-state from the queue's objects.
-
+A `QueueingBackend` also decides whether the job's pods may exist. A `QueueApi` reads the state of the queue's objects.
 Rule: pure.
 """
 

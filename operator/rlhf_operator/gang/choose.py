@@ -1,7 +1,7 @@
 """Chooses the backend of a job from its fields and from the APIs that the cluster serves.
 
-Rule: pure. A mode that is named but cannot be used is a problem for the user. With `Auto`, a job that asks for an
-unusable queue waits, unless the operator ignores such labels.
+Rule: pure. A named mode that cannot be used is a problem for the user. With `Auto`, a job that asks for an unusable
+queue waits, unless the operator ignores such labels.
 """
 
 from collections.abc import Mapping

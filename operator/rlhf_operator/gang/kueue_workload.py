@@ -73,9 +73,8 @@ class KueueWorkload:
 
     @property
     def awaited(self) -> "KueueWorkload | None":
-        """Return the slice that asks for more pods, or has replaced this Workload and waits for admission checks.
-
-        None if there is none, and if the second Workload is the one that this one has replaced.
+        """Return the slice that asks for more pods, or that has replaced this Workload and waits for admission checks;
+        else None.
         """
         other = self.other
         if other is None or other.going or other.holds("Finished"):

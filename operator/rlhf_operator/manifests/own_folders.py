@@ -1,6 +1,6 @@
 """Folders of our container on which a template must not mount: the operator's, the images' code, the system's.
 
-Rule: pure; paths are normalised, so `/etc/`, `//etc` and `/x/../etc` are one folder.
+Rule: pure; `/etc/`, `//etc` and `/x/../etc` are one folder.
 """
 
 import posixpath

@@ -1,7 +1,7 @@
 """Pods of a job before the user's template is merged in, such as command, environment, ports, probes and mounts.
 
-Rule: processes rely on these fields, so a template may add to them; it may replace the defaults that `template` lists.
-`rlhf_cli.local.pods_to_processes` runs the same pods as processes on one machine, with other addresses and paths.
+A template may add to these fields, and replace the defaults that `template` lists. `rlhf_cli.local.pods_to_processes`
+runs the same pods on one machine, with other addresses and paths.
 """
 
 import math

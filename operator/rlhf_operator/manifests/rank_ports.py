@@ -1,7 +1,7 @@
 """Additions to a pod with several training ranks: a launcher, and variables with one entry per rank.
 
-Rule: pure, and empty for a pod with one rank, which does not change. All ranks of a pod share its host name and have
-consecutive ports from those of `names`. The ranks' own metrics ports are not reachable from outside the pod.
+Rule: pure; nothing for a pod with one rank. The ranks of a pod share its host name and have consecutive ports from
+those of `names`.
 """
 
 from typing import Final

@@ -1,10 +1,8 @@
 """Hastens or forces deletions of pods that do not end, and describes those that remain.
 
 A worker's pod is deleted by force some time after its grace period. For a coordinator that may still run, the user
-decides (spec.runPolicy.forceCoordinatorAfterSeconds). It must also have reported that other nodes see the lock of its
-journal. That report is stored in the status, because the coordinator cannot be asked later.
-
-Rule: pure.
+decides (spec.runPolicy.forceCoordinatorAfterSeconds), and it must have reported that other nodes see the lock of its
+journal. The status stores that report. Rule: pure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -92,8 +90,7 @@ def _earliest(*times: datetime | None) -> datetime | None:
 
 
 def farewell_time(pod: ObservedPod, pods: Iterable[ObservedPod]) -> datetime | None:
-    """Return the time by which a coordinator counts as ended although another container of its pod runs; None if it
-    does not.
+    """Return the time by which a coordinator counts as ended although another container of its pod runs; else None.
 
     All its workers must have ended with exit code 0 after its deletion was requested.
     """

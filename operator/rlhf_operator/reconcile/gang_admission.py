@@ -110,7 +110,7 @@ def withdrawn_objects(
 ) -> tuple[ObjectKey, ...]:
     """Return the objects of gangs to delete now; while pods remain, only superseded ones.
 
-    `given_back`: whether the job releases its resources; without pods, all its objects are then deleted.
+    `given_back`: without pods, all objects of a job that releases its resources are deleted.
     """
     ours = {key for key, applied in observed.applied.items() if key[0] in RESOURCES and applied}
     if observed.pods:

@@ -1,7 +1,7 @@
 """Counts new ends of pods as failures, disruptions or neither, and may fail the job.
 
-Rule: pure. Ends are distinguished by ids. The counted ids stay in the status while their pods are observed, so that an
-end is not counted twice. A container that ended several times between two reconciles counts once.
+Rule: pure. The ids of counted ends stay in the status while their pods are observed, so that an end is not counted
+twice. A container that ended several times between two reconciles counts once.
 """
 
 from collections import Counter

@@ -1,9 +1,7 @@
-"""A job that cannot start releases its resources, waits, and tries again, so that it does not hold idle GPUs.
+"""A job that cannot start releases its resources, waits, and tries again.
 
 It waits FIRST, then twice as long each time, up to LONGEST; an edit of its spec ends the wait. The attempts count
-towards no limit.
-
-Rule: pure; computed from times in the pods, the reading and `status.release`.
+towards no limit. Rule: pure.
 """
 
 from collections.abc import Iterable, Mapping
