@@ -1,6 +1,6 @@
 """The field reference of the manifest, generated: `python -m rlhf_api.field_reference` writes `docs/reference.md`.
 
-Rule: descriptions come from the models' docstrings, and messages from the rules.
+Descriptions come from the models' docstrings, and messages from the rules.
 """
 
 import sys

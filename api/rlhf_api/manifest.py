@@ -1,8 +1,7 @@
 """Reads an RLHFJob manifest: returns a checked job, or reports the problems of its fields and rules together.
 
 Problems of the text, or of apiVersion and kind, end the checks. `resolve` fills in the defaults that depend on other
-fields or on the manifest's folder. `resolved_job` takes all these steps for a document. Only `read_text` opens a file,
-and only `resolve` asks whether a folder exists.
+fields or on the manifest's folder. `resolved_job` takes all these steps for a document.
 """
 
 import os
@@ -153,8 +152,10 @@ def broken_rules(job: RLHFJob) -> list[Problem]:
 
 
 def forbidden_changes(old: RLHFJob, new: RLHFJob, *, ended: bool = False) -> list[Problem]:
-    """Return the changed fields that may not change in a live job, as the API server's transition rules do, or in a run
-    that continues after all its processes have `ended`."""
+    """Return the changed fields that may not change in a live job, as the API server's transition rules do.
+
+    `ended`: the run continues after all its processes have ended, so `LAYOUT` may change.
+    """
     before, after = Values(_plain(old)), Values(_plain(new))
     free = LAYOUT if ended or (old.spec.suspend and new.spec.suspend) else ()
     problems = []
@@ -171,7 +172,7 @@ def resolve(job: RLHFJob, base: Path) -> RLHFJob:
 
     Relative paths become absolute against `base`, the folder of the manifest; a hub id of a model stays. A policy or
     value role that the graph needs and the manifest does not set starts from the actor. Roles that the graph does not
-    need are left out, except the actor and named rewards. There is no status. Folders are not opened.
+    need are left out, except the actor and named rewards. There is no status.
     """
     spec = job.spec
     algorithm = spec.algorithm.fields.resolved(lambda path: _file(path, base))

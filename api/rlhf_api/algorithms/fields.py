@@ -1,7 +1,6 @@
 """Manifest fields of every algorithm, and the questions that the rest of the project asks of one.
 
-An algorithm is a subclass of `AlgorithmFields` in its own module, listed in `registry`. `responses_per_prompt` has no
-default, so a class without it cannot be instantiated.
+An algorithm is a subclass of `AlgorithmFields` in its own module, listed in `registry`.
 """
 
 from abc import abstractmethod

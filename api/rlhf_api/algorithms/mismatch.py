@@ -1,6 +1,6 @@
 """Correction of the mismatch between the sampling engine and the training ranks: fields and rules.
 
-Both compute log-probabilities of the same tokens, but perhaps with different kernels, precision or weights.
+Both compute log-probabilities of the same tokens, perhaps with different kernels, precision or weights.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,7 @@
-"""An external algorithm: a class that training workers load. This module contains only its manifest data.
+"""The manifest data of an external algorithm, a class that training workers load.
 
-The manifest says which models it needs and how many responses per prompt, so its code is not needed for that.
-`rlhf_workers.algorithms.plugin` loads the code.
+The manifest says which models it needs and how many responses per prompt. `rlhf_workers.algorithms.plugin` loads its
+code.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,6 @@
 """Rules of `spec.generation.gpusPerReplica` and `spec.generation.parallelism` for each engine.
 
-vLLM splits every layer over the GPUs of one worker, so the tensor degree equals the number of GPUs; torch uses one
-device. A custom engine has neither limit.
+vLLM splits every layer over the GPUs of one worker; torch uses one device. A custom engine has neither limit.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """One rule per union of the manifest outside lists: exactly one of its members is set, or at most one.
 
-The models declare their unions (`ApiModel.exactly_one`, `at_most_one`).
+The models declare their unions (`exactly_one`, `at_most_one`).
 """
 
 from collections.abc import Iterator
