@@ -1,7 +1,6 @@
 """The CustomResourceDefinition, generated: `python -m rlhf_api.crd` writes `crds/rlhfjobs.yaml`.
 
-Fields and rules come from the models and `rules`. The definition as compact JSON must stay below 262,144 bytes, the
-limit of annotations at which client-side `kubectl apply` fails.
+Its compact JSON must stay below 262,144 bytes, the limit of annotations at which client-side `kubectl apply` fails.
 """
 
 import copy

@@ -1,6 +1,6 @@
 """The sizes of a job's groups as a part of its manifest: how they are written into it, and how many devices they use.
 
-A plan for `spec.devices` is recorded as these sizes, with the request that they answer. Must never decide a size.
+Must never decide a size.
 """
 
 import copy

@@ -1,7 +1,6 @@
 """Reads an RLHFJob manifest: returns a checked job, or reports the problems of its fields and rules together.
 
-Problems of the text, or of apiVersion and kind, end the checks. `resolve` fills in the defaults that depend on other
-fields or on the manifest's folder. `resolved_job` takes all these steps for a document.
+`resolve` fills in the defaults that depend on other fields or on the manifest's folder.
 """
 
 import os
@@ -168,11 +167,10 @@ def forbidden_changes(old: RLHFJob, new: RLHFJob, *, ended: bool = False) -> lis
 
 
 def resolve(job: RLHFJob, base: Path) -> RLHFJob:
-    """Return the job with the defaults that depend on other fields or on the folder. The call is idempotent.
+    """Return the job with the defaults that depend on other fields or on the folder, without a status. Idempotent.
 
     Relative paths become absolute against `base`, the folder of the manifest; a hub id of a model stays. A policy or
-    value role that the graph needs and the manifest does not set starts from the actor. Roles that the graph does not
-    need are left out, except the actor and named rewards. There is no status.
+    value role that the graph needs and the manifest does not set starts from the actor.
     """
     spec = job.spec
     algorithm = spec.algorithm.fields.resolved(lambda path: _file(path, base))

@@ -1,8 +1,7 @@
-"""Checks that a folder of PEFT adapters matches `spec.training.lora`: adapter_config.json, and the tensors' names,
-types and shapes.
+"""Checks that a folder of PEFT adapters matches `spec.training.lora`.
 
-An unknown key of the configuration is rejected unless its value means "unused". The tensors are not read, only their
-headers. It does not need torch.
+An unknown key of adapter_config.json is rejected unless its value means "unused". Tensor files are read as far as their
+headers.
 """
 
 import json
@@ -74,8 +73,7 @@ class AdapterError(FolderError):
 def check_adapter_config(folder: Path, settings: Lora, *, own: bool = False, base_path: str = "/") -> None:
     """Raise AdapterError unless adapter_config.json describes adapters with these settings.
 
-    `own`: it is a checkpoint of this project, which may contain a head in full. `base_path`: the manifest's path of the
-    frozen weights.
+    `own`: it is a checkpoint of this project. `base_path`: the manifest's path of the frozen weights.
     """
     file = folder / ADAPTER_CONFIG
     config = _read_config(folder)
@@ -101,8 +99,7 @@ def check_adapter_config(folder: Path, settings: Lora, *, own: bool = False, bas
 def check_adapter_tensors(folder: Path, settings: Lora, base: WeightFiles | None = None) -> None:
     """Raise AdapterError unless the folder contains A and B of matrices in the settings, as floats, and nothing else.
 
-    `base`: the weights that the adapters extend, if known; then shapes must match, and no matrix may lack adapters.
-    Raises FolderError for a damaged file.
+    `base`: the weights that the adapters extend, if known. Raises FolderError for a damaged file.
     """
     file = folder / ADAPTER_WEIGHTS
     if not file.is_file():

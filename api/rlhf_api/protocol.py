@@ -1,8 +1,7 @@
 """Versions of coordinator and worker that work together: a number that both send, and its rule.
 
-Register and Welcome carry `PROTOCOL`. A release that changes what either side must understand raises it by one; pure
-additions, such as a field that a reader can ignore, do not. Neighbouring versions work together: version N sends to
-version N - 1 only what N - 1 understands. `read_job` applies the same to the resolved job.
+A release that changes what either side must understand raises `PROTOCOL` by one; a field that a reader can ignore does
+not. Version N sends to version N - 1 only what N - 1 understands.
 """
 
 import json

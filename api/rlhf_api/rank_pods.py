@@ -1,7 +1,6 @@
 """Maps workers to pods and pods to workers, also for pods with several ranks. Rule: pure.
 
-Pod k of the training group contains ranks k*N to k*N + N - 1, where N is `spec.training.ranksPerPod`. A pod of another
-group contains one worker with its own number. A worker's name must never be derived from a pod's name.
+Pod k of the training group contains ranks k*N to k*N + N - 1, where N is `spec.training.ranksPerPod`.
 """
 
 from collections.abc import Iterable

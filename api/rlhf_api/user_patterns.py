@@ -1,7 +1,6 @@
 """Regular expressions of users: checked when a manifest is read, compiled, and searched for.
 
 Matching takes linear time: the engine is pydantic's (Rust's regex, RE2 syntax: no look-around, no backreferences).
-Compilation expands repetitions, so their number is limited too.
 """
 
 import math

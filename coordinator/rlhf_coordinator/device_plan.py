@@ -28,8 +28,7 @@ def take_plan(
 ) -> tuple[RLHFJob, DevicePlanRecord | None]:
     """Return a resolved job with all its sizes, and its plan or None. Raises JobError.
 
-    `choose_plan` is called if sizes are missing and no plan for the same request is recorded. It may raise
-    UnplannableError.
+    `choose_plan` is called if sizes are missing and no plan for the same request is recorded.
     """
     if job.spec.devices is None:
         return job, None
@@ -73,7 +72,7 @@ def choose(job: RLHFJob, run: Path | None) -> DevicePlanRecord:
 def write_ran_job(job: RLHFJob, run_dir: Path, job_file: Path) -> None:
     """Write the resolved job into the run folder, where `choose` finds the sizes of its figures at the next start.
 
-    It does nothing without `spec.devices`, or if the process reads the job from there. Raises JobError.
+    Without `spec.devices` it does nothing. Raises JobError.
     """
     path = run_dir / RAN_JOB
     if job.spec.devices is None or job_file.absolute() == path.absolute():

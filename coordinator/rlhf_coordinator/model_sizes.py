@@ -23,10 +23,10 @@ _UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, 
 
 
 def read_sizes(spec: RLHFJobSpec) -> dict[str, ModelSize | None]:
-    """Return the size of each model that a resolved job sets: of roles, of rewards, and of the draft model.
+    """Return the size of each model that a resolved job sets; None for a folder that is not on this disk or cannot be
+    read.
 
-    The size is None for a folder that is not on this disk or cannot be read. Keys are roles, the names of
-    `reward_model`, and DRAFT_MODEL.
+    Keys are roles, the names of `reward_model`, and DRAFT_MODEL.
     """
     sources: dict[str, ModelSource | None] = {}
     sources |= {role: spec.models.explicit_source(role) for role in ModelRole if role.kind is not ModelKind.REWARD}

@@ -1,8 +1,7 @@
 """The manifest side of every algorithm: one module per algorithm, and the registry that finds them by name.
 
-A module has the fields of the manifest, the dataflow graph, the responses per prompt, and the algorithm's own rules;
-its mathematics is in `rlhf_workers.algorithms`. The graph of a job (`graph_of`) says which roles are trained, and which
-task produces which field. Must never import torch, nor `rlhf_api.job`, which is built from these modules.
+A module has the fields of the manifest, the dataflow graph, the responses per prompt, and the algorithm's own rules.
+Must never import torch, nor `rlhf_api.job`, which is built from these modules.
 """
 
 from rlhf_api.algorithms.graph import Graph, SampleField, Scope, Shape, Task

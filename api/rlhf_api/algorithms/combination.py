@@ -1,7 +1,6 @@
 """Combines several rewards of a response into one number. Rule: pure.
 
-The result does not depend on the order of the rewards. A reward that abstained is left out; if all abstained, there is
-no number. `Combine.NORMALIZED_SUM` needs the whole batch; here it is the plain sum.
+A reward that abstained is left out. `Combine.NORMALIZED_SUM` needs the whole batch; here it is the plain sum.
 """
 
 import math

@@ -1,11 +1,10 @@
 """Which prompts each iteration begins, and how many prompts wait for a later one. Rule: pure arithmetic.
 
-With `spec.rollout.oversample` an iteration has more prompts than a batch, except for long rounds. The surplus prompts
-are dropped, carried into the next iteration (`maxStaleness`), or deferred to a long round (`longRounds`).
+The surplus prompts of `spec.rollout.oversample` are dropped, carried into the next iteration (`maxStaleness`), or
+deferred to a long round (`longRounds`).
 
 With long rounds, batch B and surplus M, of the first n iterations floor(M n / (B + M)) are long. A short round begins B
-+ M prompts and defers M. A long round takes the B prompts that waited longest and begins none. `longRounds: Auto` may
-change M when no prompt waits; each schedule then begins where the one before ends.
++ M prompts and defers M. A long round takes the B prompts that waited longest and begins none.
 """
 
 import math
@@ -62,8 +61,7 @@ class PromptSchedule:
     def first(self, iteration: int) -> int:
         """Return the number of an iteration's first place, counted over all passes through the prompt file.
 
-        Its other places count on from it. Prompts that it takes up retain their numbers. For a long round it is the
-        first number of the next short round.
+        Its other places count on from it. For a long round it is the first number of the next short round.
         """
         if self.surplus == "Carried":
             return iteration * self.batch

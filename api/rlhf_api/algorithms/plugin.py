@@ -1,8 +1,4 @@
-"""The manifest data of an external algorithm, a class that training workers load.
-
-The manifest says which models it needs and how many responses per prompt. `rlhf_workers.algorithms.plugin` loads its
-code.
-"""
+"""The manifest data of an external algorithm. `rlhf_workers.algorithms.plugin` loads its code."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, Self

@@ -14,8 +14,7 @@ ComputeType = Literal["Float32", "BFloat16"]
 Rate = Annotated[float, Field(gt=1e-12, le=1)]
 """A learning rate.
 
-A smaller one changes hardly any float32 weight. A larger one makes AdamW take steps of that size for any gradient. The
-bound is exclusive: the API server compares an integer, such as 0, with the integer part of a bound.
+The bound is exclusive: the API server compares an integer, such as 0, with the integer part of a bound.
 """
 DRAFTERS: Final[tuple[Literal["Siblings", "Ngram", "Model"], ...]] = ("Siblings", "Ngram")
 """Default drafters, which need nothing outside the job."""

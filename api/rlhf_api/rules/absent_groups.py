@@ -1,8 +1,6 @@
-"""Rules for algorithms whose graph has no task in a group.
+"""Rules for algorithms whose graph has no task in a group. This module names no algorithm.
 
-The group has no workers, so other values of the fields in `_UNUSED` than those listed there are rejected. A job also
-needs a reward if its graph does. Unless it is suspended, it needs a worker that generates or scores if its graph does.
-This module names no algorithm.
+The group has no workers, so other values of the fields in `_UNUSED` than those listed there are rejected.
 """
 
 from collections.abc import Iterator

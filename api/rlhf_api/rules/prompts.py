@@ -1,6 +1,6 @@
-"""Rules of `spec.prompts` and `spec.evaluation.prompts`: chat settings need a template, sources have distinct names.
+"""Rules of `spec.prompts` and `spec.evaluation.prompts`.
 
-Prompts of an evaluation are checked together with inherited fields (`rlhf_api.job.evaluation`).
+Prompts of an evaluation are checked together with inherited fields.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,5 +1,4 @@
-"""Rules of `spec.models.rewards` and `spec.rewardShaping`: names are distinct, and each reward follows the single one's
-rules.
+"""Rules of `spec.models.rewards` and `spec.rewardShaping`.
 
 The CEL of rewards covers the whole list, since a rule's node is a single object: `each` is a reward.
 """

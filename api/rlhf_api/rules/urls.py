@@ -1,7 +1,4 @@
-"""Rules of addresses that a job calls: rewards, judges, trackers, traces. Rule: pure, without name resolution.
-
-Hosts are rejected by their text, also in other spellings of an address. The target of a name is not checked.
-"""
+"""Rules of addresses that a job calls: rewards, judges, trackers, traces. Rule: pure, without name resolution."""
 
 import ipaddress
 import re

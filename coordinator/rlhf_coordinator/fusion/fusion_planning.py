@@ -1,7 +1,6 @@
 """Inter-stage fusion over the life of a job: measured costs, learned lengths, and plans for the tails of iterations.
 
-In mode Auto a simulation in a thread chooses the plan. If that or the measurement of costs fails, fusion is off until
-the process ends.
+In mode Auto a simulation in a thread chooses the plan. If it fails, fusion is off until the process ends.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""The measured and the predicted gain of moves that balance workers: metrics, and a span for each measured move.
+"""The measured and the predicted gain of moves that balance workers.
 
-The measured time runs from the decision until the last sample that the two workers decoded then is finished. The gain
-compares it with the predicted time without the move. A move with a sample that was not seen to finish is not measured.
+The measured time runs from the decision until the last sample that the two workers decoded then is finished. A move
+with a sample that was not seen to finish is not measured.
 """
 
 import time

@@ -184,7 +184,6 @@ def divergence(ledger: Ledger, graph: Graph) -> dict[str, float]:
     """Return the divergence from the first compared policy, in nats; empty without any.
 
     `kl` is log p - log q summed over a response, averaged over responses; `kl_per_token` is its mean over tokens.
-    Abstained samples and tokens of environments are left out.
     """
     if not graph.generates:
         return {}
@@ -245,11 +244,7 @@ def training_metrics(run: JobRun, iteration: int) -> dict[str, float]:
 
 
 def _merged(ranks: Iterable[Worker], iteration: int) -> dict[str, float]:
-    """Merge the training metrics that the ranks reported for an iteration.
-
-    Bubbles are averaged, `step_seconds` is that of the slowest rank, and other values are those of the first rank that
-    reported them.
-    """
+    """Merge the training metrics that the ranks reported for an iteration."""
     reported = [
         rank.last_train.metrics
         for rank in ranks

@@ -1,6 +1,6 @@
-"""Checks of messages about samples, the same for the batch and for evaluations. Leases are not checked here.
+"""Checks of messages about samples, the same for the batch and for evaluations. Rule: pure.
 
-Rule: pure. Raises ValueError for an invalid message; `score_problem` returns the problem of a bad score.
+Raises ValueError for an invalid message; `score_problem` returns the problem of a bad score.
 """
 
 from collections.abc import Iterable
@@ -49,8 +49,7 @@ def finished_response(message: pb.FinishedSample, limit: int) -> PackedResponse:
 def returned_response(progress: pb.SampleProgress, ledger: Ledger, index: int, limit: int) -> PackedResponse:
     """Return the whole unfinished response of at most `limit` tokens with which a worker returns a sample.
 
-    Raises ValueError for another one, also where other weights than the iteration's drew tokens after a carried
-    beginning.
+    Raises ValueError for another one.
     """
     name = f"sample {progress.key.sample}"
     response = response_of(progress.tokens, progress.log_probabilities, progress.versions)

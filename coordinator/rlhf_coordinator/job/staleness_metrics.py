@@ -13,8 +13,7 @@ def carried_tokens(ledger: Ledger) -> int:
 
 
 def staleness_metrics(run: JobRun) -> dict[str, float]:
-    """Return the numbers of carried and restarted samples, and the staleness of the trained tokens; empty if
-    impossible.
+    """Return the numbers of carried and restarted samples, and the staleness of the trained tokens.
 
     Staleness is the number of versions between the weights that drew a token and those in training.
     """

@@ -13,8 +13,6 @@ def summary(run: JobRun, samples_per_prompt: int) -> dict[str, Any]:
     """Return facts about the whole job, over all coordinators of its journal.
 
     `reward_first` and `reward_last` are means of the first and last tenth of the iterations (at least one).
-    `tokens_per_step`, `acceptance` of drafts and `loss` are of the last iteration. `prompts_waiting` counts the prompts
-    that wait for a long round.
     """
     assert run.outcome is not None
     rewards = run.rewards

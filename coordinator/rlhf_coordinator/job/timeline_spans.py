@@ -1,7 +1,4 @@
-"""Completion of spans for the timeline, with values that a worker cannot know, before they are written.
-
-These are the destination of a migration, and predictions. Must never change the decisions of the job.
-"""
+"""Completion of spans for the timeline, with values that a worker cannot know, before they are written."""
 
 from typing import Final
 

@@ -4,8 +4,7 @@
   checkpoint saved, replan Auto -> the new plan replaces the old one in the facts -> the job stops and starts again
 
 If the process dies before a decision is written, the next one measures and searches again. A coordinator that starts
-with other sizes than those of an adopted plan stops at once: its supervisor has restarted it with the old job file. A
-search that fails is a warning and keeps the plan.
+with other sizes than those of an adopted plan stops at once.
 """
 
 import logging

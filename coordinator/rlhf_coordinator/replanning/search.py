@@ -1,7 +1,6 @@
 """`python -m rlhf_coordinator.replanning.search`: predict a job's plan and the fastest one with the run's own figures.
 
-It reads one JSON question from standard input, with the resolved job and the run folder, and writes one JSON answer to
-standard output. Must never write a file.
+It reads one JSON question from standard input and writes one JSON answer to standard output.
 """
 
 import json

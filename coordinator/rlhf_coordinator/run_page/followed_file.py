@@ -1,7 +1,6 @@
 """Reads a growing file in blocks of whole lines; the reader stores the position of the next block.
 
-A file that was replaced, or ends before the position, is read anew, and the block says so. A line longer than a block
-comes in parts.
+A file that was replaced, or ends before the position, is read anew. A line longer than a block comes in parts.
 """
 
 import os

@@ -126,10 +126,7 @@ def _released(context: JobContext, state: JobState, planned: bool, pool: Collect
 
 
 def decide(state: JobState, consolidation: Consolidation, ready: Sequence[Worker], measures: bool) -> list[Decision]:
-    """Return the decisions that move samples, offload idle scoring models, and measure costs; empty in a stopping job.
-
-    `ready`: the workers that can decode; `measures`: the costs of work are measured now.
-    """
+    """Return the decisions that move samples, offload idle scoring models, and measure costs."""
     if state.stop is not None:
         return []
     return [

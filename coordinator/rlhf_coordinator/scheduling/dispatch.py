@@ -1,7 +1,6 @@
-"""Dispatch: leases queued samples to generation workers, and scoring tasks to scorers.
+"""Dispatch: leases queued samples to generation workers, and scoring tasks to scorers. Rule: pure.
 
-A worker gets the samples that it can decode at once and a few more. An isolated sample is decoded alone, once nothing
-else is queued (`decode_failures`). Rule: pure.
+A worker gets the samples that it can decode at once and a few more. An isolated sample is decoded alone.
 """
 
 import heapq
@@ -158,11 +157,7 @@ def _score_groups(context: JobContext, state: JobState, now: float, facts: Deriv
 
 
 def _kinds(context: JobContext, state: JobState, facts: DerivedState) -> list[_Kind]:
-    """Return which tasks are leased together, the most samples of them per worker, and the workers that may get them.
-
-    Where generation workers can score, calls are separate from models. Where there are early scorers, tasks of trained
-    models are separate from the others.
-    """
+    """Return the tasks that are leased together, their maximum per worker, and the workers that may get them."""
     names, everybody = tuple(task.name for task in context.tasks), (*facts.scorers, *facts.early_scorers)
     if not facts.can_score:
         kinds: list[_Kind] = [(names, SCORES_IN_FLIGHT, everybody)]
@@ -206,7 +201,8 @@ def _while_room(samples: Iterable[int], load: dict[str, int], limit: int) -> Ite
 
 
 def _places(sample: Sample, tasks: Sequence[str], load: dict[str, int], holder: str | None) -> dict[str, list[str]]:
-    """Return worker -> open tasks of this sample: the least loaded worker, or, for a failed task, another one.
+    """Return worker -> open tasks of this sample: the least loaded worker, or, for a failed task, preferably another
+    one.
 
     The `holder`, which scored the beginning of the sample, is preferred while its load is low.
     """

@@ -1,6 +1,6 @@
 """Evaluation: when a weight version is evaluated, which workers decode and score its responses, and what waits for it.
 
-Rule: pure; no response of an evaluation is leased for decoding while samples of the batch are queued.
+Rule: pure; decoding for an evaluation waits while samples of the batch are queued.
 """
 
 from collections.abc import Collection, Iterable, Sequence

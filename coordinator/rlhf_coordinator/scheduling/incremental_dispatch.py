@@ -1,7 +1,6 @@
-"""Incremental scoring: assigns prefixes of unfinished samples to idle scoring workers.
+"""Incremental scoring: assigns prefixes of unfinished samples to idle scoring workers. Rule: pure.
 
-Later prefixes of a sample go to the worker that has the earlier ones. Samples with the most unscored tokens come first.
-Rule: pure.
+Later prefixes of a sample go to the worker that has the earlier ones.
 """
 
 from collections.abc import Sequence

@@ -3,8 +3,7 @@
 `spec.rollout.cutBy` chooses the prompts that stay:
 
 - Clock: prompts that are finished, as soon as they are enough; those without a failed sample first, then by number.
-- Counts: the prompts whose longest response has the fewest tokens, ties by number. A failed sample counts as the
-  longest. The decision waits until no unfinished response can change it.
+- Counts: the prompts whose longest response has the fewest tokens, ties by number.
 
 Rule: pure.
 """
@@ -60,9 +59,9 @@ def decide(ledger: Ledger, cut_by: CutBy) -> CutChoice:
 
 
 def shortest_prompts(lengths: Sequence[PromptLength], count: int) -> frozenset[int] | None:
-    """Return the `count` prompts whose longest response is shortest, ties by number; None while it is uncertain.
+    """Return the `count` prompts whose longest response is shortest, ties by number.
 
-    It is uncertain while one of the first prompts is incomplete. `lengths` are by prompt number.
+    None while one of the first prompts is incomplete. `lengths` are by prompt number.
     """
     first = sorted(range(len(lengths)), key=lambda prompt: (lengths[prompt].tokens, prompt))[:count]
     return frozenset(first) if all(lengths[prompt].complete for prompt in first) else None

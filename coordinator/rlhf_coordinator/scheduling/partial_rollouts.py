@@ -1,8 +1,4 @@
-"""How partial rollouts re-enter the next iteration (`spec.rollout.maxStaleness`). Rule: pure.
-
-A carried sample restarts if the response is longer than now allowed, or if a token's weight version is more than
-maxStaleness below the iteration's number.
-"""
+"""How partial rollouts re-enter the next iteration (`spec.rollout.maxStaleness`). Rule: pure."""
 
 from collections.abc import Iterable
 

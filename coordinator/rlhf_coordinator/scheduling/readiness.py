@@ -1,7 +1,6 @@
 """The readiness of workers: whose turn its device is, whether its weights are current, whether it can decode or score.
 
-A generation worker that also runs a training rank (spec.placement Colocated) shares its device between both. Rule:
-pure.
+A generation worker that also runs a training rank shares its device between both. Rule: pure.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -58,7 +57,7 @@ def is_published(
 ) -> bool:
     """Return whether each group that loads weights has a connected worker with its role, and all these are `current`.
 
-    While a critic update is pending, only the policy counts. True in the last iteration and in a stopping job.
+    True in the last iteration and in a stopping job.
     """
     if state.stop is not None or context.last(state.iteration):
         return True
@@ -75,7 +74,7 @@ def is_published(
 def free_to_score(context: JobContext, state: JobState, pool: Collection[str]) -> tuple[Worker, ...]:
     """Return the connected generation workers with both roles and the current policy that have no samples, by index.
 
-    Workers of the `pool` are left out while samples are queued or moving. A worker that loads weights counts too.
+    Workers of the `pool` are left out while samples are queued or moving.
     """
     ledger = state.ledger
     unplaced = ledger.count(SampleState.QUEUED, SampleState.MIGRATING) > 0

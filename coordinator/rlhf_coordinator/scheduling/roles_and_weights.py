@@ -1,7 +1,6 @@
-"""Roles and weights: which worker gets which role, and which version it loads from where.
+"""Roles and weights: which worker gets which role, and which version it loads from where. Rule: pure.
 
-Version 0 is in the manifest's folders. A later one is served by the first training ranks that together have every
-parameter (`keepers`). Rule: pure.
+Version 0 is in the manifest's folders. Training ranks serve later ones.
 """
 
 from rlhf_common import control_pb2 as pb

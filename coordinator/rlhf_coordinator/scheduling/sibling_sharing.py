@@ -1,6 +1,6 @@
 """Chooses the sibling tokens that each worker gets as draft hints: responses of others to the prompts that it decodes.
 
-Level-triggered: `SiblingState.has` is compared with the known tokens, and a part of the difference is sent. Rule: pure.
+Level-triggered by what a worker has (`SiblingState.has`). Rule: pure.
 """
 
 from collections.abc import Iterable, Iterator

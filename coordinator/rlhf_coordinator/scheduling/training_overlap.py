@@ -1,7 +1,6 @@
-"""Which part of a batch is trained while the next iteration decodes.
+"""Which part of a batch is trained while the next iteration decodes. Rule: pure.
 
-With `spec.rollout.overlapTraining` an iteration may be closed before its batch is trained, with
-`spec.training.criticOverlap` before its critics are. A replay trains all models. Rule: pure.
+A replay trains all models.
 """
 
 from rlhf_common import control_pb2 as pb

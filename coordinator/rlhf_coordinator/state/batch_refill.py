@@ -58,8 +58,7 @@ class BatchRefill:
     def batch(self) -> list[tuple[int, bool]]:
         """Return the groups of the batch, and for each whether it is masked out.
 
-        Groups that were not dropped come in their order. Dropped groups, first ones first, take the places that no
-        round could fill.
+        Dropped groups, first ones first, take the places that no round could fill.
         """
         gone = set(self.dropped)
         remaining = [(group, False) for group in range(self.groups) if group not in gone]

@@ -1,8 +1,7 @@
 """The workers of a job: which are wanted, which are connected, and when a worker counts as lost.
 
 A worker is missing, connected (a session is open), broken (its session ended, and it has a grace period to return), or
-lost. A new process is refused while the session of the old one is open and recently heard, unless that was asked to
-exit. Rule: pure; the time is an argument.
+lost. Rule: pure; the time is an argument.
 """
 
 from collections.abc import Collection, Iterator, Mapping

@@ -1,7 +1,6 @@
 """Learns the longest normal gap between progress reports of training ranks; the hang time-out follows from it.
 
-Rule: pure; times are arguments, in seconds of the monotonic clock. There is no learned limit before a rank finishes a
-Train.
+Rule: pure; times are arguments, in seconds of the monotonic clock.
 """
 
 from typing import Final

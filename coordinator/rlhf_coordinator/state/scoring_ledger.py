@@ -70,10 +70,7 @@ class ScoringLedger(SampleStates):
         return max(sample.failures[task] for sample in members)
 
     def batch(self) -> list[tuple[Sample, bool]]:
-        """Return the samples of the batch in their order, and for each whether it is masked out.
-
-        Samples of groups that were cut off are left out. Dropped groups take the places that no round could fill.
-        """
+        """Return the samples of the batch in their order, and for each whether it is masked out."""
         if not self.refill.rule.rounds:
             return [(sample, sample.failed) for sample in self.uncut_samples]
         return [

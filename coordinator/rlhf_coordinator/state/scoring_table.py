@@ -1,7 +1,6 @@
 """The scoring table of an iteration: which tasks of which finished samples are open, leased, or done.
 
-Several rewards of a sample are combined when its last task is done. The group table opens tasks of whole groups. Rule:
-pure, and a part of the ledger. A lease has a higher attempt than the previous one of its sample.
+Several rewards of a sample are combined when its last task is done. Rule: pure, and a part of the ledger.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

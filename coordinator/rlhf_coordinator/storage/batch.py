@@ -138,8 +138,7 @@ def replayed(
 ) -> Ledger:
     """Return the complete ledger of a journaled iteration. Raises JobError when the records are incomplete.
 
-    `group_size`: samples of one prompt; `spare`: samples of `size` beyond the batch; `greedy_baseline`: whether the
-    last sample of each prompt is a greedy baseline.
+    `group_size`: samples of one prompt; `spare`: samples of `size` beyond the batch.
     """
     rule = refill_rule(records)
     new_ledger = Ledger(

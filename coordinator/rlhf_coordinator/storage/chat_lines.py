@@ -1,4 +1,4 @@
-"""Chats of the prompt file as text: the prompt with the beginning of the answer. `chat_responses` has the responses.
+"""Chats of the prompt file as text: the prompt with the beginning of the answer.
 
 A line is refused where the template leaves out a part of its prompt; possibly intended deviations cause a warning.
 """
@@ -147,7 +147,7 @@ class ChatLines:
     def _hidden(self, prompt: ChatPrompt) -> frozenset[int]:
         """Return the numbers of the messages that the template leaves out, tested with a stand-in for each text.
 
-        Chats of the same shape are tested once; a shape for which the template fails counts as complete.
+        A shape of chat for which the template fails counts as complete.
         """
         shape = (*((message["role"], *sorted(message)) for message in prompt.messages), bool(prompt.tools))
         if shape not in self._hidden_in:

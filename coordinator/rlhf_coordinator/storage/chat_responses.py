@@ -1,7 +1,6 @@
 """Responses of the prompt file after their rendered prompts: the texts of the line, and the template's text around.
 
-A line is refused where the template changes a text of the response in another way than `_forms` allows. A tag at the
-end of the prompt and at the beginning of the response is written once.
+A line is refused where the template changes a text of the response in another way than `_forms` allows.
 """
 
 import json

@@ -1,8 +1,7 @@
 """Checkpoint folders: written completely or not at all, discovered, pruned. Ranks write the large files.
 
 `<path>/iteration-000010/` contains version 10, the result of 10 iterations. It is written as `.tmp-iteration-000010`,
-compared with the sizes and SHA-256 sums that the ranks reported, completed, made durable, and renamed. Discovery checks
-the files of a folder, newest first; a damaged one is reported and skipped.
+compared with the sizes and SHA-256 sums of the ranks, made durable, and renamed. Discovery skips a damaged folder.
 """
 
 import contextlib
@@ -88,8 +87,7 @@ def finish(
 ) -> Checkpoint:
     """Complete, check and publish a folder that the ranks have written, and return it.
 
-    `sources`: model role -> its initial folder. Raises JobError when a file differs from its rank's report, or the
-    folder cannot be completed; OSError when a write fails.
+    `sources`: model role -> its initial folder. Raises JobError when a file differs from its rank's report, or OSError.
     """
     files = [file for result in results for file in result.files]
     sums = {file.path: (file.bytes, file.sha256) for file in files}

@@ -1,7 +1,7 @@
 """Responses of the prompt file as tokens after those of the prompt.
 
 Prompt and response are tokenized together; if that does not continue the prompt's tokens, the response is tokenized
-alone. Each response ends in a token at which generation stops.
+alone.
 """
 
 from collections.abc import Sequence
@@ -35,8 +35,7 @@ def tokenized_responses(
 ) -> list[tuple[GivenResponse, ...]]:
     """Return the responses of each line. Raises JobError where the tokenizer has no end-of-sequence token.
 
-    `prompts`: the tokens of its prompt; `special`: whether the tokenizer adds its special tokens; `stops`: ids at which
-    generation stops, in addition to the tokenizer's end.
+    `special`: the tokenizer adds its special tokens. `stops`: further ids at which generation stops.
     """
     end = tokenizer.eos_token_id
     if end is None:
@@ -74,8 +73,7 @@ def text_ids(tokenizer: Any, texts: Sequence[str], *, special: bool) -> list[lis
 def _ended(ids: list[int], end: int, stops: frozenset[int], template_tokenizer: Any | None) -> list[int]:
     """Return the tokens of a response, ending with one at which generation stops.
 
-    White space after that token is dropped where a template wrote it; `template_tokenizer` decodes it, and is None
-    where no template wrote the tokens.
+    `template_tokenizer` is None where no template wrote the tokens.
     """
     last = next((at for at in range(len(ids) - 1, -1, -1) if ids[at] in stops), None)
     if last is None:

@@ -1,7 +1,7 @@
 """Tables of prompts: the rows of a parquet or Arrow file, by columns, as JSON objects.
 
-A separate process reads the file (`table_reader`), with a limit on its memory and on its silence. An end of that
-process before its last row is an error of the file. Must never import pyarrow.
+A separate process reads the file (`table_reader`). An end of it before the last row is an error of the file. Must never
+import pyarrow.
 """
 
 import contextlib

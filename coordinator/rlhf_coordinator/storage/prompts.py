@@ -1,9 +1,7 @@
 """Prompts and their order: determines the prompt of every sample of every iteration.
 
-Groups of samples are numbered across iterations (`rlhf_api.algorithms.iteration_prompts`). With N prompts, group g
-visits entry g mod N of epoch g // N; `mixture` assigns the groups to several sources. With shuffle, the order of an
-epoch is by a hash of (seed, epoch, entry), and for a source after the first also its number. For a group that replaces
-a dropped one, a hash draws its prompt.
+With N prompts, group g visits entry g mod N of epoch g // N; `mixture` assigns the groups to several sources. With
+shuffle, the order of an epoch is by a hash. For a group that replaces a dropped one, a hash draws its prompt.
 """
 
 import hashlib

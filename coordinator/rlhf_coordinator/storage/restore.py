@@ -1,7 +1,6 @@
 """The position of a job: from its journal, from a checkpoint if a resume is requested, or the beginning.
 
-A folder with a journal is continued if the job is the same. A fresh journal next to old checkpoints is refused unless a
-resume is requested.
+A fresh journal next to old checkpoints is refused unless a resume is requested.
 """
 
 import logging
@@ -103,10 +102,9 @@ def restore(
     resume: bool,
     read: Mapping[str, str] | None = None,
 ) -> Restored:
-    """Return the position from journal and checkpoints, and make the new coordinator epoch durable.
+    """Return the position from journal and checkpoints, and make the new coordinator epoch durable. Raises JobError.
 
-    `read`: digests, by name, of the other inputs of prompts. Raises JobError, for example when the job has changed, or
-    a batch for a replay is missing.
+    `read`: digests, by name, of the other inputs of prompts.
     """
     facts = journal.job()
     began = "identity" in facts  # a plan for spec.devices is recorded before

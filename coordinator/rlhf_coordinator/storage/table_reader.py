@@ -6,8 +6,7 @@
   E<JSON: [row or 0, error]>         the last line, or
   Z<number of rows>
 
-Types are checked in the file's schema before any row is written. A column that cannot be JSON is refused by its name.
-Must import nothing of the project.
+Must never import anything of the project.
 """
 
 import json

@@ -1,7 +1,6 @@
-"""Tokenizes prompts from their files; prompts that are too long are refused or left out.
+"""Tokenizes prompts from their files; prompts that are too long are refused or left out (`Prompts.overlong`).
 
-A bad record is an error with its place (exit code 22). Records are left out according to `Prompts.overlong`, and are
-counted. A source without remaining records is an error, too.
+A bad record is an error with its place (exit code 22).
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,8 +41,7 @@ def read_prompts(
 ) -> list[Prompt]:
     """Return the tokenized records of the files, with the responses under `response_keys`.
 
-    `limits` are those of the policy; where it generates, the longest allowed sequence must fit (exit code 2). Raises
-    JobError, for a bad record with exit code 22 and its place.
+    `limits` are those of the policy. Raises JobError, for a bad record with exit code 22 and its place.
     """
     result: list[Prompt] = []
     warnings = PromptWarnings()

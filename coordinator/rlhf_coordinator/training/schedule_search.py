@@ -1,7 +1,6 @@
 """`python -m rlhf_coordinator.training.schedule_search`: find the fused tables of a job from measured times.
 
-It reads one JSON question from standard input and writes one JSON answer to standard output. Answers of the solvers are
-cached by instance in the folder that the question names.
+It reads one JSON question from standard input and writes one JSON answer to standard output.
 """
 
 import json

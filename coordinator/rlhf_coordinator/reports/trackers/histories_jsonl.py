@@ -1,7 +1,6 @@
 """sample-histories.jsonl: the sample histories of iterations, one JSON object per iteration (`rlhf view`).
 
-Lines are appended; a repeated iteration has several. Past MAX_BYTES the file is renamed to
-sample-histories-previous.jsonl, whose previous content is lost.
+A repeated iteration has several lines. Past MAX_BYTES the file is renamed to sample-histories-previous.jsonl.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Traces of a run for OpenTelemetry: the phases of each iteration, and the histories of some of its samples.
 
-A thread sends the spans (`rlhf_common.tracing.export`). Ids derive from a random name in the run folder.
+Ids derive from a random name in the run folder.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""All trackers of one run, and the handling of their failures.
+"""The trackers of one run, and the handling of their failures.
 
 If a required tracker cannot record an iteration or an evaluation, a JobError (exit code 23) is raised. After another
-OSError the tracker is given up. At the end of the run, errors are only logged.
+OSError the tracker is given up.
 """
 
 import logging
@@ -149,9 +149,8 @@ def open_trackers(
 ) -> RunTrackers:
     """Open the registered trackers of a run folder, and the services by kind; `traces` is already open.
 
-    `next_iteration` is the first iteration to record; a tracker may drop stored data from it on. Raises JobError when a
-    required tracker cannot be opened (exit code 23), or when the library of a service is missing. Others that cannot be
-    opened are left out, with a warning.
+    `next_iteration` is the first iteration to record. Raises JobError when a required tracker cannot be opened (exit
+    code 23), or when the library of a service is missing.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     trackers: dict[str, Tracker] = {}

@@ -1,7 +1,7 @@
 """samples/: one JSONL file of sample rows for every iteration that has a table.
 
 A file is written under a temporary name and renamed. Past MAX_BYTES in total, the tables of the oldest iterations are
-removed, but not the newest one.
+removed.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """The interface of a tracker, a destination for the metrics, spans and events of a run.
 
-A tracker must be quick, because the coordinator's loop waits for it. A restart opens it again with the first iteration
-to record. It raises an OSError when it cannot write.
+A tracker must be quick, because the coordinator's loop waits for it. It raises an OSError when it cannot write.
 """
 
 from collections.abc import Mapping, Sequence
