@@ -1,6 +1,6 @@
 """Creates the authority of one job, and issues certificates for its processes (ECDSA P-256).
 
-`Authority` has a private key and must never be mounted into a pod, where user code runs. Must never read a clock.
+`Authority` must never be mounted into a pod, where user code runs. Must never read a clock.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Reads coordinators, and sends them sizes, over mutual TLS in the background, so that a slow one delays no reconcile.
 
-A coordinator runs in its user's pod, so `reading_of` shortens, limits or drops values beyond their bounds.
+A coordinator runs in its user's pod, so `reading_of` bounds its values.
 """
 
 import asyncio

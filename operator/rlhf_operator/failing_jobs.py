@@ -1,7 +1,6 @@
-"""Counts the reconciles of a job that an ApiError ended since the last complete one, and decides when to inform its
-user.
+"""Counts the failed reconciles of each job since the last complete one, and decides when to inform its user.
 
-Conflicts do not count. The counts are lost with the process. Rule: sends nothing.
+The counts are lost with the process. Rule: sends nothing.
 """
 
 import time

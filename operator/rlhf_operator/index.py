@@ -1,7 +1,6 @@
 """The operator's memory of the cluster: the newest known version of each job, and small records of its objects.
 
-Rule: an older version of an object never replaces a newer one. An object belongs to a job if its controller is the
-RLHFJob of that uid; its label may be anybody's. Sends nothing.
+An object belongs to a job if its controller is the RLHFJob of that uid; its label may be anybody's. Sends nothing.
 """
 
 import json
@@ -169,7 +168,7 @@ class Index:
     def put_pod(self, key: str, body: Mapping[str, Any]) -> bool:
         """Store a version of a pod; return whether anything that decisions read has changed.
 
-        The answer to a pod's creation is metadata only; the watch then delivers the whole pod with the same version.
+        The answer to a creation is metadata only; the watch then delivers the whole pod with the same version.
         """
         pod = pod_of(body)
         if isinstance(pod, UnreadableObject) and not pod.uid:

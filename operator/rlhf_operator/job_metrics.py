@@ -1,6 +1,5 @@
-"""Prometheus metrics of every job, produced on each scrape from two small tuples per job.
+"""Prometheus metrics of jobs, produced on each scrape from two small tuples per job, to save memory.
 
-To save memory with thousands of jobs, jobs in the same state usually share one tuple. A job's metrics end with the job.
 Labels and help come from `rlhf_common.metrics.operator`.
 """
 

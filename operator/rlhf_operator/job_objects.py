@@ -1,8 +1,7 @@
 """Creates, changes, labels and deletes the objects of jobs.
 
-An object of somebody else with a name that the job needs is reported and left unchanged. The uid of the controller in
-the ownerReferences decides, never a label. Pods are created last: without the other objects they could run with foreign
-content or without a NetworkPolicy.
+An object of somebody else (by its controller's uid) with a name that the job needs is reported and left unchanged. Pods
+are created last: before, they could run with foreign content or without a NetworkPolicy.
 """
 
 import asyncio
@@ -97,7 +96,7 @@ class WriteResult:
 async def write(client: KubernetesClient, manifest: Json, *, exists: bool = False) -> Json:
     """Create an object of a job, or change it if the job controls it and it is no pod; return at least its metadata.
 
-    `exists`: the object is assumed to exist. Raises ApiError, such as OccupiedError, LeavingError or KeptError.
+    `exists`: do not try to create it first. Raises ApiError, such as OccupiedError, LeavingError or KeptError.
     """
     kind, meta = kind_of(manifest), manifest["metadata"]
     there = await client.get(kind, meta["namespace"], meta["name"]) if exists else None

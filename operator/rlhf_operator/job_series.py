@@ -1,7 +1,6 @@
-"""Computes the values of the metrics that every job has.
+"""Computes the values of the metrics that every job has. Rule: pure.
 
-Rule: pure. The stored job may have been edited by hand: a value that is no number counts as 0, and an unknown
-condition, phase or group has no series.
+The stored job may have been edited by hand: a value that is no number counts as 0.
 """
 
 from collections import Counter as Tally

@@ -1,7 +1,6 @@
-"""The remembered form of a stored RLHFJob: the parts that are read, and the problems of unreadable ones.
+"""The remembered form of a stored RLHFJob: the parts that are read, and the problems of unreadable ones. Rule: pure.
 
-Rule: pure. A spec that is nested too deeply or too large is reduced to scalar fields. Entries that violate the status'
-model are dropped one by one; after _ROUNDS of them, the whole status is dropped.
+Entries that violate the status' model are dropped one by one; after _ROUNDS of them, the whole status is dropped.
 """
 
 import json

@@ -1,7 +1,6 @@
-"""Parses untrusted input: objects of the cluster, logs of processes, replies of coordinators.
+"""Parses untrusted input: objects of the cluster, logs of processes, replies of coordinators. Rule: pure.
 
-Rule: pure; input becomes a value of its type and within its bounds, or raises an `UnreadableError` with the field, the
-found value and the expected one (`loads` returns None instead).
+An `UnreadableError` has the field, the found value and the expected one.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Handles watch events: updates the index and enqueues the job's key if that was news.
 
-No job is enqueued before the first listings are complete, because it would be reconciled with only some of its pods. An
-event that cannot be processed is counted and logged, since anybody with permission may write malformed objects.
+The handler enqueues no job before the first listings are complete, because it would be reconciled with only some of its
+pods. An event that cannot be processed is counted and logged.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """The operator's work queue: the order of reconciles, their concurrency, and retries after failures.
 
-A key waits in the queue at most once. A key that is added during its work, or right after, is processed once more after
-the debounce time. The queue is in memory. Runs on one event loop, without locks; must never block it.
+A key waits in the queue at most once. The queue is in memory. Runs on one event loop, without locks; must never block
+it.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class WorkQueue:
         """`work(key)` returns the seconds until the key is due again, or None; an error delays the key longer each
         time.
 
-        `debounce` is the delay in seconds before a key that was added during or after its work runs again.
+        `debounce`: seconds before a key that was added during or after its work runs again.
         """
         self._work = work
         self._concurrency = concurrency

@@ -1,9 +1,6 @@
 """Compares the seconds of an iteration with and without the critics' overlap, on measured or simulated times.
 
-With the overlap, ranks train and publish the policy first. They train the critics while the policy decodes the next
-batch. Assumes that generation and training use distinct devices. Rule: pure.
-
-Source: EuroMLSys'25, opportunity 8.
+Assumes that generation and training use distinct devices. Rule: pure. Source: EuroMLSys'25, opportunity 8.
 """
 
 from collections.abc import Collection

@@ -35,7 +35,6 @@ def forecast(
     """Return the forecast of the newest iteration with enough facts; None without one.
 
     `facts` are oldest first. `policy_share` is the policy's share of the trained parameters, 0..1, or None if unknown.
-    `late_tasks` are the scoring tasks that critics do.
     """
     both = measured is not None and measured.together and measured.policy
     for before, seen in reversed(list(zip((None, *facts), facts, strict=False))):

@@ -1,7 +1,7 @@
 """Estimates the memory of a process on its device, by purpose, and by phase where roles take turns.
 
-Counts weights, the KV cache, gradients and AdamW moments; not activations, logits, communicators and the runtime. Rule:
-arithmetic on sizes from the caller. The total lacks models of unknown size, and the estimate names them.
+Counts weights, the KV cache, gradients and AdamW moments; not activations, logits, communicators and the runtime. The
+total lacks models of unknown size, and the estimate names them.
 """
 
 from collections.abc import Mapping
@@ -201,8 +201,7 @@ def scoring(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
 def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
     """Return the memory of a rank: its part of each trained model, and a trained draft model as a whole.
 
-    Pipeline stages count as equal in size. Frozen weights of models with adapters are separate; a shared trunk counts
-    once.
+    Pipeline stages count as equal in size. A shared trunk counts once.
     """
     settings, models = spec.training, graph_of(spec).trained
     half, shared = spec.compute_type == "BFloat16", False

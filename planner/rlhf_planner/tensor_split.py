@@ -1,7 +1,6 @@
 """Checks from a model's config.json whether it can be split over the devices of one worker, or over training ranks.
 
-Rule: pure. Each device needs whole attention heads and whole columns of the feed-forward layers. Missing values are not
-judged.
+Rule: pure. Missing values are not judged.
 """
 
 from collections.abc import Mapping
@@ -12,8 +11,7 @@ def split_problem(config: Mapping[str, Any], degree: int, *, several: bool = Tru
     """Return why a model cannot be split over `degree` devices, with a smaller valid degree; empty if no problem is
     known.
 
-    `several` allows more devices than key-value heads, a multiple of their number. Without it, layers of experts cannot
-    be split.
+    `several` allows more devices than key-value heads, a multiple of their number.
     """
     if not several and degree > 1 and expert_count(config) > 1:
         return f"the model's experts cannot be split over {degree} ranks: use 1"

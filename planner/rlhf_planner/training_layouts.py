@@ -1,8 +1,7 @@
 """Lists ways to divide the trained models over training ranks, with the memory and the utilization of a rank.
 
-A layout is pipeline x data x context x tensor ranks. Utilization is that of serial 1F1B with equal stages: with m
-micro-batches per copy, p stages are busy for m / (m + p - 1) of a mini-batch; models with different stages count by
-their share of the parameters. Transfers are not counted. Rule: pure.
+Utilization is that of serial 1F1B with equal stages: with m micro-batches per copy, p stages are busy for m / (m + p -
+1) of a mini-batch. Transfers are not counted. Rule: pure.
 """
 
 from collections.abc import Iterator
@@ -78,7 +77,7 @@ def first_that_fits(
 ) -> TrainingLayout | None:
     """Return the fastest layout of the fewest ranks that fits devices of this size; None if none fits.
 
-    The ranks are the job's, then twice as many, up to MAX_GROWTH times. `offload`: moments are in host memory.
+    The ranks are the job's, then twice as many, up to MAX_GROWTH times.
     """
     ranks = spec.training.ranks
     while ranks <= spec.training.ranks * MAX_GROWTH:

@@ -157,7 +157,7 @@ def _score_groups(context: JobContext, state: JobState, now: float, facts: Deriv
 
 
 def _kinds(context: JobContext, state: JobState, facts: DerivedState) -> list[_Kind]:
-    """Return the tasks that are leased together, their maximum per worker, and the workers that may get them."""
+    """Return (tasks that are leased together, most samples per worker, workers that may get them) for each kind."""
     names, everybody = tuple(task.name for task in context.tasks), (*facts.scorers, *facts.early_scorers)
     if not facts.can_score:
         kinds: list[_Kind] = [(names, SCORES_IN_FLIGHT, everybody)]

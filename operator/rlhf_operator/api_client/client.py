@@ -93,8 +93,7 @@ class KubernetesClient:
     async def manage_created(self, kind: str, meta: Json) -> None:
         """Move fields that our `create` set to our server-side apply, which can remove only fields that it owns.
 
-        Do nothing unless our field manager has one entry, of an update. Raises ApiError, such as ConflictError if the
-        object has changed since `meta` was read.
+        Raises ApiError, such as ConflictError if the object has changed since `meta` was read.
         """
         entries = meta.get("managedFields") or []
         ours = [

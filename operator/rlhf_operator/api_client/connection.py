@@ -1,7 +1,7 @@
 """Finds the API server and the credentials, from a kubeconfig or the pod's service account.
 
 Order: the named kubeconfig, then KUBECONFIG (files joined by `:`), then ~/.kube/config and the pod's service account,
-or the reverse with `prefer_pod`. An unusable kubeconfig raises `ConnectionConfigError`.
+or the reverse with `prefer_pod`.
 """
 
 import os

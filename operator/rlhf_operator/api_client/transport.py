@@ -1,7 +1,6 @@
 """Sends requests to one API server and reads streams of lines, with time-outs, retries and a limit on concurrency.
 
-Streams and `urgent` requests do not count towards the limit. Callers must be able to repeat a write: the API server may
-have carried it out although the answer was lost.
+Callers must be able to repeat a write: the API server may have carried it out although the answer was lost.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """The APIs of schedulers and queues that the operator supports, as data.
 
-Kinds have their apiVersion as prefix, because several groups serve a kind such as PodGroup. `discovery` finds the
-version that a cluster serves.
+Kinds have their apiVersion as prefix, because several groups serve a kind such as PodGroup.
 """
 
 from collections.abc import Mapping

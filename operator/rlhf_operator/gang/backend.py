@@ -1,7 +1,6 @@
-"""The interface of a gang backend: the objects of a gang, and the fields that make a pod a member.
+"""The interface of a gang backend: the objects of a gang, and the fields that make a pod a member. Rule: pure.
 
-A `QueueingBackend` also decides whether the job's pods may exist. A `QueueApi` reads the state of the queue's objects.
-Rule: pure.
+A `QueueingBackend` also decides whether the job's pods may exist.
 """
 
 from collections.abc import Mapping, Sequence

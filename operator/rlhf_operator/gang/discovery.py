@@ -1,7 +1,6 @@
 """Asks the API server which gang and queue APIs it serves, and detects changes.
 
-If the API server does not answer, the previous result stays valid. A change ends the process, because watches are
-opened at its start; jobs keep running, and the next process starts with the new APIs.
+A change ends the process, because watches are opened at its start; the next process starts with the new APIs.
 """
 
 import asyncio

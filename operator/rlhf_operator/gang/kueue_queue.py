@@ -218,8 +218,8 @@ def gate(
 ) -> QueueGate:
     """Return whether a job's pods may exist.
 
-    `counts`: pods that the job wants, by group. `requests_hash`: hash of their requests. `elastic`: groups that may
-    have fewer pods. `slices`: a larger slice may replace the Workload.
+    `counts`: pods that the job wants, by group. `elastic`: groups that may have fewer pods. `slices`: a larger slice
+    may replace the Workload.
     """
     named = f"LocalQueue {queue}"
     asks = f"asks {named} for {sum(counts.values())} pods"

@@ -1,8 +1,6 @@
-"""Computes the requests of one pod as the scheduler does.
+"""Computes the requests of one pod as the scheduler does. Rule: pure.
 
-Rule: pure. The count is the larger of two amounts: the sum of containers and sidecars, and the largest init container
-with the sidecars started before it. `spec.resources` replaces it, and the overhead of the runtime is added. Source:
-PodRequests of k8s.io/component-helpers, and the API server's defaults.
+Source: PodRequests of k8s.io/component-helpers, and the API server's defaults.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,9 +25,9 @@ def pod_requests(spec: Mapping[str, Any]) -> Amounts:
 
 
 def pod_level_requests(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the requests of the pod itself; its limits count where neither it nor a container has a request.
+    """Return the requests of the pod itself: cpu, memory and huge pages.
 
-    Limits of huge pages also count where a container has a request. Includes cpu, memory and huge pages.
+    Limits count where neither the pod nor a container has a request.
     """
     stated = spec.get("resources") or {}
     if not stated:

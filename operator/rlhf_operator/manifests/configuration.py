@@ -16,7 +16,7 @@ from rlhf_operator.manifests.mount_paths import JOB_KEY, REWARD_KEY
 def document(job: RLHFJob) -> dict[str, Any]:
     """Return the resolved job as JSON; a null that disables a feature stays a null.
 
-    Code in a user's ConfigMap is replaced by the path of its mounted file. The status and most metadata are omitted.
+    Code in a user's ConfigMap is replaced by the path of its mounted file.
     """
     written: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude={"status"})
     metadata_fields = ("name", "namespace", "uid", "labels", "annotations")

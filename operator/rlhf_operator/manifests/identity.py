@@ -1,8 +1,7 @@
 """Names, labels, owner and addresses of a job's objects.
 
-An object belongs to a job if its controller is the job, by uid. Two jobs in a namespace must never derive the same name
-for objects of one kind (test_derived_names.py). Services have both the bare name of the job and one with
-`-coordinator`, so a new job's name must not end in `-coordinator`.
+Two jobs in a namespace must never derive the same name for objects of one kind (test_derived_names.py). So a new job's
+name must not end in `-coordinator`, which a Service has.
 """
 
 from typing import Any, Final

@@ -1,7 +1,7 @@
 """Network access to a job's pods: headless Services, and a NetworkPolicy that blocks other clients.
 
-Pods of one job connect freely. From outside, the operator reaches the coordinator, and everybody the metrics port. The
-policy checks the operator's namespace if that is known. It does not restrict egress.
+Pods of one job connect freely. From outside, the operator reaches the coordinator, and everybody the metrics port.
+Egress is not restricted.
 """
 
 from typing import Any, Final

@@ -18,8 +18,7 @@ _GROUPS: Final = (Group.GENERATION, Group.INFERENCE, Group.TRAINING)
 
 
 def problems_of_pods(job: RLHFJob) -> list[Problem]:
-    """Return the problems of a resolved job's templates, with warnings, also for groups without pods, and of its
-    replanning.
+    """Return the problems of a resolved job's pod templates and replanning, with warnings.
 
     If none is an error, the problems of its checkpoint folder and its loopback URLs follow.
     """

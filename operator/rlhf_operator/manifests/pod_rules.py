@@ -1,7 +1,6 @@
 """Checks rules of the API server beyond the pod schema: names, labels, ports, mounts without volume, limits.
 
-They predict a part of a dry run without a cluster, so problems have `Severity.SERVER`. Takes templates with valid types
-(`pod_schema`).
+They predict a part of a dry run, so problems have `Severity.SERVER`.
 """
 
 import re

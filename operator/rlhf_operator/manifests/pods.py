@@ -1,7 +1,6 @@
 """Pods of a job before the user's template is merged in, such as command, environment, ports, probes and mounts.
 
-A template may add to these fields, and replace the defaults that `template` lists. `rlhf_cli.local.pods_to_processes`
-runs the same pods on one machine, with other addresses and paths.
+`rlhf_cli.local.pods_to_processes` runs the same pods on one machine, with other addresses and paths.
 """
 
 import math

@@ -149,9 +149,10 @@ def rank_template(job: RLHFJob) -> dict[str, Any]:
 
 
 def mounting(job: RLHFJob, image: str, labels: Mapping[str, str], user: int | None = USER_ID) -> Json:
-    """Return the coordinator's pod before its own template is merged in, with the mounts of pods with ranks.
+    """Return the coordinator's pod before its own template is merged in.
 
-    The template of the ranks also gives it volumes, model hub variables, pull secrets and the pod's security context.
+    It has mounts and other fields of the ranks' template, because it reads prompts and tokenizer and writes
+    checkpoints.
     """
     if unused := unused_template(job):
         raise TemplateError(unused, "spec.training.template")
@@ -191,8 +192,7 @@ def _coordinator(job: RLHFJob, images: Images, epoch: Number, mark: str) -> Json
 def template_hash(job: RLHFJob, group: Group) -> str:
     """Return the hash by which a group's pods are recognised as outdated.
 
-    It covers the group's template and spec.metrics; for the coordinator also the template of the ranks and the settings
-    in `_LIVE`. Default values are omitted, so a new field changes no hash.
+    Default values are omitted, so a new field changes no hash.
     """
     parts: list[Any] = [_said(getattr(job.spec, group).template)]
     if group is not Group.COORDINATOR and job.spec.metrics != "Enabled":

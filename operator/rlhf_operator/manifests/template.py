@@ -1,7 +1,6 @@
 """Checks a user's pod template and merges it with our pod: the user adds, our guarantees stay.
 
-A template that prevents the merge raises TemplateError with up to MAX_PROBLEMS problems. Lists merge by the keys in
-_LIST_KEYS.
+Lists merge by the keys in _LIST_KEYS.
 """
 
 import json

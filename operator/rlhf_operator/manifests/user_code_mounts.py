@@ -1,7 +1,6 @@
 """Mounts of users' code: reward functions and the rollout environment in ConfigMaps, and keys of Secrets.
 
-Rule: pure. Must never read the value of a Secret: the kubelet puts it into the environment. An annotation of a pod has
-the digest of its code.
+Rule: pure. Must never read the value of a Secret: the kubelet puts it into the environment.
 """
 
 import hashlib

@@ -1,7 +1,6 @@
-"""Reports in the conditions that requests to the API server fail and end a job's reconciles early.
+"""Reports in the conditions that requests to the API server fail and end a job's reconciles early. Rule: pure.
 
-Rule: pure. The sentence comes before the phase's own message of `Running`. It quotes the API server or a webhook,
-shortened.
+The sentence comes before the phase's own message of `Running`.
 """
 
 from collections.abc import Mapping

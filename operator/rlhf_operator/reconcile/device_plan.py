@@ -1,6 +1,6 @@
 """The plan for `spec.devices`: the coordinator reports it, the status records it, and pods follow from spec and record.
 
-Rule: pure. The coordinator runs in its user's pod, so a job with the reported sizes is checked like a manifest.
+Rule: pure. A job with the reported sizes is checked like a manifest.
 """
 
 from collections.abc import Mapping

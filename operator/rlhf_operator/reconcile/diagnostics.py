@@ -1,7 +1,6 @@
-"""Explains what keeps pods of a job from running, in sentences with the pods, the cause and often a remedy.
+"""Explains what keeps pods of a job from running, in sentences with the pods, the cause and often a remedy. Rule: pure.
 
-Rule: pure. The cause quotes the API server, scheduler or kubelet if possible. Problems that no component reports appear
-after a while.
+The cause quotes the API server, scheduler or kubelet if possible.
 """
 
 import re

@@ -1,7 +1,7 @@
-"""Deletion of a job, and the finalizer that delays it for a last checkpoint.
+"""Deletion of a job, and the finalizer that delays it for a last checkpoint. Rule: pure.
 
-Rule: pure. The wait ends when the coordinator's pod has ended, or at the deadline. Without a running operator, a user
-removes the finalizer by hand (docs/operations.md).
+The wait ends when the coordinator's pod has ended, or at the deadline. Without a running operator, a user removes the
+finalizer (docs/operations.md).
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,7 @@
-"""Hastens or forces deletions of pods that do not end, and describes those that remain.
+"""Hastens or forces deletions of pods that do not end, and describes those that remain. Rule: pure.
 
-A worker's pod is deleted by force some time after its grace period. For a coordinator that may still run, the user
-decides (spec.runPolicy.forceCoordinatorAfterSeconds), and it must have reported that other nodes see the lock of its
-journal. The status stores that report. Rule: pure.
+For a coordinator that may still run, the user decides (spec.runPolicy.forceCoordinatorAfterSeconds), and it must have
+reported that other nodes see the lock of its journal.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -90,10 +89,7 @@ def _earliest(*times: datetime | None) -> datetime | None:
 
 
 def farewell_time(pod: ObservedPod, pods: Iterable[ObservedPod]) -> datetime | None:
-    """Return the time by which a coordinator counts as ended although another container of its pod runs; else None.
-
-    All its workers must have ended with exit code 0 after its deletion was requested.
-    """
+    """Return the time by which a coordinator counts as ended although another container of its pod runs; else None."""
     asked = pod.deletion_asked
     if pod.group is not Group.COORDINATOR or asked is None or pod.grace == 0:
         return None

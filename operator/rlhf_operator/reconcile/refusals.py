@@ -1,7 +1,6 @@
-"""Explains why the API server refuses objects of a job, with a remedy if one is known.
+"""Explains why the API server refuses objects of a job, with a remedy if one is known. Rule: pure.
 
-Rule: pure. The cause quotes the API server's message for the first object; further objects with the same kind of cause
-are counted.
+The cause quotes the API server's message for the first object.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""Decides which pods a job should have, which of its pods must leave, and the condition Resizing.
-
-Rule: pure. A pod is named by its group and index, so an ended pod is deleted before it is created again.
-"""
+"""Decides which pods a job should have, which of its pods must leave, and the condition Resizing. Rule: pure."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -85,8 +82,7 @@ def resizing_condition(
 ) -> ConditionUpdate:
     """Return the condition Resizing, from the previous and current sizes and the existing pods.
 
-    `running_reason` is of the condition Running, `groups` is `status.groups`. `limited`: why the job lacks the size of
-    its spec, or empty.
+    `groups` is `status.groups`. `limited`: why the job lacks the size of its spec, or empty.
     """
     sizes = {group["name"]: group["desired"] for group in groups}
     leaving = sorted(pod.name for pod in pods if pod.index >= sizes.get(pod.group, 0))

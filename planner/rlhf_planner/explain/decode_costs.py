@@ -1,7 +1,6 @@
 """Fits the cost of a decode step, and each worker's pace, to the recorded steps.
 
-A step takes `step + row * rows + key * rows * keys` seconds, times the worker's pace. Records with steps that verified
-drafts are left out unless there are no others.
+A step takes `step + row * rows + key * rows * keys` seconds, times the worker's pace.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The facts of an iteration that findings are based on: versioned, plain data for JSON.
 
-Rule: measurements and settings, never conclusions. Times are seconds; moments count from the first lease of the
-iteration. Lists are bounded, because a file may be foreign.
+Times are seconds; moments count from the first lease of the iteration. Lists are bounded, because a file may be
+foreign.
 """
 
 from typing import Annotated, Final, Literal

@@ -1,7 +1,6 @@
-"""Ranks the findings of a job's last iterations, the largest loss first.
+"""Ranks the findings of a job's last iterations, the largest loss first. Rule: pure.
 
-Rule: pure. Iterations with other settings than the last one are left out. So is the first of a job, if there are
-others.
+Iterations with other settings than the last one are left out.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
-"""Replays a recorded iteration, unchanged or with one change.
+"""Replays a recorded iteration, unchanged or with one change. Rule: pure.
 
-Generation is continuous batching at each worker's pace. Scoring is one queue at the rate observed while samples waited.
-Rule: pure.
+Generation is continuous batching. Scoring is one queue at the rate observed while samples waited.
 """
 
 import heapq

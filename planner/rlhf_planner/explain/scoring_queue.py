@@ -30,8 +30,8 @@ class MoreWorkers(NamedTuple):
 def awaited_task(facts: IterationProfile) -> TaskFacts | None:
     """Return the task that samples waited for; None if unknown.
 
-    It is the model with the most seconds of passes if passes fill at least FILLED of the workers' scoring time, else
-    the call whose result came last most often.
+    It is the busiest model if passes fill at least FILLED of the workers' scoring time, else the call whose result came
+    last most often.
     """
     samples, models = facts.samples, [task for task in facts.tasks if not task.call]
     if samples is None or not samples.scored:

@@ -1,8 +1,7 @@
 """Chooses moves of samples before the threshold, from the worker that would finish last to the one that would finish
 first.
 
-Rule: a move lets the later of the two workers finish earlier, by more than its cost and MIN_GAIN. Must never move a
-sample twice in one result, nor exceed the rows and KV memory of a worker.
+Must never move a sample twice in one result, nor exceed the rows and KV memory of a worker.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Chooses the threshold R_t and the pool m of an iteration by simulating possible lengths of the next batch.
 
-Rule: plans share the draws. In mode Auto, a plan must gain more than MIN_GAIN and more than the standard error over the
-draws. The same seed gives the same choice.
+Rule: plans share the draws. In mode Auto, a plan must gain more than MIN_GAIN and more than the standard error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Costs of decoding, prefilling, scoring and moving samples on the workers of a job, in seconds and bytes.
 
-Rule: closed formulas (`fitted_costs`), so that a simulation can sum thousands of steps at once. Observations refit
-decode steps and moves with KV caches; a ratio corrects other work. Must never return a negative time.
+Rule: closed formulas (`fitted_costs`), so that a simulation can sum thousands of steps at once. Must never return a
+negative time.
 """
 
 from __future__ import annotations
@@ -96,10 +96,9 @@ class StageCosts:
         tasks: Mapping[str, Sequence[StepTime]] | None = None,
         **others: Any,
     ) -> StageCosts:
-        """Return costs fitted to measured times.
+        """Return costs fitted to measured times. `tasks` maps a scoring task to its times.
 
-        `tasks` maps a scoring task to its times. `others` are further fields. Raises ValueError for an impossible time
-        or batch size, or without decode times.
+        Raises ValueError for an impossible time or batch size, or without decode times.
         """
         works = [PassFormula.fitted(times) for times in (tasks or {}).values()]
         score = PassFormula(
@@ -272,7 +271,7 @@ class StageCosts:
     def takes_cache(self, prompt: Floats, tokens: Floats, batch: int, share: float, transfer: Transfer) -> Flags:
         """Return which samples move with their KV caches, bool [k]; `prompt` and `tokens` are float64 [k].
 
-        Mode Auto compares `kv_cost` with `rebuild_seconds`. Without a known bandwidth no cache moves.
+        Mode Auto compares `kv_cost` with `rebuild_seconds`.
         """
         if transfer == "Tokens" or not self.bandwidth:
             return np.zeros(len(tokens), dtype=np.bool_)

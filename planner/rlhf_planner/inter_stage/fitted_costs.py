@@ -1,7 +1,6 @@
 """Fits formulas for the time of a pass to a few measured times, in seconds.
 
-A decode step is a line over the context for each batch size. Other passes have a setup, a cost per sample and a cost
-per token. Fits minimize relative squares with non-negative coefficients.
+Fits minimize relative squares with non-negative coefficients.
 """
 
 from __future__ import annotations
@@ -67,8 +66,7 @@ class DecodeLines:
     def fitted(cls, times: Iterable[StepTime], weights: Sequence[float] | None = None) -> DecodeLines:
         """Return the lines fitted to the times. The base never falls as the batch grows.
 
-        `weights` weighs the points; None means equal weights. Raises ValueError without times or for an impossible
-        time.
+        Raises ValueError without times or for an impossible time.
         """
         rows = _checked(times)
         if not rows:

@@ -1,7 +1,6 @@
 """Computes the gain of scoring unfinished samples by replaying an iteration's finish times with and without it.
 
-Rule: pure; times are seconds on one clock. Simplified: a response grows evenly, a pass scores one prefix, and any
-worker can use a sample's previous scores. Large iterations are thinned.
+Rule: pure; times are seconds on one clock. Simplified: a response grows evenly, and a pass scores one prefix.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ class ObservedWork(NamedTuple):
     """Observed work: `passes` passes over `batch` samples of `tokens` tokens each took `seconds` in total.
 
     `contended` is the share of that time, 0..1, in which another generation worker scored. Decode passes are steps, and
-    their tokens are keys. Rebuild passes are prefills of resumed samples, or steps where tokens are decoded again.
-    Transfer and pause passes are samples that moved with their caches.
+    their tokens are keys. Transfer and pause passes are samples that moved with their caches.
     """
 
     kind: Kind

@@ -1,7 +1,7 @@
 """Predicts response lengths from the last iterations, by prompt and prompt length; uses a prior before the first.
 
-Rule: a model is a value. Distributions are Kaplan-Meier estimates, because the limit cuts responses. Must never predict
-a length below 1 or above the limit.
+Distributions are Kaplan-Meier estimates, because the limit cuts responses. Must never predict a length below 1 or above
+the limit.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class LengthModel:
     ) -> LengthModel:
         """Return the model after one more iteration of (prompt tokens, response tokens).
 
-        `limit` is given if the iteration had another one. `lines` has the line of each sample's prompt in the prompts
-        file, or is empty. Raises ValueError for a negative length, or a wrong number of lines.
+        `lines` has the line of each sample's prompt in the prompts file, or is empty. Raises ValueError for a negative
+        length, or a wrong number of lines.
         """
         data = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
         if len(data) == 0:

@@ -1,9 +1,8 @@
 """Chooses the surplus prompts M of `longRounds: Auto` by simulating a whole period of short and long rounds.
 
 A short round decodes B + M prompts and cuts M of them; a long round decodes B prompts that were cut. Rule: all ways see
-the same draws. Each is compared with no long rounds on the prompts of its own period, and must gain more than MIN_GAIN
-and the standard error over the draws. Simplified: training takes the same time in each iteration, and a deferred prompt
-has the same lengths again.
+the same draws. Simplified: training takes the same time in each iteration, and a deferred prompt has the same lengths
+again.
 """
 
 from __future__ import annotations

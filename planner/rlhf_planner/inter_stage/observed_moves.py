@@ -1,7 +1,6 @@
 """Observed moves with KV caches in the last iterations, and the cost lines fitted to them.
 
-A move has a fixed part and a part per token. The fit minimizes squares of relative errors; the profile's shape has a
-small weight.
+A move has a fixed part and a part per token.
 """
 
 from __future__ import annotations

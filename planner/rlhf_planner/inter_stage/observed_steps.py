@@ -1,7 +1,6 @@
 """Observed decode steps of the last iterations, and the cost lines fitted to them.
 
 Rule: observed steps determine the costs near their batch sizes and contexts. Elsewhere the scaled profile applies.
-Steps during which another generation worker scored are a kind of their own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Learns from repeated prompts how much longer or shorter than usual a prompt's responses are.
 
 A one-way random-effects model: a response's normal score is its prompt's effect, of variance `share`, plus a rest of
-variance 1 - share. Expected effects shrink toward zero, more so for fewer responses. If prompts do not repeat or are
-not informative, `share` is 0 and no prediction changes.
+variance 1 - share. Expected effects shrink toward zero, more so for fewer responses.
 """
 
 from __future__ import annotations

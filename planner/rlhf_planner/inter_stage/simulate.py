@@ -1,7 +1,6 @@
 """Simulates an iteration of generation and inference sample by sample, with a threshold and a pool.
 
-Threshold 0, or a pool of all workers, means no fusion. The simulation knows the lengths; the placement of the tail
-predicts them. Module `simulated_tail` lists simplifications.
+Threshold 0, or a pool of all workers, means no fusion. Module `simulated_tail` lists simplifications.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ def simulate(
 ) -> Forecast:
     """Return the simulated iteration with these response lengths (int64 [batch], tokens).
 
-    The placement of the tail predicts with `model`; None means that all samples look alike to it. Raises ValueError for
-    lengths that do not match the setup, or are below 1.
+    The placement of the tail predicts with `model`. Raises ValueError for lengths that do not match the setup, or are
+    below 1.
     """
     tokens = np.asarray(lengths, dtype=np.int64)
     if len(tokens) != setup.batch:

@@ -1,7 +1,6 @@
 """Simulates when every sample is finished without moves: continuous batching on several workers.
 
-Time advances from one finished sample to the next. A simulated step is one token of every row, at the mean pace of the
-batch with drafts. A prefill stalls its worker.
+A simulated step is one token of every row. A prefill stalls its worker.
 """
 
 from __future__ import annotations

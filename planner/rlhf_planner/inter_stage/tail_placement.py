@@ -1,7 +1,6 @@
 """Chooses the workers of the migration pool, and a worker for each unfinished sample.
 
-Rule: the workers with the most predicted work stay. Samples of other workers move, the longest first, to the pool
-worker that is predicted to finish first with it. A pool that is too small is enlarged. Must never give a sample two
+Rule: the workers with the most predicted work stay. A pool that is too small is enlarged. Must never give a sample two
 places, or a worker more samples than it can take.
 
 Source: RLHFuse (arXiv 2409.13221), inter-stage fusion.
@@ -74,8 +73,8 @@ def place_tail(
 ) -> TailPlacement:
     """Return the pool and the moves when the threshold is reached.
 
-    `unfinished` contains every worker that can decode, idle ones too. The pool is larger than `pool` if so few workers
-    cannot hold the samples. Raises ValueError without a worker, for a pool below 1, or for a sample on two workers.
+    `unfinished` contains every worker that can decode, idle ones too. Raises ValueError without a worker, for a pool
+    below 1, or for a sample on two workers.
     """
     names = sorted(unfinished)
     if not names:
@@ -144,8 +143,7 @@ def _destinations(
 ) -> Ints:
     """Return, for each moving row, the worker with a free row that is predicted to finish first with it.
 
-    With `b` rows a token of each takes about alpha + beta * b seconds. So a worker finishes after alpha * (its longest
-    remaining) + beta * (the sum of all remaining).
+    A worker finishes after alpha * (its longest remaining) + beta * (the sum of all remaining).
     """
     alpha, beta = _affine_step(unfinished, len(stays), costs)
     position = {worker: at for at, worker in enumerate(stays)}

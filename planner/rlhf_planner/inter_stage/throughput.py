@@ -1,7 +1,6 @@
 """Throughput of a worker over its samples, in tokens per second, from learned costs, drafts and the worker's pace.
 
-A pace is the factor by which the same work takes longer on that worker, by batch size. PRIOR intervals at pace 1 are
-included. Must never read a clock.
+A pace is the factor by which the same work takes longer on that worker. Must never read a clock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The JSON document of measured costs that `rlhf plan --costs` reads.
 
-A figure is {"value": number, "source": "measured" | "learned" | "assumed"}; a profile of layers or of an engine has one
-source. Owns the check of untrusted values. Must never guess a figure from another one.
+A figure is {"value": number, "source": "measured" | "learned" | "assumed"}. Owns the check of untrusted values. Must
+never guess a figure from another one.
 """
 
 from __future__ import annotations

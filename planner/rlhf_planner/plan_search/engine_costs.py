@@ -1,7 +1,6 @@
 """Costs of a generation worker by its tensor size, for the simulation of a rollout.
 
-Without a profile they are the roofline of `inter_stage`, and the seconds of a tensor group's sums. A profile of another
-tensor size is scaled by the roofline, without its sums.
+A profile of another tensor size is scaled by the roofline, without its sums.
 """
 
 from __future__ import annotations

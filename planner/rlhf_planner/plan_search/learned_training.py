@@ -1,4 +1,4 @@
-"""Learns from a run how long its training takes. The first iteration of a plan does not count.
+"""Learns from a run how long its training takes.
 
 Without profiles of layers: a factor by which its ranks compute longer than the roofline says. With profiles: the
 seconds of an iteration outside of its mini-batches.
@@ -28,8 +28,7 @@ def learned_rest(
 ) -> CostFigure | None:
     """Return the seconds of an iteration's training that belong to no mini-batch, at least 0.
 
-    It is the median of the observed seconds without mini-batches, less `after_schedules`. None for fewer than FEWEST
-    iterations after `first`.
+    None for fewer than FEWEST iterations after `first`.
     """
     found = [profile for profile in profiles if profile.iteration > first and "step_seconds" in profile.training]
     rests = [profile.seconds("Training") - mini_batches * profile.training["step_seconds"] for profile in found]
@@ -41,8 +40,7 @@ def learned_rest(
 def learned_compute(predict: Callable[[float], float], seconds: Sequence[float]) -> CostFigure | None:
     """Return the factor on computing with which the prediction equals the median of the observed seconds.
 
-    `predict` returns the seconds of an iteration's training, linear in the factor. None for fewer than FEWEST
-    iterations, and where no positive factor fits.
+    `predict` is linear in the factor. None for fewer than FEWEST iterations, and where no positive factor fits.
     """
     computed = predict(2.0) - predict(1.0)
     rest = predict(1.0) - computed

@@ -1,8 +1,7 @@
 """Seconds in which workers get the trained weights.
 
-Every reader fetches each published model once. The slowest of three limits counts: all readers share the links of the
-holders, one reader has the links of its own devices, and its copy passes through host memory. Encoded differences of
-weights are not counted.
+Every reader fetches each published model once. The slowest of three limits counts. Encoded differences of weights are
+not counted.
 """
 
 from __future__ import annotations

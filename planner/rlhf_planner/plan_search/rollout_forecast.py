@@ -1,7 +1,6 @@
 """Seconds of generation and scoring on given workers, simulated on the workload's draws.
 
-In mode Auto a few thresholds and pools are tried, and the fastest counts if it gains MIN_GAIN; in mode Fixed the job's
-own count.
+In mode Auto a few thresholds and pools are tried, and the fastest counts if it gains MIN_GAIN.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Searches the best plans of up to N devices.
+"""Searches the best plans of up to N devices. Rule: pure.
 
-The search combines the best training per number of ranks with rollouts. Beyond WORKERS and SCORERS only some counts of
-workers are considered. Rule: pure. `forecasts` must never return a plan that validation refuses.
+Beyond WORKERS and SCORERS only some counts of workers are considered. `forecasts` must never return a plan that
+validation refuses.
 """
 
 from __future__ import annotations

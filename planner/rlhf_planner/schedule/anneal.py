@@ -1,7 +1,7 @@
 """Anneals activation memory under a hard limit on the makespan, by swaps of neighbouring steps.
 
 Each step stores its head (earliest start) and its tail (least time from its start to the end), so each swap is checked
-in constant time. Swaps that might close a cycle are rejected. The same seed and number of tries give the same result.
+in constant time. The same seed and number of tries give the same result.
 """
 
 from __future__ import annotations
@@ -81,8 +81,7 @@ class Walk:
     def run(self, targets: Ints, hot: float, cold: float, tries: int) -> tuple[int, int]:
         """Try at most `tries` swaps, until no position is above its device's target.
 
-        Return (positions still above it, tries made). `targets` int64 [devices] are in memory units. `hot` and `cold`
-        are the first and the last temperature.
+        Return (positions still above it, tries made). `targets` int64 [devices] are in memory units.
         """
         state = (self.links, self.times, self.order, self.length, self.holds)
         return anneal(*state, self.limit, targets, 1.0 / self.units.mean, hot, cold, tries, self.random)
@@ -147,8 +146,7 @@ def fill_state(links: Ints, times: Floats, order: Ints, length: Ints, holds: Int
     """Compute positions, heads, tails and `holds` from the order; return the number of steps reached.
 
     All steps are reached unless the order deadlocks. `links` is int64 [steps, 6], `times` float64 [steps, 5]; the
-    constants above name their columns. `length` int64 [devices] counts the used entries of each row of `order` and
-    `holds`.
+    constants above name their columns.
     """
     count = len(links)
     waits = np.zeros(count, np.int64)
@@ -224,7 +222,7 @@ def tail_of(links: Ints, times: Floats, order: Ints, length: Ints, n: int) -> fl
 def try_swap(links: Ints, times: Floats, order: Ints, length: Ints, u: int, v: int, limit: float) -> bool:
     """Swap step `u` with its right neighbour `v` if no cycle can close and the makespan stays within `limit`.
 
-    Return whether they were swapped. Updates the heads and tails of the two steps; `spread` updates the others.
+    Return whether they were swapped. `spread` updates the heads and tails of other steps.
     """
     d, i = links[u, DEVICE], links[u, POSITION]
     p, f = links[v, PREVIOUS], links[u, FOLLOWING]
@@ -329,9 +327,8 @@ def anneal(
 ) -> tuple[int, int]:
     """Try `tries` swaps at falling temperature; return (positions above target, tries made).
 
-    Returns early if no position is above its target. The cost is the sum over positions above their target of (excess +
-    STEP_COST)^2, with the excess in micro-batches. `holds` and `targets` (int64 [devices]) are in memory units,
-    `inverse` is micro-batches per unit.
+    The cost is the sum over positions above their target of (excess + STEP_COST)^2, with the excess in micro-batches.
+    `holds` and `targets` (int64 [devices]) are in memory units, `inverse` is micro-batches per unit.
     """
     count = len(links)
     queue, queued = np.empty(count + 1, np.int64), np.zeros(count, np.int64)

@@ -59,7 +59,7 @@ def keeps_cap(timeline: Timeline) -> bool:
 
 
 def check_cap_possible(instance: Instance) -> None:
-    """Raise InstanceError if no schedule can stay within the cap: one micro-batch of all stages of a device must fit."""
+    """Raise InstanceError if no schedule can stay within the cap: one micro-batch must fit on each device."""
     cap = instance.memory_cap
     if cap is None:
         return
@@ -179,8 +179,7 @@ def interleaved(instance: Instance, chunks: int) -> Timeline | None:
     """Return interleaved 1F1B, one model after another with a barrier, with each stage cut into `chunks` virtual
     stages.
 
-    Returns None unless each pipeline has two stages or more and a multiple of them as micro-batches, and `chunks` is 2
-    or more. Source: Narayanan et al. 2021, section 2.2.
+    Returns None where the construction does not apply. Source: Narayanan et al. 2021, section 2.2.
     """
     if chunks < 2 or any(p.microbatches % p.stages or p.stages < 2 for p in instance.pipelines):
         return None

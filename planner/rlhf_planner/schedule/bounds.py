@@ -42,7 +42,7 @@ def published_bound(arrays: InstanceArrays) -> float:
     """Return the published lower bound on the makespan, also for a split backward.
 
     Terms: the critical path of a pipeline through its slowest stage; and per device the least time before its first
-    step, its work, and the least time after it. The last term is zero where a weight-gradient step can come last.
+    step, its work, and the least time after it.
     """
     first, tail = heads(arrays), backward_tails(arrays)
     work = (np.diff(arrays.base) * arrays.duration).reshape(-1, KINDS).sum(axis=1)
@@ -66,9 +66,8 @@ def makespan_bound(arrays: InstanceArrays) -> float:
 def peak_bound(arrays: InstanceArrays, makespan: float) -> float:
     """Return a lower bound on the peak activation of any schedule with this makespan.
 
-    It is the larger of two bounds. Windows: at any moment a device needs memory for the micro-batches that must have
-    begun and cannot have ended there. Averages: the mean over the makespan is at least the sum of the least residence
-    times.
+    Windows: at any moment a device needs memory for the micro-batches that must have begun and cannot have ended there.
+    Averages: the mean over the makespan is at least the sum of the least residence times.
     """
     head, tail = step_windows(arrays)
     hair = 1e-9 * max(1.0, makespan)  # a step may start the moment another ends, despite rounding of floats

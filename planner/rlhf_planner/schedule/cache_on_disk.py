@@ -1,8 +1,7 @@
 """Stores solved instances in a directory, so that a later process need not search again.
 
-An entry is one JSON file, named after a hash of the instance, the options and the version of the search. It is written
-under another name and moved, so a process that dies leaves no partial entry. An unreadable entry, or one that the
-independent checker rejects, is a miss. A failed write costs a later search.
+An entry is one JSON file. It is written under another name and moved, so a process that dies leaves no partial entry.
+An unreadable entry, or one that the independent checker rejects, is a miss.
 """
 
 from __future__ import annotations

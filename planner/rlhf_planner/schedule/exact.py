@@ -1,8 +1,7 @@
 """Solves small instances exactly by constraint programming (ortools CP-SAT, one worker).
 
-Times are integers: exact if the instance has a decimal grid, otherwise rounded up on a fine grid. With rounding,
-infeasibility is reported as unknown. Effort is CP-SAT's deterministic time; `seconds` and GRACE are the wall-clock
-backstop. Without ortools no instance counts as small enough.
+Times are integers: exact if the instance has a decimal grid, otherwise rounded up. Effort is CP-SAT's deterministic
+time. Without ortools no instance counts as small enough.
 """
 
 from __future__ import annotations
@@ -180,8 +179,7 @@ class CpSatModel:
     def solve(self, effort: float, seconds: float, seed: int, dynamic: bool = False) -> SolverAnswer:
         """Run CP-SAT and return its answer; the bound is in time units of the instance.
 
-        `effort` is deterministic time and `seconds` the backstop by the clock. `dynamic` adds precedences during the
-        search.
+        `effort` is deterministic time and `seconds` the backstop by the clock.
         """
         impossible = SolverAnswer(None, float("inf"), infeasible=True) if self.grid.exact else SolverAnswer(None, 0.0)
         if not self.possible:

@@ -1,7 +1,6 @@
 """A table of forwards: a model processes the micro-batches of a mini-batch once without training. Rule: pure.
 
-Stages are where the training table has them. Rows are parts of one global sequence, so the table is free of deadlock
-even if transfers block both ranks. It goes wave by wave: computations, then transfers of their results.
+Rows are parts of one global sequence, so the table is free of deadlock even if transfers block both ranks.
 """
 
 from rlhf_common.schedule import Action, ScheduleTable

@@ -1,7 +1,6 @@
 """A table in which one model is frozen: it is not computed, and the others are trained as before. Rule: pure.
 
-The remaining actions of a row stay in order, and both ends of a transfer stay or go together. So a table free of
-deadlock stays free of it.
+A table free of deadlock stays free of it, because both ends of a transfer stay or go together.
 """
 
 from rlhf_common.schedule import ScheduleTable

@@ -1,7 +1,6 @@
 """The published greedy schedule: earliest start, never delay the largest model, ties to backward.
 
-It ignores the memory cap and does not split backward steps. Source: RLHFuse (arXiv 2409.13221), initial solution of its
-annealing.
+It ignores the memory cap. Source: RLHFuse (arXiv 2409.13221), initial solution of its annealing.
 """
 
 from __future__ import annotations

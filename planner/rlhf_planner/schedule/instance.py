@@ -1,7 +1,7 @@
 """The problem that a fused pipeline schedule solves: devices, pipelines, times, activations, one memory cap.
 
-Owns its fields, units, JSON form and errors. Times share any unit, and so do activations. Rule: reads no file. Source:
-RLHFuse (arXiv 2409.13221), intra-stage fusion; the split of the backward step follows zero-bubble pipelines.
+Times share any unit, and so do activations. Source: RLHFuse (arXiv 2409.13221), intra-stage fusion; the split of the
+backward step follows zero-bubble pipelines.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ class InstancePipeline:
 
     `weight_gradient` is the part of `backward` that may run later (0: the stage cannot be split). `activation` is
     occupied from the start of a forward step to the end of its backward step, or weight-gradient step if split.
-    `transfer[e]` is the time between stages e and e + 1 in both directions; it delays the receiver and occupies no
-    device.
+    `transfer[e]` is the time between stages e and e + 1.
     """
 
     name: str

@@ -1,8 +1,7 @@
 """List scheduling under a memory cap: the fast constructive half of the search.
 
-An idle device runs, of the steps that can start first, the one of highest priority. A forward step starts only if the
-cap leaves room for it *and* for one micro-batch of every other stage of the device that has none. So no schedule
-deadlocks or exceeds the cap, given `fits_together`.
+A forward step starts only if the cap leaves room for it *and* for one micro-batch of every other stage of the device
+that has none. So no schedule deadlocks or exceeds the cap, given `fits_together`.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class PriorityRule:
     """Priority of a step: `tail` times the least time from its start to the end, plus a bonus by kind.
 
     Bonuses are shares of the largest sum of a step's head and tail. `patience`, in units of the device's shortest
-    forward step, is the wait for a step of higher priority. Values per pipeline, empty for equal ones: `scale` of the
-    tail, `bonus`, and the micro-batches that stage s of S may have in flight, `slope` * (S - s) + `room` * S.
+    forward step, is the wait for a step of higher priority. Stage s of S may have `slope` * (S - s) + `room` * S
+    micro-batches in flight.
     """
 
     tail: float
@@ -167,11 +166,10 @@ def fill(
     cap: float,
     table: Ints,
 ) -> Floats:
-    """Return the start times of all steps, float64 [steps]; devices select in order of time.
+    """Return the start times of all steps, float64 [steps].
 
     Arrays are those of `kernel_arguments`, and `activation` float64 [stages], `priority` float64 [steps], `patience`
-    float64 [devices] in time units, `limits` int64 [stages] of micro-batches in flight; `table` is
-    `operations_by_device`.
+    float64 [devices] in time units, `limits` int64 [stages] of micro-batches in flight.
     """
     devices = table.shape[0]
     idle, in_use = np.zeros(devices), np.zeros(devices)

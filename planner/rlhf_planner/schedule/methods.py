@@ -25,7 +25,7 @@ def placed(
     """Return one pipeline per model over `ranks` ranks of a block.
 
     `tensors` gives the ranks that split a layer of each model: powers of two that divide `ranks`. A row has as many
-    ranks as the smallest. `alternate` reverses every second pipeline.
+    ranks as the smallest.
     """
     row = min(tensors.values())
     pipelines = []

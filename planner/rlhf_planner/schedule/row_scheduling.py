@@ -1,8 +1,7 @@
 """Builds fused tables by list scheduling for models whose stages span different numbers of rows. Rule: pure.
 
 The step that can start first is next. A stage starts a forward only while it has fewer micro-batches than 1F1B would,
-plus `spare`. The shortest table within the memory wins. Orders are parts of one sequence, so tables are free of
-deadlock for the same reason as in `tables`.
+plus `spare`. Tables are free of deadlock for the same reason as in `tables`.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,8 +31,7 @@ def row_table(
 ) -> ScheduleTable:
     """Return the table of the shortest schedule found, checked.
 
-    `activation` of (pipeline, stage) is the memory of a micro-batch on a rank. Raises ValueError if no schedule found
-    stays within `room`, and TableError for an invalid table.
+    Raises ValueError if no schedule found stays within `room`, and TableError for an invalid table.
     """
     stages = sum(len(pipeline.stage_ranks) for pipeline in pipelines)
     looks = 3 * stages * sum(len(pipeline.stage_ranks) * pipeline.microbatches for pipeline in pipelines)

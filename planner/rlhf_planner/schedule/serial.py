@@ -1,7 +1,6 @@
 """The serial baseline as an executable table: 1F1B of the first pipeline, then of the next. Rule: pure.
 
-All events form one global sequence, in which a transfer is a single event of two ranks; a row is its rank's part of it.
-So the table is free of deadlock even if transfers block both ranks.
+Rows are parts of one global sequence, so the table is free of deadlock even if transfers block both ranks.
 """
 
 from collections.abc import Iterator, Sequence

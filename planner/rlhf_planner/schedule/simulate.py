@@ -5,9 +5,8 @@ kind is FORWARD, BACKWARD (the input-gradient step if split) or WEIGHT. Micro-ba
 first out.
 
 Rules, extended from RLHFuse (arXiv 2409.13221): start = max(end of the same micro-batch's previous step + transfer of
-that edge, time the device is idle); a backward step follows its forward step, and a weight-gradient step its
-input-gradient step; activation is allocated at the start of a forward step and freed at the end of the backward
-(weight-gradient if split) step.
+that edge, time the device is idle); activation is allocated at the start of a forward step and freed at the end of the
+backward (weight-gradient if split) step.
 
 Must never share code with the checker, `schedule_check`.
 """
@@ -221,8 +220,7 @@ def run_orders(
 ) -> tuple[float, int]:
     """Set `start` (float64 [steps]) and return (makespan, steps run).
 
-    Steps run is -(device + 1) if a device has an operation too often, or one of another device. `orders` is as in
-    `Timeline`, the other arrays as in `kernel_arguments`.
+    Steps run is -(device + 1) if a device has an operation too often, or one of another device.
     """
     devices, longest = orders.shape
     at = np.zeros(devices, np.int64)

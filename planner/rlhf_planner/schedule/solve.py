@@ -1,8 +1,7 @@
 """The search: shortest makespan, then least peak activation, then least sum of peaks; never above the memory cap.
 
-Parts: baselines, list scheduling, constraint programming for small instances, and annealing of memory within a
-makespan. Effort is counted in tries and deterministic solver time, at a nominal rate for `seconds`. The clock ends
-parts of the search at PATIENCE times `seconds`.
+Effort is counted in tries and deterministic solver time, at a nominal rate for `seconds`. The clock ends parts of the
+search at PATIENCE times `seconds`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Solution:
 
     `lower_bound` is on the makespan, `peak_bound` on the peak within this makespan plus the allowed slack.
     `makespan_seconds` is when the makespan was found; 0 for that of a baseline. `cut_short` names what more budget
-    might still lower, the makespan before the peak. `by_clock`: a faster machine may find another schedule.
+    might still lower. `by_clock`: a faster machine may find another schedule.
     """
 
     timeline: Timeline
@@ -106,10 +105,9 @@ def _makespan_cut(search: Search) -> bool:
 
 
 def _fastest(search: Search) -> Timeline:
-    """Return the shortest schedule found, without regard to memory, in the search's layout; raise the bound if
-    possible.
+    """Return the shortest schedule found, without regard to memory; raise the search's bound if possible.
 
-    Above EXACT_STEPS no solver runs. Each round gives the solver twice the effort.
+    Above EXACT_STEPS no solver runs.
     """
     fast = listed(search.arrays, None)[0]
     if search.arrays.steps > EXACT_STEPS:

@@ -1,8 +1,4 @@
-"""Checks by replay that ranks which follow an executable table finish, even if every transfer blocks both sides.
-
-A computation runs when all ranks of its stage have reached it and its input is available, a transfer when both sides
-have reached it.
-"""
+"""Checks by replay that ranks which follow an executable table finish, even if every transfer blocks both sides."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Converts a simulated schedule to the table that training ranks execute, and to plain steps for people and checkers.
 
-A table has each rank's computations in order and the transfers between ranks. Steps and transfers are in one total
-order, a transfer as one event, and a row is its rank's part. So the table is free of deadlock even if every transfer
-blocks both sides, and the k-th send between two ranks meets the k-th receive.
+Steps and transfers are in one total order, a transfer as one event, and a row is its rank's part. So the table is free
+of deadlock even if every transfer blocks both sides, and the k-th send between two ranks meets the k-th receive.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Learns how often drafts are right: counts by drafter, match and position, and the survival of a drafted token.
 
-Cells with few counts resemble the rest of their match, a match the rest of its drafter. Counts are damped to a window,
-so old ones fade. Rule: immutable; an observation returns a new value.
+Counts are damped to a window, so old ones fade. Rule: immutable.
 """
 
 from dataclasses import dataclass, replace

@@ -1,7 +1,6 @@
 """Assumes the gain of drafts for a job without any drafting run, from an assumed acceptance and the costs of passes.
 
-At each power of two of the batch size, the draft length with the most expected tokens per second is used, possibly
-zero. A pass costs as much as a plain step over as many rows; drafting is free.
+A pass costs as much as a plain step over as many rows; drafting is free.
 """
 
 from __future__ import annotations

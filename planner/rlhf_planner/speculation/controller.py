@@ -1,8 +1,8 @@
-"""Decides how many tokens to draft in every step as the load changes, and learns from the results.
+"""Decides how many tokens to draft in every step as the load changes, and learns from the results. Rule: pure.
 
 In a pass over R samples the controller drafts the j tokens with the most expected tokens per second, (R + survival of
 the best j slots) / (drafting + pass over R + j rows); j = 0 is a plain step. It probes alternatives on a credit of
-PROBE_SHARE of the time. Rule: pure; no clock, no randomness, no engine.
+PROBE_SHARE of the time.
 """
 
 from dataclasses import dataclass, replace
@@ -119,7 +119,7 @@ class DraftController:
     """Everything that was learned, and the progress of probes.
 
     `supply` float64 [sets, drafters, matches, positions] is the running mean of a request's slots for each set of
-    drafters (each alone, then all together), `supply_seen` [sets] its weight in requests.
+    drafters, `supply_seen` [sets] its weight in requests.
     """
 
     longest: int

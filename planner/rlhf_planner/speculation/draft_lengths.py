@@ -1,8 +1,7 @@
 """Chooses how many drafted tokens to verify per sample: the (sample, position) slots with the highest survival that
 pay.
 
-Survival is the probability that a token and all before it are accepted. It falls along a draft, so the selection is a
-prefix of each draft. Rule: pure.
+Survival is the probability that a token and all before it are accepted. Rule: pure.
 """
 
 from typing import NamedTuple
@@ -28,8 +27,8 @@ class Best(NamedTuple):
 def best_slots(rows: int, survival: Floats, seconds: Floats, drafting: float, plain: float) -> Best:
     """Return the best j of 0 .. n slots with survival [n], non-increasing; the smallest on a tie.
 
-    `seconds` [n + 1 or more] is a pass with 0, 1, ... drafted rows; `drafting` is added for j above 0. `plain` is a
-    step without drafts.
+    `seconds` [n + 1 or more] is a pass with 0, 1, ... drafted rows, `plain` a step without drafts. `drafting` is added
+    for j above 0.
     """
     if not len(survival):
         return Best(0, float(rows), plain)

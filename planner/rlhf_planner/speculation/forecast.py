@@ -1,7 +1,7 @@
 """Expected effect of speculation by batch size: tokens per step, and seconds of such a step.
 
-It is linear in the logarithm of the batch between points, and flat beyond them. Without points nothing is drafted. Must
-never change the cost of a plain step.
+It is linear in the logarithm of the batch between points, and flat beyond them. Must never change the cost of a plain
+step.
 """
 
 from __future__ import annotations

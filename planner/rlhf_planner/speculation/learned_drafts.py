@@ -1,7 +1,6 @@
 """The job's learned statistics of drafts, stored with the job and sent to new workers: counts, and means of passes.
 
-Drafters are identified by name, passes by classes of samples and drafted tokens. Sizes are bounded. Reading raises
-ValueError for invalid data.
+Reading raises ValueError for invalid data.
 """
 
 import math

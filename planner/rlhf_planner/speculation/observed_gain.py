@@ -1,8 +1,7 @@
 """Measures the effect of speculation in an iteration, as the forecast for the next one.
 
 Intervals of steps are grouped by samples per step, one group for each power of two. They are compared with plain steps
-over as many samples and keys, at the learned cost. Earlier values of a batch size weigh as much as new ones. Short
-intervals are ignored unless their steps are slow (`observed_steps.tells`). Must never read a clock.
+over as many samples and keys, at the learned cost. Must never read a clock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Learns the time of passes and of drafting from the steps, in seconds.
+"""Learns the time of passes and of drafting from the steps, in seconds. Rule: immutable.
 
-A pass costs a piecewise linear time by width, plus a cost per key and a cost of verifying drafts. With padded shapes
-the width is that of the padded pass. Unknown costs are assumed to be low, so that they are tried. Rule: immutable.
+A pass costs a piecewise linear time by width, plus a cost per key and a cost of verifying drafts. Unknown costs are
+assumed to be low, so that they are tried.
 """
 
 from dataclasses import dataclass

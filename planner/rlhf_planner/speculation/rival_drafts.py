@@ -1,7 +1,6 @@
-"""Learns whose draft to follow if several drafters have one, from their drafts for the same places.
+"""Learns whose draft to follow if several drafters have one, from their drafts for the same places. Rule: immutable.
 
-Drafts for one place are compared by the number of right tokens. With few observed places the expectation of each draft
-decides. Rule: immutable.
+With few observed places the expectation of each draft decides.
 """
 
 from dataclasses import dataclass, replace

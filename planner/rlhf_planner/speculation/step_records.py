@@ -1,7 +1,6 @@
 """Measured results of steps by batch size and budget, as a check on predictions from the learned costs.
 
-Damped sums of tokens and seconds give the regret of a step, its time beyond that of the best recorded alternative. They
-also correct predictions of steps with and without drafts. Rule: immutable.
+They give the regret of a step, its time beyond that of the best recorded alternative. Rule: immutable.
 """
 
 import math

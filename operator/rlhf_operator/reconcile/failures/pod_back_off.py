@@ -1,7 +1,7 @@
-"""Delays the next creation of a pod: the more often it ended in a row, the longer.
+"""Delays the next creation of a pod: the more often it ended in a row, the longer. Rule: pure.
 
-The count restarts after a pod ran for RAN_WELL, or when its template has changed. Rule: pure. `status.restarts.backOff`
-stores the delays, so that they survive a restart of the operator.
+The count restarts after a pod ran for RAN_WELL, or when its template has changed. `status.restarts.backOff` stores the
+delays.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -1,7 +1,6 @@
-"""A job that cannot start releases its resources, waits, and tries again.
+"""A job that cannot start releases its resources, waits, and tries again. Rule: pure.
 
-It waits FIRST, then twice as long each time, up to LONGEST; an edit of its spec ends the wait. The attempts count
-towards no limit. Rule: pure.
+It waits FIRST, then twice as long each time, up to LONGEST; an edit of its spec ends the wait.
 """
 
 from collections.abc import Iterable, Mapping

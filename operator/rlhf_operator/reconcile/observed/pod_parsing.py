@@ -1,8 +1,6 @@
 """Parses the body of a pod, and decides whether a pod that failed as a whole failed because of a disruption.
 
-Anybody who may create pods writes their labels, annotations and termination logs. A body becomes a record with typed,
-bounded fields, or an `UnreadableObject` with the problem. Rule: pure. An unknown reason of a failure counts as the
-pod's own.
+A body becomes a record with typed, bounded fields, or an `UnreadableObject`, because users write pods. Rule: pure.
 """
 
 from collections.abc import Mapping

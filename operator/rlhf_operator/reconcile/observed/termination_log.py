@@ -1,8 +1,7 @@
 """Parses the end of a container's log, which the kubelet stores in the pod's status: readable lines and the last
 report.
 
-Rule: pure and total. Our processes write one JSON object per line, but users' code may write anything. A line that the
-kubelet cut at its start is used as far as possible.
+Rule: pure. Our processes write one JSON object per line, but users' code may write anything.
 """
 
 import re

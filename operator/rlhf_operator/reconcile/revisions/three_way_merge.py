@@ -1,7 +1,6 @@
-"""Three-way merge of plain data: applies a user's edits to the pinned version.
+"""Three-way merge of plain data: applies a user's edits to the pinned version. Rule: pure.
 
-Rule: pure; a field that is equal in both compared versions stays as pinned. An edited list is replaced as a whole
-unless a key identifies its items.
+An edited list is replaced as a whole unless a key identifies its items.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,6 @@
 """Checkpoints and evaluations that the next iteration waits for.
 
-The gain is the time of one, spread over more iterations. A phase that waited for an evaluation does not count for the
-checkpoint.
+The gain is the time of one, spread over more iterations.
 """
 
 from collections.abc import Sequence

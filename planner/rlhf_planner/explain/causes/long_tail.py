@@ -1,7 +1,6 @@
 """The long tail: most of the batch is finished, and generation waits for a few long responses.
 
-The gain is that of inter-stage fusion, simulated with the recorded lengths. It is unknown if the simulation without
-fusion does not match the measurement.
+The gain is that of inter-stage fusion, simulated with the recorded lengths.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """A slow worker: one generation worker takes longer than the others for the same steps.
 
-The gain is that of a replay at the pace of the others. It is unknown if the unchanged replay does not match the
-measurement.
+The gain is that of a replay at the pace of the others.
 """
 
 from collections.abc import Sequence
