@@ -1,6 +1,6 @@
 """The remembered form of a stored RLHFJob: the parts that are read, and the problems of unreadable ones. Rule: pure.
 
-Entries that violate the status' model are dropped one by one; after _ROUNDS of them, the whole status is dropped.
+Parts that violate the status' model are dropped one by one; after _ROUNDS of them, the whole status is dropped.
 """
 
 import json

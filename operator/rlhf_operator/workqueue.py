@@ -40,7 +40,7 @@ class WorkQueue:
     def __init__(
         self, work: Callable[[str], Awaitable[float | None]], concurrency: int, debounce: float = DEBOUNCE_SECONDS
     ) -> None:
-        """`work(key)` returns the seconds until the key is due again, or None; an error delays the key longer each
+        """`work(key)` returns the seconds until the key is due again, or None; an error delays the key, longer each
         time.
 
         `debounce`: seconds before a key that was added during or after its work runs again.

@@ -1,6 +1,6 @@
 """Deletion of a job, and the finalizer that delays it for a last checkpoint. Rule: pure.
 
-The wait ends when the coordinator's pod has ended, or at the deadline. Without a running operator, a user removes the
+The wait ends with the coordinator's pod, at the latest at the deadline. Without a running operator, a user removes the
 finalizer (docs/operations.md).
 """
 

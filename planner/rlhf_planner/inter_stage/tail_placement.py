@@ -74,7 +74,7 @@ def place_tail(
     """Return the pool and the moves when the threshold is reached.
 
     `unfinished` contains every worker that can decode, idle ones too. Raises ValueError without a worker, for a pool
-    below 1, or for a sample on two workers.
+    below 1, or for a sample that is listed twice.
     """
     names = sorted(unfinished)
     if not names:

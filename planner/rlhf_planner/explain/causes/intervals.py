@@ -1,6 +1,6 @@
 """Checkpoints and evaluations that the next iteration waits for.
 
-The gain is the time of one, spread over more iterations.
+The gain is that of a TIMES longer interval.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """The long tail: most of the batch is finished, and generation waits for a few long responses.
 
-The gain is that of inter-stage fusion, simulated with the recorded lengths.
+The gain is that of inter-stage fusion where it is Disabled, simulated with the recorded lengths.
 """
 
 from collections.abc import Sequence
