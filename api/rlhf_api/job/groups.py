@@ -90,9 +90,9 @@ class Generation(GroupFields):
             examples=["Auto", "my_package.my_engine"],
         ),
     ] = "Auto"
-    """Engine that decodes: torch, vllm, or the path of your own module, with a dot, in the worker image. Auto follows
-    engineArgs and parallelism; otherwise it chooses vllm on a GPU if the image's vLLM serves the model, and torch on a
-    CPU, in a deterministic job or with an environment."""
+    """Engine that decodes: torch, vllm, or the path of your own module, with a dot, in the worker image. Auto is torch
+    with an environment. Else it follows parallelism and engineArgs. Without them it is vllm on a GPU if the image's
+    vLLM serves the model, except in a deterministic job, and else torch."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Engine arguments under the engine's own names, passed unchanged."""
     max_batch_size: Annotated[int, Field(ge=1, le=65536)] = 64
