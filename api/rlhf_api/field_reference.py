@@ -1,7 +1,4 @@
-"""The field reference of the manifest, generated: `python -m rlhf_api.field_reference` writes `docs/reference.md`.
-
-Descriptions come from the models' docstrings, and messages from the rules.
-"""
+"""The field reference of the manifest, generated: `python -m rlhf_api.field_reference` writes `docs/reference.md`."""
 
 import sys
 from collections.abc import Iterable, Iterator

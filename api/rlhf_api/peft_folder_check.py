@@ -1,7 +1,6 @@
 """Checks that a folder of PEFT adapters matches `spec.training.lora`.
 
-An unknown key of adapter_config.json is rejected unless its value means "unused". Tensor files are read as far as their
-headers.
+An unknown key of adapter_config.json is rejected unless its value means "unused".
 """
 
 import json

@@ -1,7 +1,6 @@
 """The manifest's structural schema: the pydantic models in the form that Kubernetes accepts.
 
-It has no $ref, no anyOf and no null, and inline defaults and descriptions. Defaulting and null pruning are like the API
-server's.
+It has no $ref, no anyOf and no null, and inline defaults and descriptions.
 """
 
 import copy

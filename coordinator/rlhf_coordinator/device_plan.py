@@ -72,7 +72,7 @@ def choose(job: RLHFJob, run: Path | None) -> DevicePlanRecord:
 def write_ran_job(job: RLHFJob, run_dir: Path, job_file: Path) -> None:
     """Write the resolved job into the run folder, where `choose` finds the sizes of its figures at the next start.
 
-    Without `spec.devices` it does nothing. Raises JobError.
+    Raises JobError.
     """
     path = run_dir / RAN_JOB
     if job.spec.devices is None or job_file.absolute() == path.absolute():

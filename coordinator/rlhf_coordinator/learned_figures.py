@@ -1,6 +1,6 @@
 """Figures for the plan search that a run of the job has shown: lengths, measured costs, seconds of training.
 
-They are read from the run folder, which is untrusted. This module writes nothing.
+They are read from the run folder, which is untrusted.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""The sizes and shapes of a job's models, from config.json and safetensors headers.
-
-No weights are loaded. The size of a model that is not on this disk is None, not zero.
-"""
+"""The sizes and shapes of a job's models, from config.json and safetensors headers. No weights are loaded."""
 
 import json
 from collections.abc import Mapping
@@ -73,10 +70,7 @@ def read_shapes(spec: RLHFJobSpec) -> Mapping[str, TransformerShape]:
 
 
 def _map_widths(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return linear map -> its inputs plus outputs, summed over the layers; empty without a stated shape.
-
-    These are the maps of attention, and of an MLP without experts.
-    """
+    """Return linear map -> its inputs plus outputs, summed over the layers; empty without a stated shape."""
     try:
         shape = shape_of(config)
     except _UNREADABLE:

@@ -1,6 +1,5 @@
-"""Reads coordinators, and sends them sizes, over mutual TLS in the background, so that a slow one delays no reconcile.
-
-A coordinator runs in its user's pod, so `reading_of` bounds its values.
+"""Reads coordinators, and sends them sizes, over mutual TLS in the background, so that a slow one delays no
+reconcile.
 """
 
 import asyncio

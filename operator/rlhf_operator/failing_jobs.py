@@ -1,6 +1,6 @@
 """Counts the failed reconciles of each job since the last complete one, and decides when to inform its user.
 
-The counts are lost with the process. Rule: sends nothing.
+The counts are lost with the process.
 """
 
 import time

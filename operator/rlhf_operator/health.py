@@ -1,7 +1,6 @@
 """Serves health and metrics over HTTP: /healthz, /readyz, /metrics.
 
-Health means that jobs are reconciled and changes arrive. Readiness does not depend on the Lease: a rolling update ends
-the replica that has it when the next one is ready.
+Health means that jobs are reconciled and changes arrive.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """Reads, issues and renews the certificates of jobs in the cluster.
 
-A job has two Secrets: its pods mount one, and the other has the authority's key. Must never overwrite an authority, nor
-use a Secret that the job does not control.
+Must never overwrite an authority, nor use a Secret that the job does not control.
 """
 
 import base64

@@ -1,6 +1,6 @@
 """Configures the operator's log on stderr: one JSON object per line, or plain lines.
 
-During a reconcile a JSON line has the job. Other code that logs about a job passes its key as `extra={"job": key}`.
+Other code that logs about a job passes its key as `extra={"job": key}`.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """Asks the API server for a dry run of one pod of each template of which the job has no active pod.
 
-An accepted template is remembered; a refused one is tried again later. No answer is no verdict.
+An accepted template is remembered; a refused one is tried again later.
 """
 
 import hashlib

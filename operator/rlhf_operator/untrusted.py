@@ -1,7 +1,4 @@
-"""Parses untrusted input: objects of the cluster, logs of processes, replies of coordinators. Rule: pure.
-
-An `UnreadableError` has the field, the found value and the expected one.
-"""
+"""Parses untrusted input: objects of the cluster, logs of processes, replies of coordinators. Rule: pure."""
 
 import json
 import re

@@ -1,6 +1,6 @@
 """The operator's watches: RLHFJobs with kopf, the objects of jobs with reflectors on the shared client.
 
-kopf runs in a thread with its own event loop. Rule: a watch hands over objects and decides nothing.
+Rule: a watch hands over objects and decides nothing.
 """
 
 import asyncio

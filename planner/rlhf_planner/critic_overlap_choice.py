@@ -1,7 +1,4 @@
-"""Decides from measurements whether an iteration trains its critics beside the next decoding.
-
-Rule: pure. The choice changes when critics are trained, not on which batch.
-"""
+"""Decides from measurements whether an iteration trains its critics beside the next decoding. Rule: pure."""
 
 import math
 import statistics

@@ -1,7 +1,4 @@
-"""Manifest fields of every algorithm, and the questions that the rest of the project asks of one.
-
-An algorithm is a subclass of `AlgorithmFields` in its own module, listed in `registry`.
-"""
+"""Manifest fields of every algorithm, and the questions that the rest of the project asks of one."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping

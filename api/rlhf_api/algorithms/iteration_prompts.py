@@ -42,10 +42,7 @@ class PromptSchedule:
 
     @property
     def longest_wait(self) -> int:
-        """Iterations within which a deferred prompt is taken up; 0 if none are deferred.
-
-        The long rounds that empty the queue, times the iterations between two long rounds, both rounded up.
-        """
+        """Iterations within which a deferred prompt is taken up; 0 if none are deferred."""
         if self.surplus != "Deferred" or not self.extra:
             return 0
         return -(-self.most // self.batch) * -(-self.most // self.extra)
@@ -61,7 +58,7 @@ class PromptSchedule:
     def first(self, iteration: int) -> int:
         """Return the number of an iteration's first place, counted over all passes through the prompt file.
 
-        Its other places count on from it. For a long round it is the first number of the next short round.
+        For a long round it is the first number of the next short round.
         """
         if self.surplus == "Carried":
             return iteration * self.batch
@@ -113,10 +110,7 @@ MAX_PERIOD: Final = 34
 
 
 def possible_surpluses(batch: int, iterations: int) -> tuple[int, ...]:
-    """Return the numbers of surplus prompts among which `longRounds: Auto` chooses, rising and without 0.
-
-    Each is close to one of SURPLUS_SHARES, and its period is at most MAX_PERIOD and `iterations`.
-    """
+    """Return the numbers of surplus prompts among which `longRounds: Auto` chooses, rising and without 0."""
     found = set()
     for share in SURPLUS_SHARES:
         near = range(max(1, math.ceil(batch * share * 2 / 3)), math.floor(batch * share * 3 / 2) + 1)

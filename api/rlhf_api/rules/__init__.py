@@ -2,5 +2,5 @@
 
 To add one, add a `rule.Rule` to the module of its subject, such as `placement`, or else to `table`, and its rows to
 tests/support/manifests/manifest_tables/. `advice` has warnings, `beyond_cel` has rules in Python only, and
-`unavailable` has values that this version does not support. An algorithm's own rules are in `rlhf_api.algorithms`.
+`unavailable` has values that this version does not support.
 """

@@ -1,4 +1,4 @@
-"""Rules for algorithms whose graph has no task in a group. This module names no algorithm.
+"""Rules for algorithms whose graph has no task in a group.
 
 The group has no workers, so other values of the fields in `_UNUSED` than those listed there are rejected.
 """

@@ -27,8 +27,7 @@ def pass_at(judged: int, passed: int, k: int) -> float:
 def evaluation_metrics(ledger: Ledger, per_prompt: int, pass_reward: float, field: str) -> dict[str, float]:
     """Return the metrics of a complete evaluation; each run of `per_prompt` samples belongs to one prompt.
 
-    `reward` is the mean over responses, `reward_best` the mean over prompts of the best response. `field` has the
-    reward.
+    `reward` is the mean over responses, `reward_best` the mean over prompts of the best response.
     """
     groups = [ledger.samples[start : start + per_prompt] for start in range(0, len(ledger.samples), per_prompt)]
     rewards = [[value for sample in group if (value := _reward(sample, field)) is not None] for group in groups]

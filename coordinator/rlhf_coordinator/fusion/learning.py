@@ -1,7 +1,4 @@
-"""Learning of inter-stage fusion from an iteration: response lengths, and the costs of work.
-
-`restore_learned` reads them after a restart, from the stored segments and the journal's facts.
-"""
+"""Learning of inter-stage fusion from an iteration: response lengths, and the costs of work."""
 
 import logging
 import time

@@ -1,7 +1,7 @@
 """Long rounds in mode Auto: chooses the surplus prompts of short rounds, from the job's lengths and measured costs.
 
-A simulation in a thread chooses. A choice takes effect when an iteration begins and no prompt waits. The iteration's
-first record has it, so a restart needs no choice.
+A choice takes effect when an iteration begins and no prompt waits. The iteration's first record has it, so a restart
+needs no choice.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """The measured and the predicted gain of moves that balance workers.
 
-The measured time runs from the decision until the last sample that the two workers decoded then is finished. A move
-with a sample that was not seen to finish is not measured.
+The measured time runs from the decision until the last sample that the two workers decoded then is finished.
 """
 
 import time

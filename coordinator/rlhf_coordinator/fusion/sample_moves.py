@@ -1,7 +1,4 @@
-"""Moves of samples from worker to worker: the commands, and the ledger's changes when they are answered.
-
-An answer is judged from the pending command, which contains the request, and the ledger.
-"""
+"""Moves of samples from worker to worker: the commands, and the ledger's changes when they are answered."""
 
 import logging
 import time

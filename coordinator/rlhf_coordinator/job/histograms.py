@@ -1,7 +1,4 @@
-"""Histograms of samples, steps and iterations of a job, for percentiles.
-
-The exemplar of a value names the worker, iteration and sample on which it was measured, if given.
-"""
+"""Histograms of samples, steps and iterations of a job, for percentiles."""
 
 from typing import Final
 

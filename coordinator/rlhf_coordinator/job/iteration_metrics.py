@@ -1,6 +1,6 @@
 """The metrics of an iteration, for metrics.jsonl, trackers, Prometheus, status and journal.
 
-A missing reward is absent. An infinite or NaN value is replaced by `nonfinite/<name>`, which is 1.
+An infinite or NaN value is replaced by `nonfinite/<name>`, which is 1.
 """
 
 import math
@@ -95,7 +95,7 @@ def time_metrics(run: JobRun, now: float) -> dict[str, float]:
 def idle_share(run: JobRun, worker: str, now: float) -> float:
     """Return the share, 0..1, of Generating and Scoring so far in which a worker neither decoded nor scored.
 
-    Work in progress counts as idle until it is reported. It is 0 before these phases.
+    Work in progress counts as idle until it is reported.
     """
     elapsed = sum(run.times.spent(phase, now) for phase in FUSED_PHASES)
     busy = sum(run.state.fusion.busy.get(worker, {}).values())
@@ -106,10 +106,7 @@ def idle_share(run: JobRun, worker: str, now: float) -> float:
 
 
 def batch_metrics(ledger: Ledger, graph: Graph) -> dict[str, float]:
-    """Return counts of samples, reward statistics, response lengths in tokens, and the divergence from the reference.
-
-    Greedy baselines count among the tokens, not in the lengths.
-    """
+    """Return counts of samples, reward statistics, response lengths in tokens, and divergence from the reference."""
     lengths = np.array([len(sample.response) for sample in ledger.trainable if not sample.failed], dtype=np.float64)
     tokens = sum(len(sample.response) for sample in ledger.uncut_samples if not sample.failed)
     metrics = {
@@ -143,10 +140,7 @@ def reward_statistics(ledger: Ledger, graph: Graph) -> dict[str, float]:
 
 
 def rewards_by_name(ledger: Ledger, graph: Graph) -> dict[str, float]:
-    """Return mean, deviation, minimum, maximum and abstentions of each of several rewards, and means of extra values.
-
-    A statistic covers the samples that have the value.
-    """
+    """Return mean, deviation, range and abstentions of each of several rewards, and means of extra values."""
     metrics: dict[str, float] = {}
     for task in graph.tasks:
         path = f"rewards/{task.part.name if task.part else task.name}"
@@ -278,10 +272,7 @@ def skipped_steps(training: Mapping[str, float], iteration: int) -> str:
 
 
 def fusion_metrics(run: JobRun, now: float) -> dict[str, float]:
-    """Return the metrics of inter-stage fusion: the learned values, the idle shares of the groups, and its actions.
-
-    Without a possible consolidation its actions are absent.
-    """
+    """Return the metrics of inter-stage fusion: the learned values, the idle shares of the groups, and its actions."""
     state, fusion, moved = run.state, run.state.fusion, run.state.fusion.moved
     metrics = dict(fusion.learned or {})
     for group in (Group.GENERATION, Group.INFERENCE):

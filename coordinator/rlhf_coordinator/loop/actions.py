@@ -1,6 +1,6 @@
 """Carries out decisions: leases samples, sends commands, writes the journal, ends iterations and the job.
 
-Rule: one function per kind of decision. The functions of `scheduling` decide.
+Rule: one function per kind of decision.
 """
 
 import logging

@@ -63,7 +63,7 @@ def open_journal(run_dir: Path) -> Journal:
 def open_run(context: JobContext, journal: Journal, run_dir: Path, *, resume: bool) -> tuple[JobRun, Restored]:
     """Take steps 2 to 5 in a run folder; return the job's parts and the restored state. Raises JobError.
 
-    `resume`: a new journal may continue from existing checkpoints. Leftovers of unfinished checkpoints are removed.
+    `resume`: a new journal may continue from existing checkpoints.
     """
     digest = prompts_digest(context.spec)
     prompts = read_prompt_set(context, journal, digest)

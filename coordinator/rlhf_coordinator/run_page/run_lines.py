@@ -1,6 +1,6 @@
 """Parses lines of a run's files for the page: spans, marks, iterations, histories, rows of sample tables.
 
-A line is untrusted: an invalid one gives None. Texts are not escaped here.
+A line is untrusted: an invalid one gives None.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The data for the page of a run, from the files of its folder, in deltas, each from the end of the previous one.
 
-A delta has a bounded part of each growing file. Its cursor contains its end, so the reader has no state.
+Its cursor contains its end, so the reader has no state.
 """
 
 import json

@@ -1,7 +1,6 @@
 """Serves the page of a run, and deltas of the run, on this machine's loopback.
 
-A path must begin with a random token, and Host must be 127.0.0.1 or localhost with the server's port. Requests are not
-logged.
+A path must begin with a random token, and Host must be 127.0.0.1 or localhost with the server's port.
 """
 
 import http.server

@@ -1,6 +1,6 @@
 """Dispatch: leases queued samples to generation workers, and scoring tasks to scorers. Rule: pure.
 
-A worker gets the samples that it can decode at once and a few more. An isolated sample is decoded alone.
+An isolated sample is decoded alone.
 """
 
 import heapq
@@ -203,8 +203,6 @@ def _while_room(samples: Iterable[int], load: dict[str, int], limit: int) -> Ite
 def _places(sample: Sample, tasks: Sequence[str], load: dict[str, int], holder: str | None) -> dict[str, list[str]]:
     """Return worker -> open tasks of this sample: the least loaded worker, or, for a failed task, preferably another
     one.
-
-    The `holder`, which scored the beginning of the sample, is preferred while its load is low.
     """
     places: dict[str, list[str]] = {}
     for task in (task for task in tasks if task in sample.open_tasks):

@@ -1,8 +1,4 @@
-"""Which samples an iteration takes up from earlier ones, and which of them wait on. Rule: pure.
-
-Partial rollouts take up the samples that were cut off. A long round takes the prompts that waited longest, without
-their tokens.
-"""
+"""Which samples an iteration takes up from earlier ones, and which of them wait on. Rule: pure."""
 
 from collections.abc import Iterable
 from typing import NamedTuple

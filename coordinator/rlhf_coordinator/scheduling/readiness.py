@@ -1,6 +1,6 @@
 """The readiness of workers: whose turn its device is, whether its weights are current, whether it can decode or score.
 
-A generation worker that also runs a training rank shares its device between both. Rule: pure.
+Rule: pure.
 """
 
 from collections.abc import Collection, Iterable, Mapping

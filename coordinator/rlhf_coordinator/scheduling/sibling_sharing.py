@@ -1,6 +1,6 @@
 """Chooses the sibling tokens that each worker gets as draft hints: responses of others to the prompts that it decodes.
 
-Level-triggered by what a worker has (`SiblingState.has`). Rule: pure.
+Rule: pure.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,7 @@
 """The training group: when ranks form one, when it is broken, what each trains on next, and the version that it has.
 
 A group starts from the newest checkpoint (or the manifest's models) and *replays* journaled batches up to the job's
-version. A lost rank breaks the group, and the others restart. Rule: pure.
+version. Rule: pure.
 """
 
 from collections.abc import Collection

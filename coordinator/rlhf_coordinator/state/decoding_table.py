@@ -1,6 +1,6 @@
 """The decoding table of an iteration: the queue of samples, the samples of each worker, and the samples in transit.
 
-Rule: pure, and a part of the ledger. A lease has a higher attempt than the previous one of its sample.
+Rule: pure, and a part of the ledger.
 """
 
 from bisect import bisect_left, insort

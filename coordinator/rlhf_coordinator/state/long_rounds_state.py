@@ -1,6 +1,6 @@
 """The inputs of `longRounds: Auto`, and its last choice. `fusion.long_rounds_choice` changes them.
 
-Rule: plain data, lost with the process. The schedules in force are in the journal.
+Rule: plain data, lost with the process.
 """
 
 from dataclasses import dataclass, field

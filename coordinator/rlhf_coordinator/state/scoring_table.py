@@ -1,6 +1,6 @@
 """The scoring table of an iteration: which tasks of which finished samples are open, leased, or done.
 
-Several rewards of a sample are combined when its last task is done. Rule: pure, and a part of the ledger.
+Rule: pure, and a part of the ledger.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -145,10 +145,7 @@ class ChatLines:
             )
 
     def _hidden(self, prompt: ChatPrompt) -> frozenset[int]:
-        """Return the numbers of the messages that the template leaves out, tested with a stand-in for each text.
-
-        A shape of chat for which the template fails counts as complete.
-        """
+        """Return the numbers of the messages that the template leaves out, tested with a stand-in for each text."""
         shape = (*((message["role"], *sorted(message)) for message in prompt.messages), bool(prompt.tools))
         if shape not in self._hidden_in:
             names = [f"{PROBE}-{number}." for number in range(len(prompt.messages))]

@@ -1,7 +1,4 @@
-"""The marks of a chat template, which it writes around messages; they reveal a text that is already rendered.
-
-The marks come from the template's rendering of a user message without an answer.
-"""
+"""The marks of a chat template, which it writes around messages; they reveal a text that is already rendered."""
 
 import re
 from functools import cached_property

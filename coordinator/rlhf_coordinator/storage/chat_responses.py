@@ -166,8 +166,7 @@ class ResponseWriter:
     def _first(self, prompt: ChatPrompt, key: str, parts: _Response) -> str:
         """Return the first text without a tag with which the prompt ends.
 
-        Raises JobError for a tag that the template writes before it. Warn about reasoning that is not closed, or not
-        opened.
+        Raises JobError for a tag that the template writes before it.
         """
         place, text = prompt.place, parts.first
         tag = _TAG.match(text)

@@ -1,7 +1,4 @@
-"""The files of a tokenizer; their digest reveals an edited tokenizer or chat template. Downloads nothing.
-
-Files of a folder count by their names; for a hub id the files in `_ALWAYS_LOADED` count.
-"""
+"""The files of a tokenizer; their digest reveals an edited tokenizer or chat template. Downloads nothing."""
 
 import hashlib
 import re

@@ -1,6 +1,6 @@
 """costs.json of a run: the costs that its training ranks measured, for `rlhf plan`.
 
-It is written whenever all ranks have reported. A file that cannot be written is a warning.
+It is written whenever all ranks have reported.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """Gangs and queues: backends that place the pods of a job together.
 
-`registry` lists the backends. Rule: `discovery` asks the API server; the other modules are pure.
+Rule: `discovery` asks the API server; the other modules are pure.
 """
 
 from rlhf_operator.gang.apis import ServedApis

@@ -1,7 +1,4 @@
-"""The APIs of schedulers and queues that the operator supports, as data.
-
-Kinds have their apiVersion as prefix, because several groups serve a kind such as PodGroup.
-"""
+"""The APIs of schedulers and queues that the operator supports, as data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,4 @@
-"""The interface of a gang backend: the objects of a gang, and the fields that make a pod a member. Rule: pure.
-
-A `QueueingBackend` also decides whether the job's pods may exist.
-"""
+"""The interface of a gang backend: the objects of a gang, and the fields that make a pod a member. Rule: pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
 """Decides whether a job may run from the state of its Workload, and what to report to Kueue.
 
-Rule: pure and level-triggered. An evicted job releases its reservation when no pod is left.
+Rule: pure and level-triggered.
 """
 
 from collections.abc import Collection, Mapping, Sequence

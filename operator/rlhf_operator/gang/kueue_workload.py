@@ -1,7 +1,4 @@
-"""Records of Kueue's Workload and related objects, with the fields that decisions read.
-
-Rule: pure.
-"""
+"""Records of Kueue's Workload and related objects, with the fields that decisions read. Rule: pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

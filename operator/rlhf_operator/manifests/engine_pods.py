@@ -35,10 +35,7 @@ LOOPBACK: Final = {"VLLM_HOST_IP": "127.0.0.1"}
 
 
 def may_decode_by_vllm(job: RLHFJob, group: Group) -> bool:
-    """Return whether vLLM may decode in the workers of a group.
-
-    It may in generation workers with engine vLLM, or with `Auto` and GPUs or several processes per worker.
-    """
+    """Return whether vLLM may decode in the workers of a group."""
     chosen = job.spec.generation
     large = chosen.gpus_per_replica > 0 or chosen.parallelism.tensor > 1
     return group is Group.GENERATION and (chosen.engine == "vllm" or (chosen.engine == "Auto" and large))

@@ -1,7 +1,6 @@
 """Names, labels, owner and addresses of a job's objects.
 
-Two jobs in a namespace must never derive the same name for objects of one kind (test_derived_names.py). So a new job's
-name must not end in `-coordinator`, which a Service has.
+Two jobs in a namespace must never derive the same name for objects of one kind (test_derived_names.py).
 """
 
 from typing import Any, Final

@@ -1,7 +1,4 @@
-"""Finds the problems of a job's pods before any is created, for `rlhf validate` and for the operator.
-
-Rule: pure.
-"""
+"""Finds the problems of a job's pods before any is created, for `rlhf validate` and for the operator. Rule: pure."""
 
 from collections.abc import Iterator
 from typing import Final

@@ -1,7 +1,4 @@
-"""Pods of a job before the user's template is merged in, such as command, environment, ports, probes and mounts.
-
-`rlhf_cli.local.pods_to_processes` runs the same pods on one machine, with other addresses and paths.
-"""
+"""Pods of a job before the user's template is merged in, such as command, environment, ports, probes and mounts."""
 
 import math
 from collections.abc import Mapping

@@ -79,7 +79,7 @@ class RenderedObjects:
 def workers(job: RLHFJob) -> list[tuple[Group, int, GroupFields]]:
     """Return (group, number of pods, fields) of the groups that the algorithm's graph needs.
 
-    A pod has one worker, or `ranksPerPod` training ranks. Colocated training has no pods of its own.
+    A pod has one worker, or `ranksPerPod` training ranks.
     """
     spec = job.spec
     counts: list[tuple[Group, int, GroupFields]] = [
@@ -149,11 +149,7 @@ def rank_template(job: RLHFJob) -> dict[str, Any]:
 
 
 def mounting(job: RLHFJob, image: str, labels: Mapping[str, str], user: int | None = USER_ID) -> Json:
-    """Return the coordinator's pod before its own template is merged in.
-
-    It has mounts and other fields of the ranks' template, because it reads prompts and tokenizer and writes
-    checkpoints.
-    """
+    """Return the coordinator's pod before its own template is merged in."""
     if unused := unused_template(job):
         raise TemplateError(unused, "spec.training.template")
     template, path = rank_template(job), f"spec.{job.spec.rank_group}.template"

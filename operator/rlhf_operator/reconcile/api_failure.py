@@ -1,7 +1,4 @@
-"""Reports in the conditions that requests to the API server fail and end a job's reconciles early. Rule: pure.
-
-The sentence comes before the phase's own message of `Running`.
-"""
+"""Reports in the conditions that requests to the API server fail and end a job's reconciles early. Rule: pure."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """Conditions of the status: merges the observed state with the stored conditions, so that transition times stay.
 
-Rule: pure. `merged` returns every type. Events belong to transitions.
+Rule: pure.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,5 @@
-"""Explains what keeps pods of a job from running, in sentences with the pods, the cause and often a remedy. Rule: pure.
-
-The cause quotes the API server, scheduler or kubelet if possible.
+"""Explains what keeps pods of a job from running, in sentences with the pods, the cause and often a remedy. Rule:
+pure.
 """
 
 import re

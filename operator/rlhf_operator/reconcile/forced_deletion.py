@@ -68,10 +68,7 @@ def next_overdue(pods: Iterable[ObservedPod], now: datetime, coordinator_after: 
 
 
 def force_time(pod: ObservedPod, coordinator_after: timedelta | None) -> datetime | None:
-    """Return when a pod in deletion may be deleted by force; None: never, or it was already requested.
-
-    A worker that runs but is not ready gets at most WORKER_GRACE_SECONDS and FORCE_AFTER.
-    """
+    """Return when a pod in deletion may be deleted by force; None: never, or it was already requested."""
     asked = pod.deletion_asked
     if pod.deletion is None or asked is None or pod.grace == 0:
         return None

@@ -1,7 +1,4 @@
-"""The phases of a job's life and their conditions: complete, failed, stopped for a while, running.
-
-Rule: pure.
-"""
+"""The phases of a job's life and their conditions: complete, failed, stopped for a while, running. Rule: pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """Parses a stored object into a job that can run, or into the problems of its manifest.
 
-An accepted manifest may still break a rule that the API server cannot check, or come from an older definition. Results
-are cached.
+An accepted manifest may still break a rule that the API server cannot check, or come from an older definition.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""Replays a recorded iteration, unchanged or with one change. Rule: pure.
-
-Generation is continuous batching. Scoring is one queue at the rate observed while samples waited.
-"""
+"""Replays a recorded iteration, unchanged or with one change. Rule: pure."""
 
 import heapq
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Costs of decoding, prefilling, scoring and moving samples on the workers of a job, in seconds and bytes.
 
-Rule: closed formulas (`fitted_costs`), so that a simulation can sum thousands of steps at once. Must never return a
-negative time.
+Must never return a negative time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Learns from repeated prompts how much longer or shorter than usual a prompt's responses are.
 
 A one-way random-effects model: a response's normal score is its prompt's effect, of variance `share`, plus a rest of
-variance 1 - share. Expected effects shrink toward zero, more so for fewer responses.
+variance 1 - share.
 """
 
 from __future__ import annotations

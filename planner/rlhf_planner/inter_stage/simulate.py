@@ -1,6 +1,6 @@
 """Simulates an iteration of generation and inference sample by sample, with a threshold and a pool.
 
-Threshold 0, or a pool of all workers, means no fusion. Module `simulated_tail` lists simplifications.
+Threshold 0, or a pool of all workers, means no fusion.
 """
 
 from __future__ import annotations

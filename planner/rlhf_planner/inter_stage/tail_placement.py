@@ -1,7 +1,7 @@
 """Chooses the workers of the migration pool, and a worker for each unfinished sample.
 
-Rule: the workers with the most predicted work stay. A pool that is too small is enlarged. Must never give a sample two
-places, or a worker more samples than it can take.
+Rule: the workers with the most predicted work stay. Must never give a sample two places, or a worker more samples than
+it can take.
 
 Source: RLHFuse (arXiv 2409.13221), inter-stage fusion.
 """

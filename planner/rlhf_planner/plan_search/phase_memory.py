@@ -1,6 +1,6 @@
 """Memory of a plan's devices by phase, with activations where the shape of a model is known.
 
-Activations count as divided by the tensor and context ranks, workspace does not. A phase names models of unknown shape.
+Activations count as divided by the tensor and context ranks, workspace does not.
 """
 
 from __future__ import annotations

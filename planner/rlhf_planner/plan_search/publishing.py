@@ -1,7 +1,6 @@
 """Seconds in which workers get the trained weights.
 
-Every reader fetches each published model once. The slowest of three limits counts. Encoded differences of weights are
-not counted.
+Every reader fetches each published model once. Encoded differences of weights are not counted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Generation and scoring workers that a number of devices allows, with their forecasts and lower bounds.
 
-Sizes that the job fixes stay. Rule: pure; a choice is judged independently of training.
+Rule: pure; a choice is judged independently of training.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Learns whose draft to follow if several drafters have one, from their drafts for the same places. Rule: immutable.
-
-With few observed places the expectation of each draft decides.
-"""
+"""Learns whose draft to follow if several drafters have one, from their drafts for the same places. Rule: immutable."""
 
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple

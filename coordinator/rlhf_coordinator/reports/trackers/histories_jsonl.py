@@ -1,6 +1,6 @@
 """sample-histories.jsonl: the sample histories of iterations, one JSON object per iteration (`rlhf view`).
 
-A repeated iteration has several lines. Past MAX_BYTES the file is renamed to sample-histories-previous.jsonl.
+Past MAX_BYTES the file is renamed to sample-histories-previous.jsonl.
 """
 
 import os

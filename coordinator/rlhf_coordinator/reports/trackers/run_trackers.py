@@ -149,8 +149,8 @@ def open_trackers(
 ) -> RunTrackers:
     """Open the registered trackers of a run folder, and the services by kind; `traces` is already open.
 
-    `next_iteration` is the first iteration to record. Raises JobError when a required tracker cannot be opened (exit
-    code 23), or when the library of a service is missing.
+    Raises JobError when a required tracker cannot be opened (exit code 23), or when the library of a service is
+    missing.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     trackers: dict[str, Tracker] = {}

@@ -21,7 +21,7 @@ class Tracker:
     def evaluation(self, version: int, time_ns: int, metrics: Mapping[str, float]) -> None:
         """Record the evaluation of the job's last version, with which no iteration begins.
 
-        It may be repeated after a restart. Other evaluations are among the metrics of an iteration.
+        It may be repeated after a restart.
         """
 
     def span(self, span: pb.Span) -> None:

@@ -1,7 +1,6 @@
 """Delays the next creation of a pod: the more often it ended in a row, the longer. Rule: pure.
 
-The count restarts after a pod ran for RAN_WELL, or when its template has changed. `status.restarts.backOff` stores the
-delays.
+The count restarts after a pod ran for RAN_WELL, or when its template has changed.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -1,7 +1,4 @@
-"""The input of reconcile besides the stored job and the time.
-
-Rule: data only.
-"""
+"""The input of reconcile besides the stored job and the time. Rule: data only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,7 @@
 """Parses the end of a container's log, which the kubelet stores in the pod's status: readable lines and the last
 report.
 
-Rule: pure. Our processes write one JSON object per line, but users' code may write anything.
+Rule: pure.
 """
 
 import re

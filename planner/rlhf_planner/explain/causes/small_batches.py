@@ -1,6 +1,6 @@
 """Small batches: samples wait for a row, and a larger step would hardly take longer.
 
-The gain is that of a replay with more rows per worker. Whether the rows fit in memory is unknown.
+The gain is that of a replay with more rows per worker.
 """
 
 from collections.abc import Sequence
