@@ -1,4 +1,4 @@
-"""The ticks of the coordinator: decide and carry out until no decision is left; then wait.
+"""The ticks of the coordinator: decide and carry out, at most MAX_ROUNDS times; then wait.
 
 The loop wakes on changes (`JobRun.wake`), and after TICK_SECONDS for changes that only time causes.
 """
